@@ -1,0 +1,66 @@
+"""Three small ways to wait: for what may be async or not, for several at once, for a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar, cast
+
+T = TypeVar("T")
+
+
+async def maybe_await(value: T | Awaitable[T]) -> T:
+    """Return the value, awaited if it has to be."""
+    if inspect.isawaitable(value):
+        return await value
+    return value
+
+
+async def run_together(starts: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Await all at once; the first exception cancels the others and is raised bare, not in a group."""
+    if len(starts) == 1:
+        return [await starts[0]()]
+
+    async def run(start: Callable[[], Awaitable[T]]) -> T:
+        return await start()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(start)) for start in starts]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def in_thread(function: Callable[[], T], name: str) -> T:
+    """Run in a fresh daemon thread, with the caller's context variables.
+
+    Not in a pool: a function that never returns must hold up neither the exit nor the pool's other users. Whoever
+    stops waiting leaves the thread behind, as nothing can kill it.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if not done.done():  # nobody waits any more after a timeout
+            done.set_result((value, error))
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = context.run(function)
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop was closed while an abandoned call went on
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    value, error = await done
+    if error is not None:
+        raise error
+    return cast(T, value)

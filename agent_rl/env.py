@@ -1,0 +1,178 @@
+"""Environments: `Env` speaks in messages and steps, `ToolEnv` answers tool calls; a fresh instance per episode."""
+
+from __future__ import annotations
+
+import functools
+import math
+import reprlib
+from collections.abc import Awaitable, Generator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+
+from agent_rl.aio import maybe_await, run_together
+from agent_rl.errors import ConfigError, DefinitionError
+from agent_rl.rewards import RewardComponent, checked_reward, collect_rewards, declared_members
+from agent_rl.tool import AnyTool, Tool, ToolSpec, call_tools
+from agent_rl.types import Episode, Message, Reward, Step, Task
+
+Observation: TypeAlias = str | Message | Sequence[Message]
+Script: TypeAlias = Generator[str | Message, tuple[Message, ...], None]
+"""Plays the policy: yields an answer (a str is an assistant message), is sent the observation that it led to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one episode may use; None is "no limit". Running out truncates the episode."""
+
+    turns: int | None = 16
+    tokens: int | None = None
+    """Token ids of the whole context: prompt, replies and everything that the environment said."""
+    tool_calls: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            wanted = int | float if limit.name == "seconds" else int
+            fits = isinstance(value, wanted) and not isinstance(value, bool) and 0 < value < math.inf
+            if value is not None and not fits:
+                kind = "number" if limit.name == "seconds" else "whole number"
+                raise ConfigError(f"Budget({limit.name}={value!r}): give a positive {kind}, or None for no limit")
+
+
+def _collect_tools(cls: type[ToolEnv]) -> dict[str, AnyTool]:
+    tools: dict[str, AnyTool] = {}
+    for tool in [*(t for _, t in declared_members(cls, _is_tool, "@tool")), *cls.extra_tools]:
+        if not isinstance(tool, Tool):
+            raise DefinitionError(
+                f"{cls.__name__}.extra_tools holds {tool!r}, which is no tool: decorate it with @tool"
+            )
+        if tool.spec.name in tools:
+            raise DefinitionError(
+                f"{cls.__name__} has two tools called '{tool.spec.name}'; rename one: @tool(name=...)"
+            )
+        tools[tool.spec.name] = tool
+    return tools
+
+
+def _is_tool(member: object) -> bool:
+    return isinstance(member, Tool)
+
+
+class Env:
+    """One episode's world: `reset` opens it, `step` answers the policy, `@reward` methods judge how it went."""
+
+    reward_components: ClassVar[tuple[RewardComponent, ...]] = ()
+    _calls_tools: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.reward_components = tuple(collect_rewards(cls))
+        if not cls._calls_tools and (stray := dict(declared_members(cls, _is_tool, "@tool"))):
+            raise DefinitionError(f"{cls.__name__}.{next(iter(stray))} is a tool, but only a ToolEnv calls tools")
+
+    def reset(self, task: Task, rng: np.random.Generator) -> Observation | Awaitable[Observation]:
+        """Begin the episode, sync or async; return what the policy sees first (a str is a user message).
+
+        Args:
+            task: what the episode is about.
+            rng: this episode's own random numbers; an environment that uses no others can be replayed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has to define reset(self, task, rng)")
+
+    def step(self, action: Message) -> Step | Awaitable[Step]:
+        """Answer the policy's message, sync or async."""
+        raise NotImplementedError(f"{type(self).__name__} has to define step(self, action), or subclass ToolEnv")
+
+    def close(self) -> Awaitable[None] | None:
+        """Free what the episode held, sync or async; called once, also after a failure."""
+        return None
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """What the policy is told that it may call."""
+        return ()
+
+    async def score(self, episode: Episode) -> tuple[Reward, ...]:
+        """Run the `@reward` methods on the finished episode, the async ones together.
+
+        Raises:
+            TypeError: if one returns something that is no number.
+            ValueError: if one returns NaN or an infinity.
+        """
+        if not self.reward_components:
+            return ()
+        starts = [functools.partial(self._score_one, c, episode) for c in self.reward_components]
+        return tuple(await run_together(starts))
+
+    async def _score_one(self, component: RewardComponent, episode: Episode) -> Reward:
+        value = await maybe_await(getattr(self, component.attribute)(episode))
+        where = f"{type(self).__name__}.{component.attribute}"
+        return Reward(component.name, checked_reward(value, where), component.weight)
+
+    def oracle(self) -> Script:
+        """Play a solution of the task that `reset` was given."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no oracle: define oracle(self), a generator that yields the answers of a "
+            "perfect policy, to check the environment or to warm a model up"
+        )
+
+    def demonstrate(self, rng: np.random.Generator) -> Script:
+        """Play the task as a policy would that has the form right but makes mistakes; for warm starts."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no demonstrations: define demonstrate(self, rng), a generator like oracle() "
+            "that now and then errs"
+        )
+
+
+class ToolEnv(Env):
+    """An environment whose steps are tool calls: its own `@tool` methods and the functions in `extra_tools`.
+
+    A message with calls is answered with their results; one without is the final answer, unless `on_answer` says
+    otherwise.
+    """
+
+    extra_tools: ClassVar[Sequence[AnyTool]] = ()
+    _tools: ClassVar[Mapping[str, AnyTool]] = {}
+    _calls_tools: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._tools = _collect_tools(cls)
+
+    @property
+    def toolbox(self) -> Mapping[str, AnyTool]:
+        """The tools by name; override it where they differ from instance to instance."""
+        return self._tools
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """What the policy is told that it may call."""
+        return tuple(tool.spec for tool in self.toolbox.values())
+
+    async def step(self, action: Message) -> Step:
+        """Make the message's tool calls, or take it as an answer."""
+        if action.tool_calls:
+            return Step(await call_tools(self.toolbox, action.tool_calls, self))
+        return await maybe_await(self.on_answer(action))
+
+    def on_answer(self, action: Message) -> Step | Awaitable[Step]:
+        """Take a message without tool calls, sync or async; ends the episode unless overridden."""
+        return Step(terminated=True)
+
+
+def messages_of(observation: Observation) -> tuple[Message, ...]:
+    """Return an observation as messages; a str is one user message.
+
+    Raises:
+        TypeError: if it holds something else than messages.
+    """
+    if isinstance(observation, str):
+        return (Message("user", observation),)
+    messages = tuple(observation) if isinstance(observation, Sequence) else (observation,)
+    for message in messages:
+        if not isinstance(message, Message):
+            raise TypeError(f"an observation is a str, a Message or a sequence of them, not {reprlib.repr(message)}")
+    return messages

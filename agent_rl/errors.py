@@ -1,0 +1,86 @@
+"""Every exception that agent_rl raises on purpose.
+
+    AgentRLError
+    ├── ConfigError            a setting that has no meaning, or a key that nobody reads
+    ├── RegistryError
+    │   ├── UnknownEnvError    no environment of that id (with a did-you-mean)
+    │   └── NameCollisionError two environments claim one id
+    ├── DefinitionError        an environment, tool or reward that is declared wrongly
+    ├── TrajectoryError        something tried to change tokens that were already there
+    ├── RenderError            messages that can't be appended as token ids with proof
+    ├── StoreError
+    │   └── DamagedEpisodeError  a line of an episode file that can't be read, by number
+    ├── CheckpointError        a checkpoint that can't be continued from
+    └── InfrastructureError    what failed was not the model's doing: never scored, never 0
+        ├── PolicyError        the policy could not answer
+        └── SandboxError       the place where the model's code runs was lost
+
+Each also inherits the standard exception that it replaces, so that generic handlers work.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AgentRLError(Exception):
+    """The root of all errors of agent_rl."""
+
+
+class ConfigError(AgentRLError, ValueError):
+    """A setting that has no meaning, or a key that nobody reads."""
+
+
+class RegistryError(AgentRLError, LookupError):
+    """Something is wrong between an environment id and its class."""
+
+
+class UnknownEnvError(RegistryError):
+    """No environment is registered under that id."""
+
+
+class NameCollisionError(RegistryError):
+    """Two environments claim the same id."""
+
+
+class DefinitionError(AgentRLError, TypeError):
+    """An environment, a tool or a reward is declared in a way that can't work."""
+
+
+class TrajectoryError(AgentRLError, ValueError):
+    """Tokens that don't fit what the trajectory already holds."""
+
+
+class RenderError(AgentRLError, ValueError):
+    """Messages that can't be appended as token ids with proof."""
+
+
+class StoreError(AgentRLError, ValueError):
+    """An episode file that can't be used as asked."""
+
+
+class DamagedEpisodeError(StoreError):
+    """A line of an episode file that can't be read."""
+
+
+class CheckpointError(AgentRLError, ValueError):
+    """A checkpoint that can't be continued from."""
+
+
+class InfrastructureError(AgentRLError, RuntimeError):
+    """A failure that is not the model's doing; the episode is not scored."""
+
+
+class PolicyError(InfrastructureError):
+    """The policy could not answer."""
+
+
+class SandboxError(InfrastructureError):
+    """The place where the model's code runs was lost."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,58 @@
+"""What a policy is: somebody who answers an environment's messages, one conversation an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agent_rl.env import Env
+from agent_rl.tool import ToolSpec
+from agent_rl.trajectory import Trajectory
+from agent_rl.types import FinishReason, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a conversation starts from; `env` is there for scripts, a trained policy never looks at it."""
+
+    env: Env
+    tools: tuple[ToolSpec, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer of a policy; `message` is what the sampled tokens say."""
+
+    message: Message
+    finish_reason: FinishReason
+
+
+class Conversation(Protocol):
+    """One episode's dialogue with a policy."""
+
+    def observe(self, messages: Sequence[Message]) -> int:
+        """Take note of what the environment said; return the context's length in tokens (0 if it has none)."""
+        ...
+
+    async def reply(self, max_tokens: int | None = None) -> Reply:
+        """Answer what was observed, in at most `max_tokens` sampled tokens (None: the policy's own limit)."""
+        ...
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """The token ids so far; empty for a policy that deals in messages only."""
+        ...
+
+    def close(self) -> None:
+        """Free what the conversation holds (a cache slot, a connection)."""
+        ...
+
+
+class Policy(Protocol):
+    """Starts one conversation per episode; many may be open at a time."""
+
+    def start(self, opening: Opening) -> Conversation:
+        """Begin an episode."""
+        ...

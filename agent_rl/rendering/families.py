@@ -1,0 +1,181 @@
+"""The hand-written renderers of the PyPI package `renderers` behind our Protocol, for the model families it knows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, get_args
+
+from agent_rl.errors import ConfigError, RenderError, did_you_mean
+from agent_rl.rendering.base import Bridge
+from agent_rl.rendering.calls import write_call
+from agent_rl.rendering.dicts import message_dict, tool_dicts
+from agent_rl.tool import ToolSpec
+from agent_rl.types import JSON, Message, ToolCall
+
+if TYPE_CHECKING:
+    import renderers
+    from transformers import PreTrainedTokenizerBase
+
+_HELLO = Message("user", "Hello")
+_UNREADABLE = (ValueError, RecursionError)
+"""What `renderers` lets through from JSON: numbers of 5,000 digits, thousands of open brackets."""
+
+
+def families() -> tuple[str, ...]:
+    """Return the names of the model families that `renderers` knows, sorted."""
+    import renderers
+
+    configs = get_args(get_args(renderers.RendererConfig)[0])  # Annotated[Union[…], …]
+    names = {str(config.model_fields["name"].default) for config in configs}
+    return tuple(sorted(names - {"auto", "custom", "default"}))
+
+
+def family_of(model: str) -> str | None:
+    """Return the family of a model by its exact Hugging Face name; fine-tunes may have other templates: None."""
+    from renderers.base import MODEL_RENDERER_MAP
+
+    known: Mapping[str, str] = MODEL_RENDERER_MAP
+    return known.get(model)
+
+
+class FamilyRenderer:
+    """Adapts one of `renderers`' renderers; what it returns as an append is checked id by id.
+
+    A bridge is None where the family's template would rewrite the past: Qwen3 drops its thoughts once the user speaks
+    again. `options={"thinking_retention": "all"}` keeps them, and so never forks.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        family: str | None = None,
+        options: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """Choose the family, by the tokenizer's `name_or_path` if it isn't named.
+
+        Args:
+            tokenizer: the model's tokenizer, with the family's special tokens.
+            family: one of `families()`.
+            options: fields of the family's config in `renderers`, such as `enable_thinking`.
+
+        Raises:
+            ConfigError: if the family or an option is unknown.
+            RenderError: if the tokenizer lacks a special token of the family.
+        """
+        import renderers
+
+        name = family or family_of(tokenizer.name_or_path)
+        if name not in families():
+            asked = repr(family) if family else f"the tokenizer of {tokenizer.name_or_path!r}"
+            raise ConfigError(f"no renderer family for {asked}.{did_you_mean(name or '', families())} See families().")
+        try:
+            config = type(renderers.config_from_name(name))(**(options or {}))
+        except ValueError as error:
+            raise ConfigError(f"renderer family {name!r} does not take the options {options!r}: {error}") from error
+        try:
+            self._renderer = _create(tokenizer, config)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise RenderError(f"the tokenizer does not fit the family {name!r}: {error}") from error
+        self.stop_ids: frozenset[int] = frozenset(self._renderer.get_stop_token_ids())
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """Render the whole conversation up to the header of the policy's reply."""
+        if not messages:
+            raise RenderError("no messages to render: an environment's reset must return at least one")
+        ids: list[int] = self._render(messages, tools, generate=True).token_ids
+        return ids
+
+    def bridge(
+        self, prefix: Sequence[int], reply: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> Bridge | None:
+        """Render what comes behind `prefix + reply`, or None where the family's template would rewrite it."""
+        before = [*prefix, *reply]
+        dicts = [message_dict(m) for m in messages]
+        try:
+            after = self._renderer.bridge_to_next_turn(list(prefix), list(reply), dicts, tools=tool_dicts(tools))
+        except _UNREADABLE:  # some families parse the reply on the way
+            return None
+        if after is None or after.token_ids[: len(before)] != before:
+            return None
+        tail = after.token_ids[len(before) :]
+        owners = after.message_indices[len(before) :]
+        opens = next((at for at, owner in enumerate(owners) if owner >= 0), 0)  # the first token of a new message
+        return Bridge(tuple(tail[:opens]), tuple(tail[opens:]))
+
+    def parse(self, reply: Sequence[int], prefix: Sequence[int] = (), tools: Sequence[ToolSpec] = ()) -> Message:
+        """Read a sampled reply with the family's own grammar."""
+        try:
+            parsed = self._renderer.parse_response(list(reply), prompt_ids=list(prefix), tools=tool_dicts(tools))
+        except _UNREADABLE as error:
+            return Message("assistant", tool_calls=(ToolCall(id="call_0", name="", error=f"not readable: {error}"),))
+        calls = tuple(_tool_call(call, index) for index, call in enumerate(parsed.tool_calls))
+        return Message("assistant", parsed.content, reasoning=parsed.reasoning_content or None, tool_calls=calls)
+
+    def reply(self, message: Message) -> list[int]:
+        """Render an assistant message as a policy would have sampled it, stop id included.
+
+        Raises:
+            RenderError: if the family renders a reply in a way that no policy could have sampled it.
+        """
+        header = self._render([_HELLO], (), generate=True).token_ids
+        whole = self._render([_HELLO, message], (), generate=False)
+        if whole.token_ids[: len(header)] != header or not whole.sampled_mask:
+            raise RenderError(f"this family does not render {message!r} behind its own header: script another message")
+        end = max(at for at, sampled in enumerate(whole.sampled_mask) if sampled) + 1
+        ids: list[int] = whole.token_ids[len(header) : end]
+        return ids if ids and ids[-1] in self.stop_ids else [*ids, self._renderer.get_stop_token_ids()[0]]
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], generate: bool
+    ) -> renderers.RenderedTokens:
+        return self._renderer.render(
+            [message_dict(m) for m in messages], tools=tool_dicts(tools), add_generation_prompt=generate
+        )
+
+
+def _tool_call(parsed: renderers.ParsedToolCall, index: int) -> ToolCall:
+    from renderers import ToolCallParseStatus as Status
+
+    arguments = parsed.arguments if isinstance(parsed.arguments, dict) else {}
+    name = parsed.name if isinstance(parsed.name, str) else ""
+    call = ToolCall(id=parsed.id or f"call_{index}", name=name, arguments=arguments)
+    if parsed.status not in (Status.OK, Status.UNKNOWN_TOOL):  # the environment answers for unknown tools
+        return replace(call, error=f"{parsed.status.replace('_', ' ')}: {parsed.raw!r}")
+    if not name or not isinstance(parsed.arguments, dict):
+        return replace(call, error=f"no name, or arguments that are not a JSON object: {parsed.raw!r}")
+    try:
+        write_call(call).encode()
+    except ValueError as error:  # infinity, half a surrogate pair: nothing that can be stored
+        return replace(call, arguments={}, error=str(error))
+    return call
+
+
+def _create(tokenizer: PreTrainedTokenizerBase, config: renderers.RendererConfig) -> renderers.Renderer:
+    """Create the renderer, with a tokenizer that finds no special tokens in content if the family allows it.
+
+    `renderers` encodes content with special tokens on, so that a tool's result could forge a turn. Families that write
+    their own special tokens as ids render the same with them off; that is tried here.
+    """
+    import renderers
+
+    usual = renderers.create_renderer(tokenizer, config)
+    careful_tokenizer = copy.deepcopy(tokenizer)
+    careful_tokenizer.split_special_tokens = True
+    careful = renderers.create_renderer(careful_tokenizer, config)
+    return careful if _probe(careful) == _probe(usual) else usual
+
+
+def _probe(renderer: renderers.Renderer) -> list[list[int] | None]:
+    """Render everything that has a frame: tools, system, reasoning, tool calls, results, the next turn."""
+    tool = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}
+    call = Message("assistant", "b", reasoning="a", tool_calls=(ToolCall("functions.f:0", "f", {"x": "1"}),))
+    result = Message("tool", "2", tool_call_id="functions.f:0", name="f")
+    start = [message_dict(m) for m in (Message("system", "s"), _HELLO)]
+    later = [message_dict(m) for m in (call, result)]
+    tools = [{"type": "function", "function": tool}]
+    prompt: list[int] = renderer.render_ids(start, tools=tools, add_generation_prompt=True)
+    whole: list[int] = renderer.render_ids([*start, *later], tools=tools, add_generation_prompt=True)
+    bridge = renderer.bridge_to_next_turn(prompt, prompt[:1], later[1:], tools=tools)
+    return [prompt, whole, bridge and bridge.token_ids]

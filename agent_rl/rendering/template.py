@@ -1,0 +1,219 @@
+"""A bridge for any chat template that only appends: proven on token ids, or refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from agent_rl.errors import ConfigError, RenderError
+from agent_rl.rendering.base import Bridge
+from agent_rl.rendering.dicts import message_dict, tool_dicts
+from agent_rl.rendering.hermes import THINK, THINK_END, read_hermes
+from agent_rl.tool import ToolSpec
+from agent_rl.types import JSON, Message, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OnBreak = Literal["refuse", "fork"]
+_MASK = 0x100000  # the last private plane of Unicode: one character stands in for each special token
+
+_HELLO = Message("user", "Hello")
+_THOUGHT = f"{THINK}\nLet me see.\n{THINK_END}\n\n"
+_ANSWER = Message("assistant", f"{_THOUGHT}It is 7.")
+_LOOK = ToolCall("call00000", "look", {"at": "sky", "far": True})
+_CALL = Message("assistant", f"{_THOUGHT}I look.", tool_calls=(_LOOK,))
+_RESULT = Message("tool", "blue as ever", tool_call_id="call00000", name="look")
+_AGAIN = Message("user", "And then?")
+_PROBES: tuple[tuple[tuple[Message, ...], Message], ...] = (
+    ((_HELLO, _ANSWER), _AGAIN),
+    ((_HELLO, _CALL), _RESULT),
+    ((_HELLO, _CALL, _RESULT, _CALL), _RESULT),
+    ((_HELLO, _CALL, _RESULT, _ANSWER), _AGAIN),
+)
+
+
+class _BreakError(RenderError):
+    """The template did not append."""
+
+
+class TemplateRenderer:
+    """Renders with the tokenizer's own chat template and bridges by the difference of two short renderings.
+
+    At construction fixed conversations (with a thought, a tool call, its result, a second question) are rendered with
+    and without the next message: the shorter one's ids must be a prefix of the longer one's, and what follows must not
+    depend on the history. Then `[dummy question, dummy reply] + new messages` gives the ids to append, and its own
+    prefix is checked each time.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        parser: Callable[[str], Message] = read_hermes,
+        on_break: OnBreak = "refuse",
+        options: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """Prove the template.
+
+        Args:
+            tokenizer: one with a chat template.
+            parser: reads a decoded reply without its stop token.
+            on_break: what to do about a template that rewrites the past: "refuse" raises, "fork" lets `bridge` answer
+                None for the kind of message that it happens with.
+            options: further variables of the template, such as `enable_thinking`.
+
+        Raises:
+            RenderError: if there is no template, or it has no end of turn, or it rewrites what it rendered before.
+        """
+        if on_break not in ("refuse", "fork"):
+            raise ConfigError(f"on_break={on_break!r}: take 'refuse' or 'fork'")
+        if not tokenizer.chat_template:
+            raise RenderError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template: set its chat_template")
+        self._tokenizer, self._parser, self._on_break = tokenizer, parser, on_break
+        self._options = dict(options or {})
+        special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special_ids = frozenset(special)
+        self._masks = {token: chr(_MASK + index) for index, token in enumerate(special.values())}
+        self._close = self._find_close()
+        eos: int | None = tokenizer.eos_token_id
+        self.stop_ids = frozenset({self._close[0]} | ({eos} if eos is not None else set()))
+        self._broken: set[str] = set()
+        for history, new in _PROBES:
+            self._try(history, new)
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """Render the whole conversation up to the header of the policy's reply."""
+        return self._render(messages, tools, generate=True)
+
+    def bridge(
+        self, prefix: Sequence[int], reply: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> Bridge | None:
+        """Render what comes behind the reply; None (with `on_break="fork"`) where the template would rewrite it."""
+        if _kind(messages) in self._broken:
+            return None
+        try:
+            tail = self._tail(messages, tools)
+        except _BreakError:
+            if self._on_break == "fork":
+                return None
+            raise
+        closed = bool(reply) and reply[-1] == self._close[0]
+        return Bridge(self._close[1:] if closed else self._close, tuple(tail))
+
+    def parse(self, reply: Sequence[int], prefix: Sequence[int] = (), tools: Sequence[ToolSpec] = ()) -> Message:
+        """Decode a sampled reply and hand it to the parser, with the `<think>` that its prompt may have opened."""
+        stop = next((at for at, token in enumerate(reply) if token in self.stop_ids), len(reply))
+        opened = self._decode(prefix[-8:]).rstrip().endswith(THINK)
+        return self._parser((THINK if opened else "") + self._decode(reply[:stop]))
+
+    def reply(self, message: Message) -> list[int]:
+        """Render an assistant message as a policy would have sampled it, stop id included."""
+        header, whole = self._render([_HELLO], (), generate=True), self._render([_HELLO, message], (), generate=False)
+        self._require_prefix(header, whole, "a reply")
+        return whole[len(header) : len(whole) - len(self._close) + 1]
+
+    def _try(self, history: Sequence[Message], new: Message) -> None:
+        try:
+            self._prove(history, new)
+        except _BreakError as error:
+            if self._on_break == "refuse":
+                raise RenderError(
+                    f"{error}. Take a template that only appends, or the family that knows this model (see families()), "
+                    f"or accept a fork at such turns: on_break='fork'"
+                ) from error
+            self._broken.add(new.role)
+        except RenderError:  # a template that has no tools says so again when a tool's result comes
+            if new is _AGAIN and _RESULT not in history:
+                raise
+
+    def _prove(self, history: Sequence[Message], new: Message) -> None:
+        header = self._render(history[:-1], (), generate=True)
+        before = self._render(history, (), generate=False)
+        after = self._render([*history, new], (), generate=True)
+        self._require_prefix(header, before, "a reply")
+        if history[-1].content not in self._decode(before):
+            shown = self._decode(before[len(header) :])
+            raise _BreakError(f"the chat template changes the reply {history[-1].content!r} to {shown!r}")
+        self._require_prefix(before, after, f"a {new.role} message")
+        tail = self._tail([new], ())
+        if after[len(before) :] != tail or new.content not in self._decode(tail):
+            raise _BreakError(
+                f"the chat template renders the {new.role} message {new.content!r} as "
+                f"{self._decode(after[len(before) :])!r} or {self._decode(tail)!r}, depending on what came before"
+            )
+
+    def _tail(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """Return the ids of the messages and the next header, as they follow a closed reply."""
+        name = tools[0].name if tools else "look"
+        calls = tuple(ToolCall(m.tool_call_id or "call00000", m.name or name) for m in messages if m.role == "tool")
+        dummy = [_HELLO, Message("assistant", "x", tool_calls=calls)]
+        before = self._render(dummy, tools, generate=False)
+        after = self._render([*dummy, *messages], tools, generate=True)
+        self._require_prefix(before, after, f"a {_kind(messages)} message")
+        if tuple(before[-len(self._close) :]) != self._close:
+            raise _BreakError(f"the chat template closes a reply with tool calls as {self._decode(before[-8:])!r}")
+        return after[len(before) :]
+
+    def _find_close(self) -> tuple[int, ...]:
+        """Return what the template puts behind a reply: from its end-of-turn token on."""
+        one, two = (self._render([_HELLO, Message("assistant", text)], (), generate=False) for text in ("x", "7"))
+        common = 0
+        while common < min(len(one), len(two)) and one[-1 - common] == two[-1 - common]:
+            common += 1
+        suffix = one[len(one) - common :]
+        start = next((at for at, token in enumerate(suffix) if token in self._special_ids), None)
+        if start is None:
+            raise RenderError(
+                f"the chat template closes a reply with {self._decode(suffix)!r}, in which no special token ends the "
+                f"turn, so nothing tells where to stop sampling: add one"
+            )
+        return tuple(suffix[start:])
+
+    def _require_prefix(self, before: Sequence[int], after: Sequence[int], what: str) -> None:
+        pairs = zip(before, after, strict=False)
+        at = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
+        if at < len(before):
+            around = slice(max(0, at - 8), at + 8)
+            raise _BreakError(
+                f"the chat template rewrites what came before {what}: token {at} of {len(before)} starts to differ, "
+                f"{self._decode(before[around])!r} became {self._decode(after[around])!r}"
+            )
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generate: bool) -> list[int]:
+        """Render and encode; special tokens that stand in what the environment says are encoded as plain text."""
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [message_dict(self._masked(m)) for m in messages],
+                tools=tool_dicts(tools),
+                add_generation_prompt=generate,
+                tokenize=False,
+                **self._options,
+            )
+        except TemplateError as error:
+            roles = [m.role for m in messages]
+            raise RenderError(f"the chat template does not render messages of roles {roles}: {error}") from error
+        tokens = {mask: token for token, mask in self._masks.items() if mask in text}
+        ids: list[int] = []
+        for piece in re.split(f"([{''.join(tokens)}])", text) if tokens else [text]:
+            for part in (tokens[piece][0], tokens[piece][1:]) if piece in tokens else (piece,):
+                ids += self._tokenizer.encode(part, add_special_tokens=False)
+        return ids
+
+    def _masked(self, message: Message) -> Message:
+        if message.role == "assistant":  # its text may hold tags that the template looks for
+            return message
+        content = message.content
+        for token, mask in self._masks.items():
+            content = content.replace(token, mask)
+        return message if content == message.content else replace(message, content=content)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _kind(messages: Sequence[Message]) -> str:
+    return "tool" if messages and all(m.role == "tool" for m in messages) else "user"

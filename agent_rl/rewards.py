@@ -1,0 +1,107 @@
+"""Reward components: what `@reward` marks in a class body, and the check of what such a method returns."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar, overload
+
+import numpy as np
+
+from agent_rl.errors import DefinitionError
+
+RewardValue: TypeAlias = float | int | bool | None
+RewardMethod: TypeAlias = Callable[..., RewardValue | Awaitable[RewardValue]]
+M = TypeVar("M", bound=RewardMethod)
+
+_MARK = "__agent_rl_reward__"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardComponent:
+    """A `@reward` method as a class knows it."""
+
+    name: str
+    weight: float
+    attribute: str
+
+
+@overload
+def reward(method: M, /) -> M: ...
+@overload
+def reward(*, weight: float = 1.0, name: str | None = None) -> Callable[[M], M]: ...
+def reward(method: M | None = None, /, *, weight: float = 1.0, name: str | None = None) -> M | Callable[[M], M]:
+    """Make a component of the reward of an `Env` method, sync or async, that takes the finished `Episode`.
+
+    It returns a number or a bool; None means "not scored", and the episode is left out rather than given 0.
+
+    Args:
+        method: the method, when used as a bare `@reward`.
+        weight: its factor in the episode's reward; 0 only records it.
+        name: the component's name; the method's name if left out.
+
+    Raises:
+        DefinitionError: if the method takes other arguments or the weight is not finite.
+    """
+    if method is None:
+        return lambda method: _mark_reward(method, weight, name)
+    return _mark_reward(method, weight, name)
+
+
+def collect_rewards(cls: type) -> Iterator[RewardComponent]:
+    """Yield the components of a class, in the order of their definition."""
+    seen: dict[str, str] = {}
+    for attribute, method in declared_members(cls, lambda member: hasattr(member, _MARK), "@reward"):
+        name, weight = getattr(method, _MARK)
+        if name in seen:
+            raise DefinitionError(f"{cls.__name__}.{seen[name]} and .{attribute} are both rewards called '{name}'")
+        seen[name] = attribute
+        yield RewardComponent(name, weight, attribute)
+
+
+def declared_members(cls: type, is_declared: Callable[[object], bool], decorator: str) -> Iterator[tuple[str, object]]:
+    """Yield a decorator's attributes, base classes first; what a subclass overrides keeps its place."""
+    bases = reversed(cls.__mro__)
+    names = dict.fromkeys(name for base in bases for name, member in vars(base).items() if is_declared(member))
+    for name in names:
+        member = inspect.getattr_static(cls, name)
+        if is_declared(member):
+            yield name, member
+        elif member is not None:
+            raise DefinitionError(
+                f"{cls.__name__}.{name} overrides a method that has {decorator} and has none itself: decorate it, "
+                f"or write `{name} = None` to take it out"
+            )
+
+
+def checked_reward(value: object, where: str) -> float | None:
+    """Return what a reward method returned as a float, or None.
+
+    Raises:
+        TypeError: if it is no number.
+        ValueError: if it is NaN or infinite.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, int | float | np.bool_ | np.integer | np.floating):
+        raise TypeError(f"reward {where} returned {value!r}, a {type(value).__name__}; return a number, a bool or None")
+    if not math.isfinite(value):
+        raise ValueError(f'reward {where} returned {value}; return a finite number, or None for "not scored"')
+    return float(value)
+
+
+def _mark_reward(method: M, weight: float, name: str | None) -> M:
+    label = getattr(method, "__qualname__", repr(method))
+    if not math.isfinite(weight):
+        raise DefinitionError(f"reward '{label}' has weight={weight}; give a finite number")
+    try:
+        inspect.signature(method).bind("self", "episode")
+    except TypeError as error:
+        raise DefinitionError(
+            f"reward '{label}{inspect.signature(method)}' must be a method that takes the finished episode: "
+            f"def {getattr(method, '__name__', 'reward')}(self, episode)"
+        ) from error
+    setattr(method, _MARK, (name or method.__name__, weight))
+    return method

@@ -1,0 +1,1 @@
+"""Episodes on disk: one JSON line each, appended whole, healed after a crash."""

@@ -1,0 +1,256 @@
+"""Episode files: `episodes.jsonl`, one line an episode, only ever appended to.
+
+A crash can leave at most one unterminated last line. The reader leaves it out; the writer moves it aside before it
+appends, because a line appended after a torn one would be lost with it. Damage anywhere else is an error with its line
+number. Work is done in bytes throughout, as a tear can split a UTF-8 character. An id that stands twice (a file put
+together from two) is read once, the first time, with a warning.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from agent_rl.errors import DamagedEpisodeError, StoreError, did_you_mean
+from agent_rl.store.codec import dump_line, load_line
+from agent_rl.types import Episode
+
+FILE_NAME = "episodes.jsonl"
+_CHUNK = 1 << 16
+_ID = re.compile(rb'\{"schema":\d+,"id":"([^"\\]+)"')  # how every line that dump_line wrote begins, save for odd ids
+
+
+def episode_file(path: str | os.PathLike[str]) -> Path:
+    """Return the episode file that a path means: itself, or `episodes.jsonl` in a run's directory."""
+    path = Path(path)
+    is_file = path.suffix == ".jsonl" or (path.exists() and not path.is_dir())
+    return path if is_file and not path.is_dir() else path / FILE_NAME
+
+
+class EpisodeWriter:
+    """Appends episodes to one file; at most one writer a file, any number of threads.
+
+    Each episode is one `write` of a whole line, so a reader beside it never sees half of one, save at the very end.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, experts: bool = False) -> None:
+        """Open the file (and make it where it is new), lock it, and move a torn tail aside.
+
+        Args:
+            path: an episode file or a run's directory.
+            experts: whether to keep the routed experts: hundreds of bytes a token.
+
+        Raises:
+            StoreError: if another writer has the file open.
+        """
+        self.path = episode_file(path)
+        self.experts = experts
+        self._lock = threading.Lock()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            _lock_file(self._fd, self.path)
+            _heal(self._fd, self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, episode: Episode) -> None:
+        """Append one episode; it outlives this process from here on, and the machine after `flush`.
+
+        Raises:
+            StoreError: if the episode can't be written as JSON, or the writer is closed.
+            OSError: if the disk refuses; the file is then as it was.
+        """
+        line = dump_line(episode, experts=self.experts)
+        with self._lock:
+            _append(self._open_fd(), line)
+
+    def flush(self) -> None:
+        """Wait until everything written so far is on the disk itself."""
+        with self._lock:
+            os.fsync(self._open_fd())
+
+    def close(self) -> None:
+        """Give the file back; more than once is fine."""
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+    def __enter__(self) -> EpisodeWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_fd(self) -> int:
+        if self._fd is None:
+            raise StoreError(f"the writer of {self.path} is closed; open another EpisodeWriter to append")
+        return self._fd
+
+
+def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
+    """Return the episodes of a file or run directory, in order, read one at a time.
+
+    Raises:
+        StoreError: if there is no such file, or a line has another schema.
+        DamagedEpisodeError: if a line can't be read; the message says which.
+    """
+    file = _existing(path)
+    return _read(file)
+
+
+def find_episode(path: str | os.PathLike[str], episode_id: str) -> Episode:
+    """Return the episode with that id, or with the only id that begins so.
+
+    Raises:
+        StoreError: if no id or more than one fits.
+        DamagedEpisodeError: if its line can't be read.
+    """
+    file = _existing(path)
+    known: list[str] = []
+    fitting: dict[str, tuple[int, bytes]] = {}
+    for at, line in _lines(file):
+        known.append(found := _line_id(file, at, line))
+        if found == episode_id:
+            return _parse(file, at, line)
+        if found.startswith(episode_id):
+            fitting.setdefault(found, (at, line))
+    if len(fitting) == 1:
+        return _parse(file, *next(iter(fitting.values())))
+    if fitting:
+        raise StoreError(f"{len(fitting)} episodes of {file} begin with {episode_id!r}: {_some(list(fitting))}")
+    hint = did_you_mean(episode_id, known) or f" It has {_some(known)}." if known else " It has no episodes."
+    raise StoreError(f"{file} has no episode {episode_id!r}.{hint}")
+
+
+def episode_ids(path: str | os.PathLike[str]) -> set[str]:
+    """Return the ids of the episodes that a file holds, without reading the rest of them.
+
+    A file that is not there yet holds none, so that a run can ask what it still has to do.
+    """
+    file = episode_file(path)
+    return {_line_id(file, at, line) for at, line in _lines(file)} if file.exists() else set()
+
+
+def _read(file: Path) -> Iterator[Episode]:
+    seen: set[str] = set()
+    repeated: list[int] = []
+    for at, line in _lines(file):
+        episode = _parse(file, at, line)
+        if episode.id in seen:
+            repeated.append(at)
+            continue
+        seen.add(episode.id)
+        yield episode
+    if repeated:
+        lines = ", ".join(map(str, islice(repeated, 5))) + (", ..." if len(repeated) > 5 else "")
+        warnings.warn(
+            f"{file}: {len(repeated)} lines repeat an id that stands further up and were left out: {lines}",
+            stacklevel=2,
+        )
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    file = episode_file(path)
+    if not file.exists():
+        raise StoreError(f"there is no episode file {file}; give a .jsonl file or the directory of a run")
+    return file
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield each whole line with its number, from 1; the unterminated last line of a torn file is left out."""
+    with file.open("rb") as handle:
+        for at, line in enumerate(handle, start=1):
+            if line.endswith(b"\n"):
+                yield at, line
+
+
+def _parse(file: Path, at: int, line: bytes) -> Episode:
+    try:
+        return load_line(line)
+    except DamagedEpisodeError as error:
+        raise DamagedEpisodeError(
+            f"{file}:{at}: {error}. The lines before and after it are untouched; delete this one to read them"
+        ) from error
+    except StoreError as error:
+        raise StoreError(f"{file}:{at}: {error}") from error
+
+
+def _line_id(file: Path, at: int, line: bytes) -> str:
+    match = _ID.match(line)
+    if match is None:
+        return _parse(file, at, line).id
+    try:
+        return match[1].decode()
+    except UnicodeDecodeError as error:
+        raise DamagedEpisodeError(f"{file}:{at}: the id is not UTF-8: {error}") from error
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+
+
+def _lock_file(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StoreError(f"another writer has {path} open; close it, or give this run its own directory") from error
+
+
+def _append(fd: int, line: bytes) -> None:
+    """Write the whole line or nothing: what was written of a line that broke off is taken back."""
+    start = os.fstat(fd).st_size
+    try:
+        rest = memoryview(line)
+        while rest:  # the kernel may take less than all of it, near a full disk or on a signal
+            rest = rest[os.write(fd, rest) :]
+    except BaseException:
+        os.ftruncate(fd, start)
+        raise
+
+
+def _heal(fd: int, path: Path) -> None:
+    """Move an unterminated last line into a file beside this one, so that the next line stands on its own."""
+    size = os.fstat(fd).st_size
+    end = _end_of_last_line(fd, size)
+    if end == size:
+        return
+    with _torn_file(path) as aside:
+        for at in range(end, size, _CHUNK):
+            aside.write(os.pread(fd, min(_CHUNK, size - at), at))
+        aside.flush()
+        os.fsync(aside.fileno())
+    os.ftruncate(fd, end)
+    warnings.warn(
+        f"{path} ended in a torn line of {size - end} bytes, as a kill leaves; it was moved to {aside.name}",
+        stacklevel=3,
+    )
+
+
+def _end_of_last_line(fd: int, size: int) -> int:
+    stop = size
+    while stop > 0:
+        start = max(0, stop - _CHUNK)
+        newline = os.pread(fd, stop - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        stop = start
+    return 0
+
+
+def _torn_file(path: Path) -> BinaryIO:
+    """Create the first `<path>.torn-<n>` that is not there yet; the lock on `path` keeps others from taking it."""
+    names = (Path(f"{path}.torn-{n}") for n in count(1))
+    return next(name for name in names if not name.exists()).open("xb")

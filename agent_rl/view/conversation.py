@@ -1,0 +1,77 @@
+"""What every view shares: the conversation cut into turns, and text made safe to show."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent_rl.types import Episode, Message
+
+# Format characters (Cf) that real writing needs: the joiners of Indic scripts and emoji, the soft hyphen.
+_HARMLESS = frozenset("\u200c\u200d\u00ad")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reply of the policy and what came back for it, or what stood before the first reply."""
+
+    index: int | None
+    """None for the messages before the first reply."""
+    messages: tuple[Message, ...]
+    reward: float | None = None
+    """What the environment gave for this turn; None before the first, and for a turn that broke off."""
+
+
+def turns(episode: Episode) -> Iterator[Turn]:
+    """Yield the conversation turn by turn, the opening messages first.
+
+    An episode that failed in the middle of a turn has messages beyond its steps; they form a turn without a reward.
+    """
+    at = _opening(episode)
+    yield Turn(None, episode.messages[:at])
+    for index, step in enumerate(episode.steps):
+        stop = at + 1 + step.messages
+        yield Turn(index, episode.messages[at:stop], step.reward)
+        at = stop
+    if at < len(episode.messages):
+        yield Turn(len(episode.steps), episode.messages[at:])
+
+
+def clean(text: str) -> str:
+    """Return text that shows what it holds and can't act on a terminal or a page.
+
+    Models and tools write it. Control characters (a terminal's escape sequences begin with one) become their
+    pictures; invisible format characters, such as those that turn the writing direction around, and halves of
+    surrogate pairs become escapes. Newlines and tabs stay.
+    """
+    return text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
+
+
+def opening_question(episode: Episode) -> str:
+    """Return the first user message on one line, or an empty string."""
+    asked = next((m.content for m in episode.messages if m.role == "user"), "")
+    return clean(" ".join(asked.split()))
+
+
+def _opening(episode: Episode) -> int:
+    """Return how many messages stand before the first reply.
+
+    They are what the steps leave over, less a reply at the end that has no step because its turn broke off.
+    """
+    messages = episode.messages
+    left = max(0, len(messages) - sum(1 + step.messages for step in episode.steps))
+    replies_next = left < len(messages) and messages[left].role == "assistant"
+    broken_off = left > 0 and not replies_next and messages[-1].role == "assistant"
+    return left - 1 if broken_off else left
+
+
+def _visible(char: str) -> str:
+    if char in "\n\t" or char in _HARMLESS:
+        return char
+    code = ord(char)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    return f"\\u{code:04x}" if unicodedata.category(char) in ("Cc", "Cf", "Cs") or code in (0x2028, 0x2029) else char

@@ -1,0 +1,71 @@
+"""The learning curve as an SVG that follows the page's light or dark theme."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+_INK = "#010203"  # stands for the page's own text colour, and becomes `currentColor` in the SVG
+_TRAIN, _EVAL = "#8a94a6", "#3b82f6"  # readable on white and on near-black
+
+
+def learning_curve_svg(
+    train: Sequence[tuple[int, float]],
+    evals: Sequence[tuple[int, float, float, float]],
+    *,
+    y_label: str = "success rate",
+) -> str:
+    """Draw success over training steps; the same points give the same bytes.
+
+    Args:
+        train: (step, success rate of the training rollouts), drawn as a thin line.
+        evals: (step, success rate on held-out tasks, low, high), drawn as points with bars from low to high.
+        y_label: what the rate is a rate of; rates lie in 0..1.
+
+    Returns:
+        An `<svg>` element without an XML header. It takes text colour from the page.
+
+    Raises:
+        ImportError: if matplotlib is not installed; it comes with the extra `train`.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    settings = {"svg.hashsalt": "agent_rl", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 11}
+    with rc_context(settings):
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        if train:
+            steps, rates = zip(*train, strict=True)
+            axes.plot(steps, rates, color=_TRAIN, linewidth=1, label="training rollouts")
+        if evals:
+            steps, rates, lows, highs = zip(*evals, strict=True)
+            below = [max(0.0, rate - low) for rate, low in zip(rates, lows, strict=True)]
+            above = [max(0.0, high - rate) for rate, high in zip(rates, highs, strict=True)]
+            axes.errorbar(
+                steps, rates, yerr=(below, above), color=_EVAL, fmt="o-", markersize=5, linewidth=1.5, capsize=3,
+                label="held-out tasks (95% interval)",
+            )  # fmt: skip
+        axes.set(xlabel="training step", ylabel=y_label, ylim=(-0.02, 1.02))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="y", color=_TRAIN, alpha=0.25, linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(_INK)
+        axes.tick_params(colors=_INK)
+        axes.xaxis.label.set_color(_INK)
+        axes.yaxis.label.set_color(_INK)
+        if train or evals:
+            figure.legend(loc="outside upper left", ncols=2, frameon=False, labelcolor=_INK)
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = drawn.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{_described(evals)}" ', 1)
+
+
+def _described(evals: Sequence[tuple[int, float, float, float]]) -> str:
+    if not evals:
+        return "Learning curve"
+    (first, before, *_), (last, after, *_) = evals[0], evals[-1]
+    return f"Learning curve: held-out success {before:.0%} at step {first}, {after:.0%} at step {last}"

@@ -1,0 +1,141 @@
+"""A report of one training run as a single HTML page that needs nothing else and loads nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from agent_rl.types import Episode
+from agent_rl.view.conversation import clean, opening_question, turns
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A rate measured on `n` episodes, with its 95% confidence interval; all in 0..1."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One row of the evaluation table: the same tasks before and after training."""
+
+    name: str
+    before: Estimate
+    after: Estimate
+
+    @property
+    def gain(self) -> float:
+        """How much the rate rose."""
+        return self.after.mean - self.before.mean
+
+    @property
+    def apart(self) -> bool:
+        """Whether the two intervals don't overlap."""
+        return self.after.low > self.before.high or self.after.high < self.before.low
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two attempts at one task, before and after training; one may be missing."""
+
+    question: str
+    before: Episode | None
+    after: Episode | None
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    summary: Mapping[str, str | float],
+    curve_svg: str,
+    facts: Sequence[tuple[str, str]],
+    comparisons: Sequence[Comparison],
+    before: Sequence[Episode] = (),
+    after: Sequence[Episode] = (),
+) -> Path:
+    """Write the report and return its path.
+
+    Args:
+        path: the file to write; its directory is made where it is missing.
+        title: the page's heading.
+        summary: the few numbers to show large, by label; floats are shown with three digits, strings as they are.
+        curve_svg: the learning curve, as `learning_curve_svg` gives it. It is put in as it is: don't pass a stranger's.
+        facts: (name, value) rows about the run: model, seed, versions, hardware.
+        comparisons: the evaluation table.
+        before: episodes of the untrained policy; those of the tasks in `after` are shown side by side with them.
+        after: episodes of the trained policy.
+
+    Raises:
+        ValueError: if `curve_svg` is not an `<svg>` element.
+    """
+    if not curve_svg.startswith("<svg"):
+        raise ValueError(f"curve_svg must be an <svg> element without an XML header, not {curve_svg[:40]!r}")
+    page = _templates().get_template("report.html.j2").render(
+        title=title,
+        summary=summary,
+        curve=Markup(curve_svg),
+        facts=facts,
+        comparisons=comparisons,
+        pairs=pair_by_task(before, after),
+    )  # fmt: skip
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def pair_by_task(before: Sequence[Episode], after: Sequence[Episode]) -> list[Pair]:
+    """Put episodes of the same task side by side, in the order in which the tasks first come up."""
+    attempts: dict[str, tuple[list[Episode], list[Episode]]] = defaultdict(lambda: ([], []))
+    for side, episodes in enumerate((before, after)):
+        for episode in episodes:
+            attempts[json.dumps(episode.task, sort_keys=True, default=str)][side].append(episode)
+    return [
+        Pair(
+            opening_question((olds + news)[0]),
+            olds[n] if n < len(olds) else None,
+            news[n] if n < len(news) else None,
+        )
+        for olds, news in attempts.values()
+        for n in range(max(len(olds), len(news)))
+    ]
+
+
+def _templates() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    environment.filters["percent"] = lambda rate: f"{100 * rate:.1f}%"
+    environment.filters["arguments"] = _arguments
+    environment.globals["turns"] = turns
+    return environment
+
+
+def _shown(value: object) -> object:
+    """Make every value that the page prints harmless; escaping comes after this."""
+    if isinstance(value, Markup):
+        return value
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return clean(value) if isinstance(value, str) else value
+
+
+def _arguments(arguments: Mapping[str, object]) -> str:
+    return ", ".join(f"{k}={json.dumps(v, ensure_ascii=False, default=str)}" for k, v in arguments.items())

@@ -1,0 +1,155 @@
+"""Episodes as text in a terminal: one in full, or many as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from agent_rl.types import Episode, Message, Outcome, Reward, ToolCall
+from agent_rl.view.conversation import Turn, clean, opening_question, turns
+from agent_rl.view.tokens import Decode, legend, print_tokens
+
+_ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+_WORDS = 60  # characters of the question in a table
+
+
+def print_episode(episode: Episode, console: Console, *, tokens: bool = False, decode: Decode | None = None) -> None:
+    """Print one episode: what it is, its rewards, and the conversation turn by turn.
+
+    Args:
+        episode: what to print; its texts are made harmless to the terminal first.
+        console: where to.
+        tokens: whether to show the trajectories token by token as well.
+        decode: token ids to text, for `tokens`; the ids themselves are printed without it.
+    """
+    console.print(Rule(Text(clean(episode.id), style="bold"), align="left"))
+    console.print(_facts(episode))
+    if episode.rewards:
+        console.print(Padding(_reward_table(episode), (1, 0, 0, 0), expand=False))
+    console.print()
+    for turn in turns(episode):
+        _print_turn(turn, console)
+    if episode.error is not None:
+        where = f"failed in {episode.error.where}: {episode.error.type}: {episode.error.message}"
+        console.print(Text(f"\n{clean(where)}", style="bold red"))
+        console.print(Text(clean(episode.error.traceback), style="dim"))
+    if tokens:
+        console.print()
+        legend(console)
+        for number, trajectory in enumerate(episode.trajectories):
+            fork = trajectory.forked_from
+            origin = "" if fork is None else f", forked from {fork.parent} at token {fork.position}"
+            sampled = int(trajectory.loss_mask.sum())
+            title = f"trajectory {number}: {len(trajectory)} tokens, {sampled} sampled{origin}"
+            console.print(Rule(Text(title), align="left", style="dim"))
+            print_tokens(trajectory, console, decode=decode)
+
+
+def print_table(episodes: Iterable[Episode], console: Console) -> None:
+    """Print many episodes, one line each, numbered from 0 in the order given."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("#", "id", "group"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis", justify="right" if title == "#" else "left")
+    for title in ("reward", "stop", "turns", "calls", "errors"):
+        table.add_column(title, no_wrap=True, justify="left" if title == "stop" else "right")
+    table.add_column("question", no_wrap=True, overflow="ellipsis", ratio=1)
+    for number, episode in enumerate(episodes):
+        errors = sum(episode.tool_errors.values())
+        table.add_row(
+            str(number),
+            Text(clean(episode.id)),
+            Text(clean(episode.group_id)),
+            _reward_text(episode),
+            Text(episode.stop_reason, style="" if episode.trainable else "red"),
+            str(episode.turns),
+            str(episode.tool_calls),
+            Text(str(errors), style="red" if errors else "dim"),
+            Text(opening_question(episode)[:_WORDS]),
+        )
+    console.print(table)
+
+
+def _facts(episode: Episode) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for name, value in _fact_rows(episode):
+        grid.add_row(Text(name, style="dim"), value)
+    return grid
+
+
+def _fact_rows(episode: Episode) -> Iterator[tuple[str, Text]]:
+    yield "env", Text(clean(episode.env))
+    yield "task", Text(clean(json.dumps(episode.task, ensure_ascii=False, default=str)))
+    ended = Text(f"{episode.outcome}, {episode.stop_reason}", style="" if episode.trainable else "bold red")
+    yield "ended", ended + Text(f" after {episode.turns} turns, {episode.seconds:.1f} s", style="default")
+    yield "reward", _reward_text(episode)
+    if episode.tool_errors:
+        errors = ", ".join(f"{count} {kind}" for kind, count in sorted(episode.tool_errors.items()))
+        yield "tool errors", Text(errors, style="red")
+    yield "group", Text(clean(f"{episode.group_id}, seed {episode.seed}"))
+    if episode.parent is not None:
+        yield "forked from", Text(clean(f"{episode.parent[0]} at turn {episode.parent[1]}"))
+    if episode.versions:
+        yield "versions", Text(clean(", ".join(f"{k} {v}" for k, v in episode.versions.items())))
+
+
+def _reward_text(episode: Episode) -> Text:
+    if episode.reward is None:
+        return Text("not scored" if episode.outcome is not Outcome.FAILED else "failed", style="red")
+    return Text(f"{episode.reward:.4g}", style="bold green" if episode.reward > 0 else "bold")
+
+
+def _reward_table(episode: Episode) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("reward", "value", "weight", "turn", "source"):
+        table.add_column(title, justify="right" if title in ("value", "weight", "turn") else "left")
+    for reward in episode.rewards:
+        table.add_row(Text(clean(reward.name)), *_reward_cells(reward), Text(clean(reward.source)))
+    return table
+
+
+def _reward_cells(reward: Reward) -> tuple[str, str, str]:
+    value = "not scored" if reward.value is None else f"{reward.value:.4g}"
+    return value, f"{reward.weight:g}", "all" if reward.turn is None else str(reward.turn)
+
+
+def _print_turn(turn: Turn, console: Console) -> None:
+    if turn.index is not None:
+        title = Text(f"turn {turn.index}", style="dim")
+        if turn.reward:
+            title.append(f" · reward {turn.reward:.4g}", style="bold")
+        console.print(Padding(Rule(title, align="left", style="dim"), (1, 0, 0, 0)))
+    for message in turn.messages:
+        _print_message(message, console)
+
+
+def _print_message(message: Message, console: Console) -> None:
+    title = Text(message.role, style=f"bold {_ROLE_STYLES[message.role]}")
+    if message.name:
+        title.append(f" {clean(message.name)}")
+    if message.tool_error is not None:
+        title.append(f"  ✗ {message.tool_error}", style="bold red")
+    console.print(title)
+    if message.reasoning:
+        console.print(_indented(Text(clean(message.reasoning), style="dim italic")))
+    if message.content:
+        console.print(_indented(Text(clean(message.content))))
+    for call in message.tool_calls:
+        console.print(_indented(_call_text(call)))
+
+
+def _call_text(call: ToolCall) -> Text:
+    arguments = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False, default=str)}" for k, v in call.arguments.items())
+    shown = Text("→ ", style="bold").append(clean(call.name), style="bold").append(f"({clean(arguments)})")
+    if call.error is not None:
+        shown.append(f"  ✗ {clean(call.error)}", style="bold red")
+    return shown
+
+
+def _indented(text: Text) -> Padding:
+    return Padding(text, (0, 0, 0, 2), expand=False)

@@ -1,0 +1,183 @@
+"""An episode file loses nothing, whenever the writing process is killed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+from agent_rl.errors import DamagedEpisodeError, StoreError
+from agent_rl.store.codec import dump_line, encode
+from agent_rl.store.episodes import EpisodeWriter, episode_file, episode_ids, find_episode, read_episodes
+from tests.doubles import example_episode
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "episodes.jsonl"
+
+
+def write(path: Path, *ids: str) -> None:
+    with EpisodeWriter(path) as writer:
+        for episode_id in ids:
+            writer.write(example_episode(episode_id))
+
+
+def ids_of(path: Path) -> list[str]:
+    return [e.id for e in read_episodes(path)]
+
+
+def test_what_is_written_is_read_in_order(file: Path) -> None:
+    write(file, "a", "b")
+    write(file, "c")
+    assert ids_of(file) == ids_of(file.parent) == ["a", "b", "c"]
+    assert episode_ids(file) == {"a", "b", "c"}
+    assert encode(next(read_episodes(file))) == encode(example_episode("a"))
+
+
+def test_a_path_may_be_a_file_or_a_run(tmp_path: Path) -> None:
+    assert episode_file(tmp_path) == episode_file(tmp_path / "episodes.jsonl") == tmp_path / "episodes.jsonl"
+    assert episode_file(tmp_path / "new-run") == tmp_path / "new-run" / "episodes.jsonl"
+    (tmp_path / "odd.txt").write_text("")
+    assert episode_file(tmp_path / "odd.txt") == tmp_path / "odd.txt"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert episode_ids(tmp_path) == set()
+    with pytest.raises(StoreError, match=r"no episode file .*episodes\.jsonl; give"):
+        read_episodes(tmp_path)
+
+
+def test_a_torn_tail_costs_only_itself_wherever_it_is_cut(file: Path) -> None:
+    write(file, "a", "b")
+    kept = file.read_bytes()
+    whole = kept + dump_line(example_episode("torn"))
+    assert "日".encode() in whole[len(kept) :]  # so that some cut falls inside a character
+    for stop in range(len(kept) + 1, len(whole)):
+        file.write_bytes(whole[:stop])
+        assert ids_of(file) == ["a", "b"]
+        assert episode_ids(file) == {"a", "b"}
+        with pytest.warns(UserWarning, match=f"torn line of {stop - len(kept)} bytes"):
+            writer = EpisodeWriter(file)
+        with writer:
+            writer.write(example_episode("new"))
+        aside = file.with_name("episodes.jsonl.torn-1")
+        assert aside.read_bytes() == whole[len(kept) : stop]
+        aside.unlink()
+        assert file.read_bytes() == kept + dump_line(example_episode("new"))
+    assert ids_of(file) == ["a", "b", "new"]
+
+
+def test_a_torn_tail_longer_than_one_read_and_with_nothing_before_it(file: Path) -> None:
+    file.parent.mkdir()
+    for n in (1, 2):
+        file.write_bytes(b"x" * 200_000)
+        with pytest.warns(UserWarning, match=f"torn-{n}$"):
+            write(file, "a")
+        assert file.with_name(f"episodes.jsonl.torn-{n}").stat().st_size == 200_000
+        assert ids_of(file) == ["a"]
+
+
+def test_a_whole_file_is_opened_without_a_word(file: Path) -> None:
+    write(file, "a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write(file, "b")
+    assert sorted(p.name for p in file.parent.iterdir()) == ["episodes.jsonl"]
+
+
+BAD = (b"", b"not json", b"[1]", b'{"schema":1,"id":"b"}', b'{"schema":1,"id":"\xff"}', b"\xff")
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_damage_in_the_middle_names_the_line(file: Path, bad: bytes) -> None:
+    file.parent.mkdir()
+    file.write_bytes(dump_line(example_episode("a")) + bad + b"\n" + dump_line(example_episode("c")))
+    episodes = read_episodes(file)
+    assert next(episodes).id == "a"
+    with pytest.raises(DamagedEpisodeError, match=r"episodes\.jsonl:2: "):
+        next(episodes)
+
+
+def test_another_schema_names_the_line(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_bytes(json.dumps({**encode(example_episode()), "schema": 9}).encode() + b"\n")
+    with pytest.raises(StoreError, match=r"episodes\.jsonl:1: .*schema 9"):
+        next(read_episodes(file))
+
+
+def test_a_second_writer_is_refused_until_the_first_has_closed(file: Path) -> None:
+    with EpisodeWriter(file), pytest.raises(StoreError, match=r"another writer has .*episodes\.jsonl open"):
+        EpisodeWriter(file)
+    with EpisodeWriter(file) as writer:
+        writer.flush()
+    with pytest.raises(StoreError, match="closed"):
+        writer.write(example_episode())
+
+
+def test_threads_do_not_mix_their_lines(file: Path) -> None:
+    with EpisodeWriter(file) as writer:
+        threads = [
+            threading.Thread(target=lambda n=n: [writer.write(example_episode(f"{n}-{k}")) for k in range(20)])
+            for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(ids_of(file)) == 80
+
+
+def test_short_writes_are_finished(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:100]))
+    write(file, "a", "b")
+    assert ids_of(file) == ["a", "b"]
+
+
+def test_a_full_disk_leaves_no_half_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    left = [50]
+
+    def nearly_full(fd: int, data: memoryview) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data[: left.pop()]) + (left.append(0) or 0)
+
+    with EpisodeWriter(file) as writer:
+        writer.write(example_episode("a"))
+        monkeypatch.setattr(os, "write", nearly_full)
+        with pytest.raises(OSError, match="No space"):
+            writer.write(example_episode("b"))
+        monkeypatch.setattr(os, "write", real)
+        writer.write(example_episode("c"))
+    assert ids_of(file) == ["a", "c"]
+
+
+def test_an_id_that_stands_twice_is_read_once(file: Path) -> None:
+    write(file, "a", "b", "a")
+    with pytest.warns(UserWarning, match="1 lines repeat an id .*: 3"):
+        assert ids_of(file) == ["a", "b"]
+
+
+def test_finding_an_episode(file: Path) -> None:
+    write(file, "run-1", "run-12", "walk-7")
+    assert find_episode(file, "run-1").id == "run-1"  # exact goes before prefix
+    assert find_episode(file.parent, "wa").id == "walk-7"
+    with pytest.raises(StoreError, match=r"2 episodes of .* begin with 'run': run-1, run-12"):
+        find_episode(file, "run")
+    with pytest.raises(StoreError, match=r"has no episode 'walk-8'\. Did you mean 'walk-7'"):
+        find_episode(file, "walk-8")
+    with pytest.raises(StoreError, match="It has run-1, run-12, walk-7"):
+        find_episode(file, "?")
+
+
+def test_ids_that_json_escapes_are_found(file: Path) -> None:
+    write(file, 'odd "\\ id', "é")
+    assert episode_ids(file) == {'odd "\\ id', "é"}
+    assert find_episode(file, 'odd "').id == 'odd "\\ id'

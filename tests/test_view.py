@@ -1,0 +1,256 @@
+"""What is shown is what happened, and what a model wrote can't act on the terminal or the page."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agent_rl.trajectory import Trajectory
+from agent_rl.types import Episode, Failure, Fork, Message, Outcome, Source, Span, StepRecord, StopReason, ToolCall
+from agent_rl.view.conversation import clean, turns
+from agent_rl.view.html import Comparison, Estimate, pair_by_task, write_report
+from agent_rl.view.text import print_episode, print_table
+from tests.doubles import example_episode
+
+
+def shown(episode: Episode, *, terminal: bool = False, **options: object) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=terminal, color_system="truecolor" if terminal else None)
+    print_episode(episode, console, **options)
+    return out.getvalue()
+
+
+def table(*episodes: Episode) -> list[str]:
+    out = io.StringIO()
+    print_table(iter(episodes), Console(file=out, width=120, color_system=None))
+    return out.getvalue().splitlines()
+
+
+def letters(ids: Sequence[int]) -> str:
+    return "".join(chr(ord("a") + i) for i in ids)
+
+
+# --- conversation ----------------------------------------------------------------------------------------------------
+
+
+def test_the_conversation_is_cut_into_turns() -> None:
+    cut = [(t.index, [m.role for m in t.messages], t.reward) for t in turns(example_episode())]
+    assert cut == [(None, ["system", "user"], None), (0, ["assistant", "tool"], 0.1), (1, ["assistant"], 1.0)]
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_turn_that_broke_off_has_no_reward(done: int) -> None:
+    whole = example_episode()
+    messages = whole.messages[: 5 if done else 3]
+    broken = example_episode(messages=messages, steps=(StepRecord(1, 0.1, False, False),) * done)
+    last = list(turns(broken))[-1]
+    assert (last.index, last.messages, last.reward) == (done, messages[-1:], None)
+
+
+def test_no_message_is_lost_when_the_steps_do_not_add_up() -> None:
+    odd = example_episode(steps=(StepRecord(99, 0.0, False, False),))
+    assert sum((t.messages for t in turns(odd)), ()) == odd.messages
+
+
+def test_clean_text_shows_what_it_hides() -> None:
+    assert clean("a\x1b[2J\x07\r\x00\x7f\x9b") == "a␛[2J␇␍␀␡\\u009b"
+    assert clean("\u202eevil\u200b\ud800\u2028") == "\\u202eevil\\u200b\\ud800\\u2028"
+    assert clean("tab\tline\n日本 é 👩\u200d🚀") == "tab\tline\n日本 é 👩\u200d🚀"
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_shows_all_of_itself() -> None:
+    text = shown(example_episode(parent=("old", 2)))
+    for part in (
+        "e0", "shop-v0", "red chair", "terminated, done after 2 turns", "0.4583", "1 exception", "g0, seed 3",
+        "old at turn 2", "agent_rl 0.1.0", "correct", "0.3333", "not scored", "judge", "Look it up.",
+        '→ price(item="chair")', "✗ exception", "no such item", "turn 0 · reward 0.1", "turn 1 · reward 1", "49",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_a_failure_shows_where_and_why() -> None:
+    failure = Failure("sandbox", "OSError", "gone", "Traceback: line 3")
+    text = shown(example_episode(outcome=Outcome.FAILED, stop_reason=StopReason.ERROR, error=failure))
+    assert "failed in sandbox: OSError: gone" in text
+    assert "Traceback: line 3" in text
+
+
+def hostile(text: str) -> Episode:
+    """An episode with `text` wherever a model, a tool or a task can put it."""
+    call = ToolCall(text, text, {text: text}, text)
+    messages = (Message("user", text), Message("assistant", text, text, (call,)), Message("tool", text, name=text))
+    return example_episode(
+        text, env=text, task={text: text}, group_id=text, messages=messages, steps=(StepRecord(1, 0.0, True, False),),
+        error=Failure(text, text, text, text), versions={text: text}, parent=(text, 0),
+    )  # fmt: skip
+
+
+def test_hostile_text_reaches_no_terminal() -> None:
+    attack = "\x1b]0;owned\x07[red]markup[/red][/nonsense]\x9b2J\u202e\ud800"
+    text = shown(hostile(attack), tokens=True, decode=lambda ids: attack) + "\n".join(table(hostile(attack)))
+    assert not set(re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text))
+    assert "[red]markup[/red]" in text
+
+
+def test_sampled_tokens_stand_out_without_colour() -> None:
+    text = shown(example_episode(), tokens=True, decode=letters)
+    assert "trajectory 0: 10 tokens, 4 sampled" in text
+    assert "⟦kl⟧" in text and "⟦m⟧" in text and "⟦n⟧" in text  # one span a version
+    assert "[0:3] turn 0 · prompt\n  bcd\n" in text
+    assert "turn 1 · policy · version 8" in text
+    assert "⟦10 11⟧" in shown(example_episode(), tokens=True)
+
+
+def test_sampled_tokens_are_shaded_by_probability_in_a_terminal() -> None:
+    text = shown(example_episode(), terminal=True, tokens=True, decode=letters)
+    assert "⟦" not in text
+    assert "\x1b[4;33mk" in text  # -0.5: yellow and underlined
+    assert "\x1b[4;32ml" in text  # -0.0625: green
+    assert "\x1b[4;31mn" in text  # -2.5: red
+
+
+def test_tokens_that_share_a_character_are_shown_together() -> None:
+    raw = "é!".encode()
+    trajectory = Trajectory.restore(list(raw), [Span(0, 3, Source.POLICY, 0, 1)], [-0.01, -3.0, -3.0])
+    episode = example_episode(trajectories=(trajectory,))
+    text = shown(episode, terminal=True, tokens=True, decode=lambda ids: bytes(ids).decode(errors="replace"))
+    assert "\x1b[4;32mé" in text and "\x1b[4;31m!" in text
+
+
+def test_a_fork_says_where_from() -> None:
+    fork = Trajectory.restore([1], [Span(0, 1, Source.PROMPT, 0)], [], forked_from=Fork(0, 5))
+    assert "forked from 0 at token 5" in shown(example_episode(trajectories=(fork,)), tokens=True)
+
+
+def test_the_table_has_a_line_for_each_episode() -> None:
+    lines = table(example_episode("a"), example_episode("b", outcome=Outcome.FAILED, stop_reason=StopReason.ERROR))
+    assert len(lines) == 3
+    assert lines[0].split() == ["#", "id", "group", "reward", "stop", "turns", "calls", "errors", "question"]
+    assert lines[1].split()[:8] == ["0", "a", "g0", "0.4583", "done", "2", "1", "1"]
+    assert lines[1].rstrip().endswith("What does the café's red chair cost? 日本")
+    assert lines[2].split()[:5] == ["1", "b", "g0", "failed", "error"]
+
+
+# --- HTML ------------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The tags, the attributes and the text of a page."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def report(path: Path, **changes: object) -> Page:
+    given: dict = {
+        "title": "Shop agent",
+        "summary": {"after": "91%", "hours": 1 / 3, "steps": 60},
+        "curve_svg": "<svg><path/></svg>",
+        "facts": [("model", "tiny <b>")],
+        "comparisons": [Comparison("held-out", Estimate(0.25, 0.2, 0.31, 300), Estimate(0.75, 0.7, 0.8, 301))],
+        "before": [example_episode("old", rewards=())],
+        "after": [example_episode("new")],
+    }
+    return Page(write_report(path / "deep" / "report.html", **{**given, **changes}).read_text("utf-8"))
+
+
+def test_the_report_holds_what_it_was_given(tmp_path: Path) -> None:
+    text = " ".join(report(tmp_path).text.split())
+    for part in (
+        "Shop agent", "91%", "0.333", "60", "tiny <b>", "held-out 25.0% 20.0% to 31.0% 300 75.0% 70.0% to 80.0% 301",
+        "+50.0", "before training reward 0", "after training reward 0.458", 'price(item="chair")', "✗ exception",
+        "turn 0 · reward 0.1", "style not scored", "format 0.25 (weight 0.5)", "café's",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_the_report_loads_nothing(tmp_path: Path) -> None:
+    page = report(tmp_path)
+    assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
+    assert not {"src", "href", "onclick", "onload"} & {name for name, _ in page.attributes}
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
+
+
+def test_hostile_text_reaches_no_page(tmp_path: Path) -> None:
+    attack = "</div><script>alert(1)</script>\" onclick='x' \x00\u202e\ud800"
+    plain = report(tmp_path, before=[], after=[hostile("x")], title="x", facts=[("x", "x")], summary={"x": "x"})
+    page = report(
+        tmp_path, before=[], after=[hostile(attack)], title=attack, facts=[(attack, attack)], summary={attack: attack}
+    )
+    assert page.tags == plain.tags
+    assert [name for name, _ in page.attributes] == [name for name, _ in plain.attributes]
+    assert "alert(1)" in page.text and "\\u202e" in page.text
+
+
+def test_a_curve_that_is_no_svg_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"curve_svg must be an <svg> element.*<\?xml"):
+        report(tmp_path, curve_svg="<?xml version='1.0'?><svg/>")
+
+
+def test_a_report_of_little_is_a_report(tmp_path: Path) -> None:
+    page = report(tmp_path, summary={}, facts=[], comparisons=[], before=[], after=[])
+    assert "table" not in page.tags
+    assert page.tags.count("h2") == 1
+
+
+def test_episodes_are_paired_by_task() -> None:
+    def on(task: str, episode_id: str) -> Episode:
+        return example_episode(episode_id, task={"q": task})
+
+    pairs = pair_by_task([on("a", "1"), on("b", "2"), on("a", "3")], [on("b", "4"), on("a", "5"), on("c", "6")])
+    ids = [(p.before.id if p.before else None, p.after.id if p.after else None) for p in pairs]
+    assert ids == [("1", "5"), ("3", None), ("2", "4"), (None, "6")]
+
+
+# --- the curve -------------------------------------------------------------------------------------------------------
+
+TRAIN = [(step, step / 20) for step in range(20)]
+EVALS = [(0, 0.1, 0.05, 0.2), (19, 0.9, 0.8, 0.95)]
+
+
+def test_the_curve_is_the_same_every_time() -> None:
+    pytest.importorskip("matplotlib")
+    from agent_rl.view.curve import learning_curve_svg
+
+    svg = learning_curve_svg(TRAIN, EVALS)
+    assert svg == learning_curve_svg(TRAIN, EVALS)
+    assert svg.startswith('<svg role="img" aria-label="Learning curve: held-out success 10% at step 0, 90% at step 19"')
+    assert "currentColor" in svg and "#010203" not in svg
+    assert "held-out tasks" in svg and "training rollouts" in svg
+    assert "<dc:date>" not in svg and "http://www.w3.org/1999/xlink" in svg
+
+
+def test_the_curve_may_have_nothing_to_show_yet() -> None:
+    pytest.importorskip("matplotlib")
+    from agent_rl.view.curve import learning_curve_svg
+
+    assert learning_curve_svg([], []).startswith('<svg role="img" aria-label="Learning curve"')
+    assert "held-out" not in learning_curve_svg(TRAIN, [])
+    assert "training rollouts" not in learning_curve_svg([], EVALS[:1])
+
+
+def test_matplotlib_is_not_needed_to_import_the_views() -> None:
+    code = "import sys, agent_rl.view.html, agent_rl.view.curve; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
