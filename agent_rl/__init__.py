@@ -42,10 +42,10 @@ from agent_rl.types import (
     ToolCall,
     ToolErrorKind,
 )
-
-__version__ = "0.1.0"
+from agent_rl.version import __version__
 
 __all__ = [
+    "__version__",
     "AgentRLError",
     "Budget",
     "CheckpointError",

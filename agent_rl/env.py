@@ -7,7 +7,7 @@ import math
 import reprlib
 from collections.abc import Awaitable, Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
 
@@ -175,4 +175,4 @@ def messages_of(observation: Observation) -> tuple[Message, ...]:
     for message in messages:
         if not isinstance(message, Message):
             raise TypeError(f"an observation is a str, a Message or a sequence of them, not {reprlib.repr(message)}")
-    return messages
+    return cast(tuple[Message, ...], messages)

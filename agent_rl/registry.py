@@ -55,7 +55,7 @@ class EnvSpec:
         """The class and its file, for people."""
         return f"{self.cls.__qualname__} in {self.file or self.cls.__module__}"
 
-    def make(self, **env_args: object) -> Env:
+    def make(self, /, **env_args: object) -> Env:
         """Create the environment of one episode.
 
         Raises:
@@ -126,7 +126,7 @@ def spec(id: str) -> EnvSpec:
     raise UnknownEnvError(f"no environment '{id}'.{_suggest(id)}")
 
 
-def make(id: str, **env_args: object) -> Env:
+def make(id: str, /, **env_args: object) -> Env:
     """Create the environment of one episode.
 
     Raises:

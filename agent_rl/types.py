@@ -226,6 +226,13 @@ class Episode:
         return self.outcome in (Outcome.TERMINATED, Outcome.TRUNCATED)
 
     @property
+    def success(self) -> bool | None:
+        """Whether the first reward component, the task's own, reached 1; None if it is not known."""
+        if not self.trainable or not self.rewards or self.rewards[0].value is None:
+            return None
+        return self.rewards[0].value >= 1.0
+
+    @property
     def final_text(self) -> str:
         """The last assistant message if it is an answer (no tool calls), else an empty string."""
         last = self.messages[-1] if self.messages else None

@@ -39,11 +39,11 @@ def chatml() -> ChatMLRenderer:
 
 
 def text(ids: Sequence[int]) -> str:
-    return tokenizer().decode(list(ids))
+    return str(tokenizer().decode(list(ids)))
 
 
 def token(name: str) -> int:
-    return tokenizer().convert_tokens_to_ids(name)
+    return int(tokenizer().convert_tokens_to_ids(name))
 
 
 def sampled(*parts: str) -> list[int]:
@@ -76,6 +76,7 @@ def test_a_vocabulary_without_room_is_refused() -> None:
 
 
 @given(st.text())
+@settings(deadline=None)
 def test_any_text_round_trips(content: str) -> None:
     assert text(tokenizer().encode(content)) == content
 
@@ -159,7 +160,7 @@ def test_half_a_surrogate_pair_from_a_tool_is_rendered() -> None:
 
 
 def test_chatml_refuses_what_it_has_no_place_for() -> None:
-    with pytest.raises(RenderError, match="no place for reasoning.*hm"):
+    with pytest.raises(RenderError, match=r"no place for reasoning.*hm"):
         chatml().reply(Message("assistant", "12", reasoning="hm"))
     with pytest.raises(RenderError, match="inf"):
         chatml().reply(Message("assistant", tool_calls=(ToolCall("call_0", "clock", {"at": float("inf")}),)))
@@ -242,6 +243,7 @@ def test_tags_spelled_out_are_text() -> None:
 
 
 @given(st.lists(st.integers(0, 700), max_size=30))
+@settings(deadline=None)
 def test_any_ids_can_be_parsed(ids: list[int]) -> None:
     assert chatml().parse(ids).role == "assistant"
 
@@ -253,17 +255,13 @@ def test_bytes_that_are_no_utf8_do_not_raise() -> None:
 
 def test_a_bridge_costs_the_same_after_any_number_of_turns() -> None:
     reply = chatml().reply(CALLS)
-    bridge = {n: _seconds(lambda n=n: chatml().bridge([5] * n, reply, [RESULT])) for n in (10, 100_000)}
-    assert max(bridge.values()) < 300e-6
-
-
-def _seconds(work: object, repeats: int = 50) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()  # type: ignore[operator]
-        times.append(time.perf_counter() - start)
-    return min(times)
+    for prefix in ([5] * 10, [5] * 1_000_000):
+        times = []
+        for _ in range(50):
+            start = time.perf_counter()
+            chatml().bridge(prefix, reply, [RESULT])
+            times.append(time.perf_counter() - start)
+        assert min(times) < 300e-6  # 5e-6 where this was written; a copy of the longer prefix alone takes 2e-3
 
 
 # ---- choosing
@@ -281,7 +279,7 @@ def test_the_renderer_is_chosen_by_the_tokenizer() -> None:
 
 
 def test_an_unknown_renderer_is_named_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="no renderer is called 'qwen-3'. Did you mean 'qwen3'?"):
+    with pytest.raises(ConfigError, match=r"no renderer is called 'qwen-3'\. Did you mean 'qwen3'\?"):
         load_renderer(tokenizer(), "qwen-3")
 
 

@@ -54,7 +54,7 @@ def qwen(thinking: bool = False) -> FamilyRenderer:
 
 
 def text(ids: list[int] | tuple[int, ...]) -> str:
-    return tokenizer().decode(list(ids))
+    return str(tokenizer().decode(list(ids)))
 
 
 def ids(*parts: str) -> list[int]:
@@ -172,7 +172,7 @@ def test_an_unknown_family_or_option_is_refused(family: str | None, options: dic
 
 
 def test_a_tokenizer_of_another_family_is_refused() -> None:
-    with pytest.raises(RenderError, match="does not fit the family 'glm-4.5'"):
+    with pytest.raises(RenderError, match=r"does not fit the family 'glm-4\.5'"):
         FamilyRenderer(tokenizer(), "glm-4.5")
 
 
@@ -198,7 +198,9 @@ def test_a_proven_template_bridges_like_the_renderer_written_for_it() -> None:
 
 
 def test_a_template_that_strips_thoughts_is_refused_and_says_where() -> None:
-    with pytest.raises(RenderError, match=r"rewrites what came before a user message: token \d+ .*Let me see.*fork"):
+    with pytest.raises(
+        RenderError, match=r"rewrites what came before a user message: token \d+ .*<think>.* became .*It is 7.*fork"
+    ):
         TemplateRenderer(tokenizer(STRIPS))
 
 
@@ -231,11 +233,11 @@ def test_a_template_without_tools_is_fine_until_a_tool_answers() -> None:
         "{{- '<|im_start|>' +",
         "{%- if m.role == 'tool' -%}{{- raise_exception('No tools!') -}}{%- endif -%}{{- '<|im_start|>' +",
         1,
-    )  # noqa: E501
+    )
     renderer = TemplateRenderer(tokenizer(no_tools))
     reply = renderer.reply(Message("assistant", "Seven."))
     assert renderer.bridge(renderer.prompt([ASK], []), reply, [AGAIN]) is not None
-    with pytest.raises(RenderError, match="roles .*'tool'.*No tools!"):
+    with pytest.raises(RenderError, match=r"roles .*'tool'.*No tools!"):
         renderer.bridge(renderer.prompt([ASK], []), reply, [RESULT])
 
 

@@ -14,6 +14,7 @@ import pytest
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store.codec import dump_line, encode
 from agent_rl.store.episodes import EpisodeWriter, episode_file, episode_ids, find_episode, read_episodes
+from agent_rl.types import Message
 from tests.doubles import example_episode
 
 
@@ -56,7 +57,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_torn_tail_costs_only_itself_wherever_it_is_cut(file: Path) -> None:
     write(file, "a", "b")
     kept = file.read_bytes()
-    whole = kept + dump_line(example_episode("torn"))
+    whole = kept + dump_line(example_episode("torn", messages=(Message("user", "日本"),), trajectories=()))
     assert "日".encode() in whole[len(kept) :]  # so that some cut falls inside a character
     for stop in range(len(kept) + 1, len(whole)):
         file.write_bytes(whole[:stop])

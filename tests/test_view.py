@@ -28,9 +28,9 @@ def shown(episode: Episode, *, terminal: bool = False, **options: object) -> str
     return out.getvalue()
 
 
-def table(*episodes: Episode) -> list[str]:
+def table(*episodes: Episode, width: int = 120) -> list[str]:
     out = io.StringIO()
-    print_table(iter(episodes), Console(file=out, width=120, color_system=None))
+    print_table(iter(episodes), Console(file=out, width=width, color_system=None))
     return out.getvalue().splitlines()
 
 
@@ -140,6 +140,14 @@ def test_the_table_has_a_line_for_each_episode() -> None:
     assert lines[1].split()[:8] == ["0", "a", "g0", "0.4583", "done", "2", "1", "1"]
     assert lines[1].rstrip().endswith("What does the café's red chair cost? 日本")
     assert lines[2].split()[:5] == ["1", "b", "g0", "failed", "error"]
+
+
+def test_a_narrow_table_cuts_the_words_and_not_the_numbers() -> None:
+    lines = table(example_episode("a-rather-long-id-of-an-episode"), width=72)
+    assert max(map(len, lines)) <= 72 and len(lines) == 2
+    assert lines[0].split()[3:8] == ["reward", "stop", "turns", "calls", "errors"]
+    assert lines[1].split()[3:8] == ["0.4583", "done", "2", "1", "1"]
+    assert lines[1].rstrip().endswith("…")
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------

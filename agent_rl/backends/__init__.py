@@ -1,1 +1,1 @@
-
+"""Backends: where a policy is trained."""

@@ -32,6 +32,11 @@ class Reply:
 class Conversation(Protocol):
     """One episode's dialogue with a policy."""
 
+    @property
+    def context_limit(self) -> int | None:
+        """The longest context that the policy can hold, in tokens; None if it knows no limit."""
+        ...
+
     def observe(self, messages: Sequence[Message]) -> int:
         """Take note of what the environment said; return the context's length in tokens (0 if it has none)."""
         ...

@@ -109,10 +109,7 @@ class ChatMLRenderer:
 
     def _text(self, text: str) -> list[int]:
         """Encode plain text: no special token can come out."""
-        try:
-            return list(self._plain.encode(text, add_special_tokens=False).ids)
-        except UnicodeEncodeError:
-            return list(self._plain.encode(as_unicode(text), add_special_tokens=False).ids)
+        return list(self._plain.encode(as_unicode(text), add_special_tokens=False).ids)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

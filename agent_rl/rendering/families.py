@@ -78,6 +78,7 @@ class FamilyRenderer:
             self._renderer = _create(tokenizer, config)
         except (AssertionError, TypeError, ValueError) as error:
             raise RenderError(f"the tokenizer does not fit the family {name!r}: {error}") from error
+        self._tokenizer = tokenizer
         self.stop_ids: frozenset[int] = frozenset(self._renderer.get_stop_token_ids())
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
@@ -122,10 +123,16 @@ class FamilyRenderer:
         header = self._render([_HELLO], (), generate=True).token_ids
         whole = self._render([_HELLO, message], (), generate=False)
         if whole.token_ids[: len(header)] != header or not whole.sampled_mask:
-            raise RenderError(f"this family does not render {message!r} behind its own header: script another message")
+            raise RenderError(
+                f"the family's header {self._decode(header[-8:])!r} does not lead to {message!r}: no policy could have "
+                f"sampled it; where the header opens a thought, give the message `reasoning`"
+            )
         end = max(at for at, sampled in enumerate(whole.sampled_mask) if sampled) + 1
         ids: list[int] = whole.token_ids[len(header) : end]
         return ids if ids and ids[-1] in self.stop_ids else [*ids, self._renderer.get_stop_token_ids()[0]]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], generate: bool

@@ -120,7 +120,7 @@ class TemplateRenderer:
         except _BreakError as error:
             if self._on_break == "refuse":
                 raise RenderError(
-                    f"{error}. Take a template that only appends, or the family that knows this model (see families()), "
+                    f"{error}. Take a template that only appends, or the model's family if it has one (families()), "
                     f"or accept a fork at such turns: on_break='fork'"
                 ) from error
             self._broken.add(new.role)

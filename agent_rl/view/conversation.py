@@ -49,9 +49,9 @@ def clean(text: str) -> str:
 
 
 def opening_question(episode: Episode) -> str:
-    """Return the first user message on one line, or an empty string."""
+    """Return the first user message on one line (not cleaned), or an empty string."""
     asked = next((m.content for m in episode.messages if m.role == "user"), "")
-    return clean(" ".join(asked.split()))
+    return " ".join(asked.split())
 
 
 def _opening(episode: Episode) -> int:

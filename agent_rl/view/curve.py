@@ -48,7 +48,7 @@ def learning_curve_svg(
                 label="held-out tasks (95% interval)",
             )  # fmt: skip
         axes.set(xlabel="training step", ylabel=y_label, ylim=(-0.02, 1.02))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.grid(axis="y", color=_TRAIN, alpha=0.25, linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(_INK)

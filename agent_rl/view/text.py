@@ -16,7 +16,6 @@ from agent_rl.view.conversation import Turn, clean, opening_question, turns
 from agent_rl.view.tokens import Decode, legend, print_tokens
 
 _ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
-_WORDS = 60  # characters of the question in a table
 
 
 def print_episode(episode: Episode, console: Console, *, tokens: bool = False, decode: Decode | None = None) -> None:
@@ -54,25 +53,28 @@ def print_episode(episode: Episode, console: Console, *, tokens: bool = False, d
 def print_table(episodes: Iterable[Episode], console: Console) -> None:
     """Print many episodes, one line each, numbered from 0 in the order given."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("#", "id", "group"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis", justify="right" if title == "#" else "left")
-    for title in ("reward", "stop", "turns", "calls", "errors"):
-        table.add_column(title, no_wrap=True, justify="left" if title == "stop" else "right")
-    table.add_column("question", no_wrap=True, overflow="ellipsis", ratio=1)
+    for title in ("#", "id", "group", "reward", "stop", "turns", "calls", "errors", "question"):
+        is_text = title in ("id", "group", "question")  # only these give way on a narrow console
+        is_number = not is_text and title != "stop"
+        table.add_column(title, no_wrap=not is_text, justify="right" if is_number else "left")
     for number, episode in enumerate(episodes):
         errors = sum(episode.tool_errors.values())
         table.add_row(
             str(number),
-            Text(clean(episode.id)),
-            Text(clean(episode.group_id)),
+            _clipped(episode.id),
+            _clipped(episode.group_id),
             _reward_text(episode),
             Text(episode.stop_reason, style="" if episode.trainable else "red"),
             str(episode.turns),
             str(episode.tool_calls),
             Text(str(errors), style="red" if errors else "dim"),
-            Text(opening_question(episode)[:_WORDS]),
+            _clipped(opening_question(episode)),
         )
     console.print(table)
+
+
+def _clipped(text: str) -> Text:
+    return Text(clean(text), no_wrap=True, overflow="ellipsis")
 
 
 def _facts(episode: Episode) -> Table:

@@ -1,0 +1,82 @@
+"""The optimizer: AdamW, with Muon for the hidden matrices if asked for, and a schedule of their learning rates."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+
+class OptimizerConfig(BaseModel):
+    """Learning rates and what surrounds them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lr: float = Field(5e-4, gt=0)
+    """AdamW's."""
+    muon_lr: float = Field(0.0, ge=0)
+    """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    max_grad_norm: float = Field(1.0, gt=0)
+    warmup_steps: int = Field(5, ge=0)
+    decay_from: float = Field(1.0, ge=0, le=1)
+    """The fraction of the run after which learning rates fall, linearly."""
+    final: float = Field(0.05, ge=0, le=1)
+    """The fraction of the learning rate that is left at the end."""
+
+
+def schedule(config: OptimizerConfig, step: int, total: int) -> float:
+    """Return the factor of the learning rates at a step (from 0): a linear rise, a plateau, a linear fall."""
+    rise = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    start = config.decay_from * total
+    fall = 1.0 if step < start or start >= total else 1.0 - (1.0 - config.final) * (step - start) / (total - start)
+    return rise * max(fall, config.final)
+
+
+class Optimizer:
+    """Steps the parameters of one model."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        self.config = config
+        named = list(model.named_parameters())
+        self.parameters = [p for _, p in named]
+        hidden = [p for name, p in named if config.muon_lr and _suits_muon(name, p)]
+        rest = [p for p in self.parameters if not any(p is h for h in hidden)]
+        betas = (config.beta1, config.beta2)
+        self._parts: list[tuple[torch.optim.Optimizer, float]] = [
+            (torch.optim.AdamW(rest, lr=config.lr, betas=betas, weight_decay=config.weight_decay), config.lr)
+        ]
+        if hidden:
+            muon = torch.optim.Muon(hidden, lr=config.muon_lr, weight_decay=config.weight_decay, momentum=0.95)
+            self._parts.append((muon, config.muon_lr))
+
+    def step(self, scale: float) -> float:
+        """Clip the gradients, update, clear them; return their norm before clipping.
+
+        A norm that is not finite skips the update: weights that were good stay so.
+        """
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
+        finite = norm == norm and norm != float("inf")
+        for part, lr in self._parts:
+            for group in part.param_groups:
+                group["lr"] = lr * scale
+            if finite:
+                part.step()
+            part.zero_grad(set_to_none=True)
+        return norm
+
+    def state_dict(self) -> list[dict[str, object]]:
+        """Return all that a checkpoint must hold."""
+        return [part.state_dict() for part, _ in self._parts]
+
+    def load_state_dict(self, states: list[dict[str, object]]) -> None:
+        """Continue from `state_dict`."""
+        for (part, _), state in zip(self._parts, states, strict=True):
+            part.load_state_dict(state)
+
+
+def _suits_muon(name: str, parameter: Tensor) -> bool:
+    # embeddings and heads are no hidden matrices; a router on Muon collapses onto few experts (measured)
+    return parameter.ndim == 2 and not any(part in name for part in ("embed", "lm_head", "mlp.gate.weight"))

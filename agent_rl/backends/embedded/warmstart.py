@@ -1,0 +1,151 @@
+"""Warm start: teach a fresh model to copy, then to behave like noisy demonstrations.
+
+Two phases. *Copying*: random strings that repeat, until the model has found induction (its loss on the repeats falls
+below a gate); a tool-using model that can't copy a number from one message to the next learns nothing else.
+*Cloning*: the demonstrations' own tokens, environment tokens weighted low, with some copying mixed in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agent_rl.backends.embedded.logprobs import token_logprobs
+from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
+from agent_rl.errors import ConfigError
+from agent_rl.trajectory import Trajectory
+
+
+class WarmStartConfig(BaseModel):
+    """How the model is warmed up."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    demonstrations: int = Field(6000, ge=1)
+    batch: int = Field(32, ge=1)
+    copy_steps: int = Field(500, ge=0)
+    """At most; the gate usually ends the phase sooner."""
+    copy_gate: float = Field(1.6, gt=0)
+    """The mean copy loss, in nats over ten steps, at which cloning begins."""
+    copy_share: float = Field(0.25, ge=0, lt=1)
+    """The part of a cloning batch that is still copying."""
+    clone_steps: int = Field(400, ge=0)
+    env_weight: float = Field(0.2, ge=0, le=1)
+    """The weight of the tokens that the demonstrator did not write."""
+    optimizer: OptimizerConfig = OptimizerConfig(lr=6e-3, muon_lr=0.05, warmup_steps=10, decay_from=0.7)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStep:
+    """Progress of the warm start."""
+
+    phase: str
+    step: int
+    of: int
+    loss: float
+
+
+_Rows = list[tuple[list[int], list[float]]]
+
+
+def warm_start(
+    model: PreTrainedModel,
+    demonstrations: Sequence[Trajectory],
+    config: WarmStartConfig,
+    *,
+    special_ids: Sequence[int],
+    seed: int,
+    on_step: Callable[[WarmStep], None] = lambda _: None,
+) -> None:
+    """Train `model` in place.
+
+    Args:
+        model: a fresh model.
+        demonstrations: trajectories of scripted episodes.
+        config: lengths, gates and learning rates.
+        special_ids: ids that copying must not use as content: it uses them as separators.
+        seed: of the order of demonstrations and of the strings to copy.
+        on_step: told about every step.
+
+    Raises:
+        ConfigError: if there are no demonstrations.
+    """
+    if not demonstrations:
+        raise ConfigError("there are no demonstrations to clone: define demonstrate() on the environment")
+    rng = np.random.default_rng([2, seed])
+    rows = [_weighted(t, config.env_weight) for t in demonstrations]
+    alphabet = sorted({i for ids, _ in rows for i in ids} - set(special_ids))
+    order = _epochs(rows, rng)
+    optimizer = Optimizer(model, config.optimizer)
+    model.train()
+
+    def train(batch: _Rows, scale: float) -> float:
+        ids, weights = _padded(batch)
+        logprobs, _ = token_logprobs(model, ids)
+        loss = -(logprobs * weights).sum() / weights.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step(scale)
+        return float(loss)
+
+    recent: deque[float] = deque(maxlen=10)
+    for step in range(config.copy_steps):
+        scale = schedule(config.optimizer, step, config.copy_steps + config.clone_steps)
+        recent.append(train(_copies(config.batch, alphabet, special_ids, rng), scale))
+        on_step(WarmStep("copying", step, config.copy_steps, recent[-1]))
+        if step >= 50 and float(np.mean(recent)) < config.copy_gate:
+            break
+    copies = round(config.batch * config.copy_share)
+    for step in range(config.clone_steps):
+        batch = [next(order) for _ in range(config.batch - copies)]
+        batch += _copies(copies, alphabet, special_ids, rng)
+        scale = schedule(config.optimizer, step + config.optimizer.warmup_steps, config.clone_steps)
+        loss = train(batch, scale)
+        on_step(WarmStep("cloning", step, config.clone_steps, loss))
+
+
+def _weighted(trajectory: Trajectory, env_weight: float) -> tuple[list[int], list[float]]:
+    weights = np.where(trajectory.loss_mask, 1.0, env_weight)
+    return trajectory.token_ids.tolist(), weights.tolist()
+
+
+def _epochs(rows: _Rows, rng: np.random.Generator) -> Iterator[tuple[list[int], list[float]]]:
+    while True:
+        for i in rng.permutation(len(rows)):
+            yield rows[i]
+
+
+def _copies(
+    count: int, alphabet: Sequence[int], separators: Sequence[int], rng: np.random.Generator, length: int = 64
+) -> _Rows:
+    """Random strings, each followed by a repeat of itself or of its tail; only the repeats are learned."""
+    rows: _Rows = []
+    letters, marks = np.asarray(alphabet), np.asarray(separators)
+    for _ in range(count):
+        ids: list[int] = []
+        weights: list[float] = []
+        while len(ids) < length:
+            string = rng.choice(letters, rng.integers(3, min(11, len(letters) + 1)), replace=False).tolist()
+            filler = rng.choice(letters, rng.integers(0, 4)).tolist()
+            mark = int(rng.choice(marks))
+            start = int(rng.integers(0, max(1, len(string) - 3))) if rng.random() < 0.5 else 0
+            repeat = string[start:]
+            known = [float(start == 0), *[1.0] * (len(repeat) - 1)]  # where a tail begins can't be known
+            ids += [mark, *string, *filler, mark, *repeat]
+            weights += [0.0] * (len(string) + len(filler) + 2) + known
+        rows.append((ids[:length], weights[:length]))
+    return rows
+
+
+def _padded(rows: _Rows) -> tuple[Tensor, Tensor]:
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
+    weights = torch.tensor([w + [0.0] * (width - len(w)) for _, w in rows])
+    weights[:, 0] = 0
+    return ids, weights

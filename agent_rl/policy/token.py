@@ -1,0 +1,109 @@
+"""TokenPolicy: a renderer in front of an inference engine; the episode is a token-id list from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agent_rl.errors import PolicyError
+from agent_rl.policy.base import Opening, Reply
+from agent_rl.policy.sampling import Sampler, SamplingParams
+from agent_rl.rendering.base import Renderer
+from agent_rl.trajectory import Trajectory
+from agent_rl.types import FinishReason, Fork, Message, Source
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPolicy:
+    """Any engine that takes and gives token ids; implements `Policy`."""
+
+    sampler: Sampler
+    renderer: Renderer
+    params: SamplingParams = SamplingParams()
+
+    def start(self, opening: Opening) -> TokenConversation:
+        """Begin an episode."""
+        return TokenConversation(self, opening)
+
+
+class TokenConversation:
+    """Appends what the environment said and what the engine sampled; nothing is ever rendered twice.
+
+    A renderer that can't prove that its rendering is an append answers with None; the conversation then forks: the
+    whole dialogue is rendered anew as the prompt of a new trajectory, where no token is trained a second time.
+    """
+
+    def __init__(self, policy: TokenPolicy, opening: Opening) -> None:
+        self._policy, self._tools, self._seed = policy, opening.tools, opening.seed
+        self._session = policy.sampler.open(opening.seed)
+        self._trajectories = [Trajectory()]
+        self._messages: list[Message] = []
+        self._turn = 0
+        self._context: list[int] = []
+        """Every id before the last reply, as the engine saw it."""
+        self._reply: tuple[int, ...] = ()
+        self._pending: list[tuple[list[int], Source]] = []
+        """Ids to append with the next reply: they join the trajectory when the engine gets them."""
+
+    @property
+    def context_limit(self) -> int | None:
+        """The engine's longest sequence, in tokens."""
+        return self._policy.sampler.context_limit
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """The token ids so far, one trajectory and its forks."""
+        return tuple(self._trajectories)
+
+    def observe(self, messages: Sequence[Message]) -> int:
+        """Render what is new; return the context's length in tokens, the new ones included."""
+        self._messages += messages
+        renderer = self._policy.renderer
+        if not self._reply:
+            self._pending = [(renderer.prompt(self._messages, self._tools), Source.PROMPT)]
+        else:
+            bridge = renderer.bridge(self._context, self._reply, messages, self._tools)
+            if bridge is None:
+                self._fork(renderer.prompt(self._messages, self._tools))
+            else:
+                self._pending = [(list(bridge.closing), Source.TEMPLATE), (list(bridge.ids), Source.ENV)]
+        return len(self._context) + len(self._reply) + sum(len(ids) for ids, _ in self._pending)
+
+    def _fork(self, prompt: list[int]) -> None:
+        old = [*self._context, *self._reply]
+        shared = next((i for i, (a, b) in enumerate(zip(old, prompt, strict=False)) if a != b), min(len(old), len(prompt)))
+        self._trajectories.append(Trajectory(Fork(len(self._trajectories) - 1, shared)))
+        self._session.close()
+        self._session = self._policy.sampler.open(self._seed + len(self._trajectories) - 1)
+        self._context, self._reply = [], ()
+        self._pending = [(prompt, Source.PROMPT)]
+
+    async def reply(self, max_tokens: int | None = None) -> Reply:
+        """Sample a reply and read it."""
+        if not self._pending:
+            raise PolicyError("observe what the environment said before asking for a reply")
+        params, stop_ids = self._policy.params, self._policy.renderer.stop_ids
+        if max_tokens is not None and max_tokens < params.max_tokens:
+            params = replace(params, max_tokens=max_tokens)
+        new = [i for ids, _ in self._pending for i in ids]
+        completion = await self._session.sample(new, params, stop_ids)
+        trajectory = self._trajectories[-1]
+        for ids, source in self._pending:
+            # a reply's closing tokens belong to its own turn, everything else opens the present one
+            trajectory.append(ids, source, self._turn - (source is Source.TEMPLATE))
+        trajectory.append_completion(completion, self._turn)
+        self._context += self._reply
+        self._context += new
+        self._reply, self._pending = completion.token_ids, []
+        if completion.finish_reason is FinishReason.ABORT:
+            raise PolicyError("the engine aborted the reply")
+        message = self._policy.renderer.parse(self._reply, self._context, self._tools)
+        calls = tuple(replace(c, id=f"call_{self._turn}_{i}") for i, c in enumerate(message.tool_calls))
+        message = replace(message, tool_calls=calls)
+        self._messages.append(message)
+        self._turn += 1
+        return Reply(message, completion.finish_reason)
+
+    def close(self) -> None:
+        """Give the engine's slot back."""
+        self._session.close()

@@ -1,0 +1,67 @@
+"""Evaluation: success rate and reward over a split's tasks, with confidence intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from agent_rl.types import Episode, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A proportion with its 95 % Wilson interval (Wilson 1927), which stays sensible near 0 and 1."""
+
+    successes: int
+    n: int
+
+    @property
+    def value(self) -> float:
+        """The proportion; NaN if nothing was counted."""
+        return self.successes / self.n if self.n else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval."""
+        if not self.n:
+            return (0.0, 1.0)
+        z, p, n = 1.959964, self.value, self.n
+        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return (max(0.0, centre - half), min(1.0, centre + half))
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:6.1%} [{low:.1%}, {high:.1%}] of {self.n}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a set of episodes says about a policy. Failed episodes count as neither success nor failure."""
+
+    success: Rate
+    reward: float
+    """Mean over the scored episodes; NaN if none was."""
+    failed: int
+    """Episodes that an infrastructure failure took."""
+    turns: float
+    tool_calls: float
+    tool_errors: float
+
+
+def summarise(episodes: list[Episode]) -> Evaluation:
+    """Summarise finished episodes; all means are per episode."""
+    known = [e.success for e in episodes if e.success is not None]
+    rewards = [e.reward for e in episodes if e.reward is not None]
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values) if values else math.nan
+
+    return Evaluation(
+        success=Rate(sum(known), len(known)),
+        reward=mean(rewards),
+        failed=sum(e.outcome is Outcome.FAILED for e in episodes),
+        turns=mean([float(e.turns) for e in episodes]),
+        tool_calls=mean([float(e.tool_calls) for e in episodes]),
+        tool_errors=mean([float(sum(e.tool_errors.values())) for e in episodes]),
+    )

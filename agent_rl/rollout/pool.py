@@ -1,0 +1,73 @@
+"""Many episodes at once: groups of samples of one task, a bounded number under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+
+from agent_rl.env import Budget
+from agent_rl.policy.base import Policy
+from agent_rl.registry import EnvSpec
+from agent_rl.rollout.episode import Job, run_episode
+from agent_rl.tasks import episode_seed, task_key
+from agent_rl.types import JSON, Episode, Task
+
+
+def group_jobs(
+    spec: EnvSpec,
+    task: Task,
+    samples: int,
+    run_seed: int,
+    *,
+    budget: Budget | None = None,
+    env_args: Mapping[str, JSON] | None = None,
+) -> list[Job]:
+    """Return the jobs of one group: `samples` episodes of the same task that differ in their seeds only."""
+    group = f"{task_key(task)}-{run_seed}"
+    seeds = [episode_seed(run_seed, task, sample) for sample in range(samples)]
+    return [Job(spec, task, seed, group, budget, env_args or {}) for seed in seeds]
+
+
+async def run_jobs(
+    jobs: Sequence[Job], policy: Policy, *, concurrency: int = 64, on_episode: Callable[[Episode], None] | None = None
+) -> list[Episode]:
+    """Run all jobs, at most `concurrency` at a time; return their episodes in the order of the jobs.
+
+    Args:
+        jobs: what to run.
+        policy: who plays.
+        concurrency: how many episodes may be under way.
+        on_episode: called with each episode as it ends.
+    """
+    episodes: dict[int, Episode] = {}
+    async for index, episode in stream_jobs(jobs, policy, concurrency=concurrency):
+        episodes[index] = episode
+        if on_episode is not None:
+            on_episode(episode)
+    return [episodes[index] for index in range(len(jobs))]
+
+
+async def stream_jobs(
+    jobs: Iterable[Job], policy: Policy, *, concurrency: int = 64
+) -> AsyncIterator[tuple[int, Episode]]:
+    """Yield `(index of the job, episode)` as episodes end; jobs are drawn as there is room for them."""
+    source = enumerate(jobs)
+    ended: asyncio.Queue[tuple[int, Episode] | None] = asyncio.Queue()
+
+    async def work() -> None:
+        try:
+            for index, job in source:
+                ended.put_nowait((index, await run_episode(job, policy)))
+        finally:
+            ended.put_nowait(None)
+
+    workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+    try:
+        for _ in workers:
+            while (entry := await ended.get()) is not None:
+                yield entry
+        await asyncio.gather(*workers)  # raises what broke a worker: not an episode, but the source of jobs
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)

@@ -1,0 +1,125 @@
+"""calculator-v0: arithmetic in several steps, with a calculator that does one operation per call.
+
+Task: an expression such as `4+3*6`; the answer is a whole number. Tools: `calculator`. Reward: `correct` (weight 1) for
+the exact answer, `clean` (weight 0.1) for an answer that was reached without a failed call.
+
+Splits: `train`, `dev` and `test` hold expressions with two operations (one in five has one) and are disjoint by a hash
+of the expression; `train-hard` and `test-hard` hold three operations.
+
+The demonstrations know the form of the tool calls but not the precedence of operators: they begin at either end by the
+toss of a coin. What is left to learn is when which end is right.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+
+import numpy as np
+
+from agent_rl.env import Budget, Script, ToolEnv
+from agent_rl.registry import register
+from agent_rl.rewards import reward
+from agent_rl.tools.calculator import calculator
+from agent_rl.types import Episode, Message, Task, ToolCall
+
+FORMS = {
+    "1": ("a+b", "a*b", "c-a"),
+    "2": ("a*b+c", "a*b-c", "c-a+b", "c+a*b", "c-a*b", "b+c*a"),
+    "3": ("a*b+c*d", "c+a*b-d", "c-a+b*d", "a*b-c+d"),
+}
+"""Forms of expressions by difficulty level; half of the level-2 forms begin at the left, half at the right."""
+
+_SHARES = {"train": ("2", "2", "2", "2", "1"), "train-hard": ("3",)}
+_TERM = re.compile(r"\d+|[-+*]")
+
+
+@functools.cache
+def held_out(expression: str) -> str:
+    """Return the part of the data that an expression belongs to: eight in ten to train, one each to dev and test."""
+    digest = hashlib.blake2b(expression.encode(), digest_size=2).digest()
+    return {0: "test", 1: "dev"}.get(int.from_bytes(digest, "big") % 10, "train")
+
+
+def make_task(split: str, index: int) -> Task:
+    """Draw expressions until one belongs to the split."""
+    part, _, hard = split.partition("-")
+    rng = np.random.default_rng([*split.encode(), index])
+    levels = _SHARES["train-hard" if hard else "train"]
+    while True:
+        level = levels[rng.integers(len(levels))]
+        form = FORMS[level][rng.integers(len(FORMS[level]))]
+        numbers = {"a": rng.integers(2, 10), "b": rng.integers(2, 10), "c": rng.integers(2, 19), "d": rng.integers(2, 10)}
+        expression = "".join(str(numbers.get(c, c)) for c in form)
+        if held_out(expression) == part:
+            return {"expression": expression, "answer": solve(expression)[-1][1]}
+
+
+def solve(expression: str) -> list[tuple[str, int]]:
+    """Return the operations that lead to the value, in order of precedence, each with its result."""
+    terms, steps = _TERM.findall(expression), []
+    while len(terms) > 1:
+        at = terms.index("*") if "*" in terms else 1
+        value = calculator("".join(terms[at - 1 : at + 2]))
+        steps.append(("".join(terms[at - 1 : at + 2]), value))
+        terms[at - 1 : at + 2] = [str(value)]
+    return steps
+
+
+@register(
+    "calculator-v0",
+    tasks=make_task,
+    splits=("train", "dev", "test", "train-hard", "test-hard"),
+    budget=Budget(turns=6, tokens=256, tool_calls=8),
+)
+class Calculator(ToolEnv):
+    """Compute an expression with a calculator that knows one operation at a time."""
+
+    extra_tools = (calculator,)
+
+    def reset(self, task: Task, rng: np.random.Generator) -> str:
+        """Ask for the value of the expression."""
+        self.expression, self.answer = str(task["expression"]), str(task["answer"])
+        return f"compute {self.expression}"
+
+    @reward(weight=1.0)
+    def correct(self, episode: Episode) -> bool:
+        """Whether the final answer is the value."""
+        return episode.final_text.strip() == self.answer
+
+    @reward(weight=0.1)
+    def clean(self, episode: Episode) -> bool:
+        """Whether there is an answer, and no call failed on the way to it."""
+        return bool(episode.final_text) and not episode.tool_errors
+
+    def oracle(self) -> Script:
+        """Multiply first, then go from left to right."""
+        for operation, _ in solve(self.expression):
+            yield _call(operation)
+        yield self.answer
+
+    def demonstrate(self, rng: np.random.Generator) -> Script:
+        """Guess, misname the argument or stop early now and then; else compute from a random end."""
+        mood = rng.random()
+        if mood < 0.20:
+            yield str(rng.integers(4, 100))
+            return
+        terms = _TERM.findall(self.expression)
+        if mood < 0.26:
+            yield _call("".join(terms[:3]), argument="expr")
+            yield str(rng.integers(4, 100))
+            return
+        value = ""
+        while len(terms) > 1:
+            at = 1 if rng.random() < 0.5 else len(terms) - 2
+            (result,) = yield _call("".join(terms[at - 1 : at + 2]))
+            value = result.content
+            terms[at - 1 : at + 2] = [value]
+            if mood < 0.36:
+                break
+        yield value
+
+
+def _call(operation: str, argument: str = "expression") -> Message:
+    return Message("assistant", tool_calls=(ToolCall("call_0", "calculator", {argument: operation}),))

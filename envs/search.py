@@ -1,0 +1,129 @@
+"""search-v0: questions that take two searches to answer, over a corpus that is generated for each task.
+
+Task: in a world of made-up people, cities and countries, "bafo born in which country" needs the city first and then its
+country. Tools: `search`, an FTS5 index that returns at most two documents with every word of the query. Reward:
+`correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an answer without a failed call.
+
+Splits: `train`, `dev` and `test`; each task has a world of its own, drawn from the split's name and the task's index, so
+no two splits share one. Names are shared, facts are not: nothing can be known without searching.
+
+The demonstrations mostly search for the person alone, get two facts, and follow either. What is left to learn is to
+name the relation in the query.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from agent_rl.env import Budget, Script, ToolEnv
+from agent_rl.registry import register
+from agent_rl.rewards import reward
+from agent_rl.tool import tool
+from agent_rl.tools.search import SearchIndex
+from agent_rl.types import Episode, Message, Task, ToolCall
+
+_SYLLABLES = [consonant + vowel for consonant in "bdfgklmn" for vowel in "aio"]
+NAMES = tuple(a + b for i, a in enumerate(_SYLLABLES) for j, b in enumerate(_SYLLABLES) if (7 * i + 5 * j) % 8 == 0)[:72]
+PEOPLE = 4
+"""How many people, and as many cities and countries, a world has."""
+
+RELATIONS = {"born": "{person} was born in {city}", "lives": "{person} lives in {city}"}
+
+
+def make_task(split: str, index: int) -> Task:
+    """Draw a world and a question about it."""
+    rng = np.random.default_rng([*split.encode(), index])
+    names = [NAMES[i] for i in rng.choice(len(NAMES), 3 * PEOPLE, replace=False)]
+    people, cities, countries = (names[i * PEOPLE : (i + 1) * PEOPLE] for i in range(3))
+    facts = [f"{city} is the capital of {country}" for city, country in zip(cities, countries, strict=True)]
+    homes = {}
+    for i, person in enumerate(people):
+        for offset, (relation, text) in enumerate(RELATIONS.items()):
+            homes[person, relation] = (i + offset) % PEOPLE
+            facts.append(text.format(person=person, city=cities[homes[person, relation]]))
+    person, relation = people[rng.integers(PEOPLE)], list(RELATIONS)[rng.integers(len(RELATIONS))]
+    return {
+        "facts": [facts[i] for i in rng.permutation(len(facts))],
+        "person": person,
+        "relation": relation,
+        "answer": countries[homes[person, relation]],
+    }
+
+
+@functools.lru_cache(maxsize=1024)
+def _index(facts: tuple[str, ...]) -> SearchIndex:
+    return SearchIndex(facts)
+
+
+@register(
+    "search-v0",
+    tasks=make_task,
+    splits=("train", "dev", "test"),
+    budget=Budget(turns=5, tokens=256, tool_calls=8),
+)
+class Search(ToolEnv):
+    """Find out a country by way of a city."""
+
+    def reset(self, task: Task, rng: np.random.Generator) -> str:
+        """Ask in which country the person was born, or lives."""
+        facts = task["facts"]
+        assert isinstance(facts, list | tuple)
+        self.index = _index(tuple(str(fact) for fact in facts))
+        self.person, self.relation = str(task["person"]), str(task["relation"])
+        self.answer = str(task["answer"])
+        return f"{self.person} {self.relation} in which country"
+
+    @tool(inline=True)
+    def search(self, query: str) -> str:
+        """Search the corpus.
+
+        Args:
+            query: words that must all occur, such as "bafo born".
+        """
+        return "; ".join(self.index.search(query, k=2)) or "no results"
+
+    @reward(weight=1.0)
+    def correct(self, episode: Episode) -> bool:
+        """Whether the final answer is the country."""
+        return episode.final_text.strip() == self.answer
+
+    @reward(weight=0.1)
+    def clean(self, episode: Episode) -> bool:
+        """Whether there is an answer, and no call failed on the way to it."""
+        return bool(episode.final_text) and not episode.tool_errors
+
+    def oracle(self) -> Script:
+        """Search for the person with the relation, then for the city's country."""
+        (found,) = yield _call(f"{self.person} {self.relation}")
+        (found,) = yield _call(f"{_last_word(found)} capital")
+        yield _last_word(found)
+
+    def demonstrate(self, rng: np.random.Generator) -> Script:
+        """Guess, misname the argument or stop early now and then; else follow one of the facts found."""
+        mood = rng.random()
+        if mood < 0.20:
+            yield str(rng.choice(NAMES))
+            return
+        if mood < 0.26:
+            yield _call(self.person, argument="q")
+            yield str(rng.choice(NAMES))
+            return
+        vague = rng.random() < 0.6
+        (found,) = yield _call(self.person if vague else f"{self.person} {self.relation}")
+        facts = found.content.split("; ")
+        city = facts[rng.integers(len(facts))].split()[-1]
+        if mood < 0.36:
+            yield city
+            return
+        (found,) = yield _call(f"{city} capital")
+        yield _last_word(found)
+
+
+def _call(query: str, argument: str = "query") -> Message:
+    return Message("assistant", tool_calls=(ToolCall("call_0", "search", {argument: query}),))
+
+
+def _last_word(message: Message) -> str:
+    return message.content.split()[-1]

@@ -1,0 +1,259 @@
+"""agent_rl.registry: ids, versions, collisions, plugins, user files."""
+
+import importlib.metadata
+import subprocess
+import sys
+import types
+
+import pytest
+
+import agent_rl
+from agent_rl import registry
+from agent_rl.env import Budget, Env
+from agent_rl.errors import ConfigError, DefinitionError, NameCollisionError, UnknownEnvError
+from agent_rl.registry import env_ids, load_file, make, register, spec
+
+FILE = """
+import agent_rl as ar
+
+@ar.register("{id}", tasks={{"train": "tasks.jsonl"}})
+class {name}(ar.Env):
+    def __init__(self, size: int = 3):
+        self.size = size
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch):
+    """Start every test with an empty registry, and the built-ins out of it."""
+    monkeypatch.setattr(registry, "_specs", {})
+    monkeypatch.setattr(registry, "_plugins_loaded", True)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+class Shop(Env):
+    pass
+
+
+class Sized(Env):
+    def __init__(self, size: int, color: str = "red") -> None:
+        self.size = size
+
+
+def load(tmp_path, id="file-v0", name="Mine", file="my_envs.py") -> types.ModuleType:
+    (tmp_path / file).write_text(FILE.format(id=id, name=name))
+    return load_file(tmp_path / file)
+
+
+# Ids
+
+
+def test_register_and_make():
+    assert register("shop-v0", budget=Budget(turns=2), nondeterministic=True)(Shop) is Shop
+    assert isinstance(make("shop-v0"), Shop)
+    found = spec("shop-v0")
+    assert (found.id, found.cls, found.budget, found.nondeterministic) == ("shop-v0", Shop, Budget(turns=2), True)
+    assert env_ids() == ("shop-v0",)
+
+
+@pytest.mark.parametrize("id", ["shop", "shop-v", "a/b/shop-v0", "my shop-v0", "shop-v0 ", "-v0x", "shöp-v0"])
+def test_an_id_needs_a_name_and_a_version(id):
+    with pytest.raises(ConfigError, match="name-v0"):
+        register(id)
+
+
+@pytest.mark.parametrize("id", ["shop-v0", "me/shop-v12", "my.shop_2-x-v0"])
+def test_good_ids(id):
+    register(id)(Shop)
+    assert spec(id).id == id
+
+
+def test_without_a_version_the_newest_is_meant():
+    for version in (2, 10, 9):
+        register(f"me/shop-v{version}")(Shop)
+    assert spec("me/shop").id == "me/shop-v10"
+    assert isinstance(make("me/shop"), Shop)
+    with pytest.raises(UnknownEnvError):
+        spec("shop")
+
+
+def test_an_unknown_id_has_a_suggestion():
+    register("shop-v0")(Shop)
+    register("shop-v1")(Shop)
+    with pytest.raises(UnknownEnvError, match=r"no environment 'shp-v0'\. Did you mean 'shop-v0'\?"):
+        spec("shp-v0")
+    with pytest.raises(UnknownEnvError, match=r"no environment 'shop-v7'\. Its versions are: shop-v0, shop-v1\."):
+        make("shop-v7")
+
+
+def test_only_environments_can_be_registered():
+    for thing in (int, Shop(), lambda: Shop()):
+        with pytest.raises(DefinitionError, match=r"no subclass of agent_rl\.Env"):
+            register("shop-v0")(thing)
+    assert env_ids() == ()
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"sise": 3}, r"sized-v0: no argument 'sise'\. Did you mean 'size'\? It takes: size, color\."),
+        ({}, "missing a required argument: 'size'"),
+        ({"size": 3, "self": 1}, "no argument 'self'"),
+    ],
+)
+def test_arguments_that_the_class_does_not_take(arguments, complaint):
+    register("sized-v0")(Sized)
+    assert spec("sized-v0").make(size=3).size == 3
+    with pytest.raises(ConfigError, match=complaint):
+        spec("sized-v0").make(**arguments)
+
+
+def test_a_class_without_init_takes_none():
+    register("shop-v0")(Shop)
+    with pytest.raises(ConfigError, match=r"no argument 'size'\. It takes none"):
+        make("shop-v0", size=3)
+
+
+def test_an_error_inside_the_constructor_is_not_taken_for_a_bad_argument():
+    class Broken(Env):
+        def __init__(self) -> None:
+            raise TypeError("inside")
+
+    register("broken-v0")(Broken)
+    with pytest.raises(TypeError, match="inside") as caught:
+        make("broken-v0")
+    assert not isinstance(caught.value, ConfigError)
+
+
+# Collisions and files
+
+
+def test_two_classes_of_one_id_collide_with_both_named(tmp_path):
+    register("shop-v0")(Shop)
+    with pytest.raises(NameCollisionError, match=r"Shop in .*test_registry\.py, and by Sized in .*test_registry\.py"):
+        register("shop-v0")(Sized)
+    with pytest.raises(NameCollisionError, match=r"Shop in .*test_registry\.py, and by Shop in .*my_envs\.py"):
+        load(tmp_path, "shop-v0", "Shop")
+    assert spec("shop-v0").cls is Shop
+
+
+def test_the_same_class_loaded_again_takes_its_own_place(tmp_path):
+    first = load(tmp_path)
+    second = load(tmp_path)
+    assert first.Mine is not second.Mine
+    assert spec("file-v0").cls is second.Mine
+
+
+def test_a_file_finds_its_tasks_and_its_neighbours(tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"n": 1}\n')
+    (tmp_path / "neighbour_of_my_envs.py").write_text("ID = 'near-v0'\n")
+    (tmp_path / "my_envs.py").write_text(
+        "from neighbour_of_my_envs import ID\n" + FILE.format(id="x-v0", name="X").replace('"x-v0"', "ID")
+    )
+    module = load_file(tmp_path / "my_envs.py")
+    assert spec("near").tasks.get("train", 0) == {"n": 1}
+    assert spec("near").file == tmp_path / "my_envs.py"
+    assert sys.modules[module.__name__] is module
+    assert make("near", size=5).size == 5
+
+
+def test_files_of_one_name_do_not_meet(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        load(tmp_path / folder, id=f"{folder}-v0")
+    assert env_ids() == ("a-v0", "b-v0")
+    assert spec("a").cls.__module__ != spec("b").cls.__module__
+
+
+def test_a_file_that_cannot_be_loaded(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    for name in ("gone.py", "notes.txt", "."):
+        with pytest.raises(ConfigError, match="is no Python file"):
+            load_file(tmp_path / name)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(ZeroDivisionError):
+        load_file(tmp_path / "broken.py")
+    assert not any("agent_rl_file_broken" in name for name in sys.modules)
+
+
+# Plugins
+
+
+@pytest.fixture
+def plugins(monkeypatch):
+    """Replace the built-ins and entry points by what the test puts into this dict; return it."""
+    loads: dict[str, object] = {}
+    monkeypatch.setattr(registry, "_plugins_loaded", False)
+    monkeypatch.setattr(registry, "_plugins", lambda: list(loads.items()))
+    return loads
+
+
+def broken() -> None:
+    raise ImportError("no module named 'x'")
+
+
+def test_a_broken_plugin_is_named_and_costs_only_itself(plugins):
+    plugins.update(bad=broken, worse=broken, good=lambda: register("shop-v0")(Shop))
+    with pytest.warns(RuntimeWarning) as caught:
+        assert env_ids() == ("shop-v0",)
+    assert [str(w.message) for w in caught] == [
+        f"environment plugin '{name}' is left out: ImportError: no module named 'x'" for name in ("bad", "worse")
+    ]
+    assert env_ids() == ("shop-v0",)  # and is not tried again
+
+
+def test_where_warnings_are_errors_the_other_plugins_are_still_there(plugins):
+    plugins.update(bad=broken, good=lambda: register("shop-v0")(Shop))
+    with pytest.raises(RuntimeWarning, match="'bad'"):
+        env_ids()
+    assert env_ids() == ("shop-v0",)
+
+
+def test_a_plugin_that_collides_is_an_error_every_time(plugins):
+    register("shop-v0")(Shop)
+    plugins.update(rival=lambda: register("shop-v0")(Sized))
+    for _ in range(2):
+        with pytest.raises(NameCollisionError, match=r"Shop in .* by Sized in"):
+            spec("shop-v0")
+
+
+def test_a_plugin_may_look_up_ids_while_it_loads(plugins):
+    plugins.update(first=lambda: register("shop-v0")(Shop), second=lambda: make("shop-v0"))
+    assert env_ids() == ("shop-v0",)
+
+
+def test_plugins_are_the_modules_of_the_package_and_the_entry_points(monkeypatch, tmp_path):
+    (tmp_path / "builtin_shop.py").write_text(FILE.format(id="builtin-v0", name="Builtin"))
+    package = types.ModuleType("agent_rl_test_plugins")
+    package.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    monkeypatch.delitem(sys.modules, f"{package.__name__}.builtin_shop", raising=False)
+    monkeypatch.setattr(registry, "PLUGINS", package.__name__)
+    entry = importlib.metadata.EntryPoint("theirs", f"{__name__}:register_theirs", package.__name__)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry] if group == package.__name__ else [])
+    monkeypatch.setattr(registry, "_plugins_loaded", False)
+    assert [name for name, _ in registry._plugins()] == [f"{package.__name__}.builtin_shop", "theirs"]
+    assert env_ids() == ("builtin-v0",)
+
+
+def register_theirs() -> None:
+    """Stand for the module that an entry point names."""
+
+
+# The package
+
+
+def test_all_lists_every_public_name_once():
+    things = {name for name, value in vars(agent_rl).items() if not isinstance(value, types.ModuleType)}
+    public = {name for name in things if not name.startswith("_")} | {"__version__"}
+    assert sorted(agent_rl.__all__) == sorted(public)
+
+
+def test_import_is_light():
+    heavy = "torch transformers vllm verl ray gymnasium hydra rich"
+    check = f"import sys, agent_rl; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,91 @@
+"""agent_rl.rewards: what `@reward` methods may look like and return."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from agent_rl.env import Env
+from agent_rl.errors import DefinitionError
+from agent_rl.rewards import reward
+from agent_rl.types import Episode, Outcome, Reward, StopReason
+
+EPISODE = Episode("e", "odd-v0", {}, 0, "g", (), (), (), (), StopReason.DONE, Outcome.TERMINATED)
+
+
+def score(env: Env) -> tuple[Reward, ...]:
+    return asyncio.run(env.score(EPISODE))
+
+
+def scoring(value: object) -> Env:
+    """Return an environment whose only reward, `odd`, is `value`."""
+
+    class Odd(Env):
+        @reward
+        def odd(self, episode) -> float:
+            return value
+
+    return Odd()
+
+
+def test_an_environment_without_rewards_scores_nothing():
+    assert score(Env()) == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "scored"),
+    [(None, None), (True, 1.0), (2, 2.0), (0.5, 0.5), (np.float32(0.5), 0.5), (np.int64(2), 2.0), (np.True_, 1.0)],
+    ids=repr,
+)
+def test_numbers_become_floats_and_none_stays_none(value, scored):
+    (component,) = score(scoring(value))
+    assert component == Reward("odd", scored)
+    assert type(component.value) is type(scored)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(float("nan"), ValueError), (float("-inf"), ValueError), ("1", TypeError), ([1.0], TypeError)],
+    ids=repr,
+)
+def test_a_reward_that_is_no_number_names_itself(value, error):
+    with pytest.raises(error, match=r"Odd\.odd returned"):
+        score(scoring(value))
+
+
+def test_async_rewards_run_together_and_a_failure_comes_out_bare():
+    arrived: list[str] = []
+
+    class Judged(Env):
+        @reward
+        async def first(self, episode):
+            arrived.append("first")
+            while len(arrived) < 2:  # goes on only if the other one runs too
+                await asyncio.sleep(0)
+            return 1
+
+        @reward
+        async def second(self, episode):
+            arrived.append("second")
+            return 1
+
+    class Broken(Judged):
+        @reward
+        async def third(self, episode):
+            raise KeyError("judge")
+
+    assert [r.value for r in score(Judged())] == [1.0, 1.0]
+    with pytest.raises(KeyError, match="judge"):
+        score(Broken())
+
+
+def test_a_reward_of_the_wrong_form_is_a_definition_error():
+    with pytest.raises(DefinitionError, match=r"correct\(self\)'.*def correct\(self, episode\)"):
+
+        class NoEpisode(Env):
+            @reward
+            def correct(self):
+                return 1
+
+    with pytest.raises(DefinitionError, match="weight=nan"):
+        reward(weight=float("nan"))(lambda self, episode: 1)

@@ -1,0 +1,344 @@
+"""agent_rl.tool: ways of running, errors as messages."""
+
+import asyncio
+import contextvars
+import enum
+import threading
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from agent_rl.errors import DefinitionError, InfrastructureError, SandboxError
+from agent_rl.tool import Tool, as_text, call_tools, tool
+from agent_rl.types import Message, ToolCall, ToolErrorKind
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Point(BaseModel):
+    x: int
+    y: int = 0
+
+
+def call(*tools: Tool, **arguments: object) -> Message:
+    """Call the first of `tools` and return its message."""
+    (message,) = call_all(tools, ToolCall("c0", tools[0].spec.name, arguments))
+    return message
+
+
+def call_all(tools, *calls: ToolCall) -> tuple[Message, ...]:
+    return asyncio.run(call_tools({t.spec.name: t for t in tools}, calls, None))
+
+
+@tool(inline=True)
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def sleeper() -> str: ...
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tool(inline=True, timeout=5)(lambda: 1),
+        lambda: tool(inline=True)(sleeper),
+        lambda: tool(timeout=0)(sleeper),
+        lambda: tool(timeout=float("nan"))(sleeper),
+        lambda: tool(name="two words")(sleeper),
+    ],
+)
+def test_contradicting_options_are_definition_errors(make):
+    with pytest.raises(DefinitionError):
+        make()
+
+
+# Running
+
+
+@tool
+def in_a_thread(n: int) -> str:
+    return f"{n} {threading.current_thread() is threading.main_thread()} {threading.current_thread().daemon}"
+
+
+@tool
+async def awaited(n: int) -> str:
+    await asyncio.sleep(0)
+    return f"{n} {threading.current_thread() is threading.main_thread()}"
+
+
+@tool(inline=True)
+def inline(n: int) -> str:
+    return f"{n} {threading.current_thread() is threading.main_thread()}"
+
+
+def test_each_way_of_running_answers_in_the_order_of_the_calls():
+    names = ("in_a_thread", "awaited", "inline", "nothing", "awaited")
+    calls = [ToolCall(f"c{i}", name, {"n": i}) for i, name in enumerate(names)]
+    messages = call_all([in_a_thread, awaited, inline], *calls)
+    assert [m.tool_call_id for m in messages] == ["c0", "c1", "c2", "c3", "c4"]
+    assert [m.name for m in messages] == list(names)
+    assert all(m.role == "tool" for m in messages)
+    answers = [m.content for m in messages if m.tool_error is None]
+    assert answers == ["0 False True", "1 True", "2 True", "4 True"]
+
+
+def test_the_calls_of_a_turn_run_at_once():
+    barrier = threading.Barrier(3)
+
+    @tool(timeout=5)
+    def meet() -> str:
+        barrier.wait()  # passed only if all three are there
+        return "met"
+
+    assert [m.content for m in call_all([meet], *[ToolCall(str(i), "meet") for i in range(3)])] == ["met"] * 3
+
+
+def test_inline_calls_make_no_tasks(monkeypatch):
+    async def tasks_made_by(called: Tool, **arguments: object) -> int:
+        loop = asyncio.get_running_loop()
+        made: list[object] = []
+        create_task = loop.create_task
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "create_task", lambda *args, **kw: made.append(args) or create_task(*args, **kw))
+            calls = [ToolCall(str(i), called.spec.name, arguments) for i in range(2)]
+            await call_tools({called.spec.name: called}, calls, None)
+        return len(made)
+
+    assert asyncio.run(tasks_made_by(add, a=1)) == 0
+    assert asyncio.run(tasks_made_by(awaited, n=1)) == 2
+
+
+def test_context_variables_reach_the_thread():
+    variable = contextvars.ContextVar("variable", default="unset")
+
+    @tool
+    def read() -> str:
+        return variable.get()
+
+    variable.set("set")
+    assert call(read).content == "set"
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_late_call_is_a_timeout_and_nobody_waits_for_it(way):
+    release = threading.Event()
+
+    @tool(name="late", timeout=0.01)
+    def late_sync() -> None:
+        release.wait(10)
+
+    @tool(name="late", timeout=0.01)
+    async def late_async() -> None:
+        await asyncio.sleep(10)
+
+    message = call(late_sync if way == "sync" else late_async)
+    assert not release.is_set()
+    assert message.tool_error is ToolErrorKind.TIMEOUT
+    assert message.content == "error: timeout: late took more than 0.01 s"
+    release.set()
+
+
+def test_a_timeout_error_of_the_tools_own_is_an_exception():
+    @tool
+    async def fetch() -> None:
+        raise TimeoutError("the server")
+
+    assert call(fetch).tool_error is ToolErrorKind.EXCEPTION
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "content"),
+    [
+        (ToolCall("c", "add", error="no closing brace"), "malformed", "error: malformed call: no closing brace"),
+        (
+            ToolCall("c", "ad"),
+            "unknown_tool",
+            "error: there is no tool 'ad'. Did you mean 'add'? The tools are: add.",
+        ),
+        (ToolCall("c", "add", {}), "bad_arguments", "error: bad arguments: a: missing"),
+        (
+            ToolCall("c", "add", {"a": 1, "bb": 2}),
+            "bad_arguments",
+            "error: bad arguments: bb: no such argument. Did you mean 'b'?",
+        ),
+        (
+            ToolCall("c", "add", {"a": "x"}),
+            "bad_arguments",
+            "error: bad arguments: a: input should be a valid integer, unable to parse string as an integer (got 'x')",
+        ),
+    ],
+)
+def test_a_bad_call_comes_back_as_a_message(asked, kind, content):
+    assert call_all([add], asked) == (
+        Message("tool", content, tool_call_id="c", name=asked.name, tool_error=ToolErrorKind(kind)),
+    )
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize(
+    ("error", "content"),
+    [
+        (KeyError("x"), "error: KeyError: 'x'"),
+        (ValueError(), "error: ValueError"),
+        (ValueError("two\n  lines"), "error: ValueError: two lines"),
+        (SystemExit(2), "error: SystemExit: 2"),
+    ],
+    ids=repr,
+)
+def test_an_exception_is_one_line_without_a_traceback(inline, error, content):
+    @tool(inline=inline)
+    def broken() -> None:
+        raise error
+
+    message = call(broken)
+    assert (message.content, message.tool_error) == (content, ToolErrorKind.EXCEPTION)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_stop_iteration_does_not_hang_the_call(inline):
+    @tool(inline=inline, timeout=None if inline else 2)
+    def broken() -> None:
+        next(iter(()))
+
+    assert call(broken).tool_error is ToolErrorKind.EXCEPTION
+
+
+def test_a_long_message_is_cut():
+    @tool(inline=True)
+    def broken() -> None:
+        raise ValueError("x" * 10_000)
+
+    assert len(call(broken).content) < 600
+
+
+def test_a_validation_error_inside_the_tool_is_not_the_models_bad_arguments():
+    @tool(inline=True)
+    def broken() -> None:
+        Point.model_validate({})
+
+    assert call(broken).tool_error is ToolErrorKind.EXCEPTION
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside another"])
+@pytest.mark.parametrize("inline", [True, False])
+def test_infrastructure_errors_propagate(inline, others):
+    @tool(inline=inline)
+    def lost() -> None:
+        raise SandboxError("gone")
+
+    with pytest.raises(SandboxError, match="gone"):
+        call_all([lost, awaited], ToolCall("a", "lost"), *[ToolCall("b", "awaited", {"n": 1})] * others)
+
+
+def test_siblings_of_a_propagating_error_are_cancelled():
+    seen: list[str] = []
+
+    @tool
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    @tool
+    async def lost() -> None:
+        await asyncio.sleep(0)
+        raise InfrastructureError("gone")
+
+    with pytest.raises(InfrastructureError):
+        call_all([slow, lost], ToolCall("a", "slow"), ToolCall("b", "lost"))
+    assert seen == ["cancelled"]
+
+
+def test_cancelling_the_turn_cancels_the_call():
+    async def main() -> None:
+        task = asyncio.create_task(call_tools({"forever": forever}, [ToolCall("a", "forever")], None))
+        await asyncio.sleep(0.001)
+        task.cancel()
+        await task
+
+    @tool
+    async def forever() -> None:
+        await asyncio.sleep(10)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_keyboard_interrupt_propagates(inline):
+    @tool(inline=inline)
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call(interrupted)
+
+
+# Results
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("as it\nis", "as it\nis"),
+        (None, ""),
+        (3, "3"),
+        (3.0, "3.0"),
+        (0.1 + 0.2, "0.30000000000000004"),
+        (True, "true"),
+        (False, "false"),
+        ({"a": [1, None, "é"]}, '{"a":[1,null,"é"]}'),
+        ((1, 2.0), "[1,2.0]"),
+        (Point(x=1), '{"x":1,"y":0}'),
+        ([Point(x=1)], '[{"x":1,"y":0}]'),
+        (Color.RED, '"red"'),
+        (ToolErrorKind.TIMEOUT, "timeout"),
+        (np.float64(2.0), "2.0"),
+        (np.int64(2), "2"),
+        (np.arange(2), "[0,1]"),
+    ],
+    ids=repr,
+)
+def test_results_as_text(value, text):
+    assert as_text(value) == text
+    assert type(as_text(value)) is str
+
+
+def test_a_result_without_a_json_form_is_an_exception_of_the_tool():
+    @tool(inline=True)
+    def broken() -> object:
+        return threading.Lock()
+
+    message = call(broken)
+    assert message.tool_error is ToolErrorKind.EXCEPTION
+    assert "type lock has no JSON form" in message.content
+
+
+# As a function
+
+
+def test_a_tool_is_still_its_function_and_its_method():
+    class Shop:
+        base = 10
+
+        @tool
+        def price(self, item: int) -> int:
+            """Price it."""
+            return self.base + item
+
+    assert add(1, b=2) == 3
+    assert Shop().price(2) == 12
+    assert isinstance(Shop.price, Tool)
+    assert Shop.price.__doc__ == "Price it."
+    assert list(Shop.price.spec.parameters["properties"]) == ["item"]
