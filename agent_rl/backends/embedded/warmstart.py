@@ -30,10 +30,10 @@ class WarmStartConfig(BaseModel):
 
     demonstrations: int = Field(6000, ge=1)
     batch: int = Field(32, ge=1)
-    copy_steps: int = Field(500, ge=0)
+    copy_steps: int = Field(60, ge=0)
     """At most; the gate usually ends the phase sooner."""
-    copy_gate: float = Field(1.6, gt=0)
-    """The mean copy loss, in nats over ten steps, at which cloning begins."""
+    copy_gate: float = Field(0.25, gt=0)
+    """The mean copy loss, in nats over five steps, at which cloning begins."""
     copy_share: float = Field(0.25, ge=0, lt=1)
     """The part of a cloning batch that is still copying."""
     clone_steps: int = Field(400, ge=0)
@@ -82,7 +82,6 @@ def warm_start(
     rng = np.random.default_rng([2, seed])
     rows = [_weighted(t, config.env_weight) for t in demonstrations]
     alphabet = sorted({i for ids, _ in rows for i in ids} - set(special_ids))
-    order = _epochs(rows, rng)
     optimizer = Optimizer(model, config.optimizer)
     model.train()
 
@@ -92,19 +91,19 @@ def warm_start(
         loss = -(logprobs * weights).sum() / weights.sum()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step(scale)
-        return float(loss)
+        return float(loss.detach())
 
-    recent: deque[float] = deque(maxlen=10)
+    recent: deque[float] = deque(maxlen=5)
     for step in range(config.copy_steps):
-        scale = schedule(config.optimizer, step, config.copy_steps + config.clone_steps)
+        scale = schedule(config.optimizer, step, 2**31)
         recent.append(train(_copies(config.batch, alphabet, special_ids, rng), scale))
         on_step(WarmStep("copying", step, config.copy_steps, recent[-1]))
-        if step >= 50 and float(np.mean(recent)) < config.copy_gate:
+        if len(recent) == recent.maxlen and float(np.mean(recent)) < config.copy_gate:
             break
     copies = round(config.batch * config.copy_share)
+    order = _epochs(rows, config.batch - copies, rng)
     for step in range(config.clone_steps):
-        batch = [next(order) for _ in range(config.batch - copies)]
-        batch += _copies(copies, alphabet, special_ids, rng)
+        batch = next(order) + _copies(copies, alphabet, special_ids, rng)
         scale = schedule(config.optimizer, step + config.optimizer.warmup_steps, config.clone_steps)
         loss = train(batch, scale)
         on_step(WarmStep("cloning", step, config.clone_steps, loss))
@@ -115,10 +114,15 @@ def _weighted(trajectory: Trajectory, env_weight: float) -> tuple[list[int], lis
     return trajectory.token_ids.tolist(), weights.tolist()
 
 
-def _epochs(rows: _Rows, rng: np.random.Generator) -> Iterator[tuple[list[int], list[float]]]:
+def _epochs(rows: _Rows, batch: int, rng: np.random.Generator) -> Iterator[_Rows]:
+    """Batches without end, of rows of like lengths: they are sorted within pools of eight batches."""
     while True:
-        for i in rng.permutation(len(rows)):
-            yield rows[i]
+        order = rng.permutation(len(rows))
+        for start in range(0, len(rows), 8 * batch):
+            pool = sorted(order[start : start + 8 * batch], key=lambda i: len(rows[i][0]))
+            cuts = range(0, len(pool), batch)
+            for cut in rng.permutation(cuts):
+                yield [rows[i] for i in pool[cut : cut + batch]]
 
 
 def _copies(
