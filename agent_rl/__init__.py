@@ -1,5 +1,6 @@
 """agent_rl: a gym and trainer for multi-turn, tool-using language-model agents."""
 
+from agent_rl.api import evaluate, run
 from agent_rl.env import Budget, Env, Observation, Script, ToolEnv
 from agent_rl.errors import (
     AgentRLError,
@@ -90,10 +91,12 @@ __all__ = [
     "TrajectoryError",
     "UnknownEnvError",
     "env_ids",
+    "evaluate",
     "load_file",
     "make",
     "register",
     "reward",
+    "run",
     "spec",
     "tool",
 ]

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING
 
+from agent_rl.policy.sampling import SamplingParams
+from agent_rl.rendering.base import Bridge, Renderer
+from agent_rl.tool import ToolSpec
 from agent_rl.trajectory import Trajectory
 from agent_rl.types import (
     Completion,
@@ -18,6 +25,9 @@ from agent_rl.types import (
     ToolCall,
     ToolErrorKind,
 )
+
+if TYPE_CHECKING:
+    from agent_rl.rendering.chatml import ChatMLRenderer
 
 
 def example_episode(episode_id: str = "e0", **changes: object) -> Episode:
@@ -55,3 +65,78 @@ def example_episode(episode_id: str = "e0", **changes: object) -> Episode:
         seconds=1.25,
     )
     return replace(episode, **changes)  # type: ignore[arg-type]
+
+
+class ScriptedSampler:
+    """An inference engine whose replies are given, in order, over all its sessions; implements `Sampler`.
+
+    A reply longer than `max_tokens` is cut, as an engine would. Each session keeps a ledger of every id that it was
+    given or gave back.
+    """
+
+    def __init__(
+        self, replies: Iterable[Sequence[int]], *, versions: Iterable[int] = (), context_limit: int | None = None
+    ) -> None:
+        self.replies = iter(replies)
+        self.versions = chain(versions, repeat(0))  # of one token after the other
+        self.context_limit = context_limit
+        self.sessions: list[ScriptedSession] = []
+
+    def open(self, seed: int) -> ScriptedSession:
+        self.sessions.append(ScriptedSession(self, seed))
+        return self.sessions[-1]
+
+
+class ScriptedSession:
+    """One sequence of a `ScriptedSampler`."""
+
+    def __init__(self, sampler: ScriptedSampler, seed: int) -> None:
+        self.sampler, self.seed = sampler, seed
+        self.ledger: list[int] = []
+        self.params: list[SamplingParams] = []
+        self.closed = 0
+
+    async def sample(self, ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]) -> Completion:
+        assert not self.closed
+        reply = tuple(next(self.sampler.replies))[: params.max_tokens]
+        self.ledger += [*ids, *reply]
+        self.params.append(params)
+        finish = FinishReason.STOP if reply[-1] in stop_ids else FinishReason.LENGTH
+        logprobs = tuple(-0.001 * (i + 1) for i in range(len(reply)))
+        return Completion(reply, logprobs, logprobs, finish, tuple(islice(self.sampler.versions, len(reply))))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class UnprovenRenderer:
+    """A renderer that can't bridge the turns in `unproven` (counted from 1); implements `Renderer`."""
+
+    def __init__(self, renderer: Renderer, unproven: Container[int]) -> None:
+        self.renderer, self.unproven = renderer, unproven
+        self.turn = 0
+        self.stop_ids = renderer.stop_ids
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        return self.renderer.prompt(messages, tools)
+
+    def bridge(
+        self, prefix: Sequence[int], reply: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> Bridge | None:
+        self.turn += 1
+        return None if self.turn in self.unproven else self.renderer.bridge(prefix, reply, messages, tools)
+
+    def parse(self, reply: Sequence[int], prefix: Sequence[int] = (), tools: Sequence[ToolSpec] = ()) -> Message:
+        return self.renderer.parse(reply, prefix, tools)
+
+    def reply(self, message: Message) -> list[int]:
+        return self.renderer.reply(message)
+
+
+@functools.cache
+def small_renderer() -> ChatMLRenderer:
+    """Return a renderer over a tokenizer of bytes and small numbers, made in a fraction of a second."""
+    from agent_rl.rendering.chatml import ChatMLRenderer
+    from agent_rl.rendering.tokenizer import train_tokenizer
+
+    return ChatMLRenderer(train_tokenizer(["compute 3*4+5 calculator expression"], 432))

@@ -68,6 +68,9 @@ class Algorithm:
             whole: counts over the whole batch.
         """
         config, mask = self.config, batch.loss_mask
+        # before any arithmetic: 0 * NaN is NaN, so what stands outside the mask would come back with the gradient
+        nothing = logprobs.new_zeros(())
+        logprobs, old_logprobs = torch.where(mask, logprobs, nothing), torch.where(mask, old_logprobs, nothing)
         token = ppo_clip(
             logprobs,
             old_logprobs,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from agent_rl.errors import PolicyError
 from agent_rl.policy.base import Opening, Reply
 from agent_rl.policy.sampling import Sampler, SamplingParams
 from agent_rl.rendering.base import Renderer
 from agent_rl.trajectory import Trajectory
-from agent_rl.types import FinishReason, Fork, Message, Source
+from agent_rl.types import Fork, Message, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class TokenPolicy:
 
     sampler: Sampler
     renderer: Renderer
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = field(default_factory=SamplingParams)
 
     def start(self, opening: Opening) -> TokenConversation:
         """Begin an episode."""
@@ -44,6 +45,8 @@ class TokenConversation:
         self._reply: tuple[int, ...] = ()
         self._pending: list[tuple[list[int], Source]] = []
         """Ids to append with the next reply: they join the trajectory when the engine gets them."""
+        self._forked: Fork | None = None
+        """Where they branch off, if they begin a new trajectory."""
 
     @property
     def context_limit(self) -> int | None:
@@ -59,7 +62,7 @@ class TokenConversation:
         """Render what is new; return the context's length in tokens, the new ones included."""
         self._messages += messages
         renderer = self._policy.renderer
-        if not self._reply:
+        if not self._context:
             self._pending = [(renderer.prompt(self._messages, self._tools), Source.PROMPT)]
         else:
             bridge = renderer.bridge(self._context, self._reply, messages, self._tools)
@@ -71,10 +74,10 @@ class TokenConversation:
 
     def _fork(self, prompt: list[int]) -> None:
         old = [*self._context, *self._reply]
-        shared = next((i for i, (a, b) in enumerate(zip(old, prompt, strict=False)) if a != b), min(len(old), len(prompt)))
-        self._trajectories.append(Trajectory(Fork(len(self._trajectories) - 1, shared)))
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, prompt, strict=False)))
+        self._forked = Fork(len(self._trajectories) - 1, shared)
         self._session.close()
-        self._session = self._policy.sampler.open(self._seed + len(self._trajectories) - 1)
+        self._session = self._policy.sampler.open(self._seed + len(self._trajectories))
         self._context, self._reply = [], ()
         self._pending = [(prompt, Source.PROMPT)]
 
@@ -87,6 +90,9 @@ class TokenConversation:
             params = replace(params, max_tokens=max_tokens)
         new = [i for ids, _ in self._pending for i in ids]
         completion = await self._session.sample(new, params, stop_ids)
+        if self._forked is not None:
+            self._trajectories.append(Trajectory(self._forked))
+            self._forked = None
         trajectory = self._trajectories[-1]
         for ids, source in self._pending:
             # a reply's closing tokens belong to its own turn, everything else opens the present one
@@ -95,8 +101,6 @@ class TokenConversation:
         self._context += self._reply
         self._context += new
         self._reply, self._pending = completion.token_ids, []
-        if completion.finish_reason is FinishReason.ABORT:
-            raise PolicyError("the engine aborted the reply")
         message = self._policy.renderer.parse(self._reply, self._context, self._tools)
         calls = tuple(replace(c, id=f"call_{self._turn}_{i}") for i, c in enumerate(message.tool_calls))
         message = replace(message, tool_calls=calls)

@@ -7,13 +7,14 @@ import time
 import traceback
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from agent_rl.aio import maybe_await
 from agent_rl.env import Budget, Env, messages_of
+from agent_rl.errors import PolicyError
 from agent_rl.policy.base import Conversation, Opening, Policy
 from agent_rl.registry import EnvSpec
 from agent_rl.types import (
@@ -42,6 +43,8 @@ class Job:
     budget: Budget | None = None
     """Instead of the environment's own."""
     env_args: Mapping[str, JSON] = field(default_factory=dict)
+    id: str | None = None
+    """The episode's id; a random one if left out."""
 
 
 async def run_episode(job: Job, policy: Policy) -> Episode:
@@ -50,18 +53,14 @@ async def run_episode(job: Job, policy: Policy) -> Episode:
     Only a cancellation from outside propagates, after the environment was closed.
     """
     run = _Run(job, policy)
-    started = time.perf_counter()
-    env = None
     try:
-        env = run.make_env()
-        stop = await run.within_budget(env)
-        return await run.score(env, stop, time.perf_counter() - started)
-    except Exception as error:
-        return run.failed(error, time.perf_counter() - started)
+        return await run.score(await run.within_budget())
+    except (Exception, asyncio.CancelledError) as error:
+        if _from_outside(error):
+            raise
+        return run.failed(error)
     finally:
-        run.close_conversation()
-        if env is not None:
-            await _close(env, job.spec.id)
+        await run.close()
 
 
 class _Run:
@@ -72,61 +71,61 @@ class _Run:
         self.budget = job.budget or job.spec.budget
         self.messages: list[Message] = []
         self.steps: list[StepRecord] = []
+        self.env: Env | None = None
         self.conversation: Conversation | None = None
         self.replies = self.calls = 0
         self.where = "make"
+        self.started = time.perf_counter()
 
-    def make_env(self) -> Env:
-        return self.job.spec.make(**self.job.env_args)
-
-    async def within_budget(self, env: Env) -> StopReason:
+    async def within_budget(self) -> StopReason:
+        self.env = env = self.job.spec.make(**self.job.env_args)
         try:
             async with asyncio.timeout(self.budget.seconds) as clock:
                 return await self.talk(env)
         except TimeoutError:
             if not clock.expired():  # the environment's own
                 raise
-            return self.cut(StopReason.SECONDS) if len(self.steps) < self.replies else StopReason.SECONDS
+            if self.where == "reset":  # the policy never had a chance
+                raise TimeoutError(f"reset took more than the budget's {self.budget.seconds:g} s") from None
+            return StopReason.SECONDS
 
     async def talk(self, env: Env) -> StopReason:
         self.where = "reset"
         rng = np.random.default_rng(self.job.seed)
         observation = messages_of(await maybe_await(env.reset(self.job.task, rng)))
+        opening = Opening(env, env.tools, self.job.seed)
         self.where = "policy"
-        conversation = self.policy.start(Opening(env, env.tools, self.job.seed))
-        self.conversation = conversation
+        self.conversation = conversation = self.policy.start(opening)
+        limit = self.context_limit(conversation)
         while True:
             self.where = "policy"
             self.messages += observation
-            room, tight = self.room(conversation.observe(observation), conversation.context_limit)
-            if room is not None and room < 1:
+            length = conversation.observe(observation)
+            if limit is not None and length >= limit:
                 return StopReason.TOKENS
-            reply = await conversation.reply(room)
+            reply = await conversation.reply(None if limit is None else limit - length)
             self.messages.append(reply.message)
             self.replies += 1
-            if reply.finish_reason is not FinishReason.STOP:
-                return self.cut(StopReason.TOKENS if tight else StopReason.LENGTH)
+            if reply.finish_reason is FinishReason.ABORT:
+                raise PolicyError("the policy aborted its reply")
+            if reply.finish_reason is FinishReason.LENGTH:
+                full = limit is not None and sum(map(len, conversation.trajectories[-1:])) >= limit
+                return StopReason.TOKENS if full else StopReason.LENGTH
             self.calls += len(reply.message.tool_calls)
             if self.budget.tool_calls is not None and self.calls > self.budget.tool_calls:
-                return self.cut(StopReason.TOOL_CALLS)
+                return StopReason.TOOL_CALLS
             self.where = "step"
             step = await maybe_await(env.step(reply.message))
-            observation = step.observation
+            observation = messages_of(step.observation)
             self.steps.append(StepRecord(len(observation), float(step.reward), step.terminated, step.truncated))
             ended = self.ended(step.terminated, step.truncated)
             if ended is not None:
                 self.messages += observation
                 return ended
 
-    def room(self, length: int, limit: int | None) -> tuple[int | None, bool]:
-        """How many tokens are left for a reply, and whether the budget rather than the policy decides its length."""
-        limits = [n for n in (self.budget.tokens, limit) if n is not None]
-        return (min(limits) - length, min(limits) == self.budget.tokens) if limits else (None, False)
-
-    def cut(self, reason: StopReason) -> StopReason:
-        """Record a reply that the environment never got to answer."""
-        self.steps.append(StepRecord(0, 0.0, False, True))
-        return reason
+    def context_limit(self, conversation: Conversation) -> int | None:
+        """The longest context that the budget and the policy allow, in tokens."""
+        return min((n for n in (self.budget.tokens, conversation.context_limit) if n is not None), default=None)
 
     def ended(self, terminated: bool, truncated: bool) -> StopReason | None:
         if terminated:
@@ -135,25 +134,30 @@ class _Run:
             return StopReason.ENV_TRUNCATED
         if self.budget.turns is not None and self.replies >= self.budget.turns:
             return StopReason.TURNS
+        if self.budget.seconds is not None and self.seconds >= self.budget.seconds:
+            return StopReason.SECONDS  # where nothing is ever awaited, no timeout can strike
         return None
 
-    async def score(self, env: Env, stop: StopReason, seconds: float) -> Episode:
+    async def score(self, stop: StopReason) -> Episode:
+        assert self.env is not None
         self.where = "score"
         outcome = Outcome.TERMINATED if stop is StopReason.DONE else Outcome.TRUNCATED
-        episode = self.episode(stop, outcome, seconds)
-        rewards = await env.score(episode)
+        episode = self.episode(stop, outcome)
+        rewards = await self.env.score(episode)
         steps = (Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
         return replace(episode, rewards=(*rewards, *steps))
 
-    def failed(self, error: Exception, seconds: float) -> Episode:
+    def failed(self, error: BaseException) -> Episode:
         trace = "".join(traceback.format_exception(error))
         failure = Failure(self.where, type(error).__name__, str(error), trace)
-        return replace(self.episode(StopReason.ERROR, Outcome.FAILED, seconds), error=failure)
+        return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure)
 
-    def episode(self, stop: StopReason, outcome: Outcome, seconds: float) -> Episode:
+    def episode(self, stop: StopReason, outcome: Outcome) -> Episode:
         job = self.job
+        if len(self.steps) < self.replies:  # the environment never got to answer the last reply
+            self.steps.append(StepRecord(0, 0.0, terminated=False, truncated=outcome is Outcome.TRUNCATED))
         return Episode(
-            id=uuid.uuid4().hex,
+            id=job.id or uuid.uuid4().hex,
             env=job.spec.id,
             task=job.task,
             seed=job.seed,
@@ -166,16 +170,32 @@ class _Run:
             outcome=outcome,
             versions={"agent_rl": __version__},
             env_args=job.env_args,
-            seconds=seconds,
+            seconds=self.seconds,
         )
 
-    def close_conversation(self) -> None:
-        if self.conversation is not None:
-            self.conversation.close()
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    async def close(self) -> None:
+        closes = [resource.close for resource in (self.conversation, self.env) if resource is not None]
+        problems = [problem for close in closes if (problem := await _close(close))]
+        for problem in problems:  # the episode is whole; a leak deserves a word, not the loss of the episode
+            warnings.warn(f"{self.job.spec.id}: close() failed: {problem}", RuntimeWarning, stacklevel=2)
 
 
-async def _close(env: Env, id: str) -> None:
+async def _close(close: Callable[[], object]) -> str | None:
+    """Close one thing; return what went wrong."""
     try:
-        await maybe_await(env.close())
-    except Exception as error:  # the episode is whole; a leak deserves a word, not the loss of the episode
-        warnings.warn(f"{id}: close() failed: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+        await maybe_await(close())
+    except (Exception, asyncio.CancelledError) as error:
+        if _from_outside(error):
+            raise
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _from_outside(error: BaseException) -> bool:
+    """Whether somebody cancels the task that runs the episode; an environment may also raise such an error itself."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -48,6 +48,21 @@ class Evaluation:
     tool_calls: float
     tool_errors: float
 
+    def row(self, split: str, sampling: str) -> dict[str, float | int | str]:
+        """Return the evaluation as a row of metrics."""
+        return {
+            "split": split,
+            "sampling": sampling,
+            "successes": self.success.successes,
+            "n": self.success.n,
+            "success": self.success.value,
+            "reward": self.reward,
+            "failed": self.failed,
+            "turns": self.turns,
+            "tool_calls": self.tool_calls,
+            "tool_errors": self.tool_errors,
+        }
+
 
 def summarise(episodes: list[Episode]) -> Evaluation:
     """Summarise finished episodes; all means are per episode."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 from agent_rl.env import Budget
+from agent_rl.errors import ConfigError
 from agent_rl.policy.base import Policy
 from agent_rl.registry import EnvSpec
 from agent_rl.rollout.episode import Job, run_episode
@@ -38,19 +40,32 @@ async def run_jobs(
         policy: who plays.
         concurrency: how many episodes may be under way.
         on_episode: called with each episode as it ends.
+
+    Raises:
+        ConfigError: if `concurrency` is below 1.
     """
     episodes: dict[int, Episode] = {}
-    async for index, episode in stream_jobs(jobs, policy, concurrency=concurrency):
-        episodes[index] = episode
-        if on_episode is not None:
-            on_episode(episode)
+    workers = min(concurrency, max(1, len(jobs)))
+    async with contextlib.aclosing(stream_jobs(jobs, policy, concurrency=workers)) as stream:
+        async for index, episode in stream:
+            episodes[index] = episode
+            if on_episode is not None:
+                on_episode(episode)
     return [episodes[index] for index in range(len(jobs))]
 
 
 async def stream_jobs(
     jobs: Iterable[Job], policy: Policy, *, concurrency: int = 64
-) -> AsyncIterator[tuple[int, Episode]]:
-    """Yield `(index of the job, episode)` as episodes end; jobs are drawn as there is room for them."""
+) -> AsyncGenerator[tuple[int, Episode], None]:
+    """Yield `(index of the job, episode)` as episodes end; jobs are drawn as there is room for them.
+
+    Whoever may stop early closes the generator (`contextlib.aclosing`): that cancels what is under way.
+
+    Raises:
+        ConfigError: if `concurrency` is below 1.
+    """
+    if concurrency < 1:
+        raise ConfigError(f"concurrency={concurrency}: let at least one episode be under way")
     source = enumerate(jobs)
     ended: asyncio.Queue[tuple[int, Episode] | None] = asyncio.Queue()
 

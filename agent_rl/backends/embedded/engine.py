@@ -156,6 +156,7 @@ class Engine:
         self.context_limit = max_len
         self.version = 0
         self.steps = self.tokens = self.prefilled = 0
+        self.slots = slots
         self._free = list(range(slots))[::-1]
         self._active: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
@@ -208,6 +209,8 @@ class Engine:
             self._active.append(heir)
         else:
             self._free.append(slot)
+        if not self._open:  # start over in order, so that what follows does not depend on who ended first
+            self._free = list(range(self.slots))[::-1]
 
     async def _drive(self) -> None:
         while self._active:

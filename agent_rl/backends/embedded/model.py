@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelConfig(BaseModel):
     """Shape of the model; the default has 0.7 M parameters."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     architecture: Literal["qwen3", "qwen3_moe"] = "qwen3"
     hidden: int = 128

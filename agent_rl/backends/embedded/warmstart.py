@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
@@ -60,7 +60,7 @@ def warm_start(
     demonstrations: Sequence[Trajectory],
     config: WarmStartConfig,
     *,
-    special_ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
     seed: int,
     on_step: Callable[[WarmStep], None] = lambda _: None,
 ) -> None:
@@ -70,7 +70,7 @@ def warm_start(
         model: a fresh model.
         demonstrations: trajectories of scripted episodes.
         config: lengths, gates and learning rates.
-        special_ids: ids that copying must not use as content: it uses them as separators.
+        tokenizer: the model's; its special tokens, space and newline separate the strings to copy.
         seed: of the order of demonstrations and of the strings to copy.
         on_step: told about every step.
 
@@ -81,7 +81,8 @@ def warm_start(
         raise ConfigError("there are no demonstrations to clone: define demonstrate() on the environment")
     rng = np.random.default_rng([2, seed])
     rows = [_weighted(t, config.env_weight) for t in demonstrations]
-    alphabet = sorted({i for ids, _ in rows for i in ids} - set(special_ids))
+    separators = _separators(tokenizer)
+    alphabet = sorted({i for ids, _ in rows for i in ids} - set(separators))
     optimizer = Optimizer(model, config.optimizer)
     model.train()
 
@@ -96,17 +97,22 @@ def warm_start(
     recent: deque[float] = deque(maxlen=5)
     for step in range(config.copy_steps):
         scale = schedule(config.optimizer, step, 2**31)
-        recent.append(train(_copies(config.batch, alphabet, special_ids, rng), scale))
+        recent.append(train(_copies(config.batch, alphabet, separators, rng), scale))
         on_step(WarmStep("copying", step, config.copy_steps, recent[-1]))
         if len(recent) == recent.maxlen and float(np.mean(recent)) < config.copy_gate:
             break
     copies = round(config.batch * config.copy_share)
     order = _epochs(rows, config.batch - copies, rng)
     for step in range(config.clone_steps):
-        batch = next(order) + _copies(copies, alphabet, special_ids, rng)
+        batch = next(order) + _copies(copies, alphabet, separators, rng)
         scale = schedule(config.optimizer, step + config.optimizer.warmup_steps, config.clone_steps)
         loss = train(batch, scale)
         on_step(WarmStep("cloning", step, config.clone_steps, loss))
+
+
+def _separators(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    blanks = [i for text in (" ", "\n") for i in tokenizer.encode(text, add_special_tokens=False)]
+    return sorted({*tokenizer.get_added_vocab().values(), *blanks})
 
 
 def _weighted(trajectory: Trajectory, env_weight: float) -> tuple[list[int], list[float]]:

@@ -1,0 +1,50 @@
+"""Checkpoints: a Hugging Face folder plus the trainer's state, put in place in one move."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from agent_rl.backends.embedded.optimizer import Optimizer
+from agent_rl.backends.embedded.student import Student
+from agent_rl.errors import CheckpointError
+
+STATE = "trainer_state.pt"
+
+
+def save_checkpoint(folder: Path, student: Student, optimizer: Optimizer, step: int) -> None:
+    """Write a checkpoint. Whoever is killed meanwhile leaves the previous one whole."""
+    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    student.save(new)
+    torch.save({"step": step, "optimizer": optimizer.state_dict()}, new / STATE)
+    for file in new.iterdir():
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def find_checkpoint(folder: Path) -> Path:
+    """Return the newest whole checkpoint: the folder, or the one that a kill between two moves left beside it.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    for candidate in (folder, folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")):
+        if (candidate / STATE).exists():
+            return candidate
+    raise CheckpointError(f"no checkpoint in '{folder}': the run stopped before its first one; start it anew")
+
+
+def load_state(folder: Path, optimizer: Optimizer) -> int:
+    """Restore the optimizer and return the step; the weights are `load_student`'s to load."""
+    state = torch.load(folder / STATE, weights_only=True)
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])

@@ -1,0 +1,270 @@
+"""A whole embedded run: demonstrations, warm start, evaluation, training, evaluation, report."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+import yaml
+from transformers.utils import logging as hf_logging
+
+from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_state, save_checkpoint
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.metrics import MetricsLog
+from agent_rl.backends.embedded.report import summarise_run, write_run_report
+from agent_rl.backends.embedded.student import TOKENIZER_EPISODES, Student, demonstrate, load_student, new_student
+from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
+from agent_rl.backends.embedded.warmstart import WarmStep, warm_start
+from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.policy.sampling import SamplingParams
+from agent_rl.registry import EnvSpec, spec
+from agent_rl.rollout import summarise
+from agent_rl.store.episodes import EpisodeWriter, episode_ids
+from agent_rl.types import Episode
+from agent_rl.view.progress import Progress
+
+CONFIG, CHECKPOINT, EPISODES = "config.yaml", "checkpoint", "episodes.jsonl"
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the user asked
+    """Ctrl-C; the run stopped between two steps."""
+
+
+def start_run(config: TrainConfig, progress: Progress) -> Path:
+    """Train from scratch; return the run's folder.
+
+    Raises:
+        ConfigError: if the environment can't be trained on with these settings.
+    """
+    env = spec(config.env)
+    for split in (config.split, config.eval.split, config.eval.dev_split):
+        env.tasks.require(split)
+    folder = _make_folder(config, env)
+    with _Run(folder, env, config, progress) as run:
+        student = run.prepare()
+        trainer = Trainer(env, student, config)
+        run.evaluate(trainer, "before")
+        save_checkpoint(folder / CHECKPOINT, student, trainer.optimizer, 0)
+        run.train(trainer)
+        return run.finish(trainer)
+
+
+def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) -> Path:
+    """Go on where a run's last checkpoint left it; bit for bit what it would have been, on the same machine.
+
+    Args:
+        folder: a run's folder.
+        progress: where to show it.
+        steps: a new total number of steps, instead of the configured one.
+
+    Raises:
+        CheckpointError: if the folder is no run, or has no checkpoint.
+    """
+    folder = folder.resolve()
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
+    config = TrainConfig.model_validate(yaml.safe_load((folder / CONFIG).read_text()))
+    if steps is not None:
+        config = config.model_copy(update={"steps": steps})
+    env = spec(config.env)
+    checkpoint = find_checkpoint(folder / CHECKPOINT)
+    with _Run(folder, env, config, progress) as run:
+        run.set_threads()
+        student = load_student(checkpoint, slots=config.rollout.slots, context=config.context(env.budget.tokens))
+        trainer = Trainer(env, student, config)
+        trainer.step = load_state(checkpoint, trainer.optimizer)
+        progress.say(f"Going on from step {trainer.step} of {config.steps} in {folder}")
+        run.train(trainer)
+        return run.finish(trainer)
+
+
+@dataclass(slots=True)
+class _Stop:
+    asked: bool = False
+
+
+class _Run:
+    """The files and the display of one run, open while it lasts."""
+
+    def __init__(self, folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress) -> None:
+        self.folder, self.env, self.config, self.progress = folder, env, config, progress
+        self.started = time.monotonic()
+        self.dev = ""
+
+    def __enter__(self) -> _Run:
+        self.known = episode_ids(self.folder / EPISODES)
+        self.metrics = MetricsLog(self.folder)
+        self.episodes = EpisodeWriter(self.folder / EPISODES)
+        self.stop = _Stop()
+        hf_logging.disable_progress_bar()
+        self._restore = _catch_interrupts(self.stop, self.progress)
+        next(self._restore)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        next(self._restore, None)
+        self.episodes.close()
+        self.metrics.__exit__(None, None, None)
+
+    def check_stop(self, hint: str) -> None:
+        if self.stop.asked:
+            raise Interrupted(hint)
+
+    def set_threads(self) -> None:
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+
+    def prepare(self) -> Student:
+        """Make a student and warm it up on demonstrations."""
+        config, env, say = self.config, self.env, self.progress.say
+        self.set_threads()
+        say(f"[bold]{env.id}[/bold]: training a small transformer from nothing, on {torch.get_num_threads()} threads.")
+        say(f"Everything goes to {self.folder}/\n")
+        say("[bold]1. Warm start[/bold]: clone noisy demonstrations that the environment plays itself.")
+        settings = (env, config.split, config.warm_start.demonstrations, config.seed, dict(config.env_args))
+        first = demonstrate(env, config.split, TOKENIZER_EPISODES, config.seed, dict(config.env_args))
+        student = new_student(
+            config.model,
+            first,
+            vocab_size=config.vocab_size,
+            seed=config.seed,
+            slots=config.rollout.slots,
+            context=config.context(env.budget.tokens),
+        )
+        demonstrations = demonstrate(*settings, renderer=student.renderer)
+        success = summarise(demonstrations).success
+        say(
+            f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
+            f"model: {sum(p.numel() for p in student.model.parameters()):,} parameters, "
+            f"{len(student.tokenizer)} tokens in its vocabulary"
+        )
+        self.metrics.write("demonstrations", 0, {"n": success.n, "failed": success.n - success.successes})
+
+        def show(step: WarmStep) -> None:
+            self.metrics.write(step.phase, step.step, {"loss": step.loss})
+            self.progress.phase(step.phase, step.step, step.of, f"loss {step.loss:.3f}")
+            self.check_stop("nothing is lost but the warm start; run the same command again")
+
+        trajectories = [e.trajectories[0] for e in demonstrations]
+        student.model.train()
+        warm_start(
+            student.model, trajectories, config.warm_start, tokenizer=student.tokenizer, seed=config.seed, on_step=show
+        )
+        student.model.eval()
+        return student
+
+    def evaluate(self, trainer: Trainer, when: str) -> None:
+        """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
+        config = self.config
+        tasks = distinct_tasks(self.env, config.eval.split, config.eval.n)
+        self.progress.say(f"\n[bold]Held-out tasks {when} RL[/bold] (split '{config.eval.split}', never trained on):")
+        for name, temperature in _samplings(config).items():
+            params = SamplingParams(temperature=temperature, max_tokens=config.rollout.max_tokens)
+            result, episodes = trainer.evaluate(tasks, params, f"{when}-{name}")
+            self.write(episodes)
+            self.metrics.write("eval", trainer.step, result.row(config.eval.split, name))
+            self.progress.say(f"  {_label(name, temperature):34s} {result.success}")
+
+    def train(self, trainer: Trainer) -> None:
+        """Train to the last step, with a look at the dev split and a checkpoint now and then."""
+        config = self.config
+        dev = distinct_tasks(self.env, config.eval.dev_split, config.eval.dev_n)
+        algorithm = config.algorithm.name.upper()
+        self.progress.say(
+            f"\n[bold]2. {algorithm}[/bold]: {config.steps} steps of {config.rollout.groups} tasks x "
+            f"{config.rollout.samples} episodes."
+            + (" [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else "")
+        )
+        while trainer.step < config.steps:
+            result = trainer.train_step()
+            self.write(result.episodes)
+            self.metrics.write("train", trainer.step, result.metrics)
+            if config.eval.every and trainer.step % config.eval.every == 0:
+                evaluation, _ = trainer.evaluate(dev, config.rollout.params, f"dev-{trainer.step:05d}")
+                self.metrics.write("eval", trainer.step, evaluation.row(config.eval.dev_split, "sampled"))
+                self.dev = f"{evaluation.success.value:.1%} of {evaluation.success.n} {config.eval.dev_split} tasks"
+            self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
+            last = trainer.step == config.steps
+            if last or self.stop.asked or trainer.step % config.checkpoint_every == 0:
+                self.episodes.flush()
+                save_checkpoint(self.folder / CHECKPOINT, trainer.student, trainer.optimizer, trainer.step)
+            if not last:
+                self.check_stop(f"go on with: agent-rl train resume={self.folder}")
+
+    def finish(self, trainer: Trainer) -> Path:
+        """Evaluate once more and write the report."""
+        self.evaluate(trainer, "after")
+        self.episodes.flush()
+        wall = time.monotonic() - self.started
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == "linux" else 1024) / 1024
+        summary = summarise_run(self.folder, self.config, wall_s=wall, peak_rss_mib=peak)
+        report = write_run_report(self.folder, self.config, summary)
+        say = self.progress.say
+        say(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {report}")
+        say("Try next:")
+        say(f"  agent-rl view {self.folder}                       its episodes, one line each")
+        say(f"  agent-rl view {self.folder} after-sampled-0000 --tokens")
+        say(f"  agent-rl rollout env={self.env.id} policy={self.folder}/{CHECKPOINT}")
+        other = "search-v0" if self.env.id != "search-v0" else "calculator-v0"
+        say(f"  agent-rl train env={other}")
+        return self.folder
+
+    def write(self, episodes: list[Episode]) -> None:
+        """Store episodes, save those that an earlier, killed attempt already stored."""
+        for episode in episodes:
+            if episode.id not in self.known:
+                self.episodes.write(episode)
+
+
+def _samplings(config: TrainConfig) -> dict[str, float]:
+    return {"sampled": config.rollout.temperature, "low-temperature": config.eval.low_temperature, "greedy": 0.0}
+
+
+def _label(name: str, temperature: float) -> str:
+    return name if name == "greedy" else f"{name} (temperature {temperature:g})"
+
+
+def _make_folder(config: TrainConfig, env: EnvSpec) -> Path:
+    name = config.name or env.id.replace("/", "-")
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise ConfigError(f"name={name!r} can't be a folder's name: use letters, digits, '-', '_' and '.'")
+    runs = Path(config.runs_dir)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for attempt in range(100):
+        folder = runs / (f"{stamp}-{name}" if not attempt else f"{stamp}-{name}-{attempt}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        (folder / CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        _point_latest(runs, folder)
+        return folder
+    raise ConfigError(f"no free folder name below {runs}/{stamp}-{name}")
+
+
+def _point_latest(runs: Path, folder: Path) -> None:
+    link = runs / f".latest-{os.getpid()}"
+    link.symlink_to(folder.name)
+    link.replace(runs / "latest")
+
+
+def _catch_interrupts(stop: _Stop, progress: Progress) -> Iterator[None]:
+    """Make the first Ctrl-C end the run after the present step, the second at once; yields once, then restores."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+        progress.say("\n[yellow]Stopping after this step; Ctrl-C again stops at once.[/yellow]")
+
+    previous = signal.signal(signal.SIGINT, handle)
+    yield
+    signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,102 @@
+"""Student: the embedded model with what it needs to talk: tokenizer, renderer and engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from agent_rl.backends.embedded.engine import Engine
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.policy.sampling import SamplingParams
+from agent_rl.policy.scripted import demonstrator
+from agent_rl.policy.token import TokenPolicy
+from agent_rl.registry import EnvSpec
+from agent_rl.rendering import load_renderer, train_tokenizer
+from agent_rl.rendering.base import Renderer
+from agent_rl.rendering.calls import write_call
+from agent_rl.rollout.episode import Job
+from agent_rl.rollout.pool import run_jobs
+from agent_rl.tasks import TaskStream, episode_seed
+from agent_rl.types import JSON, Episode, Message
+
+TOKENIZER_EPISODES = 1000
+"""How many demonstrations the tokenizer is trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Student:
+    """A model that can be sampled from and trained; a checkpoint in Hugging Face's format when saved."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    renderer: Renderer
+    engine: Engine
+
+    def policy(self, params: SamplingParams) -> TokenPolicy:
+        """Return a policy that samples with `params`."""
+        return TokenPolicy(self.engine, self.renderer, params)
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer, in the format that `transformers` loads."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, for people."""
+        return str(self.tokenizer.decode(list(ids)))
+
+
+def load_student(folder: str | Path, *, slots: int = 64, context: int = 512) -> Student:
+    """Load a checkpoint that `Student.save`, or anybody else, wrote.
+
+    Raises:
+        CheckpointError: if there is none in the folder.
+    """
+    if not (Path(folder) / "config.json").exists():
+        raise CheckpointError(f"no model in '{folder}': it has no config.json; give a folder that a run wrote")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return _assemble(model, tokenizer, slots, context)
+
+
+def new_student(
+    config: ModelConfig, demonstrations: Sequence[Episode], *, vocab_size: int, seed: int, slots: int, context: int
+) -> Student:
+    """Make an untrained student whose tokenizer knows the demonstrations' words."""
+    tokenizer = train_tokenizer([t for e in demonstrations for m in e.messages for t in _texts(m)], vocab_size)
+    return _assemble(make_model(config, len(tokenizer), seed), tokenizer, slots, context)
+
+
+def _assemble(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, slots: int, context: int) -> Student:
+    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
+    model.eval()
+    return Student(model, tokenizer, load_renderer(tokenizer), Engine(model, slots=slots, max_len=context))
+
+
+def demonstrate(
+    spec: EnvSpec, split: str, n: int, seed: int, env_args: dict[str, JSON], renderer: Renderer | None = None
+) -> list[Episode]:
+    """Run the environment's own noisy script on the first `n` training tasks.
+
+    Raises:
+        ConfigError: if the environment has no demonstrations.
+    """
+    stream = TaskStream(spec.tasks, split, seed)
+    tasks = [stream.at(i) for i in range(n)]
+    jobs = [Job(spec, task, episode_seed(seed, task, i), env_args=env_args) for i, task in enumerate(tasks)]
+    episodes = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
+    broken = next((e for e in episodes if e.error is not None), None)
+    if broken is not None and broken.error is not None:
+        raise ConfigError(f"a demonstration of {spec.id} failed: {broken.error.type}: {broken.error.message}")
+    return episodes
+
+
+def _texts(message: Message) -> list[str]:
+    return [message.content, *(write_call(call) for call in message.tool_calls)]

@@ -1,0 +1,163 @@
+"""Trainer: one step is rollout, advantages, and an update; all randomness hangs on (seed, step)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agent_rl.algorithms import Algorithm, Batch, Denominators, collate, micro_batches
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.logprobs import token_logprobs
+from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.student import Student
+from agent_rl.policy.sampling import SamplingParams
+from agent_rl.registry import EnvSpec
+from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
+from agent_rl.tasks import TaskStream, episode_seed, task_key
+from agent_rl.types import Episode, Reward, Sample, Task
+
+RL_START = 2**24
+"""Where training's tasks begin in the stream, behind those of the demonstrations."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step did; `metrics` has the field's names."""
+
+    episodes: list[Episode]
+    evaluation: Evaluation
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """Trains a student on one environment. `step` counts finished steps and is the cursor into the data."""
+
+    def __init__(self, spec: EnvSpec, student: Student, config: TrainConfig) -> None:
+        self.spec, self.student, self.config = spec, student, config
+        self.algorithm = Algorithm(config.algorithm)
+        self.optimizer = Optimizer(student.model, config.optimizer)
+        self.tasks = TaskStream(spec.tasks, config.split, config.seed)
+        self.step = 0
+
+    def train_step(self) -> StepResult:
+        """Sample a batch with the present weights, learn from it, advance."""
+        started = time.perf_counter()
+        engine = self.student.engine
+        before = engine.tokens
+        engine.update_weights(self.step)
+        episodes = asyncio.run(run_jobs(self._jobs(), self.student.policy(self.config.rollout.params), concurrency=engine.slots))
+        sampled = time.perf_counter()
+        if self.config.shuffle_rewards:
+            episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
+        metrics = self.update(self.algorithm.samples(episodes))
+        done = time.perf_counter()
+        self.step += 1
+        evaluation = summarise(episodes)
+        metrics |= {
+            "rollout/success": evaluation.success.value,
+            "rollout/reward": evaluation.reward,
+            "rollout/turns": evaluation.turns,
+            "rollout/tool_calls": evaluation.tool_calls,
+            "rollout/tool_errors": evaluation.tool_errors,
+            "rollout/failed": float(evaluation.failed),
+            "rollout/truncated": float(np.mean([e.stop_reason != "done" for e in episodes])),
+            "perf/rollout_s": sampled - started,
+            "perf/update_s": done - sampled,
+            "perf/sampled_tokens_per_s": (engine.tokens - before) / (sampled - started),
+        }
+        return StepResult(episodes, evaluation, metrics)
+
+    def _jobs(self) -> list[Job]:
+        """The step's jobs; ids say which step, group and sample, so that a resumed run knows what it already wrote."""
+        config, jobs = self.config, []
+        for group in range(config.rollout.groups):
+            task = self.tasks.at(RL_START + self.step * config.rollout.groups + group)
+            name = f"train-{self.step:05d}-{group:03d}"
+            # a finite split meets a task again in a later step; the step keeps its episodes from repeating
+            round_seed = config.seed * 1_000_003 + self.step
+            for sample in range(config.rollout.samples):
+                seed = episode_seed(round_seed, task, sample)
+                jobs.append(Job(self.spec, task, seed, name, env_args=config.env_args, id=f"{name}-{sample:02d}"))
+        return jobs
+
+    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Take `updates_per_batch` gradient steps on the samples; none if there is nothing to learn from."""
+        config = self.config
+        metrics = {"train/samples": float(len(samples))}
+        if not samples:
+            return metrics
+        whole = Denominators.of(samples)
+        batches = [collate(cut) for cut in micro_batches(samples, config.micro_batch_tokens)]
+        scale = schedule(config.optimizer, self.step, config.steps)
+        # One update starts from the very policy that sampled: mu is old. Several need the weights they started from.
+        olds = [b.rollout_logprobs for b in batches] if config.updates_per_batch == 1 else [self._score(b) for b in batches]
+        for _ in range(config.updates_per_batch):
+            sums: dict[str, float] = {}
+            for batch, old in zip(batches, olds, strict=True):
+                for name, value in self._accumulate(batch, old, whole).items():
+                    sums[name] = sums.get(name, 0.0) + value
+            norm = self.optimizer.step(scale)
+        metrics |= {f"train/{name}": value / whole.tokens for name, value in sums.items() if name != "loss"}
+        return metrics | {
+            "train/loss": sums["loss"],
+            "train/grad_norm": norm,
+            "train/lr": config.optimizer.lr * scale,
+            "train/tokens": float(whole.tokens),
+        }
+
+    def _accumulate(self, batch: Batch, old: Tensor, whole: Denominators) -> dict[str, float]:
+        logprobs, entropy = token_logprobs(self.student.model, batch.token_ids, self.config.rollout.temperature)
+        terms = self.algorithm.loss(logprobs, old, batch, whole)
+        terms.loss.backward()  # type: ignore[no-untyped-call]
+        extra = {"loss": float(terms.loss.detach()), "entropy": float(entropy[batch.loss_mask].double().sum())}
+        return terms.sums | extra
+
+    @torch.no_grad()
+    def _score(self, batch: Batch) -> Tensor:
+        return token_logprobs(self.student.model, batch.token_ids, self.config.rollout.temperature)[0]
+
+    def evaluate(
+        self, tasks: Sequence[Task], params: SamplingParams, tag: str, on_episode: Callable[[Episode], None] | None = None
+    ) -> tuple[Evaluation, list[Episode]]:
+        """Run each task once; the same tag and weights give the same episodes."""
+        self.student.engine.update_weights(self.step)
+        jobs = [
+            Job(self.spec, t, episode_seed(2**31, t, 0), tag, env_args=self.config.env_args, id=f"{tag}-{i:04d}")
+            for i, t in enumerate(tasks)
+        ]
+        policy = self.student.policy(params)
+        episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots, on_episode=on_episode))
+        return summarise(episodes), episodes
+
+
+def distinct_tasks(spec: EnvSpec, split: str, n: int) -> list[Task]:
+    """Return the first `n` different tasks of a split; fewer if it doesn't seem to have as many."""
+    size = spec.tasks.size(split)
+    found: dict[str, Task] = {}
+    for index in range(size if size is not None else 50 * n):
+        task = spec.tasks.get(split, index)
+        found.setdefault(task_key(task), task)
+        if len(found) == n:
+            break
+    return list(found.values())
+
+
+def shuffled(episodes: Sequence[Episode], rng: np.random.Generator) -> list[Episode]:
+    """Deal the episodes' total rewards out at random: a control from which nothing can be learned."""
+    scored = [i for i, e in enumerate(episodes) if e.reward is not None]
+    dealt = list(episodes)
+    for i, j in zip(scored, rng.permutation(scored), strict=True):
+        total = episodes[j].reward
+        dealt[i] = replace(episodes[i], rewards=(*_muted(episodes[i]), Reward("shuffled", total, source="control")))
+    return dealt
+
+
+def _muted(episode: Episode) -> list[Reward]:
+    return [replace(reward, weight=0.0) for reward in episode.rewards]
+

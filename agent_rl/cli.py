@@ -1,0 +1,249 @@
+"""The command line: `agent-rl envs | train | rollout | view`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from rich.console import Console
+from rich.table import Table
+
+from agent_rl.api import run
+from agent_rl.config import load_config
+from agent_rl.errors import AgentRLError, ConfigError, did_you_mean
+from agent_rl.policy import Policy
+from agent_rl.registry import env_ids, load_file, spec
+from agent_rl.rollout import summarise
+from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, read_episodes
+from agent_rl.version import __version__
+from agent_rl.view.text import print_episode, print_table
+
+TRAIN_HELP = """\
+Train the embedded model on an environment: warm start, then reinforcement learning.
+
+settings (any key of configs/train.yaml; the most used):
+  env=calculator-v0        what to train on; `agent-rl envs` lists them
+  steps=70 seed=0          how long, and from which random numbers
+  algorithm=grpo           a file in configs/algorithm/
+  model=tiny               a file in configs/model/ (tiny, tiny_moe)
+  rollout.groups=16        tasks per step            rollout.samples=8   episodes per task
+  optimizer.lr=2e-3        learning rate
+  env_args.key=value       passed to the environment's constructor
+  resume=runs/latest       go on where a run was stopped (with steps=N: up to there)
+
+examples:
+  agent-rl train
+  agent-rl train env=search-v0 seed=1
+  agent-rl train --import my_envs.py env=shop-v0 steps=100
+  agent-rl train resume=runs/latest"""
+
+ROLLOUT_HELP = """\
+Run episodes without training, print them as a table, and store them.
+
+settings (configs/rollout.yaml):
+  env=calculator-v0 split=test n=16 samples=1 seed=0
+  policy=oracle            oracle, demonstrator, or a checkpoint's folder
+  temperature=1.0          of a checkpoint; 0 is greedy
+  out=FILE                 where the episodes go
+
+examples:
+  agent-rl rollout env=search-v0
+  agent-rl rollout policy=runs/latest/checkpoint temperature=0 n=64"""
+
+VIEW_HELP = """\
+Read stored episodes.
+
+examples:
+  agent-rl view runs/latest                                a table, and the first episode
+  agent-rl view runs/latest after-sampled-0000 --tokens    one episode, with the tokens that were sampled"""
+
+
+class RolloutSettings(BaseModel):
+    """The keys of configs/rollout.yaml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    env: str
+    env_args: dict[str, JsonValue] = {}
+    policy: str = "oracle"
+    split: str = "test"
+    n: int = Field(16, ge=1)
+    samples: int = Field(1, ge=1)
+    seed: int = Field(0, ge=0)
+    temperature: float = Field(1.0, ge=0)
+    max_tokens: int = Field(48, ge=1)
+    out: str | None = None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        for file in getattr(arguments, "imports", None) or []:
+            load_file(file)
+        return command(arguments)
+    except AgentRLError as error:
+        print(f"agent-rl: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="agent-rl", description="Train, run and read tool-using language-model agents.", formatter_class=raw
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="envs | train | rollout | view")
+    imports = argparse.ArgumentParser(add_help=False)
+    imports.add_argument(
+        "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
+    )
+
+    envs = commands.add_parser("envs", parents=[imports], help="list the registered environments")
+    envs.set_defaults(command=_envs)
+    for name, command, text in (("train", _train, TRAIN_HELP), ("rollout", _rollout, ROLLOUT_HELP)):
+        sub = commands.add_parser(
+            name, parents=[imports], help=text.split("\n")[0], description=text, formatter_class=raw
+        )
+        sub.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
+        sub.set_defaults(command=command)
+    view = commands.add_parser("view", help="read stored episodes", description=VIEW_HELP, formatter_class=raw)
+    view.add_argument("file", help="an episodes.jsonl, or a run's folder")
+    view.add_argument("id", nargs="?", help="an episode's id, or the beginning of one")
+    view.add_argument("--tokens", action="store_true", help="show which tokens were sampled")
+    view.add_argument("--limit", type=int, default=20, help="rows of the table")
+    view.set_defaults(command=_view)
+    return parser
+
+
+def _envs(arguments: argparse.Namespace) -> int:
+    table = Table("id", "splits", "what it is", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for name in env_ids():
+        env = spec(name)
+        table.add_row(name, ", ".join(env.tasks.splits), (env.cls.__doc__ or "").strip().split("\n")[0])
+    Console().print(table)
+    return 0
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    overrides = dict(_pair(text) for text in arguments.overrides)
+    folder = overrides.pop("resume", None)
+    _require_torch()
+    from agent_rl.backends.embedded.config import TrainConfig
+    from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
+    from agent_rl.view.progress import Progress
+
+    if folder is not None and set(overrides) - {"steps"}:
+        odd = ", ".join(sorted(set(overrides) - {"steps"}))
+        raise ConfigError(f"{odd} can't change when a run is resumed: it goes on with its own settings (but for steps)")
+    try:
+        with Progress() as progress:
+            if folder is not None:
+                resume_run(Path(folder), progress, steps=_steps(overrides.get("steps")))
+            else:
+                start_run(load_config("train", TrainConfig, arguments.overrides), progress)
+    except Interrupted as hint:
+        print(f"Stopped; {hint}")
+        return 130
+    return 0
+
+
+def _rollout(arguments: argparse.Namespace) -> int:
+    settings = load_config("rollout", RolloutSettings, arguments.overrides)
+    env = spec(settings.env)
+    out = Path(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout/episodes.jsonl")
+    episodes = run(
+        settings.env,
+        _policy(settings),
+        n=settings.n,
+        samples=settings.samples,
+        split=settings.split,
+        seed=settings.seed,
+        env_args=settings.env_args,
+    )
+    with EpisodeWriter(out) as writer:
+        for episode in episodes:
+            writer.write(episode)
+    console, result = Console(), summarise(episodes)
+    print_table(episodes[:20], console)
+    console.print(f"{env.id}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed", highlight=False)
+    console.print(f"{len(episodes)} episodes in {out}; read one: agent-rl view {out} {episodes[0].id[:12]}", highlight=False)
+    return 0
+
+
+def _policy(settings: RolloutSettings) -> Policy | str:
+    if settings.policy in ("oracle", "demonstrator"):
+        return settings.policy
+    if not Path(settings.policy).is_dir():
+        hint = did_you_mean(settings.policy, ("oracle", "demonstrator"))
+        raise ConfigError(f"policy={settings.policy} is neither oracle, demonstrator nor a checkpoint's folder.{hint}")
+    _require_torch()
+    from agent_rl.backends.embedded.student import load_student
+    from agent_rl.policy import SamplingParams
+
+    context = spec(settings.env).budget.tokens or 1024
+    student = load_student(settings.policy, context=context)
+    return student.policy(SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens))
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    console, file = Console(), episode_file(arguments.file)
+    decode = _decoder(file.parent) if arguments.tokens else None
+    if arguments.id is not None:
+        print_episode(find_episode(file, arguments.id), console, tokens=arguments.tokens, decode=decode)
+        return 0
+    first, count = [], 0
+    for episode in read_episodes(file):
+        count += 1
+        if len(first) < arguments.limit:
+            first.append(episode)
+    if not first:
+        raise ConfigError(f"{file} has no episodes yet")
+    if count > 1:
+        print_table(first, console)
+        console.print(f"{len(first)} of {count} episodes; another: agent-rl view {arguments.file} ID\n", highlight=False)
+    print_episode(first[0], console, tokens=arguments.tokens, decode=decode)
+    return 0
+
+
+def _decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:
+    """Return the decoder of the tokenizer that a run left beside its episodes, if there is one."""
+    file = folder / "checkpoint" / "tokenizer.json"
+    if not file.exists():
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"'{text}' is no setting: write key=value, such as steps=20")
+    return key, value
+
+
+def _steps(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdigit():
+        raise ConfigError(f"steps={text} must be a whole number")
+    return int(text)
+
+
+def _require_torch() -> None:
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"this needs {error.name}: pip install 'agent-rl[train]'") from error

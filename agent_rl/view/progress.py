@@ -1,0 +1,103 @@
+"""Progress of a training run on a terminal: a live display, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+PLAIN_EVERY = 5
+"""Training steps between two plain lines."""
+PLAIN_SECONDS = 10.0
+"""Seconds between two plain lines of a phase."""
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """Return values in [0, 1] as a row of blocks, the last `width` of them."""
+    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(max(0.0, v) * len(_BLOCKS)))] for v in values[-width:])
+
+
+def trend(values: list[float], window: int = 5) -> float | None:
+    """Return how much the mean of the last `window` values lies above that of the `window` before, if there are any."""
+    if len(values) < 2 * window:
+        return None
+    return sum(values[-window:]) / window - sum(values[-2 * window : -window]) / window
+
+
+class Progress:
+    """Shows one thing at a time; use it as a context manager."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
+        self._success: list[float] = []
+        self._speed: deque[float] = deque(maxlen=5)
+        self._started = time.monotonic()
+        self._last_line = 0.0
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.update(Text())
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays; rich markup works."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def phase(self, name: str, step: int, of: int, detail: str) -> None:
+        """Show how far a phase is; `step` counts from 0."""
+        now = time.monotonic()
+        if self._live:
+            grid = Table.grid(padding=(0, 2))
+            grid.add_row(Text(name, style="bold"), ProgressBar(of, step + 1, width=40), Text(detail))
+            self._live.update(grid)
+        elif now - self._last_line >= PLAIN_SECONDS or step + 1 == of:
+            self._last_line = now
+            self.say(f"  {escape(name)} {step + 1}/{of}  {escape(detail)}")
+
+    def train_step(self, step: int, of: int, metrics: Mapping[str, float], dev: str) -> None:
+        """Show a finished training step; `step` counts from 1."""
+        self._success.append(metrics["rollout/success"])
+        self._speed.append(metrics["perf/sampled_tokens_per_s"])
+        rise = trend(self._success)
+        arrow = "" if rise is None else f"{'▲' if rise >= 0 else '▼'} {abs(100 * rise):.0f} points in 5 steps"
+        speed = sum(self._speed) / len(self._speed)
+        shown = {
+            "success": f"{metrics['rollout/success']:6.1%}  {arrow}",
+            "reward": f"{metrics['rollout/reward']:6.3f}",
+            "entropy": f"{metrics.get('train/entropy', float('nan')):6.3f} nats",
+            "speed": f"{speed:6.0f} sampled tokens/s",
+            "per episode": f"{metrics['rollout/turns']:.2f} turns, {metrics['rollout/tool_calls']:.2f} tool calls, "
+            f"{metrics['rollout/tool_errors']:.2f} tool errors",
+            "held out": dev,
+        }
+        if self._live:
+            self._live.update(self._panel(step, of, shown))
+        elif step % PLAIN_EVERY == 0 or step in (1, of):
+            line = "  ".join(f"{name} {' '.join(value.split())}" for name, value in shown.items() if value)
+            self.say(f"  step {step}/{of}  {escape(line)}")
+
+    def _panel(self, step: int, of: int, shown: Mapping[str, str]) -> Group:
+        head = Table.grid(padding=(0, 2))
+        spent = time.monotonic() - self._started
+        head.add_row(Text(f"GRPO step {step}/{of}", style="bold"), ProgressBar(of, step, width=40), Text(f"{spent:.0f} s"))
+        body = Table.grid(padding=(0, 2))
+        for name, value in shown.items():
+            body.add_row(Text(name, style="dim"), Text(value))
+        return Group(head, body, Text(sparkline(self._success), style="green"))

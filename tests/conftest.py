@@ -1,0 +1,75 @@
+"""What holds for every test: no network, one thread, and no built-in package under a second name."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+# before anything imports what reads them, and for the processes that tests start
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled")
+os.environ.update(TOKENIZERS_PARALLELISM="false", MPLBACKEND="agg")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch on tiny models: no slower, and sums in one order everywhere
+
+TOP_LEVEL = ("configs", "envs", "sandboxes", "tools")
+"""The folders that import under agent_rl only: under a name of their own, everything in them would exist twice."""
+
+_refused: list[object] = []
+_guarded = False
+
+
+def is_local(host: object) -> bool:
+    """Whether a host is this machine; None and "" are the ones that a server listens on."""
+    name = host.decode() if isinstance(host, bytes) else str(host or "localhost")
+    if name in ("localhost", socket.gethostname()):
+        return True
+    try:
+        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _refuse_network(event: str, args: tuple[object, ...]) -> None:
+    if not _guarded or not event.startswith("socket."):
+        return
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        sock, address = args[0], args[1]
+        if getattr(sock, "family", None) not in (socket.AF_INET, socket.AF_INET6) or not isinstance(address, tuple):
+            return
+        host = address[0]
+    elif event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"):
+        host = args[0]
+    else:
+        return
+    if not is_local(host):
+        _refused.append(host)
+        raise RuntimeError(f"a test wants to reach {host!r}, but tests run without a network")
+
+
+sys.addaudithook(_refuse_network)  # below every library; it can't be removed, so a flag turns it on
+
+
+@pytest.fixture(autouse=True)
+def refused(request: pytest.FixtureRequest) -> Iterator[list[object]]:
+    """The hosts that this test was kept from reaching; one fails it, though its error was caught. Not for e2e."""
+    global _guarded
+    _guarded = request.node.get_closest_marker("e2e") is None
+    yield _refused
+    _guarded = False
+    hosts = _refused.copy()
+    _refused.clear()
+    if hosts:
+        pytest.fail(f"the test wanted to reach {hosts}, but tests run without a network")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if any test imported a built-in under its top-level name."""
+    twice = [name for name in TOP_LEVEL if name in sys.modules]
+    if twice:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nERROR: imported at top level: {twice}; import them as agent_rl.<name>")

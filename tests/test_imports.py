@@ -1,0 +1,194 @@
+"""Who imports whom, and what imports without torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import TOP_LEVEL
+from tree import ROOT, SOURCES, run_python
+
+CORE = {
+    "agent_rl",
+    "gymnasium",
+    "hydra",
+    "omegaconf",
+    "jinja2",
+    "markupsafe",
+    "numpy",
+    "pydantic",
+    "pydantic_core",
+    "rich",
+}
+"""What `pip install agent-rl` brings, by import name: [project.dependencies], and what these are built on."""
+HEAVY = {
+    *("torch", "transformers", "tokenizers", "renderers", "safetensors", "httpx", "matplotlib"),
+    *("verl", "vllm", "ray", "docker", "e2b", "mcp", "openai", "tensorboard"),
+}
+NEEDS_TORCH = ("agent_rl.algorithms", "agent_rl.backends")
+"""The packages that may import whatever [train] brings; all others work in a core install."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, in full: `from a import b` is a.b."""
+
+    name: str
+    line: int
+    eager: bool
+    """Whether importing the file imports it: not in a function, not under TYPE_CHECKING."""
+
+    def under(self, *packages: str) -> bool:
+        return any(f"{self.name}.".startswith(f"{package}.") for package in packages)
+
+
+def imports_of(tree: ast.AST, package: str, eager: bool = True) -> Iterator[Import]:
+    """Every import statement of a file; `package` is what its relative imports start from."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, eager) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: 1 - node.level or None] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (Import(f"{source}.{alias.name}", node.lineno, eager) for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for child in node.body:
+                yield from imports_of(ast.Module([child], []), package, eager=False)
+            yield from imports_of(ast.Module(node.orelse, []), package, eager)
+        else:
+            deferred = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            yield from imports_of(node, package, eager and not deferred)
+
+
+def import_violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """What a module imports and should not."""
+    folder = ".".join(module.split(".")[:2])
+    light = not f"{module}.".startswith(tuple(f"{name}." for name in NEEDS_TORCH))
+    package = module if is_package else module.rpartition(".")[0]
+    found = []
+    for imported in imports_of(ast.parse(source), package):
+        top = imported.name.split(".")[0]
+        if imported.under(*TOP_LEVEL):
+            why = f"is agent_rl.{top}"
+        elif folder == "agent_rl.sandboxes":
+            allowed = ("agent_rl.types", "agent_rl.errors", "agent_rl.sandboxes")
+            why = "a sandbox knows types and errors only" if top == "agent_rl" and not imported.under(*allowed) else ""
+        elif folder == "agent_rl.tools":
+            why = "tools don't know environments" if imported.under("agent_rl.envs") else ""
+        elif folder != "agent_rl.envs" and imported.under("agent_rl.envs", "agent_rl.tools", "agent_rl.sandboxes"):
+            why = "the machinery reaches built-ins by the registry"
+        else:
+            why = ""
+        if not why and imported.under("verl") and not f"{module}.".startswith("agent_rl.backends.verl."):
+            why = "only agent_rl.backends.verl knows verl"
+        if not why and light and imported.eager and top not in CORE | sys.stdlib_module_names:
+            why = "a core install lacks it: import it in the function that needs it"
+        if why:
+            found.append(f"{module}:{imported.line} imports {imported.name}: {why}")
+    return found
+
+
+def test_everybody_imports_only_whom_they_may() -> None:
+    found = []
+    for module, file in SOURCES.items():
+        found += import_violations(module, file.read_text(), is_package=file.name == "__init__.py")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("agent_rl.rollout.pool", "from agent_rl.envs import search"),
+        ("agent_rl.rollout.pool", "from agent_rl import tools"),
+        ("agent_rl.rollout.pool", "def f():\n    import agent_rl.sandboxes.local as s"),
+        ("agent_rl.rollout.pool", "from ..envs.search import Search"),
+        ("agent_rl.registry", "from .tools import search"),
+        ("agent_rl.registry", "from . import envs"),
+        ("agent_rl.registry", "if TYPE_CHECKING:\n    from agent_rl.envs.search import Search"),
+        ("agent_rl.sandboxes.local", "from agent_rl import Env"),
+        ("agent_rl.sandboxes.local", "from agent_rl.tool import tool"),
+        ("agent_rl.sandboxes.local", "import agent_rl"),
+        ("agent_rl.tools.python", "from agent_rl.envs import search"),
+        ("agent_rl.envs.search", "from tools.search import SearchIndex"),
+        ("agent_rl.envs.search", "import configs"),
+        ("agent_rl.envs.search", "class A:\n    import torch"),
+        ("agent_rl.view.text", "try:\n    import torch\nexcept ImportError:\n    torch = None"),
+        ("agent_rl.view.curve", "from matplotlib.figure import Figure"),
+        ("agent_rl.store.codec", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
+        ("agent_rl.algorithms.batch", "def f():\n    from verl.trainer import main_ppo"),
+        ("agent_rl.backends.embedded.model", "import verl"),
+    ],
+)
+def test_a_forbidden_import_is_found(module: str, source: str) -> None:
+    assert len(import_violations(module, f"import os\n{source}\n")) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("agent_rl.registry", "importlib.import_module('agent_rl.envs')"),
+        ("agent_rl.registry", "from agent_rl.toolshed import x\ndef f():\n    import toolz"),
+        ("agent_rl.sandboxes.local", "from agent_rl.types import Task\nfrom agent_rl.errors import SandboxError"),
+        ("agent_rl.tools.python", "from agent_rl import tool\nfrom agent_rl.sandboxes import local"),
+        ("agent_rl.envs.search", "from agent_rl.tools.search import SearchIndex"),
+        ("agent_rl.view.curve", "def f():\n    from matplotlib.figure import Figure"),
+        ("agent_rl.view.curve", "if TYPE_CHECKING:\n    from torch import Tensor"),
+        ("agent_rl.algorithms.batch", "import torch"),
+        ("agent_rl.backends.verl.launch", "import verl"),
+    ],
+)
+def test_an_allowed_import_passes(module: str, source: str) -> None:
+    assert import_violations(module, source) == []
+
+
+def test_the_core_is_what_the_project_depends_on() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[^\w-]", requirement)[0].removesuffix("-core") for requirement in project["dependencies"]}
+    assert declared | {"agent_rl", "omegaconf", "markupsafe", "pydantic_core"} == CORE
+
+
+BLOCKED = f"""
+import importlib, sys, warnings
+warnings.simplefilter("error", RuntimeWarning)  # what the registry says of a plugin that does not load
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {HEAVY!r}:
+            raise ModuleNotFoundError(f"{{name}} is blocked")
+sys.meta_path.insert(0, Block())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+import agent_rl
+print(*agent_rl.env_ids())
+print("at top level:", *(name for name in {TOP_LEVEL!r} if name in sys.modules))
+"""
+
+
+def test_all_but_algorithms_and_backends_imports_without_torch() -> None:
+    light = [name for name in SOURCES if not f"{name}.".startswith(tuple(f"{heavy}." for heavy in NEEDS_TORCH))]
+    assert {"agent_rl.store.episodes", "agent_rl.view.text", "agent_rl.rollout.pool", "agent_rl.policy"} <= set(light)
+    ran = run_python("-c", BLOCKED, *(name for name in light if not name.endswith("__main__")))
+    assert ran.returncode == 0, ran.stderr
+    ids, top_level = ran.stdout.splitlines()
+    assert {"calculator-v0", "search-v0"} <= set(ids.split())
+    assert top_level.strip() == "at top level:"  # though the working directory has folders of these names
+
+
+@pytest.mark.parametrize("name", ["agent_rl.algorithms", "matplotlib.figure"])
+def test_the_block_blocks(name: str) -> None:
+    ran = run_python("-c", BLOCKED, name)
+    assert ran.returncode == 1
+    assert "is blocked" in ran.stderr
+
+
+def test_a_users_folders_do_not_stand_in_for_ours(tmp_path: Path) -> None:
+    for name in TOP_LEVEL:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    ran = run_python("-c", BLOCKED, "agent_rl.tools.search", "agent_rl.configs", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "search-v0" in ran.stdout
