@@ -68,7 +68,9 @@ def _named(name: str) -> Policy:
 
     named = {"oracle": oracle, "demonstrator": demonstrator}
     if name not in named:
-        raise ConfigError(f"no policy '{name}'.{did_you_mean(name, named)} Give one of {', '.join(named)}, or a Policy.")
+        raise ConfigError(
+            f"no policy '{name}'.{did_you_mean(name, named)} Give one of {', '.join(named)}, or a Policy."
+        )
     return named[name]()
 
 

@@ -19,6 +19,7 @@ from agent_rl.policy import Policy
 from agent_rl.registry import env_ids, load_file, spec
 from agent_rl.rollout import summarise
 from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, read_episodes
+from agent_rl.types import Episode
 from agent_rl.version import __version__
 from agent_rl.view.text import print_episode, print_table
 
@@ -171,10 +172,10 @@ def _rollout(arguments: argparse.Namespace) -> int:
     with EpisodeWriter(out) as writer:
         for episode in episodes:
             writer.write(episode)
-    console, result = Console(), summarise(episodes)
-    print_table(episodes[:20], console)
-    console.print(f"{env.id}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed", highlight=False)
-    console.print(f"{len(episodes)} episodes in {out}; read one: agent-rl view {out} {episodes[0].id[:12]}", highlight=False)
+    print_table(episodes[:20], Console())
+    result = summarise(episodes)
+    print(f"{env.id}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
+    print(f"{len(episodes)} episodes in {out}; read one: agent-rl view {out} {episodes[0].id[:12]}")
     return 0
 
 
@@ -199,7 +200,8 @@ def _view(arguments: argparse.Namespace) -> int:
     if arguments.id is not None:
         print_episode(find_episode(file, arguments.id), console, tokens=arguments.tokens, decode=decode)
         return 0
-    first, count = [], 0
+    first: list[Episode] = []
+    count = 0
     for episode in read_episodes(file):
         count += 1
         if len(first) < arguments.limit:
@@ -208,7 +210,9 @@ def _view(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{file} has no episodes yet")
     if count > 1:
         print_table(first, console)
-        console.print(f"{len(first)} of {count} episodes; another: agent-rl view {arguments.file} ID\n", highlight=False)
+        console.print(
+            f"{len(first)} of {count} episodes; another: agent-rl view {arguments.file} ID\n", highlight=False
+        )
     print_episode(first[0], console, tokens=arguments.tokens, decode=decode)
     return 0
 

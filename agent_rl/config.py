@@ -1,4 +1,4 @@
-"""Configs: YAML from `agent_rl.configs`, composed by Hydra, checked by a pydantic model; a key nobody reads is an error."""
+"""Configs: YAML from `agent_rl.configs`, composed by Hydra and checked by a pydantic model: no key goes unread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_config(name: str, schema: type[M], overrides: Sequence[str]) -> M:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    known = {key: group for key, group in _keys(schema)}
+    known = dict(_keys(schema))
     prepared = [_prepare(override, known) for override in overrides]
     try:
         with initialize_config_module("agent_rl.configs", version_base=None):

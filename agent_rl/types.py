@@ -19,7 +19,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from agent_rl.trajectory import Trajectory
 
-JSON: TypeAlias = Union[None, bool, int, float, str, Sequence["JSON"], Mapping[str, "JSON"]]
+JSON: TypeAlias = Union[bool, int, float, str, Sequence["JSON"], Mapping[str, "JSON"], None]  # noqa: UP007 - recursive
 Task: TypeAlias = Mapping[str, JSON]
 """What one episode is about; anything that JSON can hold. The same task may be sampled many times."""
 

@@ -50,7 +50,7 @@ def make_task(split: str, index: int) -> Task:
     while True:
         level = levels[rng.integers(len(levels))]
         form = FORMS[level][rng.integers(len(FORMS[level]))]
-        numbers = {"a": rng.integers(2, 10), "b": rng.integers(2, 10), "c": rng.integers(2, 19), "d": rng.integers(2, 10)}
+        numbers = {name: rng.integers(2, 19 if name == "c" else 10) for name in "abcd"}
         expression = "".join(str(numbers.get(c, c)) for c in form)
         if held_out(expression) == part:
             return {"expression": expression, "answer": solve(expression)[-1][1]}

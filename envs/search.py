@@ -1,8 +1,8 @@
 """search-v0: questions that take two searches to answer, over a corpus that is generated for each task.
 
 Task: in a world of made-up people, cities and countries, "bafo born in which country" needs the city first and then its
-country. Tools: `search`, an FTS5 index that returns at most two documents with every word of the query. Reward:
-`correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an answer without a failed call.
+country. Tools: `search`, an FTS5 index that returns at most two documents with every word of the query.
+Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an answer without a failed call.
 
 Splits: `train`, `dev` and `test`; each task has a world of its own, drawn from the split's name and the task's index, so
 no two splits share one. Names are shared, facts are not: nothing can be known without searching.
@@ -25,7 +25,8 @@ from agent_rl.tools.search import SearchIndex
 from agent_rl.types import Episode, Message, Task, ToolCall
 
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmn" for vowel in "aio"]
-NAMES = tuple(a + b for i, a in enumerate(_SYLLABLES) for j, b in enumerate(_SYLLABLES) if (7 * i + 5 * j) % 8 == 0)[:72]
+_PAIRS = ((i, j) for i in range(len(_SYLLABLES)) for j in range(len(_SYLLABLES)) if (7 * i + 5 * j) % 8 == 0)
+NAMES = tuple(_SYLLABLES[i] + _SYLLABLES[j] for i, j in _PAIRS)[:72]
 PEOPLE = 4
 """How many people, and as many cities and countries, a world has."""
 

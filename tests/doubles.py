@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from agent_rl.policy.sampling import SamplingParams
+from agent_rl.env import Budget, Env, Script, ToolEnv
+from agent_rl.policy import Opening, Policy, SamplingParams, Scripted, TokenPolicy
+from agent_rl.registry import EnvSpec, register
 from agent_rl.rendering.base import Bridge, Renderer
-from agent_rl.tool import ToolSpec
+from agent_rl.rewards import reward
+from agent_rl.rollout import Job, run_episode
+from agent_rl.tasks import TaskSource
+from agent_rl.tool import ToolSpec, tool
 from agent_rl.trajectory import Trajectory
 from agent_rl.types import (
     Completion,
@@ -20,8 +26,10 @@ from agent_rl.types import (
     Outcome,
     Reward,
     Source,
+    Step,
     StepRecord,
     StopReason,
+    Task,
     ToolCall,
     ToolErrorKind,
 )
@@ -140,3 +148,92 @@ def small_renderer() -> ChatMLRenderer:
     from agent_rl.rendering.tokenizer import train_tokenizer
 
     return ChatMLRenderer(train_tokenizer(["compute 3*4+5 calculator expression"], 432))
+
+
+CALL = Message("assistant", tool_calls=(ToolCall("call_0", "roll"),))
+"""What a player of dice says to roll."""
+
+
+class Dice(ToolEnv):
+    """Rolls dice; breaks, hangs or stops where its task says."""
+
+    closed: ClassVar[list[str]] = []
+    """The names of the tasks whose environments were closed; tests empty it."""
+
+    def __init__(self, sides: int = 6) -> None:
+        if sides < 1:
+            raise ValueError("a die has sides")
+        self.sides = sides
+
+    async def reset(self, task, rng):
+        self.task, self.rng = task, rng
+        await self.at("reset")
+        return "roll"
+
+    @tool(inline=True)
+    def roll(self) -> int:
+        return int(self.rng.integers(self.sides)) + 1
+
+    async def step(self, action):
+        await self.at("step")
+        step = await super().step(action)
+        return Step(step.observation, self.task.get("pay", 0.0), step.terminated, bool(self.task.get("truncate")))
+
+    async def at(self, where: str) -> None:
+        if self.task.get("break") == where:
+            raise KeyError(f"broken {where}")
+        if self.task.get("cancel") == where:
+            raise asyncio.CancelledError
+        if self.task.get("hang") == where:
+            await asyncio.Event().wait()
+
+    @reward
+    async def six(self, episode) -> float | None:
+        await self.at("score")
+        return None if self.task.get("unscored") else float(episode.final_text == "6")
+
+    async def close(self) -> None:
+        Dice.closed.append(str(self.task.get("name", "")) if hasattr(self, "task") else "unopened")
+        await self.at("close")
+
+
+def dice_spec(cls: type[Env] = Dice, budget: Budget | None = None) -> EnvSpec:
+    """Return an environment as if it were registered."""
+    return EnvSpec("dice-v0", cls, TaskSource(), budget or Budget())
+
+
+def play(*answers: str | Message) -> Scripted:
+    """Return a policy that gives these answers in every episode."""
+
+    def script(opening: Opening) -> Script:
+        yield from (answer for answer in answers)  # a tuple can't be sent observations
+
+    return Scripted(script)
+
+
+def token_policy(*replies: str | Message, max_tokens: int = 64, context_limit: int | None = None) -> TokenPolicy:
+    """Return a policy that samples these replies, in one episode."""
+    renderer = small_renderer()
+    messages = [Message("assistant", r) if isinstance(r, str) else r for r in replies]
+    sampler = ScriptedSampler([renderer.reply(m) for m in messages], context_limit=context_limit)
+    return TokenPolicy(sampler, renderer, SamplingParams(max_tokens=max_tokens))
+
+
+def run_dice(
+    policy: Policy, task: Task | None = None, budget: Budget | None = None, cls: type[Env] = Dice, **job: object
+) -> Episode:
+    """Run one episode of dice with seed 0."""
+    return asyncio.run(run_episode(Job(dice_spec(cls, budget), task or {}, 0, **job), policy))  # type: ignore[arg-type]
+
+
+@register("silent-v0", tasks=None)
+class Silent(Env):
+    """An environment without scripts."""
+
+    id = "silent-v0"
+
+    def reset(self, task, rng):
+        return "say something"
+
+    def step(self, action):
+        return Step(terminated=True)

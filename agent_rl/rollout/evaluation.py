@@ -28,7 +28,7 @@ class Rate:
         z, p, n = 1.959964, self.value, self.n
         centre = (p + z * z / (2 * n)) / (1 + z * z / n)
         half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return (max(0.0, centre - half), min(1.0, centre + half))
+        return (max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))  # min and max: rounding at 0 and 1
 
     def __str__(self) -> str:
         low, high = self.interval

@@ -6,6 +6,7 @@ prefill (several). Linear layers see the `N` tokens without padding; attention r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,7 +61,14 @@ class SlotCache:
     """Keys and values `[slots, kv_heads, max_len, head_dim]` for each layer."""
 
     def __init__(
-        self, layers: int, slots: int, kv_heads: int, max_len: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        max_len: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         shape = (slots, kv_heads, max_len, head_dim)
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
@@ -71,6 +79,7 @@ class SlotCache:
         self._visible[:, 0] = 0  # an idle row must see something, or its softmax is NaN
         self._positions = torch.arange(max_len, device=device)
         self._heads = torch.arange(kv_heads, device=device) * max_len
+        self._scratch: dict[str, Tensor] = {}
 
     def release(self, slot: int) -> None:
         """Make a slot look empty."""
@@ -139,24 +148,36 @@ class SlotCache:
 
     def _attend_block(self, keys: Tensor, values: Tensor, q: Tensor, block: Block) -> Tensor:
         # Batched matrix products beat scaled_dot_product_attention on CPU at these sizes by a factor of two.
-        n, heads, dim = q.shape
-        group = heads // self.kv_heads
-        if block.slots is None:
-            keys, values, rows = keys[:, :, : block.span], values[:, :, : block.span], self.slots
-        else:
-            rows = len(block.slots)
-            keys, values = keys[block.slots, :, : block.span], values[block.slots, :, : block.span]
+        heads, width, span, kv = q.shape[1], block.width, block.span, self.kv_heads
+        rows = self.slots if block.slots is None else len(block.slots)
         if block.cells is not None:
-            grid = q.new_zeros(rows * block.width, heads, dim)
+            grid = q.new_zeros(rows * width, heads, self.head_dim)
             grid[block.cells] = q
             q = grid
-        q = q.view(rows, block.width, self.kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-        scores = torch.matmul(q.reshape(rows, self.kv_heads, group * block.width, dim), keys.transpose(2, 3))
-        scores = scores.view(rows, self.kv_heads, group, block.width, block.span).add_(block.mask)
-        weights = torch.softmax(scores, -1).view(rows, self.kv_heads, group * block.width, block.span)
-        out = torch.matmul(weights, values).view(rows, self.kv_heads, group, block.width, dim)
-        out = out.permute(0, 3, 1, 2, 4).reshape(rows * block.width, heads, dim)
+        q = q.view(rows, width, kv, heads // kv, self.head_dim).permute(0, 2, 3, 1, 4)
+        q = q.reshape(rows * kv, -1, self.head_dim)
+        scores = self._buffer("scores", rows * kv, q.shape[1], span)
+        torch.bmm(q, self._read("keys", keys, block).transpose(1, 2), out=scores)
+        scores.view(rows, kv, -1, width, span).add_(block.mask)
+        torch.softmax(scores, -1, out=scores)
+        out = torch.bmm(scores, self._read("values", values, block))
+        out = out.view(rows, kv, -1, width, self.head_dim).permute(0, 3, 1, 2, 4).reshape(rows * width, heads, -1)
         return out if block.cells is None else out[block.cells]
+
+    def _read(self, name: str, cached: Tensor, block: Block) -> Tensor:
+        """Return a block's keys or values, `[rows * kv_heads, span, head_dim]`: a view if it takes all slots."""
+        cached = cached[:, :, : block.span]
+        if block.slots is not None:
+            gathered = self._buffer(name, len(block.slots), *cached.shape[1:])
+            cached = torch.index_select(cached, 0, block.slots, out=gathered)
+        return cached.flatten(0, 1)
+
+    def _buffer(self, name: str, *shape: int) -> Tensor:
+        """Return memory that is kept between calls: faulting in fresh pages can cost more than the arithmetic."""
+        size, buffer = math.prod(shape), self._scratch.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._scratch[name] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return buffer[:size].view(shape)
 
     def _span(self, length: int) -> int:
         return min(self.max_len, -(-length // SPAN_STEP) * SPAN_STEP)

@@ -83,6 +83,7 @@ class TrainConfig(_Section):
             return min(1024, self.model.max_positions)
         if budget_tokens > self.model.max_positions:
             raise ConfigError(
-                f"the environment's budget of {budget_tokens} tokens exceeds model.max_positions={self.model.max_positions}"
+                f"the environment's budget of {budget_tokens} tokens exceeds "
+                f"model.max_positions={self.model.max_positions}"
             )
         return budget_tokens

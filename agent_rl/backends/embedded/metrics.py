@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from agent_rl.types import JSON
 
@@ -50,7 +50,7 @@ class MetricsLog:
             prefix = "/".join(str(row[k]) for k in ("kind", "split", "sampling") if k in row)
             for name, value in values.items():
                 if isinstance(value, int | float):
-                    self._board.add_scalar(f"{prefix}/{name}", value, step)  # type: ignore[attr-defined]
+                    self._board.add_scalar(f"{prefix}/{name}", value, step)
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -60,16 +60,25 @@ class MetricsLog:
     ) -> None:
         self._file.close()
         if self._board is not None:
-            self._board.close()  # type: ignore[attr-defined]
+            self._board.close()
 
 
 def _key(row: Row) -> tuple[JSON, ...]:
     return tuple(row.get(k) for k in KEY)
 
 
-def _tensorboard(folder: Path) -> object | None:
+class _Board(Protocol):
+    """What is used of TensorBoard's writer."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _tensorboard(folder: Path) -> _Board | None:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+    board: _Board = SummaryWriter(str(folder / "tensorboard"))
+    return board

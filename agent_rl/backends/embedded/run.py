@@ -13,14 +13,14 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-import yaml
+from omegaconf import OmegaConf
 from transformers.utils import logging as hf_logging
 
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_state, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import MetricsLog
 from agent_rl.backends.embedded.report import summarise_run, write_run_report
-from agent_rl.backends.embedded.student import TOKENIZER_EPISODES, Student, demonstrate, load_student, new_student
+from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
 from agent_rl.backends.embedded.warmstart import WarmStep, warm_start
 from agent_rl.errors import CheckpointError, ConfigError
@@ -71,7 +71,7 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
     folder = folder.resolve()
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
-    config = TrainConfig.model_validate(yaml.safe_load((folder / CONFIG).read_text()))
+    config = TrainConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
     env = spec(config.env)
@@ -129,17 +129,8 @@ class _Run:
         say(f"[bold]{env.id}[/bold]: training a small transformer from nothing, on {torch.get_num_threads()} threads.")
         say(f"Everything goes to {self.folder}/\n")
         say("[bold]1. Warm start[/bold]: clone noisy demonstrations that the environment plays itself.")
-        settings = (env, config.split, config.warm_start.demonstrations, config.seed, dict(config.env_args))
-        first = demonstrate(env, config.split, TOKENIZER_EPISODES, config.seed, dict(config.env_args))
-        student = new_student(
-            config.model,
-            first,
-            vocab_size=config.vocab_size,
-            seed=config.seed,
-            slots=config.rollout.slots,
-            context=config.context(env.budget.tokens),
-        )
-        demonstrations = demonstrate(*settings, renderer=student.renderer)
+        student = new_student(env, config)
+        demonstrations = demonstrate(env, config, config.warm_start.demonstrations, student.renderer)
         success = summarise(demonstrations).success
         say(
             f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
@@ -244,7 +235,7 @@ def _make_folder(config: TrainConfig, env: EnvSpec) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
-        (folder / CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        OmegaConf.save(config.model_dump(mode="json"), folder / CONFIG)
         _point_latest(runs, folder)
         return folder
     raise ConfigError(f"no free folder name below {runs}/{stamp}-{name}")

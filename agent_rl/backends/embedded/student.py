@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.engine import Engine
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.policy.scripted import demonstrator
@@ -23,7 +24,7 @@ from agent_rl.rendering.calls import write_call
 from agent_rl.rollout.episode import Job
 from agent_rl.rollout.pool import run_jobs
 from agent_rl.tasks import TaskStream, episode_seed
-from agent_rl.types import JSON, Episode, Message
+from agent_rl.types import Episode, Message
 
 TOKENIZER_EPISODES = 1000
 """How many demonstrations the tokenizer is trained on."""
@@ -65,12 +66,12 @@ def load_student(folder: str | Path, *, slots: int = 64, context: int = 512) -> 
     return _assemble(model, tokenizer, slots, context)
 
 
-def new_student(
-    config: ModelConfig, demonstrations: Sequence[Episode], *, vocab_size: int, seed: int, slots: int, context: int
-) -> Student:
-    """Make an untrained student whose tokenizer knows the demonstrations' words."""
-    tokenizer = train_tokenizer([t for e in demonstrations for m in e.messages for t in _texts(m)], vocab_size)
-    return _assemble(make_model(config, len(tokenizer), seed), tokenizer, slots, context)
+def new_student(spec: EnvSpec, config: TrainConfig) -> Student:
+    """Make an untrained student whose tokenizer knows the words of the environment's demonstrations."""
+    episodes = demonstrate(spec, config, TOKENIZER_EPISODES)
+    tokenizer = train_tokenizer([t for e in episodes for m in e.messages for t in _texts(m)], config.vocab_size)
+    model = make_model(config.model, len(tokenizer), config.seed)
+    return _assemble(model, tokenizer, config.rollout.slots, config.context(spec.budget.tokens))
 
 
 def _assemble(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, slots: int, context: int) -> Student:
@@ -80,17 +81,17 @@ def _assemble(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, slots:
     return Student(model, tokenizer, load_renderer(tokenizer), Engine(model, slots=slots, max_len=context))
 
 
-def demonstrate(
-    spec: EnvSpec, split: str, n: int, seed: int, env_args: dict[str, JSON], renderer: Renderer | None = None
-) -> list[Episode]:
-    """Run the environment's own noisy script on the first `n` training tasks.
+def demonstrate(spec: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:
+    """Run the environment's own noisy script on the first `n` training tasks; with token ids if there is a renderer.
 
     Raises:
         ConfigError: if the environment has no demonstrations.
     """
-    stream = TaskStream(spec.tasks, split, seed)
+    stream = TaskStream(spec.tasks, config.split, config.seed)
     tasks = [stream.at(i) for i in range(n)]
-    jobs = [Job(spec, task, episode_seed(seed, task, i), env_args=env_args) for i, task in enumerate(tasks)]
+    jobs = [
+        Job(spec, task, episode_seed(config.seed, task, i), env_args=config.env_args) for i, task in enumerate(tasks)
+    ]
     episodes = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
     broken = next((e for e in episodes if e.error is not None), None)
     if broken is not None and broken.error is not None:

@@ -51,7 +51,9 @@ class Trainer:
         engine = self.student.engine
         before = engine.tokens
         engine.update_weights(self.step)
-        episodes = asyncio.run(run_jobs(self._jobs(), self.student.policy(self.config.rollout.params), concurrency=engine.slots))
+        episodes = asyncio.run(
+            run_jobs(self._jobs(), self.student.policy(self.config.rollout.params), concurrency=engine.slots)
+        )
         sampled = time.perf_counter()
         if self.config.shuffle_rewards:
             episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
@@ -96,7 +98,11 @@ class Trainer:
         batches = [collate(cut) for cut in micro_batches(samples, config.micro_batch_tokens)]
         scale = schedule(config.optimizer, self.step, config.steps)
         # One update starts from the very policy that sampled: mu is old. Several need the weights they started from.
-        olds = [b.rollout_logprobs for b in batches] if config.updates_per_batch == 1 else [self._score(b) for b in batches]
+        olds = (
+            [b.rollout_logprobs for b in batches]
+            if config.updates_per_batch == 1
+            else [self._score(b) for b in batches]
+        )
         for _ in range(config.updates_per_batch):
             sums: dict[str, float] = {}
             for batch, old in zip(batches, olds, strict=True):
@@ -123,7 +129,11 @@ class Trainer:
         return token_logprobs(self.student.model, batch.token_ids, self.config.rollout.temperature)[0]
 
     def evaluate(
-        self, tasks: Sequence[Task], params: SamplingParams, tag: str, on_episode: Callable[[Episode], None] | None = None
+        self,
+        tasks: Sequence[Task],
+        params: SamplingParams,
+        tag: str,
+        on_episode: Callable[[Episode], None] | None = None,
     ) -> tuple[Evaluation, list[Episode]]:
         """Run each task once; the same tag and weights give the same episodes."""
         self.student.engine.update_weights(self.step)
@@ -160,4 +170,3 @@ def shuffled(episodes: Sequence[Episode], rng: np.random.Generator) -> list[Epis
 
 def _muted(episode: Episode) -> list[Reward]:
     return [replace(reward, weight=0.0) for reward in episode.rewards]
-

@@ -1,0 +1,224 @@
+"""The built-in environments: tasks, oracles, demonstrations, and what holds for every one of them."""
+
+import asyncio
+import functools
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.env import Budget
+from agent_rl.envs.calculator import Calculator, solve
+from agent_rl.envs.search import Search
+from agent_rl.policy import Scripted, demonstrator, oracle
+from agent_rl.registry import spec
+from agent_rl.rollout import Job, run_episode, run_jobs, summarise
+from agent_rl.tasks import TaskStream, task_key
+from agent_rl.tools.calculator import calculator
+from agent_rl.types import Episode, Message, ToolCall, ToolErrorKind
+
+BUILT_IN = ("calculator-v0", "search-v0")
+SPLITS = [(id, split) for id in BUILT_IN for split in spec(id).tasks.splits]
+
+
+def episodes(id: str, split: str, policy: Scripted, n: int) -> list[Episode]:
+    env = spec(id)
+    return asyncio.run(run_jobs([Job(env, env.tasks.get(split, i), i) for i in range(n)], policy))
+
+
+@pytest.mark.parametrize(("id", "split"), SPLITS)
+def test_the_oracle_solves_every_task(id, split):
+    played = episodes(id, split, oracle(), 200)
+    assert {e.success for e in played} == {True}
+    assert {e.value("clean") for e in played} == {1.0}
+    assert {round(e.reward or 0, 9) for e in played} == {1.1}
+    limits = spec(id).budget
+    assert limits.turns is not None
+    assert max(e.turns for e in played) < limits.turns  # one turn to spare, for a detour
+
+
+def content(id: str, split: str, n: int) -> set[str]:
+    tasks = [spec(id).tasks.get(split, i) for i in range(n)]
+    return {str(t["expression"]) if id == "calculator-v0" else str(sorted(t["facts"])) for t in tasks}
+
+
+@pytest.mark.parametrize("id", BUILT_IN)
+def test_no_two_splits_share_a_task(id):
+    parts = {split: content(id, split, 500) for split in spec(id).tasks.splits}
+    for a in parts:
+        for b in parts:
+            assert a == b or not parts[a] & parts[b], (a, b)
+
+
+def test_a_searcher_can_t_have_seen_the_world_before():
+    assert len(content("search-v0", "train", 500)) == 500
+
+
+@pytest.mark.parametrize("id", BUILT_IN)
+def test_each_seed_of_a_stream_draws_other_tasks(id):
+    streams = [TaskStream(spec(id).tasks, "train", seed) for seed in (0, 1)]
+    keys = [[task_key(s.at(i)) for i in range(50)] for s in streams]
+    assert keys[0] != keys[1]
+    assert keys[0] == [task_key(streams[0].at(i)) for i in range(50)]
+
+
+@pytest.mark.parametrize(("id", "low", "high"), [("calculator-v0", 0.2, 0.7), ("search-v0", 0.2, 0.7)])
+def test_demonstrations_have_the_form_but_often_fail(id, low, high):
+    played = episodes(id, "train", demonstrator(), 300)
+    result = summarise(played)
+    print(f"{id}: {result.success} demonstrations succeed, {result.tool_errors:.2f} tool errors each")
+    assert result.failed == 0
+    assert low < result.success.value < high
+    assert 0 < result.tool_errors < 0.3
+    assert all(e.final_text for e in played)
+
+
+@pytest.mark.parametrize("id", BUILT_IN)
+def test_replaying_a_stored_episode_gives_every_observation_and_reward_again(id):
+    for policy in (demonstrator(), oracle()):
+        for stored in episodes(id, "train", policy, 60):
+            answers = [m for m in stored.messages if m.role == "assistant"]
+            script = Scripted(lambda opening, answers=answers: (answer for answer in answers))
+            again = asyncio.run(run_episode(Job(spec(id), stored.task, stored.seed), script))
+            assert again.messages == stored.messages
+            assert again.steps == stored.steps
+            assert again.rewards == stored.rewards
+            assert again.stop_reason == stored.stop_reason
+
+
+def answer(id: str, *messages: str | Message, index: int = 0) -> Episode:
+    script = Scripted(lambda opening: (m for m in messages))
+    return asyncio.run(run_episode(Job(spec(id), spec(id).tasks.get("train", index), 0), script))
+
+
+@pytest.mark.parametrize("id", BUILT_IN)
+def test_only_the_exact_answer_is_correct(id):
+    right = str(spec(id).tasks.get("train", 0)["answer"])
+    assert answer(id, f" {right}\n").success is True
+    for wrong in ("", "x" + right, right + "0", f"the answer is {right}"):
+        assert answer(id, wrong).success is False
+    assert answer(id, right).reward == pytest.approx(1.1)
+    assert answer(id, "").reward == 0.0
+    assert answer(id, "x").reward == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("id", "tool"), [("calculator-v0", "calculator"), ("search-v0", "search")])
+def test_a_failed_call_is_not_clean(id, tool):
+    right = str(spec(id).tasks.get("train", 0)["answer"])
+    bad = Message("assistant", tool_calls=(ToolCall("c", tool, {"nonsense": "1"}),))
+    episode = answer(id, bad, right)
+    assert episode.tool_errors == {"bad_arguments": 1}
+    assert episode.reward == 1.0
+
+
+@pytest.mark.parametrize("id", BUILT_IN)
+def test_an_episode_without_an_answer_is_worth_nothing(id):
+    (first, *_) = [m for m in episodes(id, "train", oracle(), 1)[0].messages if m.role == "assistant"]
+    env = spec(id)
+    job = Job(env, env.tasks.get("train", 0), 0, budget=Budget(turns=1))
+    episode = asyncio.run(run_episode(job, Scripted(lambda opening: (m for m in [first]))))
+    assert (episode.success, episode.reward) == (False, 0.0)
+
+
+# calculator-v0
+
+
+@st.composite
+def expressions(draw: st.DrawFn) -> str:
+    numbers = st.integers(0, 99).map(str)
+    return draw(numbers) + "".join(draw(st.sampled_from("+-*")) + draw(numbers) for _ in range(draw(st.integers(1, 4))))
+
+
+@given(expressions())
+def test_solving_is_what_python_does(expression):
+    steps = solve(expression)
+    assert steps[-1][1] == eval(expression)
+    assert len(steps) == sum(expression.count(sign) for sign in "+-*")
+    for operation, value in steps:
+        assert calculator(operation) == value
+
+
+@given(expressions(), st.integers(0, 2**32))
+def test_a_demonstration_only_computes_what_stands_there(expression, seed):
+    env = Calculator()
+    env.reset({"expression": expression, "answer": eval(expression)}, np.random.default_rng(0))
+    script, said = env.demonstrate(np.random.default_rng(seed)), []
+    message = next(script)
+    while isinstance(message, Message):
+        (call,) = message.tool_calls
+        said.append(call)
+        value = calculator(str(*call.arguments.values()))
+        try:
+            message = script.send((Message("tool", str(value), tool_call_id=call.id),))
+        except StopIteration:
+            pytest.fail("a demonstration ended without an answer")
+    assert len(said) <= sum(expression.count(sign) for sign in "+-*")
+    assert int(message) is not None
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"), [("12*7", 84), ("5-9", -4), ("-4+18", 14), (" 3 * -2 ", -6), ("0-0", 0), ("5--3", 8)]
+)
+def test_the_calculator_does_one_operation(expression, value):
+    assert calculator(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression", ["", "3", "3*4+5", "3/4", "3**4", "a+b", "3*", "__import__('os')", "1" * 10 + "+1", "3*4\n5", "٣*٤x"]
+)
+def test_the_calculator_refuses_anything_else(expression):
+    with pytest.raises(ValueError, match="give one operation"):
+        calculator(expression)
+    call = ToolCall("c", "calculator", {"expression": expression})
+    episode = answer("calculator-v0", Message("assistant", tool_calls=(call,)), "1")
+    assert episode.messages[2].tool_error is ToolErrorKind.EXCEPTION
+
+
+def test_hard_tasks_have_more_operations():
+    def operations(split: str) -> set[int]:
+        return {len(solve(e)) for e in content("calculator-v0", split, 100)}
+
+    assert operations("train") == {1, 2}
+    assert operations("train-hard") == {3}
+
+
+def test_going_from_left_to_right_is_not_enough():
+    def left_to_right(expression: str) -> int:
+        first, *rest = re.findall(r"\d+|[-+*]", expression)
+        return functools.reduce(lambda value, step: calculator(f"{value}{''.join(step)}"), batched(rest), int(first))
+
+    def batched(terms: list[str]) -> list[tuple[str, str]]:
+        return list(zip(terms[::2], terms[1::2], strict=True))
+
+    tasks = [spec("calculator-v0").tasks.get("train", i) for i in range(200)]
+    share = np.mean([left_to_right(str(t["expression"])) == t["answer"] for t in tasks])
+    assert 0.4 < share < 0.8
+
+
+# search-v0
+
+
+def test_a_question_has_one_answer_and_needs_two_facts():
+    for index in range(100):
+        task = spec("search-v0").tasks.get("test", index)
+        facts = [str(f).split() for f in task["facts"]]
+        (home,) = [f for f in facts if f[0] == task["person"] and task["relation"] in f]
+        (capital,) = [f for f in facts if f[0] == home[-1]]
+        assert capital[-1] == task["answer"]
+        assert len(facts) == len(set(map(tuple, facts))) == 12
+
+
+def test_following_the_wrong_relation_is_the_wrong_country():
+    for index in range(50):
+        task = spec("search-v0").tasks.get("train", index)
+        other = {"born": "lives", "lives": "born"}[str(task["relation"])]
+        env = Search()
+        env.reset({**task, "relation": other}, np.random.default_rng(0))
+        script, found = env.oracle(), ()
+        message = next(script)
+        while isinstance(message, Message):
+            found = (Message("tool", env.search(str(message.tool_calls[0].arguments["query"]))),)
+            message = script.send(found)
+        assert message != task["answer"]

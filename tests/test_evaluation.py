@@ -1,0 +1,75 @@
+"""agent_rl.rollout.evaluation: rates with their intervals, and means that failures stay out of."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.rollout import Rate, summarise
+from agent_rl.types import Outcome, Reward, StopReason
+from tests.doubles import example_episode
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    # Newcombe, "Two-sided confidence intervals for the single proportion", 1998, table I, method 3
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_intervals_are_those_of_the_literature(successes, n, low, high):
+    assert Rate(successes, n).interval == pytest.approx((low, high), abs=5e-5)
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_an_interval_holds_its_rate_and_stays_a_probability(counts):
+    rate = Rate(*counts)
+    low, high = rate.interval
+    assert 0 <= low <= rate.value <= high <= 1
+    mirrored = Rate(rate.n - rate.successes, rate.n).interval
+    assert mirrored == pytest.approx((1 - high, 1 - low))
+
+
+def test_nothing_counted_is_not_zero():
+    assert math.isnan(Rate(0, 0).value)
+    assert Rate(0, 0).interval == (0.0, 1.0)
+
+
+def test_a_rate_is_readable():
+    assert str(Rate(3, 4)) == " 75.0% [30.1%, 95.4%] of 4"
+
+
+def episode(correct: float | None, **changes):
+    return example_episode(rewards=(Reward("correct", correct), Reward("clean", 1.0, 0.1)), **changes)
+
+
+def test_failures_are_counted_and_nothing_else():
+    lost = episode(None, outcome=Outcome.FAILED, stop_reason=StopReason.ERROR)
+    result = summarise([episode(1.0), episode(0.0), episode(0.5), lost])
+    assert result.success == Rate(1, 3)
+    assert result.reward == pytest.approx((1.1 + 0.1 + 0.6) / 3)
+    assert result.failed == 1
+
+
+def test_what_was_not_scored_is_neither_success_nor_failure():
+    result = summarise([episode(1.0), episode(None)])
+    assert result.success == Rate(1, 1)
+    assert result.reward == pytest.approx(1.1)
+    assert result.failed == 0
+
+
+def test_means_are_per_episode():
+    result = summarise([episode(1.0), episode(1.0, messages=(), steps=())])
+    assert (result.turns, result.tool_calls, result.tool_errors) == (1.0, 0.5, 0.5)
+
+
+def test_no_episodes_have_no_means():
+    result = summarise([])
+    assert result.success == Rate(0, 0)
+    assert math.isnan(result.reward)
+    assert math.isnan(result.turns)
+
+
+def test_a_row_says_what_was_evaluated():
+    row = summarise([episode(1.0), episode(0.0)]).row("test", "greedy")
+    assert (row["split"], row["sampling"], row["successes"], row["n"], row["success"]) == ("test", "greedy", 1, 2, 0.5)
+    assert row["reward"] == pytest.approx(0.6)

@@ -1,0 +1,214 @@
+"""agent_rl.policy: what an engine is given, gets back, and what becomes of it."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_rl.algorithms import to_samples
+from agent_rl.env import Budget
+from agent_rl.errors import ConfigError, PolicyError
+from agent_rl.policy import Opening, SamplingParams, Scripted, TokenPolicy, demonstrator, oracle
+from agent_rl.registry import spec
+from agent_rl.rollout import Job, run_episode
+from agent_rl.types import Fork, Message, Source, ToolCall
+from tests.doubles import CALL, Dice, ScriptedSampler, UnprovenRenderer, play, run_dice, small_renderer, token_policy
+
+TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolCall("x", "rol")))
+
+
+def rendered(*messages: str | Message) -> list[list[int]]:
+    return [small_renderer().reply(Message("assistant", m) if isinstance(m, str) else m) for m in messages]
+
+
+# TokenPolicy
+
+
+def test_the_trajectory_is_what_the_engine_was_given_and_gave_back():
+    sampler = ScriptedSampler(rendered(CALL, TWO_CALLS, "6"), versions=[0, 0, 1])
+    episode = run_dice(TokenPolicy(sampler, small_renderer()))
+    (trajectory,), (session,) = episode.trajectories, sampler.sessions
+    assert trajectory.token_ids.tolist() == session.ledger
+    sampled = [i for reply in rendered(CALL, TWO_CALLS, "6") for i in reply]
+    assert trajectory.token_ids[trajectory.loss_mask].tolist() == sampled
+    assert session.seed == episode.seed
+    assert session.closed == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.lists(st.integers(0, 431), min_size=1, max_size=12), min_size=1, max_size=4))
+def test_any_ids_that_an_engine_samples_are_trained_on_as_they_are(replies):
+    # a stop id in the middle is not this sampler's: an engine would have ended there
+    stop = rendered("")[0][-1]
+    replies = [[i for i in reply if i not in small_renderer().stop_ids] + [stop] for reply in replies]
+    sampler = ScriptedSampler(replies)
+    episode = run_dice(TokenPolicy(sampler, small_renderer()), budget=Budget(turns=len(replies)))
+    (trajectory,), (session,) = episode.trajectories, sampler.sessions
+    assert episode.error is None
+    assert trajectory.token_ids.tolist() == session.ledger
+    sampled = [i for reply in replies[: episode.turns] for i in reply]
+    assert trajectory.token_ids[trajectory.loss_mask].tolist() == sampled
+    assert trajectory.turns[trajectory.loss_mask].tolist() == [
+        turn for turn, reply in enumerate(replies[: episode.turns]) for _ in reply
+    ]
+
+
+def test_logprobs_and_versions_stay_with_their_tokens():
+    replies = rendered(CALL, "6")
+    n = len(replies[0])
+    sampler = ScriptedSampler(replies, versions=[4] * (n - 1) + [5] * 100)  # the weights changed before the last token
+    (trajectory,) = run_dice(TokenPolicy(sampler, small_renderer())).trajectories
+    mask = trajectory.loss_mask
+    assert trajectory.policy_versions[mask].tolist() == [4] * (n - 1) + [5] * (1 + len(replies[1]))
+    expected = [-0.001 * (i + 1) for reply in replies for i in range(len(reply))]
+    np.testing.assert_array_equal(trajectory.logprobs[mask], np.float32(expected))
+
+
+def test_closing_tokens_belong_to_the_turn_that_they_close():
+    (trajectory,) = run_dice(token_policy(CALL, "6")).trajectories
+    assert [(s.source, s.turn) for s in trajectory.spans] == [
+        (Source.PROMPT, 0),
+        (Source.POLICY, 0),
+        (Source.TEMPLATE, 0),
+        (Source.ENV, 1),
+        (Source.POLICY, 1),
+    ]
+
+
+def test_the_whole_is_what_the_renderer_would_render():
+    episode = run_dice(token_policy(CALL, "6"))
+    whole = small_renderer().prompt(episode.messages[:-1], Dice().tools) + rendered("6")[0]
+    assert episode.trajectories[0].token_ids.tolist() == whole
+
+
+def test_call_ids_are_unique_in_an_episode():
+    episode = run_dice(token_policy(CALL, TWO_CALLS, TWO_CALLS, "6"))
+    ids = [call.id for m in episode.messages for call in m.tool_calls]
+    assert ids == ["call_0_0", "call_1_0", "call_1_1", "call_2_0", "call_2_1"]
+    assert [m.tool_call_id for m in episode.messages if m.role == "tool"] == ids
+
+
+def test_a_reply_may_take_what_is_left_and_no_more_than_its_own_limit():
+    sampler = ScriptedSampler(rendered(CALL, "6"), context_limit=100)
+    episode = run_dice(TokenPolicy(sampler, small_renderer(), SamplingParams(max_tokens=60)), budget=Budget(tokens=90))
+    (trajectory,) = episode.trajectories
+    starts = [s.start for s in trajectory.spans if s.source is Source.POLICY]
+    assert [p.max_tokens for p in sampler.sessions[0].params] == [min(60, 90 - at) for at in starts]
+    assert starts[0] < 30 < starts[1]  # both limits had their turn
+
+
+def test_a_reply_needs_an_observation():
+    conversation = token_policy("6").start(Opening(Dice(), (), 0))
+    with pytest.raises(PolicyError, match="observe"):
+        asyncio.run(conversation.reply())
+
+
+@pytest.mark.parametrize(
+    "bad", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}, {"min_p": 1}, {"max_tokens": 0}]
+)
+def test_sampling_without_a_meaning_is_refused(bad):
+    (name, value), *_ = bad.items()
+    with pytest.raises(ConfigError, match=f"{name}={value} must be"):
+        SamplingParams(**bad)
+
+
+# Forks
+
+
+def forked(unproven, replies):
+    sampler = ScriptedSampler(rendered(*replies))
+    renderer = UnprovenRenderer(small_renderer(), unproven)
+    return run_dice(TokenPolicy(sampler, renderer)), sampler
+
+
+def test_what_can_t_be_appended_becomes_a_fork():
+    episode, sampler = forked({2}, [CALL, CALL, CALL, "6"])
+    first, second = episode.trajectories
+    assert [t.token_ids.tolist() for t in episode.trajectories] == [s.ledger for s in sampler.sessions]
+    assert first.forked_from is None
+    assert second.forked_from == Fork(0, len(first))  # this renderer renders the same text to the same ids
+    assert second.token_ids[: len(first)].tolist() == first.token_ids.tolist()
+    assert [s.closed for s in sampler.sessions] == [1, 1]
+    assert len({s.seed for s in sampler.sessions}) == 2
+    assert [s.turn for s in second.spans] == [2, 2, 2, 3, 3]
+
+
+def test_the_shared_prefix_ends_where_the_renderings_part():
+    class Rewriting(UnprovenRenderer):
+        def prompt(self, messages, tools):
+            short = [Message("assistant", "…") if m.role == "assistant" else m for m in messages]
+            return self.renderer.prompt(short, tools)
+
+    sampler = ScriptedSampler(rendered(CALL, "6"))
+    episode = run_dice(TokenPolicy(sampler, Rewriting(small_renderer(), {1})))
+    first, second = episode.trajectories
+    assert second.forked_from is not None
+    at = second.forked_from.position
+    assert at == first.spans[0].stop  # the prompt is shared, the rewritten reply is not
+    assert first.token_ids[:at].tolist() == second.token_ids[:at].tolist()
+    assert first.token_ids[at] != second.token_ids[at]
+
+
+@pytest.mark.parametrize("unproven", [(), {1}, {2}, {1, 2, 3}])
+def test_every_sampled_token_is_trained_once_however_often_it_forks(unproven):
+    replies = [CALL, TWO_CALLS, CALL, "6"]
+    episode, _ = forked(unproven, replies)
+    assert len(episode.trajectories) == 1 + len(unproven)
+    samples = to_samples([episode], [1.0])
+    trained = [i for s in samples for i in s.token_ids[s.loss_mask].tolist()]
+    assert trained == [i for reply in rendered(*replies) for i in reply]
+
+
+def test_a_fork_that_never_gets_a_reply_leaves_no_trajectory():
+    renderer = UnprovenRenderer(small_renderer(), {1})
+    start = renderer.prompt([Message("user", "roll")], Dice().tools) + rendered(CALL)[0]
+    sampler = ScriptedSampler(rendered(CALL))
+    episode = run_dice(TokenPolicy(sampler, renderer), budget=Budget(tokens=len(start) + 3))
+    assert [t.token_ids.tolist() for t in episode.trajectories] == [start]
+    assert [s.closed for s in sampler.sessions] == [1, 1]
+
+
+# Scripted
+
+
+def test_a_script_without_a_renderer_has_no_tokens():
+    assert run_dice(play(CALL, "6")).trajectories == ()
+
+
+def test_a_script_s_tokens_are_those_that_a_policy_would_have_sampled():
+    script = play(CALL, TWO_CALLS, "6").script
+    shown = run_dice(Scripted(script, small_renderer())).trajectories[0]
+    sampled = run_dice(token_policy(CALL, TWO_CALLS, "6")).trajectories[0]
+    assert shown.spans == sampled.spans
+    assert shown.token_ids.tolist() == sampled.token_ids.tolist()
+    assert np.isnan(shown.logprobs).all()  # nobody sampled them
+
+
+def test_a_script_with_a_renderer_that_can_t_append_is_a_policy_error():
+    episode = run_dice(Scripted(play(CALL, "6").script, UnprovenRenderer(small_renderer(), {1})))
+    assert episode.error is not None
+    assert (episode.error.type, episode.error.where) == ("PolicyError", "policy")
+
+
+def test_a_script_sees_what_its_answers_led_to():
+    seen = []
+
+    def script(opening):
+        seen.append((yield CALL))
+        yield "6"
+
+    episode = run_dice(Scripted(script))
+    assert seen == [episode.messages[2:3]]
+
+
+def test_oracle_and_demonstrator_play_what_the_environment_shows():
+    calculator = spec("calculator-v0")
+    task = calculator.tasks.get("train", 0)
+    jobs = [Job(calculator, task, seed) for seed in range(12)]
+    best = [asyncio.run(run_episode(job, oracle())) for job in jobs]
+    assert {e.success for e in best} == {True}
+    noisy, again = ([asyncio.run(run_episode(job, demonstrator())).messages for job in jobs] for _ in range(2))
+    assert noisy == again
+    assert len(set(map(str, noisy))) > 1

@@ -1,0 +1,274 @@
+"""agent_rl.rollout.pool: many episodes at once, and a failure that costs only its own."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agent_rl.env import Budget
+from agent_rl.errors import ConfigError
+from agent_rl.policy import Scripted, TokenPolicy
+from agent_rl.rollout import Job, group_jobs, run_episode, run_jobs, stream_jobs
+from agent_rl.types import FinishReason, Message, Outcome, Step, StopReason
+from tests.doubles import CALL, Dice, ScriptedSampler, dice_spec, play, run_dice, small_renderer
+
+
+@pytest.fixture(autouse=True)
+def nothing_closed_yet():
+    Dice.closed.clear()
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [(where, "break") for where in ("make", "reset", "policy", "step", "score")]
+    + [(where, "cancel") for where in ("reset", "step", "score")],
+)
+def test_a_failure_costs_only_its_own_episode(where, kind):
+    s = dice_spec()
+    bad = Job(s, {kind: where, "name": "bad"}, 1, env_args={"sides": 0} if where == "make" else {})
+    jobs = [Job(s, {"name": str(i)}, i) for i in range(4)]
+    jobs.insert(2, bad)
+
+    def script(opening):
+        if opening.env.task.get("break") == "policy":
+            raise KeyError("broken policy")
+        yield CALL
+        yield "6"
+
+    episodes = asyncio.run(run_jobs(jobs, Scripted(script), concurrency=2))
+    assert [e.outcome is Outcome.FAILED for e in episodes] == [False, False, True, False, False]
+    assert [e.reward for e in episodes] == [1.0, 1.0, None, 1.0, 1.0]
+    failed = episodes[2]
+    assert (failed.stop_reason, failed.trainable, failed.rewards) == (StopReason.ERROR, False, ())
+    assert failed.error is not None
+    wanted = {"make": "ValueError"}.get(where, "KeyError" if kind == "break" else "CancelledError")
+    assert (failed.error.where, failed.error.type) == (where, wanted)
+    assert "Traceback" in failed.error.traceback
+    assert kind == "cancel" or ("a die has sides" if where == "make" else f"broken {where}") in failed.error.message
+    assert failed.task == bad.task
+    assert failed.turns == {"make": 0, "reset": 0, "policy": 0, "step": 1, "score": 2}[where]
+    assert sorted(Dice.closed) == ["0", "1", "2", "3"] + ["bad"] * (where != "make")
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [(None, "'NoneType' object has no attribute 'observation'"), (Step((3,)), "an observation is a str, a Message")],  # type: ignore[arg-type]
+)
+def test_a_step_that_is_none_is_a_failure_of_the_step(returned, message):
+    class Odd(Dice):
+        async def step(self, action):
+            return returned
+
+    episode = run_dice(play("6"), cls=Odd)
+    assert episode.error is not None
+    assert episode.error.where == "step"
+    assert message in episode.error.message
+
+
+def test_a_script_that_ends_too_soon_is_a_policy_error():
+    episode = run_dice(play(CALL))
+    assert episode.error is not None
+    assert (episode.error.where, episode.error.type) == ("policy", "PolicyError")
+    assert episode.turns == 1
+
+
+def test_an_aborted_reply_is_no_sample():
+    class Aborting(ScriptedSampler):
+        def open(self, seed):
+            session = super().open(seed)
+            sample = session.sample
+
+            async def aborted(*args):
+                return replace(await sample(*args), finish_reason=FinishReason.ABORT)
+
+            session.sample = aborted
+            return session
+
+    renderer = small_renderer()
+    episode = run_dice(TokenPolicy(Aborting([renderer.reply(Message("assistant", "6"))]), renderer))
+    assert (episode.outcome, episode.reward) == (Outcome.FAILED, None)
+    assert episode.error is not None
+    assert (episode.error.where, episode.error.message) == ("policy", "the policy aborted its reply")
+    assert episode.trajectories[0].loss_mask.any()  # what it did sample is kept, to look at
+
+
+def test_a_failed_close_is_a_warning_and_the_episode_is_whole():
+    with pytest.warns(RuntimeWarning, match=r"dice-v0: close\(\) failed: KeyError: 'broken close'"):
+        episode = run_dice(play("6"), {"break": "close"})
+    assert episode.reward == 1.0
+
+
+def test_a_policy_that_can_t_close_keeps_nobody_from_closing_the_environment():
+    def script(opening):
+        try:
+            yield "6"
+        finally:
+            raise OSError("no clean-up")
+
+    with pytest.warns(RuntimeWarning, match="OSError: no clean-up"):
+        episode = run_dice(Scripted(script))
+    assert episode.reward == 1.0
+    assert Dice.closed == [""]
+
+
+def test_an_open_script_is_closed():
+    ended = []
+
+    def script(opening):
+        try:
+            while True:
+                yield CALL
+        finally:
+            ended.append(True)
+
+    run_dice(Scripted(script), budget=Budget(turns=2))
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("where", ["reset", "step", "score"])
+def test_cancelling_propagates_and_closes(where):
+    async def main():
+        task = asyncio.create_task(run_episode(Job(dice_spec(), {"hang": where, "name": "it"}, 0), play("6")))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert Dice.closed == ["it"]
+
+
+# Pools
+
+
+def counting(counts: list[int]):
+    """Dice that note how many of them are open at once, and take a moment."""
+
+    class Counting(Dice):
+        open = 0
+
+        async def reset(self, task, rng):
+            Counting.open += 1
+            counts.append(Counting.open)
+            await asyncio.sleep(0)
+            return await super().reset(task, rng)
+
+        async def close(self):
+            Counting.open -= 1
+
+    return dice_spec(Counting)
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(1, 1), (3, 3), (64, 7)])
+def test_at_most_so_many_are_under_way(concurrency, most):
+    counts: list[int] = []
+    s = counting(counts)
+    episodes = asyncio.run(run_jobs([Job(s, {"i": i}, i) for i in range(7)], play("6"), concurrency=concurrency))
+    assert [e.task["i"] for e in episodes] == list(range(7))
+    assert max(counts) == most
+
+
+def test_episodes_come_as_they_end_and_are_returned_in_order():
+    class Slow(Dice):
+        async def reset(self, task, rng):
+            for _ in range(task["wait"]):
+                await asyncio.sleep(0)
+            return await super().reset(task, rng)
+
+    seen: list[int] = []
+    jobs = [Job(dice_spec(Slow), {"wait": wait}, 0) for wait in (20, 1, 10)]
+    episodes = asyncio.run(run_jobs(jobs, play("6"), on_episode=lambda e: seen.append(e.task["wait"])))
+    assert seen == [1, 10, 20]
+    assert [e.task["wait"] for e in episodes] == [20, 1, 10]
+
+
+def test_jobs_are_drawn_as_there_is_room():
+    drawn: list[int] = []
+
+    def jobs():
+        for i in range(100):
+            drawn.append(i)
+            yield Job(dice_spec(), {"hang": "step"} if i else {}, i)
+
+    async def main():
+        stream = stream_jobs(jobs(), play("6"), concurrency=4)
+        index, episode = await anext(stream)
+        assert (index, episode.reward) == (0, 1.0)
+        await asyncio.sleep(0)
+        await stream.aclose()
+
+    asyncio.run(main())
+    assert drawn == [0, 1, 2, 3, 4]
+    assert len(Dice.closed) == 5
+
+
+def test_no_jobs_are_no_episodes():
+    assert asyncio.run(run_jobs([], play())) == []
+
+
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_no_room_for_any_episode_is_refused(jobs):
+    with pytest.raises(ConfigError, match="concurrency=0"):
+        asyncio.run(run_jobs([Job(dice_spec(), {}, 0)] * jobs, play("6"), concurrency=0))
+
+
+def test_what_breaks_the_source_of_jobs_is_raised_after_what_was_begun():
+    def jobs():
+        yield Job(dice_spec(), {"name": "first"}, 0)
+        raise OSError("no more tasks")
+
+    got = []
+
+    async def main():
+        async for _, episode in stream_jobs(jobs(), play("6"), concurrency=2):
+            got.append(episode.reward)
+
+    with pytest.raises(OSError, match="no more tasks"):
+        asyncio.run(main())
+    assert got == [1.0]
+    assert Dice.closed == ["first"]
+
+
+def test_who_stops_listening_cancels_the_rest():
+    def stop(episode):
+        raise BufferError("disk full")
+
+    async def main():
+        jobs = [Job(dice_spec(), {"name": "quick"}, 0), Job(dice_spec(), {"name": "stuck", "hang": "step"}, 0)]
+        with pytest.raises(BufferError):
+            await run_jobs(jobs, play("6"), on_episode=stop)
+        assert Dice.closed == ["quick", "stuck"]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_cancelling_a_pool_closes_everything():
+    async def main():
+        jobs = [Job(dice_spec(), {"name": str(i), "hang": "step"}, i) for i in range(5)]
+        pool = asyncio.create_task(run_jobs(jobs, play("6"), concurrency=3))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        pool.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pool
+        assert sorted(Dice.closed) == ["0", "1", "2"]
+
+    asyncio.run(main())
+
+
+def test_a_group_is_one_task_with_seeds_of_its_own():
+    dice = dice_spec()
+    first, again = (group_jobs(dice, {"q": 1}, 4, 7, env_args={"sides": 3}) for _ in range(2))
+    assert first == again
+    assert len({j.seed for j in first}) == 4
+    assert len({j.group_id for j in first}) == 1
+    assert all(j.env_args == {"sides": 3} for j in first)
+    others = group_jobs(dice, {"q": 1}, 4, 8), group_jobs(dice, {"q": 2}, 4, 7)
+    ids = {j.group_id for jobs in (first, *others) for j in jobs}
+    assert len(ids) == 3
+    assert len({j.seed for jobs in (first, *others) for j in jobs}) == 12

@@ -1,0 +1,237 @@
+"""The trainer on real rollouts of a small embedded model: exactness, resume, interruption, what a run leaves behind."""
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agent_rl.algorithms import Denominators, collate, micro_batches
+from agent_rl.backends.embedded import run as run_module
+from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.logprobs import token_logprobs
+from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
+from agent_rl.backends.embedded.student import load_student, new_student
+from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks, shuffled
+from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.policy import SamplingParams
+from agent_rl.registry import spec
+from agent_rl.store.episodes import read_episodes
+from agent_rl.types import Source
+from agent_rl.view.progress import Progress
+
+SMALL = {
+    "env": "calculator-v0",
+    "threads": 1,
+    "steps": 4,
+    "checkpoint_every": 2,
+    "vocab_size": 480,
+    "model": {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "head_dim": 16, "intermediate": 64},
+    "warm_start": {"demonstrations": 64, "copy_steps": 2, "clone_steps": 12, "batch": 8},
+    "rollout": {"groups": 3, "samples": 4, "slots": 8, "max_tokens": 24},
+    "eval": {"n": 8, "dev_n": 4, "every": 2},
+}
+
+
+def config(tmp_path: Path, **changes: object) -> TrainConfig:
+    return TrainConfig.model_validate(SMALL | {"runs_dir": str(tmp_path / "runs")} | changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    return start_run(config(tmp_path_factory.mktemp("run")), Progress())
+
+
+@pytest.fixture
+def trainer(folder: Path, tmp_path: Path) -> Trainer:
+    """A trainer that starts from the finished run's weights."""
+    settings = config(tmp_path)
+    return Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), settings)
+
+
+def test_a_run_leaves_what_it_promises(folder: Path) -> None:
+    assert {"config.yaml", "metrics.jsonl", "episodes.jsonl", "checkpoint", "report.html", "summary.json"} <= {
+        p.name for p in folder.iterdir()
+    }
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["eval"]["n"] == 8 and {"before", "after"} <= summary["eval"].keys()
+    assert summary["wall_s"] > 0 and summary["peak_rss_mib"] > 50
+    assert summary["demonstrations"]["n"] == 64 and 0 < summary["demonstrations"]["failed"] < 64
+    assert (folder.parent / "latest").resolve() == folder.resolve()
+    html = (folder / "report.html").read_text()
+    assert "<svg" in html and "calculator-v0" in html
+
+
+def test_the_checkpoint_is_what_transformers_loads(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "checkpoint")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "checkpoint")
+    student = load_student(folder / "checkpoint")
+    ids = torch.tensor([tokenizer.encode("compute 3*4+5")])
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, student.model(ids).logits)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "compute 3*4"}], add_generation_prompt=True)
+
+
+def test_every_episode_is_stored_once_with_the_ids_that_were_sampled(folder: Path) -> None:
+    episodes = list(read_episodes(folder))
+    assert len({e.id for e in episodes}) == len(episodes) == 4 * 12 + 6 * 8
+    for episode in episodes:
+        (trajectory,) = episode.trajectories
+        assert trajectory.loss_mask.sum() == np.isfinite(trajectory.logprobs).sum() > 0
+        assert trajectory.spans[0].source is Source.PROMPT
+
+
+def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> None:
+    episodes = trainer.train_step().episodes  # sampled with the weights before the update ...
+    again = Trainer(trainer.spec, trainer.student, trainer.config)
+    again.student.engine.update_weights(0)
+    params = trainer.config.rollout.params
+    _, fresh = again.evaluate(distinct_tasks(trainer.spec, "dev", 12), params, "check")  # ... these with those after it
+    assert any(e.trajectories for e in episodes)
+    for episode in fresh:
+        (trajectory,) = episode.trajectories
+        with torch.no_grad():
+            scored, _ = token_logprobs(trainer.student.model, torch.tensor(trajectory.token_ids[None].astype(np.int64)))
+        mask = trajectory.loss_mask
+        assert np.abs(scored[0].numpy()[mask] - trajectory.logprobs[mask]).max() < 1e-5
+
+
+def test_one_update_from_the_sampling_weights_has_ratio_one(trainer: Trainer) -> None:
+    for _ in range(4):
+        metrics = trainer.train_step().metrics
+        if metrics["train/samples"]:
+            assert metrics["train/ratio"] == pytest.approx(1.0, abs=1e-4)
+            assert metrics["train/rollout_gap"] < 1e-5 and metrics["train/clip_fraction"] == 0
+            return
+    pytest.fail("no step had a group with differing rewards")
+
+
+def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(trainer: Trainer) -> None:
+    episodes = trainer.train_step().episodes
+    rewards = np.random.default_rng(0).normal(size=len(episodes))
+    from agent_rl.algorithms import to_samples
+
+    samples = to_samples(episodes, rewards.tolist())
+    whole, model = Denominators.of(samples), trainer.student.model.double()
+
+    def gradient(budget: int) -> torch.Tensor:
+        model.zero_grad()
+        for cut in micro_batches(samples, budget):
+            batch = collate(cut)
+            logprobs, _ = token_logprobs(model, batch.token_ids)
+            trainer.algorithm.loss(logprobs, batch.rollout_logprobs, batch, whole).loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    reference = gradient(10**6)
+    assert reference.norm() > 0
+    for budget in (1, 200, 1000):
+        # log-probabilities pass through float32 once, hence not 1e-12
+        assert torch.allclose(gradient(budget), reference, rtol=1e-4, atol=1e-7)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_student(folder / "checkpoint").model.state_dict()
+
+
+def told(folder: Path) -> list[dict[str, object]]:
+    """The metrics of a run, without those that measure time."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
+
+
+def test_a_killed_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, settings = Trainer.train_step, config(tmp_path)
+
+    def dies_in_step_three(self: Trainer):  # after the checkpoint of step two, and after step three's episodes
+        if self.step == 3:
+            raise MemoryError("killed")
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "train_step", dies_in_step_three)
+    with pytest.raises(MemoryError):
+        start_run(settings, Progress())
+    monkeypatch.undo()
+    killed = (tmp_path / "runs" / "latest").resolve()
+    with (killed / "episodes.jsonl").open("ab") as file:
+        file.write(b'{"schema": 1, "id": "torn')
+    with pytest.warns(UserWarning, match="torn"):
+        resume_run(killed, Progress())
+
+    one, two = weights(folder), weights(killed)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert told(killed) == told(folder)
+    stored, resumed = ({e.id: e for e in read_episodes(f)} for f in (folder, killed))
+    assert stored.keys() == resumed.keys()
+    for id, episode in stored.items():
+        assert episode.messages == resumed[id].messages and episode.rewards == resumed[id].rewards
+        assert np.array_equal(episode.trajectories[0].token_ids, resumed[id].trajectories[0].token_ids)
+
+
+def test_ctrl_c_stops_after_the_step_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Trainer.train_step
+
+    def interrupted(self: Trainer):
+        if self.step == 0:
+            signal.raise_signal(signal.SIGINT)
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "train_step", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted, match="resume="):
+        start_run(config(tmp_path), Progress())
+    assert signal.getsignal(signal.SIGINT) is before
+    folder = tmp_path / "runs" / "latest"
+    assert torch.load(find_checkpoint(folder / "checkpoint") / "trainer_state.pt")["step"] == 1
+    assert (resume_run(folder, Progress(), steps=2) / "summary.json").exists()
+
+
+def test_a_kill_between_the_moves_of_a_checkpoint_loses_none(trainer: Trainer, tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint"
+    save_checkpoint(target, trainer.student, trainer.optimizer, 7)
+    target.rename(tmp_path / "checkpoint.old")
+    assert find_checkpoint(target).name == "checkpoint.old"
+    (tmp_path / "checkpoint.new").mkdir()  # begun, not finished
+    assert find_checkpoint(target).name == "checkpoint.old"
+    save_checkpoint(target, trainer.student, trainer.optimizer, 8)
+    assert torch.load(find_checkpoint(target) / "trainer_state.pt")["step"] == 8
+
+
+def test_resume_refuses_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no run"):
+        resume_run(tmp_path, Progress())
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        find_checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match="config.json"):
+        load_student(tmp_path)
+
+
+def test_an_environment_without_demonstrations_is_refused(tmp_path: Path) -> None:
+    from tests.doubles import Silent
+
+    with pytest.raises(ConfigError, match="demonstrate"):
+        new_student(spec(Silent.id), config(tmp_path, env=Silent.id))
+
+
+def test_shuffling_keeps_the_rewards_and_breaks_their_tie_to_the_episodes(trainer: Trainer) -> None:
+    _, episodes = trainer.evaluate(distinct_tasks(trainer.spec, "dev", 12), SamplingParams(max_tokens=24), "shuffle")
+    dealt = shuffled(episodes, np.random.default_rng(0))
+    assert sorted(e.reward or 0 for e in dealt) == pytest.approx(sorted(e.reward or 0 for e in episodes))
+    assert [e.value("correct") for e in dealt] == [e.value("correct") for e in episodes]
+
+
+def test_distinct_tasks_are_distinct_and_bounded() -> None:
+    tasks = distinct_tasks(spec("calculator-v0"), "test", 50)
+    assert len({t["expression"] for t in tasks}) == 50
+    assert len(distinct_tasks(spec("calculator-v0"), "test", 100_000 // 50)) < 2000  # there are not as many
+
+
+def test_a_run_needs_a_usable_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="folder"):
+        run_module._make_folder(config(tmp_path, name="../x"), spec("calculator-v0"))
