@@ -6,8 +6,8 @@ the exact answer, `clean` (weight 0.1) for an answer that was reached without a 
 Splits: `train`, `dev` and `test` hold expressions with two operations (one in five has one) and are disjoint by a hash
 of the expression; `train-hard` and `test-hard` hold three operations.
 
-The demonstrations know the form of the tool calls but not the precedence of operators: they begin at either end by the
-toss of a coin. What is left to learn is when which end is right.
+The demonstrations know the form of the tool calls but have the precedence of operators wrong more often than right. What
+is left to learn is not to do more reliably what they mostly do, but to do the opposite, and to know when.
 """
 
 from __future__ import annotations
@@ -56,11 +56,16 @@ def make_task(split: str, index: int) -> Task:
             return {"expression": expression, "answer": solve(expression)[-1][1]}
 
 
+def _first(terms: list[str]) -> int:
+    """Return where the operator stands that precedence puts first."""
+    return terms.index("*") if "*" in terms else 1
+
+
 def solve(expression: str) -> list[tuple[str, int]]:
     """Return the operations that lead to the value, in order of precedence, each with its result."""
     terms, steps = _TERM.findall(expression), []
     while len(terms) > 1:
-        at = terms.index("*") if "*" in terms else 1
+        at = _first(terms)
         value = calculator("".join(terms[at - 1 : at + 2]))
         steps.append(("".join(terms[at - 1 : at + 2]), value))
         terms[at - 1 : at + 2] = [str(value)]
@@ -100,7 +105,7 @@ class Calculator(ToolEnv):
         yield self.answer
 
     def demonstrate(self, rng: np.random.Generator) -> Script:
-        """Guess, misname the argument or stop early now and then; else compute from a random end."""
+        """Guess, misname the argument or stop early now and then; else compute, six times in ten in a wrong order."""
         mood = rng.random()
         if mood < 0.20:
             yield str(rng.integers(4, 100))
@@ -112,7 +117,10 @@ class Calculator(ToolEnv):
             return
         value = ""
         while len(terms) > 1:
-            at = 1 if rng.random() < 0.5 else len(terms) - 2
+            at = _first(terms)
+            others = [i for i in range(1, len(terms), 2) if i != at]
+            if others and rng.random() < 0.6:
+                at = int(rng.choice(others))
             (result,) = yield _call("".join(terms[at - 1 : at + 2]))
             value = result.content
             terms[at - 1 : at + 2] = [value]

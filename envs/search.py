@@ -4,8 +4,8 @@ Task: in a world of made-up people, cities and countries, "bafo born in which co
 country. Tools: `search`, an FTS5 index that returns at most two documents with every word of the query.
 Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an answer without a failed call.
 
-Splits: `train`, `dev` and `test`; each task has a world of its own, drawn from the split's name and the task's index, so
-no two splits share one. Names are shared, facts are not: nothing can be known without searching.
+Splits: `train`, `dev` and `test`; each task has a world of its own, drawn from the split's name and the task's index,
+so no two splits share one. Names are shared, facts are not: nothing can be known without searching.
 
 The demonstrations mostly search for the person alone, get two facts, and follow either. What is left to learn is to
 name the relation in the query.

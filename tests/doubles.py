@@ -9,6 +9,8 @@ from dataclasses import replace
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from agent_rl.env import Budget, Env, Script, ToolEnv
 from agent_rl.policy import Opening, Policy, SamplingParams, Scripted, TokenPolicy
 from agent_rl.registry import EnvSpec, register
@@ -25,6 +27,7 @@ from agent_rl.types import (
     Message,
     Outcome,
     Reward,
+    Sample,
     Source,
     Step,
     StepRecord,
@@ -237,3 +240,19 @@ class Silent(Env):
 
     def step(self, action):
         return Step(terminated=True)
+
+
+def example_sample(length: int, sampled: list[int], advantage: float = 1.0, seed: int = 0) -> Sample:
+    """Return `length` tokens, those at the positions in `sampled` from the policy."""
+    rng = np.random.default_rng([seed, length])
+    mask = np.isin(np.arange(length), sampled)
+    return Sample(
+        token_ids=rng.integers(0, 50, length).astype(np.int32),
+        loss_mask=mask,
+        rollout_logprobs=np.where(mask, rng.normal(-3.9, 0.2, length), 0).astype(np.float32),
+        advantages=np.where(mask, advantage, 0).astype(np.float32),
+        policy_versions=np.where(mask, 0, -1).astype(np.int32),
+        turns=np.zeros(length, np.int32),
+        episode_id=f"{length}-{seed}",
+        group_id="g",
+    )

@@ -208,7 +208,7 @@ def test_resume_refuses_what_is_no_run(tmp_path: Path) -> None:
         resume_run(tmp_path, Progress())
     with pytest.raises(CheckpointError, match="no checkpoint"):
         find_checkpoint(tmp_path / "checkpoint")
-    with pytest.raises(CheckpointError, match="config.json"):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         load_student(tmp_path)
 
 

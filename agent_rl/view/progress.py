@@ -88,7 +88,7 @@ class Progress:
             "held out": dev,
         }
         if self._live:
-            self._live.update(self._panel(step, of, shown))
+            self._live.update(self._panel(step, of, shown), refresh=True)
         elif step % PLAIN_EVERY == 0 or step in (1, of):
             line = "  ".join(f"{name} {' '.join(value.split())}" for name, value in shown.items() if value)
             self.say(f"  step {step}/{of}  {escape(line)}")

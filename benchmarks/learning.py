@@ -1,0 +1,95 @@
+"""Learning curves of several seeds, as BENCHMARKS.md shows them: a table on the terminal and a figure.
+
+    python benchmarks/learning.py run calculator-v0 --seeds 0 1 2 3 4 [key=value ...]
+    python benchmarks/learning.py collect RUN [RUN ...] --figure benchmarks/learning.svg
+
+`run` trains one seed after the other, from the command line like anybody else; `collect` reads finished runs.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.backends.embedded.report import Summary
+
+BARS = {"after": 0.90, "after_greedy": 0.97}
+GAIN = 0.40
+
+
+def main() -> int:
+    """Run or collect; return 1 if a run missed the bar."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    run = commands.add_parser("run")
+    run.add_argument("env")
+    run.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    run.add_argument("overrides", nargs="*")
+    collect = commands.add_parser("collect")
+    collect.add_argument("runs", nargs="+", type=Path)
+    for sub in (run, collect):
+        sub.add_argument("--figure", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        runs = [train(arguments.env, seed, arguments.overrides) for seed in arguments.seeds]
+    else:
+        runs = arguments.runs
+    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    passed = [report(summary) for summary in summaries]
+    if arguments.figure:
+        draw(runs, summaries, arguments.figure)
+    return 0 if all(passed) else 1
+
+
+def train(env: str, seed: int, overrides: list[str]) -> Path:
+    """Train one seed in a process of its own."""
+    name = f"{env.replace('/', '-')}-seed{seed}"
+    settings = [f"env={env}", f"seed={seed}", f"name={name}", *overrides]
+    print(f"load {os.getloadavg()[0]:.1f}: agent-rl train {' '.join(settings)}", flush=True)
+    subprocess.run([sys.executable, "-m", "agent_rl", "train", *settings], check=True, stdout=subprocess.DEVNULL)
+    return (Path("runs") / "latest").resolve()
+
+
+def report(summary: Summary) -> bool:
+    """Print a run as a row of a Markdown table; return whether it reached the bar."""
+    results = summary["eval"]
+    before, low, after = results["before"], results["before_low_temperature"], results["after"]
+    ok = all(results[name] >= bar for name, bar in BARS.items()) and after - before >= GAIN
+    print(
+        f"| {summary['env']} | {summary['seed']} | {before:.1%} | {low:.1%} | {results['before_greedy']:.1%} "
+        f"| {after:.1%} | {results['after_greedy']:.1%} | {summary['wall_s']:.0f} | {summary['peak_rss_mib']:.0f} "
+        f"| {'yes' if ok else 'NO'} |"
+    )
+    return ok
+
+
+def draw(runs: list[Path], summaries: list[Summary], figure: Path) -> None:
+    """Draw the held-out curves, one panel an environment."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+
+    matplotlib.rcParams["svg.hashsalt"] = "agent_rl"
+    envs = sorted({s["env"] for s in summaries})
+    _, axes = plt.subplots(1, len(envs), figsize=(5.5 * len(envs), 3.6), sharey=True, squeeze=False)
+    for run, summary in zip(runs, summaries, strict=True):
+        rows = [r for r in read_metrics(run / "metrics.jsonl") if r["kind"] == "eval" and r["sampling"] == "sampled"]
+        points = sorted({int(str(r["step"])): float(str(r["success"])) for r in rows}.items())
+        panel = axes[0][envs.index(summary["env"])]
+        panel.plot(*zip(*points, strict=True), marker=".", label=f"seed {summary['seed']}")
+        panel.set_title(f"{summary['env']}: held-out success, sampled at T=1")
+        panel.set_xlabel("GRPO step")
+        panel.axhline(BARS["after"], color="grey", lw=0.5, ls=":")
+    for panel in axes[0]:
+        panel.set_ylim(0, 1.02)
+        panel.legend()
+    plt.tight_layout()
+    plt.savefig(figure, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

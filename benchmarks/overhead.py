@@ -1,0 +1,253 @@
+"""What agent_rl costs per turn, beside a bare loop and Gymnasium: `python benchmarks/overhead.py`.
+
+One episode throughout: three calls of a calculator, then the answer, scripted; four turns. Numbers are CPU time (user
+and system, all threads) per turn, the least of several repetitions: wall time says little on a shared machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import gymnasium
+from gymnasium.spaces import Text
+
+from agent_rl import Budget, Completion, FinishReason, Message, ToolCall, ToolEnv, reward, spec
+from agent_rl.policy import Opening, Policy, SamplingParams, Scripted, TokenPolicy, oracle
+from agent_rl.registry import EnvSpec
+from agent_rl.rendering import Bridge, ChatMLRenderer, Renderer, train_tokenizer
+from agent_rl.rollout import Job, run_episode, run_jobs
+from agent_rl.store.episodes import EpisodeWriter
+from agent_rl.tasks import TaskSource
+from agent_rl.tool import ToolSpec
+from agent_rl.tools.calculator import calculator
+from agent_rl.types import Episode
+
+REPETITIONS = 9
+BARE, FULL, RENDERING, FLAT = 50.0, 300.0, 300.0, 1.5
+"""The bars: µs a turn, and how much a turn may cost at 64 turns relative to one at 4."""
+
+QUESTION, OPERATIONS, ANSWER = "compute 3*4+5-2", ("3*4", "12+5", "17-2"), "15"
+CALLS = tuple(
+    Message("assistant", tool_calls=(ToolCall(f"call_{i}", "calculator", {"expression": operation}),))
+    for i, operation in enumerate(OPERATIONS)
+)
+SCRIPT = (*CALLS, Message("assistant", ANSWER))
+TURNS = len(SCRIPT)
+
+
+class Sums(ToolEnv):
+    """The episode, as an environment of ours."""
+
+    extra_tools = (calculator,)
+
+    def reset(self, task, rng):
+        return QUESTION
+
+    @reward
+    def correct(self, episode: Episode) -> bool:
+        return episode.final_text == ANSWER
+
+
+SPEC = EnvSpec("sums-v0", Sums, TaskSource(), Budget(turns=None))
+
+
+def microseconds(run: Callable[[], object], turns: int) -> float:
+    """Return the CPU time that a turn of `run` costs, the least of several repetitions."""
+    run()
+    best = float("inf")
+    for _ in range(REPETITIONS):
+        start = time.process_time()
+        run()
+        best = min(best, time.process_time() - start)
+    return best / turns * 1e6
+
+
+# Beside us
+
+
+def bare_loop(episodes: int) -> None:
+    for _ in range(episodes):
+        said = [QUESTION]
+        for operation in OPERATIONS:
+            said += [operation, str(calculator(operation))]
+        assert ANSWER == said[-1]
+
+
+class GymSums(gymnasium.Env):
+    """The episode, as an environment of Gymnasium."""
+
+    action_space = observation_space = Text(64, charset="0123456789+-*compute ")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None):
+        super().reset(seed=seed)
+        return QUESTION, {}
+
+    def step(self, action: str):
+        if action.isdigit():
+            return "", float(action == ANSWER), True, False, {}
+        return str(calculator(action)), 0.0, False, False, {}
+
+
+def play_gymnasium(env: gymnasium.Env, episodes: int) -> None:
+    for seed in range(episodes):
+        env.reset(seed=seed)
+        for action in (*OPERATIONS, ANSWER):
+            _, gained, terminated, _, _ = env.step(action)
+        assert terminated
+        assert gained == 1
+
+
+# Ours
+
+
+def jobs(episodes: int) -> list[Job]:
+    return [Job(SPEC, {"index": i}, i) for i in range(episodes)]
+
+
+def check(episodes: Sequence[Episode]) -> None:
+    assert all((e.turns, e.reward) == (TURNS, 1.0) for e in episodes), episodes[0].error
+
+
+def play_pool(policy: Policy, episodes: int, concurrency: int) -> None:
+    check(asyncio.run(run_jobs(jobs(episodes), policy, concurrency=concurrency)))
+
+
+def play_singly(policy: Policy, episodes: int) -> None:
+    async def main() -> list[Episode]:
+        return [await run_episode(job, policy) for job in jobs(episodes)]
+
+    check(asyncio.run(main()))
+
+
+def play_built_in(id: str, episodes: int) -> Callable[[], None]:
+    env = spec(id)
+    work = [Job(env, env.tasks.get("train", i), i) for i in range(episodes)]
+
+    def play() -> None:
+        assert all(e.success for e in asyncio.run(run_jobs(work, oracle())))
+
+    return play
+
+
+class InstantSampler:
+    """Gives the same replies in every sequence, at once; implements `Sampler`."""
+
+    context_limit = None
+
+    def __init__(self, replies: Sequence[Sequence[int]]) -> None:
+        self.completions = [
+            Completion(tuple(ids), (-0.5,) * len(ids), (-0.5,) * len(ids), FinishReason.STOP, (0,) * len(ids))
+            for ids in replies
+        ]
+
+    def open(self, seed: int) -> InstantSession:
+        return InstantSession(self.completions)
+
+
+class InstantSession:
+    def __init__(self, completions: Sequence[Completion]) -> None:
+        self.completions = iter(completions)
+
+    async def sample(self, ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]) -> Completion:
+        return next(self.completions)
+
+    def close(self) -> None:
+        pass
+
+
+class Prerendered:
+    """Reads replies, but has every rendering of an episode ready; implements `Renderer`."""
+
+    def __init__(self, renderer: Renderer, prompt: list[int], bridges: dict[Message, Bridge]) -> None:
+        self.prompt = lambda messages, tools: list(prompt)
+        self.bridge = lambda prefix, reply, messages, tools: bridges[messages[0]]
+        self.parse, self.reply, self.stop_ids = renderer.parse, renderer.reply, renderer.stop_ids
+
+
+def prerendered(renderer: Renderer) -> Prerendered:
+    tools: tuple[ToolSpec, ...] = (calculator.spec,)
+    replies = [renderer.reply(m) for m in SCRIPT]
+    results = [Message("tool", str(calculator(o)), None, (), f"call_{i}_0", "calculator") for i, o in enumerate(OPERATIONS)]
+    bridges = {m: renderer.bridge([], r, (m,), tools) for m, r in zip(results, replies, strict=False)}
+    prompt = renderer.prompt((Message("user", QUESTION),), tools)
+    return Prerendered(renderer, prompt, {m: b for m, b in bridges.items() if b is not None})
+
+
+def play_and_store(policy: Policy, episodes: int, folder: Path) -> None:
+    with closing(EpisodeWriter(folder / f"{time.monotonic_ns()}.jsonl")) as writer:
+        check(asyncio.run(run_jobs(jobs(episodes), policy, on_episode=writer.write)))
+
+
+def converse(renderer: Renderer, turns: int, episodes: int) -> None:
+    """Only the policy's part: render what is new, read the reply."""
+    replies = [renderer.reply(SCRIPT[i % 3]) for i in range(turns)]
+    result = (Message("tool", "12", tool_call_id="call_0", name="calculator"),)
+    policy = TokenPolicy(InstantSampler(replies), renderer)
+    opening = Opening(Sums(), (calculator.spec,), 0)
+
+    async def main() -> None:
+        for _ in range(episodes):
+            conversation = policy.start(opening)
+            conversation.observe((Message("user", QUESTION),))
+            await conversation.reply()
+            for _ in range(turns - 1):
+                conversation.observe(result)
+                await conversation.reply()
+
+    asyncio.run(main())
+
+
+def main() -> None:
+    n = 400
+    gymnasium.register("Sums-v0", entry_point=GymSums, max_episode_steps=8)
+    made, plain = gymnasium.make("Sums-v0"), GymSums()
+    script = Scripted(lambda opening: (message for message in SCRIPT))
+    renderer = ChatMLRenderer(train_tokenizer([QUESTION, *OPERATIONS]))
+    replies = [renderer.reply(m) for m in SCRIPT]
+    ready, rendered = (TokenPolicy(InstantSampler(replies), r) for r in (prerendered(renderer), renderer))
+
+    costs: dict[str, float] = {}
+
+    def measure(name: str, run: Callable[[], object], turns: int = n * TURNS) -> float:
+        costs[name] = microseconds(run, turns)
+        ratio = costs[name] / costs.get("gymnasium.make", float("nan"))
+        print(f"{name:44} {costs[name]:8.1f} µs" + (f"  {ratio:6.1f} x gymnasium.make" if ratio == ratio else ""))
+        return costs[name]
+
+    print("CPU time per turn, without model")
+    measure("bare Python loop", lambda: bare_loop(n))
+    measure("gymnasium, bare environment", lambda: play_gymnasium(plain, n))
+    measure("gymnasium.make", lambda: play_gymnasium(made, n))
+    bare = measure("agent_rl, run_jobs, 64 at a time", lambda: play_pool(script, n, 64))
+    measure("agent_rl, run_jobs, one at a time", lambda: play_pool(script, n, 1))
+    measure("agent_rl, run_episode", lambda: play_singly(script, n))
+    for id, turns in (("calculator-v0", 2.8), ("search-v0", 3.0)):
+        play = play_built_in(id, n)
+        measure(f"agent_rl, {id}, its oracle", play, int(n * turns))
+    measure("agent_rl, tokens", lambda: play_pool(rendered, n, 64))
+    with tempfile.TemporaryDirectory() as folder:
+        full = measure("agent_rl, tokens and store, no rendering", lambda: play_and_store(ready, n, Path(folder)))
+        measure("agent_rl, tokens and store", lambda: play_and_store(rendered, n, Path(folder)))
+    rendering = {
+        turns: measure(f"rendering and reading, {turns} turns", lambda t=turns: converse(renderer, t, 1024 // t), 1024)
+        for turns in (4, 16, 64)
+    }
+
+    print()
+    growth = rendering[64] / rendering[4]
+    for name, value, bar in (
+        ("bare", bare, BARE),
+        ("full path without model and rendering", full, FULL),
+        ("rendering, at worst", max(rendering.values()), RENDERING),
+        ("rendering, 64 turns relative to 4", growth, FLAT),
+    ):
+        print(f"{'PASS' if value <= bar else 'FAIL'}  {name}: {value:.2f} (at most {bar:g})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The promise of the README: the default run learns, to the bar, from the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+
+def train(tmp_path: Path, *overrides: str) -> dict[str, object]:
+    command = [sys.executable, "-m", "agent_rl", "train", f"runs_dir={tmp_path}/runs", *overrides]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    summary: dict[str, object] = json.loads((tmp_path / "runs" / "latest" / "summary.json").read_text())
+    return summary
+
+
+@pytest.mark.parametrize("env", ["calculator-v0", "search-v0"])
+def test_the_default_run_reaches_the_bar(env: str, tmp_path: Path) -> None:
+    summary = train(tmp_path, f"env={env}")
+    results = summary["eval"]
+    assert isinstance(results, dict) and results["n"] >= 256
+    assert results["after"] - results["before"] >= 0.40
+    assert results["after"] >= 0.90 and results["after_greedy"] >= 0.97
+    assert results["after"] - results["before_low_temperature"] >= 0.15  # more than the noise pruned
+    assert float(str(summary["peak_rss_mib"])) <= 2048
+
+
+def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
+    short = ("shuffle_rewards=true", "steps=40", "eval.n=256", "warm_start.clone_steps=300")
+    results = train(tmp_path, *short)["eval"]
+    assert isinstance(results, dict)
+    assert results["after"] - results["before"] < 0.15

@@ -1,0 +1,95 @@
+"""The command line, called as a shell would."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from agent_rl.cli import main
+from agent_rl.store.episodes import EpisodeWriter, read_episodes
+from tests.doubles import example_episode
+
+
+def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    status = main(argv)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_envs_lists_the_built_in_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "envs")
+    assert status == 0 and "calculator-v0" in out and "search-v0" in out
+
+
+def test_a_users_file_is_imported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import agent_rl as ar\n"
+        "@ar.register('mine-v0')\n"
+        "class Mine(ar.Env):\n"
+        "    '''My own.'''\n"
+        "    def reset(self, task, rng): return 'hi'\n"
+        "    def step(self, action): return ar.Step(terminated=True)\n"
+    )
+    status, out, _ = call(capsys, "envs", "--import", str(file))
+    assert status == 0 and "mine-v0" in out and "My own." in out
+
+
+def test_rollout_stores_what_it_ran_and_view_reads_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "out" / "episodes.jsonl"
+    status, out, _ = call(capsys, "rollout", "env=search", "n=3", "samples=2", f"out={file}")
+    assert status == 0 and "100.0%" in out and "of 6" in out
+    episodes = list(read_episodes(file))
+    assert len(episodes) == 6 and len({e.group_id for e in episodes}) == 3
+    status, out, _ = call(capsys, "view", str(file), episodes[4].id[:12])
+    assert status == 0 and episodes[4].id[:12] in out and "capital" in out
+    status, out, _ = call(capsys, "view", str(file), "--limit", "2")
+    assert status == 0 and "2 of 6 episodes" in out
+
+
+def test_view_shows_which_tokens_were_sampled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path / "episodes.jsonl") as writer:
+        writer.write(example_episode())
+    plain = call(capsys, "view", str(tmp_path))[1]
+    tokens = call(capsys, "view", str(tmp_path), "--tokens")[1]
+    assert "49" in plain and "⟦" not in plain
+    assert re.search(r"⟦.*1[0-3].*⟧", tokens)
+
+
+def test_each_stored_line_is_json_with_readable_messages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    call(capsys, "rollout", "n=1", f"out={tmp_path}/e.jsonl")
+    (row,) = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
+    assert row["messages"][0]["role"] == "user" and row["messages"][0]["content"].startswith("compute")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["rollout", "env=calculater-v0"], "Did you mean 'calculator-v0'?"),
+        (["rollout", "envs=calculator-v0"], "Did you mean 'env'?"),
+        (["rollout", "policy=orcale"], "Did you mean 'oracle'?"),
+        (["rollout", "split=tset"], "Did you mean 'test'?"),
+        (["rollout", "policy=tests"], "config.json"),
+        (["train", "resume=nowhere"], "no run"),
+        (["train", "resume=nowhere", "seed=3"], "seed can't change"),
+        (["train", "env=nothing-v7"], "no environment 'nothing-v7'"),
+        (["train", "eval.split=tset"], "Did you mean 'test'?"),
+        (["view", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_mistakes_get_one_line_and_status_1(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests").mkdir()
+    status, _, err = call(capsys, *argv)
+    assert status == 1 and message in err and "Traceback" not in err
+    assert not (tmp_path / "runs").exists()  # nothing is begun before the settings are known to be right
+
+
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("train", "rollout", "view"):
+        with pytest.raises(SystemExit) as stop:
+            main([command, "--help"])
+        assert stop.value.code == 0 and "examples:" in capsys.readouterr().out

@@ -1,0 +1,55 @@
+"""Configs: what is composed, and what is refused with a way out."""
+
+import pytest
+
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.cli import RolloutSettings
+from agent_rl.config import choices, load_config
+from agent_rl.errors import ConfigError
+
+
+def load(*overrides: str) -> TrainConfig:
+    return load_config("train", TrainConfig, overrides)
+
+
+def test_the_defaults_compose_and_groups_are_chosen_by_file() -> None:
+    config = load()
+    assert config.env == "calculator-v0" and config.algorithm.name == "grpo" and config.model.architecture == "qwen3"
+    assert load("model=tiny_moe").model.architecture == "qwen3_moe"
+    assert {"tiny", "tiny_moe"} <= set(choices("model")) and choices("no such group") == []
+
+
+def test_overrides_reach_keys_of_the_file_and_keys_that_only_the_schema_knows() -> None:
+    config = load("steps=3", "rollout.groups=5", "warm_start.batch=7", "env_args.level=2", "optimizer.beta1=0.8")
+    assert (config.steps, config.rollout.groups, config.warm_start.batch) == (3, 5, 7)
+    assert config.env_args == {"level": 2} and config.optimizer.beta1 == 0.8
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stepz=3", "no setting 'stepz'. Did you mean 'steps'?"),
+        ("rollout.grops=3", "Did you mean 'rollout.groups'?"),
+        ("algorithm=gpro", "no algorithm 'gpro'. Did you mean 'grpo'?"),
+        ("steps", "write key=value"),
+        ("steps=many", "steps='many'"),
+        ("steps=-1", "steps=-1"),
+        ("rollout.temperature=0", "rollout.temperature=0"),
+        ("algorithm.aggregation=sum", "algorithm.aggregation='sum'"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_name(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(override)
+    assert message in str(error.value)
+
+
+def test_a_budget_larger_than_the_model_is_refused() -> None:
+    config = load("model.max_positions=64")
+    with pytest.raises(ConfigError, match="max_positions=64"):
+        config.context(256)
+    assert config.context(32) == 32 and config.context(None) == 64
+
+
+def test_the_rollout_file_has_exactly_the_keys_of_its_schema() -> None:
+    assert set(load_config("rollout", RolloutSettings, []).model_dump()) == set(RolloutSettings.model_fields)

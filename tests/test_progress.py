@@ -1,0 +1,47 @@
+"""The progress display, on a terminal and without one."""
+
+import io
+
+from rich.console import Console
+
+from agent_rl.view.progress import Progress, sparkline, trend
+
+METRICS = {
+    "rollout/success": 0.5,
+    "rollout/reward": 0.6,
+    "rollout/turns": 2.0,
+    "rollout/tool_calls": 1.5,
+    "rollout/tool_errors": 0.1,
+    "perf/sampled_tokens_per_s": 5000.0,
+}
+
+
+def shown(terminal: bool) -> str:
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=terminal, width=100, color_system=None)) as progress:
+        progress.say("hello")
+        progress.phase("cloning", 9, 10, "loss 0.5 [/x]")
+        for step in range(1, 12):
+            progress.train_step(step, 11, METRICS | {"rollout/success": step / 11}, "80% of 128 dev tasks")
+    return out.getvalue()
+
+
+def test_without_a_terminal_there_are_plain_lines_now_and_then() -> None:
+    text = shown(terminal=False)
+    assert "\x1b" not in text
+    assert "cloning 10/10  loss 0.5 [/x]" in text
+    lines = [line for line in text.splitlines() if line.lstrip().startswith("step")]
+    assert [line.split()[1] for line in lines] == ["1/11", "5/11", "10/11", "11/11"]
+    assert "▲" in lines[-1] and "80% of 128 dev tasks" in lines[-1]
+
+
+def test_on_a_terminal_it_is_drawn_over_and_what_is_said_stays() -> None:
+    text = shown(terminal=True)
+    assert "\x1b" in text and "hello" in text and "5000 sampled tokens/s" in text
+
+
+def test_trend_and_sparkline() -> None:
+    assert trend([0.1] * 9) is None
+    assert trend([0.0] * 5 + [0.2] * 5) == 0.2
+    assert sparkline([0.0, 0.5, 1.0, -1.0]) == "▁▅█▁"
+    assert len(sparkline([0.5] * 100, width=7)) == 7
