@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 from gymnasium.spaces import Text
 
 from agent_rl import Budget, Completion, FinishReason, Message, ToolCall, ToolEnv, reward, spec
@@ -25,7 +26,7 @@ from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.tasks import TaskSource
 from agent_rl.tool import ToolSpec
 from agent_rl.tools.calculator import calculator
-from agent_rl.types import Episode
+from agent_rl.types import Episode, Task
 
 REPETITIONS = 9
 BARE, FULL, RENDERING, FLAT = 50.0, 300.0, 300.0, 1.5
@@ -45,11 +46,13 @@ class Sums(ToolEnv):
 
     extra_tools = (calculator,)
 
-    def reset(self, task, rng):
+    def reset(self, task: Task, rng: np.random.Generator) -> str:
+        """Ask."""
         return QUESTION
 
     @reward
     def correct(self, episode: Episode) -> bool:
+        """Whether the answer is right."""
         return episode.final_text == ANSWER
 
 
@@ -75,7 +78,7 @@ def bare_loop(episodes: int) -> None:
         said = [QUESTION]
         for operation in OPERATIONS:
             said += [operation, str(calculator(operation))]
-        assert ANSWER == said[-1]
+        assert said[-1] == ANSWER
 
 
 class GymSums(gymnasium.Env):
@@ -83,11 +86,15 @@ class GymSums(gymnasium.Env):
 
     action_space = observation_space = Text(64, charset="0123456789+-*compute ")
 
-    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[str, dict[str, object]]:
+        """Ask."""
         super().reset(seed=seed)
         return QUESTION, {}
 
-    def step(self, action: str):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
+        """Compute, or end with a number."""
         if action.isdigit():
             return "", float(action == ANSWER), True, False, {}
         return str(calculator(action)), 0.0, False, False, {}
@@ -124,14 +131,17 @@ def play_singly(policy: Policy, episodes: int) -> None:
     check(asyncio.run(main()))
 
 
-def play_built_in(id: str, episodes: int) -> Callable[[], None]:
+def play_built_in(id: str, episodes: int) -> tuple[Callable[[], object], int]:
+    """Return what plays an environment's tasks by its oracle, and how many turns that takes."""
     env = spec(id)
     work = [Job(env, env.tasks.get("train", i), i) for i in range(episodes)]
 
-    def play() -> None:
-        assert all(e.success for e in asyncio.run(run_jobs(work, oracle())))
+    def play() -> list[Episode]:
+        played = asyncio.run(run_jobs(work, oracle()))
+        assert all(e.success for e in played)
+        return played
 
-    return play
+    return play, sum(e.turns for e in play())
 
 
 class InstantSampler:
@@ -146,36 +156,40 @@ class InstantSampler:
         ]
 
     def open(self, seed: int) -> InstantSession:
+        """Begin a sequence."""
         return InstantSession(self.completions)
 
 
 class InstantSession:
+    """One sequence of an `InstantSampler`."""
+
     def __init__(self, completions: Sequence[Completion]) -> None:
         self.completions = iter(completions)
 
     async def sample(self, ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]) -> Completion:
+        """Give the next reply."""
         return next(self.completions)
 
     def close(self) -> None:
-        pass
+        """Have nothing to free."""
 
 
 class Prerendered:
     """Reads replies, but has every rendering of an episode ready; implements `Renderer`."""
 
-    def __init__(self, renderer: Renderer, prompt: list[int], bridges: dict[Message, Bridge]) -> None:
+    def __init__(self, renderer: Renderer, prompt: list[int], bridges: dict[str, Bridge]) -> None:
         self.prompt = lambda messages, tools: list(prompt)
-        self.bridge = lambda prefix, reply, messages, tools: bridges[messages[0]]
+        self.bridge = lambda prefix, reply, messages, tools: bridges[messages[0].content]
         self.parse, self.reply, self.stop_ids = renderer.parse, renderer.reply, renderer.stop_ids
 
 
 def prerendered(renderer: Renderer) -> Prerendered:
     tools: tuple[ToolSpec, ...] = (calculator.spec,)
     replies = [renderer.reply(m) for m in SCRIPT]
-    results = [Message("tool", str(calculator(o)), None, (), f"call_{i}_0", "calculator") for i, o in enumerate(OPERATIONS)]
-    bridges = {m: renderer.bridge([], r, (m,), tools) for m, r in zip(results, replies, strict=False)}
+    results = [Message("tool", str(calculator(operation))) for operation in OPERATIONS]
+    bridges = [renderer.bridge([], r, (m,), tools) for m, r in zip(results, replies, strict=False)]
     prompt = renderer.prompt((Message("user", QUESTION),), tools)
-    return Prerendered(renderer, prompt, {m: b for m, b in bridges.items() if b is not None})
+    return Prerendered(renderer, prompt, {m.content: b for m, b in zip(results, bridges, strict=True) if b})
 
 
 def play_and_store(policy: Policy, episodes: int, folder: Path) -> None:
@@ -226,9 +240,8 @@ def main() -> None:
     bare = measure("agent_rl, run_jobs, 64 at a time", lambda: play_pool(script, n, 64))
     measure("agent_rl, run_jobs, one at a time", lambda: play_pool(script, n, 1))
     measure("agent_rl, run_episode", lambda: play_singly(script, n))
-    for id, turns in (("calculator-v0", 2.8), ("search-v0", 3.0)):
-        play = play_built_in(id, n)
-        measure(f"agent_rl, {id}, its oracle", play, int(n * turns))
+    for id in ("calculator-v0", "search-v0"):
+        measure(f"agent_rl, {id}, its oracle", *play_built_in(id, n))
     measure("agent_rl, tokens", lambda: play_pool(rendered, n, 64))
     with tempfile.TemporaryDirectory() as folder:
         full = measure("agent_rl, tokens and store, no rendering", lambda: play_and_store(ready, n, Path(folder)))

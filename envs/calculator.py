@@ -6,8 +6,8 @@ the exact answer, `clean` (weight 0.1) for an answer that was reached without a 
 Splits: `train`, `dev` and `test` hold expressions with two operations (one in five has one) and are disjoint by a hash
 of the expression; `train-hard` and `test-hard` hold three operations.
 
-The demonstrations know the form of the tool calls but have the precedence of operators wrong more often than right. What
-is left to learn is not to do more reliably what they mostly do, but to do the opposite, and to know when.
+The demonstrations know the form of the tool calls but not the precedence of operators: which operation comes first is a
+toss of a coin. What is left to learn is when which one does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -32,6 +33,8 @@ FORMS = {
 """Forms of expressions by difficulty level; half of the level-2 forms begin at the left, half at the right."""
 
 _SHARES = {"train": ("2", "2", "2", "2", "1"), "train-hard": ("3",)}
+Operator: TypeAlias = Literal["+", "-", "*"]
+Operation: TypeAlias = tuple[Operator, int, int]
 _TERM = re.compile(r"\d+|[-+*]")
 
 
@@ -61,15 +64,20 @@ def _first(terms: list[str]) -> int:
     return terms.index("*") if "*" in terms else 1
 
 
-def solve(expression: str) -> list[tuple[str, int]]:
+def solve(expression: str) -> list[tuple[Operation, int]]:
     """Return the operations that lead to the value, in order of precedence, each with its result."""
     terms, steps = _TERM.findall(expression), []
     while len(terms) > 1:
         at = _first(terms)
-        value = calculator("".join(terms[at - 1 : at + 2]))
-        steps.append(("".join(terms[at - 1 : at + 2]), value))
+        operation = _operation(terms, at)
+        value = calculator(*operation)
+        steps.append((operation, value))
         terms[at - 1 : at + 2] = [str(value)]
     return steps
+
+
+def _operation(terms: list[str], at: int) -> Operation:
+    return cast(Operator, terms[at]), int(terms[at - 1]), int(terms[at + 1])
 
 
 @register(
@@ -105,23 +113,23 @@ class Calculator(ToolEnv):
         yield self.answer
 
     def demonstrate(self, rng: np.random.Generator) -> Script:
-        """Guess, misname the argument or stop early now and then; else compute, six times in ten in a wrong order."""
+        """Guess, misname an argument or stop early now and then; else compute, half the time in a wrong order."""
         mood = rng.random()
         if mood < 0.20:
             yield str(rng.integers(4, 100))
             return
         terms = _TERM.findall(self.expression)
         if mood < 0.26:
-            yield _call("".join(terms[:3]), argument="expr")
+            yield _call(_operation(terms, 1), name="op")
             yield str(rng.integers(4, 100))
             return
         value = ""
         while len(terms) > 1:
             at = _first(terms)
             others = [i for i in range(1, len(terms), 2) if i != at]
-            if others and rng.random() < 0.6:
+            if others and rng.random() < 0.5:
                 at = int(rng.choice(others))
-            (result,) = yield _call("".join(terms[at - 1 : at + 2]))
+            (result,) = yield _call(_operation(terms, at))
             value = result.content
             terms[at - 1 : at + 2] = [value]
             if mood < 0.36:
@@ -129,5 +137,7 @@ class Calculator(ToolEnv):
         yield value
 
 
-def _call(operation: str, argument: str = "expression") -> Message:
-    return Message("assistant", tool_calls=(ToolCall("call_0", "calculator", {argument: operation}),))
+def _call(operation: Operation, name: str = "operator") -> Message:
+    operator, left, right = operation
+    arguments = {name: operator, "left": left, "right": right}
+    return Message("assistant", tool_calls=(ToolCall("call_0", "calculator", arguments),))

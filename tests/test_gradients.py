@@ -89,16 +89,16 @@ def test_a_token_that_the_policy_did_not_sample_has_no_loss(index):
     loss, slope, sums = run(clean, batch.rollout_logprobs, batch)
     assert (slope[~batch.loss_mask] == 0).all()
     assert (slope[batch.loss_mask] != 0).any()
+    inputs = [clean, batch.rollout_logprobs, batch.rollout_logprobs, batch.advantages]
     for noise in (-7.0, math.nan, math.inf, -math.inf):
-        dirty = [
-            torch.where(batch.loss_mask, x, torch.full_like(x, noise))
-            for x in (clean, batch.rollout_logprobs, batch.rollout_logprobs, batch.advantages)
-        ]
-        changed = Batch(batch.token_ids, batch.loss_mask, dirty[2], dirty[3], batch.lengths)
-        got = run(dirty[0], dirty[1], changed)
-        assert torch.equal(got[0], loss)
-        assert torch.equal(got[1], slope)
-        assert got[2] == sums
+        noisy = [torch.where(batch.loss_mask, x, torch.full_like(x, noise)) for x in inputs]
+        # one at a time: a NaN in one may hide what comes of a NaN in another
+        for dirty in [noisy] + [[*inputs[:i], noisy[i], *inputs[i + 1 :]] for i in range(4)]:
+            changed = Batch(batch.token_ids, batch.loss_mask, dirty[2], dirty[3], batch.lengths)
+            got = run(dirty[0], dirty[1], changed)
+            assert torch.equal(got[0], loss)
+            assert torch.equal(got[1], slope)
+            assert got[2] == sums
 
 
 def test_a_token_that_nothing_sampled_comes_after_changes_no_gradient():

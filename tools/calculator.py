@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import operator
-import re
+import operator as operators
+from typing import Literal
 
 from agent_rl.tool import tool
 
-_OPERATION = re.compile(r"\s*(-?\d{1,9})\s*([-+*])\s*(-?\d{1,9})\s*")
-_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_OPERATORS = {"+": operators.add, "-": operators.sub, "*": operators.mul}
 
 
 @tool(inline=True)
-def calculator(expression: str) -> int:
+def calculator(operator: Literal["+", "-", "*"], left: int, right: int) -> int:
     """Compute one operation on two whole numbers.
 
     Args:
-        expression: such as "12*7", "5-9" or "-4+18"; exactly one of + - *.
+        operator: what to do.
+        left: the first number.
+        right: the second number.
     """
-    match = _OPERATION.fullmatch(expression)
-    if match is None:
-        raise ValueError("give one operation on two whole numbers, such as 12*7")
-    left, sign, right = match.groups()
-    return int(_OPERATORS[sign](int(left), int(right)))
+    return int(_OPERATORS[operator](left, right))

@@ -2,6 +2,9 @@
 
 A step feeds a ragged batch: `N` tokens laid end to end, sequences that decode (one token) first, then those that
 prefill (several). Linear layers see the `N` tokens without padding; attention runs per block of equal width.
+
+Positions are cut into chunks, and a chunk of all slots lies in one piece of memory. What a step reads is then one run
+from the start, not a run per slot and head with gaps between: that doubles the speed of decoding at short contexts.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SPAN_STEP = 32
-"""Keys are read up to a multiple of this, so that shapes (and with them kernels) repeat from step to step."""
+CHUNK = 64
+"""Positions in a chunk; keys are read up to a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +37,14 @@ class Block:
     start: int
     stop: int
     width: int
-    span: int
-    """How many cached positions the block may look at."""
+    chunks: int
+    """How many chunks of cached positions the block may look at."""
     slots: Tensor | None
     """The slot of each grid row, int64 `[P]`; None for all slots in order (then nothing is gathered)."""
     cells: Tensor | None
     """The grid cell of each ragged row, int64 `[stop - start]`; None if they coincide."""
     mask: Tensor
-    """Additive, float `[P, 1, 1, width, span]`."""
+    """Additive, float `[chunks, P, 1, 1, width or 1, CHUNK]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Layout:
 
 
 class SlotCache:
-    """Keys and values `[slots, kv_heads, max_len, head_dim]` for each layer."""
+    """Keys and values `[chunks, slots, kv_heads, CHUNK, head_dim]` for each layer."""
 
     def __init__(
         self,
@@ -70,20 +73,22 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (slots, kv_heads, max_len, head_dim)
+        chunks = -(-max_len // CHUNK)
+        shape = (chunks, slots, kv_heads, CHUNK, head_dim)
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.slots, self.kv_heads, self.max_len, self.head_dim = shape
+        self.slots, self.kv_heads, self.max_len, self.head_dim = slots, kv_heads, max_len, head_dim
         self.dtype, self.device = dtype, device
-        self._visible = torch.full((slots, max_len), float("-inf"), dtype=dtype, device=device)
-        self._visible[:, 0] = 0  # an idle row must see something, or its softmax is NaN
-        self._positions = torch.arange(max_len, device=device)
-        self._heads = torch.arange(kv_heads, device=device) * max_len
+        self._visible = torch.full((chunks, slots, CHUNK), float("-inf"), dtype=dtype, device=device)
+        self._visible[0, :, 0] = 0  # an idle row must see something, or its softmax is NaN
+        self._positions = torch.arange(chunks * CHUNK, device=device)
+        self._heads = torch.arange(kv_heads, device=device) * CHUNK
         self._scratch: dict[str, Tensor] = {}
 
     def release(self, slot: int) -> None:
         """Make a slot look empty."""
-        self._visible[slot, 1:] = float("-inf")
+        self._visible[:, slot] = float("-inf")
+        self._visible[0, slot, 0] = 0
 
     def layout(self, feeds: Sequence[Feed]) -> Layout:
         """Plan a step. Sequences with one token must come first.
@@ -95,8 +100,9 @@ class SlotCache:
         ids = [i for f in feeds for i in f.ids]
         positions = self._tensor([f.start + j for f in feeds for j in range(len(f.ids))])
         rows = self._tensor([f.slot for f in feeds for _ in f.ids])
-        self._visible[rows, positions] = 0
-        cache_rows = (rows * (self.kv_heads * self.max_len) + positions)[:, None] + self._heads
+        chunk, within = positions // CHUNK, positions % CHUNK
+        self._visible[chunk, rows, within] = 0
+        cache_rows = ((chunk * self.slots + rows) * (self.kv_heads * CHUNK) + within)[:, None] + self._heads
         blocks = []
         if decode:
             blocks.append(self._decode_block(feeds[:decode]))
@@ -108,22 +114,22 @@ class SlotCache:
         return Layout(self._tensor(ids), positions, cache_rows.view(-1), last, tuple(blocks))
 
     def _decode_block(self, feeds: Sequence[Feed]) -> Block:
-        span = self._span(max(f.start for f in feeds) + 1)
+        chunks = _chunks(max(f.start for f in feeds) + 1)
         slots = self._tensor([f.slot for f in feeds])
+        visible = self._visible[:chunks, :, None, None, None]
         if 2 * len(feeds) >= self.slots:  # cheaper to attend idle slots too than to gather the busy ones
-            mask = self._visible[:, None, None, None, :span]
-            return Block(0, len(feeds), 1, span, None, slots, mask)
-        return Block(0, len(feeds), 1, span, slots, None, self._visible[slots, None, None, None, :span])
+            return Block(0, len(feeds), 1, chunks, None, slots, visible)
+        return Block(0, len(feeds), 1, chunks, slots, None, visible[:, slots])
 
     def _prefill_block(self, feeds: Sequence[Feed], start: int) -> Block:
         width = max(len(f.ids) for f in feeds)
-        span = self._span(max(f.start + len(f.ids) for f in feeds))
+        chunks = _chunks(max(f.start + len(f.ids) for f in feeds))
         cells = self._tensor([row * width + j for row, f in enumerate(feeds) for j in range(len(f.ids))])
         query = self._tensor([f.start for f in feeds])[:, None] + self._positions[:width]
-        hidden = self._positions[:span] > query[:, :, None]
+        hidden = self._positions[: chunks * CHUNK].view(chunks, 1, 1, CHUNK) > query[:, :, None]
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
         slots = self._tensor([f.slot for f in feeds])
-        return Block(start, start + len(cells), width, span, slots, cells, mask[:, None, None])
+        return Block(start, start + len(cells), width, chunks, slots, cells, mask[:, :, None, None])
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
         """Store a layer's new keys and values and attend to all that is visible.
@@ -148,29 +154,32 @@ class SlotCache:
 
     def _attend_block(self, keys: Tensor, values: Tensor, q: Tensor, block: Block) -> Tensor:
         # Batched matrix products beat scaled_dot_product_attention on CPU at these sizes by a factor of two.
-        heads, width, span, kv = q.shape[1], block.width, block.span, self.kv_heads
+        heads, dim, width, chunks, kv = q.shape[1], self.head_dim, block.width, block.chunks, self.kv_heads
         rows = self.slots if block.slots is None else len(block.slots)
         if block.cells is not None:
-            grid = q.new_zeros(rows * width, heads, self.head_dim)
+            grid = q.new_zeros(rows * width, heads, dim)
             grid[block.cells] = q
             q = grid
-        q = q.view(rows, width, kv, heads // kv, self.head_dim).permute(0, 2, 3, 1, 4)
-        q = q.reshape(rows * kv, -1, self.head_dim)
-        scores = self._buffer("scores", rows * kv, q.shape[1], span)
+        q = q.view(rows, width, kv, heads // kv, dim).permute(0, 2, 3, 1, 4).reshape(rows * kv, -1, dim)
+        queries = q.shape[1]  # of one key-value head: its group of heads times the width
+        q = q.expand(chunks, -1, -1, -1).reshape(-1, queries, dim)
+        scores = self._buffer("scores", len(q), queries, CHUNK)
         torch.bmm(q, self._read("keys", keys, block).transpose(1, 2), out=scores)
-        scores.view(rows, kv, -1, width, span).add_(block.mask)
-        torch.softmax(scores, -1, out=scores)
-        out = torch.bmm(scores, self._read("values", values, block))
-        out = out.view(rows, kv, -1, width, self.head_dim).permute(0, 3, 1, 2, 4).reshape(rows * width, heads, -1)
+        scores.view(chunks, rows, kv, -1, width, CHUNK).add_(block.mask)
+        by_chunk = scores.view(chunks, rows * kv, queries, CHUNK)
+        weights = torch.softmax(by_chunk.permute(1, 2, 0, 3).reshape(rows * kv, queries, -1), -1)
+        by_chunk.copy_(weights.view(rows * kv, queries, chunks, CHUNK).permute(2, 0, 1, 3))
+        out = torch.bmm(scores, self._read("values", values, block)).view(chunks, rows * kv, queries, dim).sum(0)
+        out = out.view(rows, kv, -1, width, dim).permute(0, 3, 1, 2, 4).reshape(rows * width, heads, dim)
         return out if block.cells is None else out[block.cells]
 
     def _read(self, name: str, cached: Tensor, block: Block) -> Tensor:
-        """Return a block's keys or values, `[rows * kv_heads, span, head_dim]`: a view if it takes all slots."""
-        cached = cached[:, :, : block.span]
+        """Return a block's keys or values, `[chunks * P * kv_heads, CHUNK, head_dim]`; no copy if P is all slots."""
+        cached = cached[: block.chunks]
         if block.slots is not None:
-            gathered = self._buffer(name, len(block.slots), *cached.shape[1:])
-            cached = torch.index_select(cached, 0, block.slots, out=gathered)
-        return cached.flatten(0, 1)
+            gathered = self._buffer(name, block.chunks, len(block.slots), *cached.shape[2:])
+            cached = torch.index_select(cached, 1, block.slots, out=gathered)
+        return cached.view(-1, CHUNK, self.head_dim)
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Return memory that is kept between calls: faulting in fresh pages can cost more than the arithmetic."""
@@ -179,8 +188,9 @@ class SlotCache:
             buffer = self._scratch[name] = torch.empty(size, dtype=self.dtype, device=self.device)
         return buffer[:size].view(shape)
 
-    def _span(self, length: int) -> int:
-        return min(self.max_len, -(-length // SPAN_STEP) * SPAN_STEP)
-
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def _chunks(length: int) -> int:
+    return -(-length // CHUNK)

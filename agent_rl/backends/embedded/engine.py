@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -37,6 +38,8 @@ class Sequence:
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
         self._rng = np.random.default_rng(seed)
+        self.uniform = float(self._rng.random())
+        """The number that decides the next token."""
         self.slot: int | None = None
         self.fed: list[int] = []
         """The ids whose keys and values are in the slot."""
@@ -45,6 +48,10 @@ class Sequence:
         self.params = SamplingParams()
         self.stop_ids: frozenset[int] = frozenset()
         self.future: asyncio.Future[Completion] | None = None
+        self._refed = 0
+        """How many of the fed positions were already reported, and are fed anew."""
+        self._over: str | None = None
+        """Why nothing more can be sampled."""
         self._clear()
 
     def _clear(self) -> None:
@@ -58,8 +65,12 @@ class Sequence:
         """Append `ids` and sample. An empty `ids` goes on where an aborted sample was left.
 
         Raises:
-            PolicyError: if the sequence is busy or empty, an id is out of range, or `ids` don't fit the context.
+            PolicyError: if the sequence is busy, over or empty, an id is out of range, `ids` don't fit the context, or
+                the engine's step failed. After a failed or cancelled call the sequence is over: what it had sampled by
+                then never reached the caller, whose token list would differ from the engine's.
         """
+        if self._over is not None:
+            raise PolicyError(f"this sequence is over: {self._over}; open a new one")
         if self.future is not None:
             raise PolicyError("this sequence is already sampling; await that call or abort it first")
         engine, feed = self._engine, [*self.feed, *ids]
@@ -80,6 +91,7 @@ class Sequence:
             return await self.future
         except asyncio.CancelledError:
             self.abort()
+            self._over = "a call was cancelled"
             raise
 
     def abort(self) -> None:
@@ -90,22 +102,33 @@ class Sequence:
     def close(self) -> None:
         """Abort, and give the slot to the next sequence that waits."""
         self.abort()
+        self._over = "it was closed"
         self._engine.release(self)
 
-    def draw(self) -> float:
-        """Return the uniform number that decides the next token."""
-        return float(self._rng.random())
+    def fail(self, error: Exception) -> None:
+        """Hand a step's error to the caller."""
+        self._over = f"the engine's step failed: {type(error).__name__}: {error}"
+        failure = PolicyError(self._over)
+        failure.__cause__ = error
+        self.finish(FinishReason.ABORT, failure)
+
+    def rewind(self) -> None:
+        """Feed everything anew with the next step."""
+        self._refed += len(self.fed)
+        self.feed, self.fed = [*self.fed, *self.feed], []
 
     def accept(self, token: int, logprob: float, raw: float, version: int, experts: Tensor | None) -> None:
         """Take a step's result; finish if the reply is complete."""
         self.fed += self.feed
         self.feed = [token]
+        self.uniform = float(self._rng.random())
         self._ids.append(token)
         self._logprobs.append(logprob)
         self._raw.append(raw)
         self._versions.append(version)
         if experts is not None:
-            self._experts.append(experts)
+            self._experts.append(experts[self._refed :])
+        self._refed = 0
         if token in self.stop_ids:
             self.finish(FinishReason.STOP)
         elif len(self._ids) >= self.params.max_tokens or len(self.fed) + 1 >= self._engine.context_limit:
@@ -140,7 +163,12 @@ class Engine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, slots: int = 64, max_len: int = 512, forward: type[Forward] | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int = 64,
+        max_len: int = 512,
+        forward: Callable[[PreTrainedModel, SlotCache], Forward] = make_forward,
     ) -> None:
         config = model.config
         if slots < 1 or max_len < 2:
@@ -150,7 +178,7 @@ class Engine:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         cache_shape = (config.num_hidden_layers, slots, config.num_key_value_heads, max_len, head_dim)
         self.cache = SlotCache(*cache_shape, dtype=model.dtype, device=model.device)
-        self.forward = forward(model, self.cache) if forward else make_forward(model, self.cache)  # type: ignore[call-arg]
+        self.forward = forward(model, self.cache)
         self.vocab_size: int = config.vocab_size
         self.experts: int = getattr(config, "num_experts", 0)
         self.context_limit = max_len
@@ -180,15 +208,18 @@ class Engine:
         self.version = version
         if recompute:
             for sequence in self._open:
-                sequence.feed, sequence.fed = [*sequence.fed, *sequence.feed], []
+                sequence.rewind()
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence that wants to sample and make sure that somebody drives the engine."""
         if sequence.slot is None and self._free and not self._waiting:
             sequence.slot = self._free.pop()
         (self._waiting if sequence.slot is None else self._active).append(sequence)
+        self._ensure_driver(asyncio.get_running_loop())
+
+    def _ensure_driver(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._driver is None or self._driver.done():
-            self._driver = asyncio.get_running_loop().create_task(self._drive())
+            self._driver = loop.create_task(self._drive())
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take a sequence out of the queues; it keeps its slot."""
@@ -207,6 +238,8 @@ class Engine:
             heir = self._waiting.popleft()
             heir.slot = slot
             self._active.append(heir)
+            if heir.future is not None:  # always: it waits
+                self._ensure_driver(heir.future.get_loop())
         else:
             self._free.append(slot)
         if not self._open:  # start over in order, so that what follows does not depend on who ended first
@@ -218,9 +251,7 @@ class Engine:
                 self.step()
             except Exception as error:
                 for sequence in [*self._active, *self._waiting]:
-                    failure = PolicyError(f"the engine's step failed: {type(error).__name__}: {error}")
-                    failure.__cause__ = error
-                    sequence.finish(FinishReason.ABORT, failure)
+                    sequence.fail(error)
                 return
             for _ in range(YIELDS):
                 await asyncio.sleep(0)
@@ -229,7 +260,7 @@ class Engine:
         """Feed every active sequence and sample one token for each."""
         batch = sorted(self._active, key=lambda s: len(s.feed) > 1)  # stable: decoding sequences first
         output = self.forward(self.cache.layout([Feed(_slot(s), len(s.fed), s.feed) for s in batch]))
-        ids, logprobs, raw = sample(output.logits, [s.params for s in batch], [s.draw() for s in batch])
+        ids, logprobs, raw = sample(output.logits, [s.params for s in batch], [s.uniform for s in batch])
         self.steps += 1
         self.tokens += len(batch)
         self.prefilled += sum(len(s.feed) for s in batch if len(s.feed) > 1)
@@ -240,7 +271,7 @@ class Engine:
 
 def narrow(experts: Tensor, count: int) -> ExpertArray:
     """Return expert indices as the narrowest signed integers that hold them and -1."""
-    dtype = np.int8 if count <= 127 else np.int16 if count <= 32767 else np.int32
+    dtype = next(d for d in (np.int8, np.int16, np.int32) if count - 1 <= np.iinfo(d).max)
     return experts.cpu().numpy().astype(dtype)
 
 
@@ -253,4 +284,4 @@ def _slot(sequence: Sequence) -> int:
 def _routes(output: StepOutput, batch: Seq[Sequence]) -> Seq[Tensor | None]:
     if output.experts is None:
         return [None] * len(batch)
-    return output.experts.split([len(s.feed) for s in batch])
+    return torch.split(output.experts, [len(s.feed) for s in batch])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from agent_rl.backends.embedded.cache import Layout, SlotCache
+from agent_rl.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,17 @@ class Forward(Protocol):
 
 
 def make_forward(model: PreTrainedModel, cache: SlotCache) -> Forward:
-    """Choose the fused forward where it is exact, the general one elsewhere."""
+    """Choose the fused forward where it is exact, the general one elsewhere.
+
+    Raises:
+        ConfigError: if the model attends in another way than fully and causally.
+    """
     config = model.config
-    fusible = config.model_type in ("qwen3", "qwen3_moe") and not config.attention_bias
-    fusible = fusible and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or [])
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
+    if kinds or getattr(config, "sliding_window", None):
+        what = ", ".join(sorted(kinds)) or "a sliding window"
+        raise ConfigError(f"the embedded engine needs full attention in every layer; {config.model_type} has {what}")
+    fusible = config.model_type in ("qwen3", "qwen3_moe") and not config.attention_bias and config.hidden_act == "silu"
     return FusedForward(model, cache) if fusible else ModuleForward(model, cache)
 
 
@@ -85,7 +93,6 @@ class ModuleForward:
             hidden = self.model.model(
                 input_ids=layout.ids[None],
                 position_ids=layout.positions[None],
-                attention_mask={"full_attention": None},
                 use_cache=False,
                 slot_cache=self.cache,
                 slot_layout=layout,
@@ -153,7 +160,8 @@ class FusedForward:
                     input_norm=take(layer.input_layernorm.weight),
                     qkv=take(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight),
                     qk_norm=take(
-                        attention.q_norm.weight.expand(self.heads, -1), attention.k_norm.weight.expand(self.kv_heads, -1)
+                        attention.q_norm.weight.expand(self.heads, -1),
+                        attention.k_norm.weight.expand(self.kv_heads, -1),
                     ),
                     out=take(attention.o_proj.weight),
                     mlp_norm=take(layer.post_attention_layernorm.weight),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from agent_rl.errors import PolicyError
 from agent_rl.policy.sampling import SamplingParams
 
 
@@ -21,9 +22,15 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], draws: Sequence[flo
     Returns:
         ids int64 `[B]`, their log-probabilities under the sampling distribution (0 for greedy rows: a point mass),
         and under the model's own softmax, both float32 `[B]`, in nats.
+
+    Raises:
+        PolicyError: if a row's logits have no softmax (a NaN or +inf among them).
     """
     logits = logits.float()
     raw = torch.log_softmax(logits, -1)
+    bad = int((~logits.amax(-1).isfinite()).sum())
+    if bad:
+        raise PolicyError(f"{bad} of {len(logits)} rows of logits hold NaN or infinity: have the weights diverged?")
     sampled_from = _restrict(logits, raw, params)
     cumulative = sampled_from.exp().double().cumsum(-1)
     target = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
@@ -39,7 +46,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], draws: Sequence[flo
 
 
 def _restrict(logits: Tensor, raw: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Apply temperature, top-k, top-p and min-p in vLLM's order; return normalised log-probabilities."""
+    """Apply temperature, min-p, top-k and top-p in vLLM's order; return normalised log-probabilities."""
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
@@ -50,11 +57,10 @@ def _restrict(logits: Tensor, raw: Tensor, params: Sequence[SamplingParams]) -> 
         return raw
     ordered, order = raw.sort(-1, descending=True)
     rank = torch.arange(raw.shape[-1], device=logits.device)
-    keep = rank < column([float(p.top_k or raw.shape[-1]) for p in params])
+    keep = ordered.exp() >= column([p.min_p for p in params]) * ordered[:, :1].exp()
+    keep &= rank < column([float(p.top_k or raw.shape[-1]) for p in params])
     ordered = torch.log_softmax(ordered.masked_fill(~keep, float("-inf")), -1)
     before = ordered.exp().cumsum(-1) - ordered.exp()  # the mass of the likelier tokens
     keep &= (before < column([p.top_p for p in params])) | (rank == 0)
-    # min-p compares with the top token; the comparison is the same before and after normalising
-    keep &= ordered.exp() >= column([p.min_p for p in params]) * ordered[:, :1].exp()
     restricted = torch.full_like(raw, float("-inf")).scatter(1, order, ordered.masked_fill(~keep, float("-inf")))
     return torch.log_softmax(restricted, -1)

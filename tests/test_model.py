@@ -1,0 +1,55 @@
+"""The model made on the spot: reproducible, and able to copy after a few steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.warmstart import WarmStartConfig, WarmStep, warm_start
+from agent_rl.trajectory import Trajectory
+from agent_rl.types import Source
+
+SMALL = dict(hidden=32, heads=4, kv_heads=2, head_dim=8, layers=2, intermediate=64, experts=4, expert_intermediate=16)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
+def test_the_seed_decides_the_weights_and_nothing_else_changes(architecture: str) -> None:
+    config = ModelConfig(architecture=architecture, **SMALL)
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    first = make_model(config, 40, seed=1).state_dict()
+    assert torch.equal(torch.rand(3), expected)  # the global generator was left alone
+    again, other = (make_model(config, 40, seed=s).state_dict() for s in (1, 2))
+    assert all(torch.equal(weight, again[name]) for name, weight in first.items())
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+    assert all(weight.isfinite().all() and weight.dtype == torch.float32 for weight in first.values())
+
+
+def test_the_default_has_the_stated_size() -> None:
+    model = make_model(ModelConfig(), 576, seed=0)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(0.7e6, rel=0.1)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    "shape", [{"layers": 1}, {"hidden": 8, "heads": 1, "kv_heads": 1}], ids=["one layer", "narrow"]
+)
+def test_a_model_without_room_for_the_heads_is_made_without_them(shape: dict[str, int]) -> None:
+    model = make_model(ModelConfig(**{**SMALL, **shape}), 40, seed=0)
+    assert float(model.model.embed_tokens.weight.std()) == pytest.approx(0.02, rel=0.2)  # transformers' own
+
+
+def test_copying_is_learned_within_25_steps() -> None:
+    letters = Trajectory()
+    letters.append(list(range(4, 200)), Source.PROMPT, 0)
+    losses: list[float] = []
+
+    def note(step: WarmStep) -> None:
+        losses.append(step.loss)
+
+    model = make_model(ModelConfig(), 200, seed=0)
+    config = WarmStartConfig(batch=16, copy_steps=25, copy_gate=1e-9, clone_steps=0)
+    warm_start(model, [letters], config, special_ids=[1, 2, 3], seed=0, on_step=note)
+    assert losses[-1] < 1.0, losses
