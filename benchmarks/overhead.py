@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import gymnasium
 import numpy as np
@@ -32,10 +33,11 @@ REPETITIONS = 9
 BARE, FULL, RENDERING, FLAT = 50.0, 300.0, 300.0, 1.5
 """The bars: µs a turn, and how much a turn may cost at 64 turns relative to one at 4."""
 
-QUESTION, OPERATIONS, ANSWER = "compute 3*4+5-2", ("3*4", "12+5", "17-2"), "15"
+QUESTION, ANSWER = "compute 3*4+5-2", "15"
+OPERATIONS: tuple[tuple[Literal["+", "-", "*"], int, int], ...] = (("*", 3, 4), ("+", 12, 5), ("-", 17, 2))
 CALLS = tuple(
-    Message("assistant", tool_calls=(ToolCall(f"call_{i}", "calculator", {"expression": operation}),))
-    for i, operation in enumerate(OPERATIONS)
+    Message("assistant", tool_calls=(ToolCall("call_0", "calculator", {"operator": o, "left": a, "right": b}),))
+    for o, a, b in OPERATIONS
 )
 SCRIPT = (*CALLS, Message("assistant", ANSWER))
 TURNS = len(SCRIPT)
@@ -77,7 +79,7 @@ def bare_loop(episodes: int) -> None:
     for _ in range(episodes):
         said = [QUESTION]
         for operation in OPERATIONS:
-            said += [operation, str(calculator(operation))]
+            said.append(str(calculator(*operation)))
         assert said[-1] == ANSWER
 
 
@@ -97,13 +99,15 @@ class GymSums(gymnasium.Env):
         """Compute, or end with a number."""
         if action.isdigit():
             return "", float(action == ANSWER), True, False, {}
-        return str(calculator(action)), 0.0, False, False, {}
+        operator, left, right = action.split()
+        return str(calculator(operator, int(left), int(right))), 0.0, False, False, {}
 
 
 def play_gymnasium(env: gymnasium.Env, episodes: int) -> None:
+    actions = [*(f"{operator} {left} {right}" for operator, left, right in OPERATIONS), ANSWER]
     for seed in range(episodes):
         env.reset(seed=seed)
-        for action in (*OPERATIONS, ANSWER):
+        for action in actions:
             _, gained, terminated, _, _ = env.step(action)
         assert terminated
         assert gained == 1
@@ -186,7 +190,7 @@ class Prerendered:
 def prerendered(renderer: Renderer) -> Prerendered:
     tools: tuple[ToolSpec, ...] = (calculator.spec,)
     replies = [renderer.reply(m) for m in SCRIPT]
-    results = [Message("tool", str(calculator(operation))) for operation in OPERATIONS]
+    results = [Message("tool", str(calculator(*operation))) for operation in OPERATIONS]
     bridges = [renderer.bridge([], r, (m,), tools) for m, r in zip(results, replies, strict=False)]
     prompt = renderer.prompt((Message("user", QUESTION),), tools)
     return Prerendered(renderer, prompt, {m.content: b for m, b in zip(results, bridges, strict=True) if b})
@@ -221,7 +225,7 @@ def main() -> None:
     gymnasium.register("Sums-v0", entry_point=GymSums, max_episode_steps=8)
     made, plain = gymnasium.make("Sums-v0"), GymSums()
     script = Scripted(lambda opening: (message for message in SCRIPT))
-    renderer = ChatMLRenderer(train_tokenizer([QUESTION, *OPERATIONS]))
+    renderer = ChatMLRenderer(train_tokenizer([QUESTION, ANSWER]))
     replies = [renderer.reply(m) for m in SCRIPT]
     ready, rendered = (TokenPolicy(InstantSampler(replies), r) for r in (prerendered(renderer), renderer))
 

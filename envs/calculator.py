@@ -6,8 +6,8 @@ the exact answer, `clean` (weight 0.1) for an answer that was reached without a 
 Splits: `train`, `dev` and `test` hold expressions with two operations (one in five has one) and are disjoint by a hash
 of the expression; `train-hard` and `test-hard` hold three operations.
 
-The demonstrations know the form of the tool calls but not the precedence of operators: which operation comes first is a
-toss of a coin. What is left to learn is when which one does.
+The demonstrations know the form of the tool calls but have the precedence of operators wrong more often than right. What
+is left to learn is not to do more reliably what they mostly do, but the opposite.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Calculator(ToolEnv):
         yield self.answer
 
     def demonstrate(self, rng: np.random.Generator) -> Script:
-        """Guess, misname an argument or stop early now and then; else compute, half the time in a wrong order."""
+        """Guess, misname an argument or stop early now and then; else compute, mostly in a wrong order."""
         mood = rng.random()
         if mood < 0.20:
             yield str(rng.integers(4, 100))
@@ -127,7 +127,7 @@ class Calculator(ToolEnv):
         while len(terms) > 1:
             at = _first(terms)
             others = [i for i in range(1, len(terms), 2) if i != at]
-            if others and rng.random() < 0.5:
+            if others and rng.random() < 0.65:
                 at = int(rng.choice(others))
             (result,) = yield _call(_operation(terms, at))
             value = result.content

@@ -17,7 +17,7 @@ from agent_rl.registry import spec
 from agent_rl.rollout import Job, run_episode, run_jobs, summarise
 from agent_rl.tasks import TaskStream, task_key
 from agent_rl.tools.calculator import calculator
-from agent_rl.types import Episode, Message, ToolCall, ToolErrorKind
+from agent_rl.types import Episode, Message, Outcome, ToolCall, ToolErrorKind
 
 BUILT_IN = ("calculator-v0", "search-v0")
 SPLITS = [(id, split) for id in BUILT_IN for split in spec(id).tasks.splits]
@@ -137,7 +137,7 @@ def test_solving_is_what_python_does(expression):
     assert steps[-1][1] == eval(expression)
     assert len(steps) == sum(expression.count(sign) for sign in "+-*")
     for operation, value in steps:
-        assert calculator(operation) == value
+        assert calculator(*operation) == value
 
 
 @given(expressions(), st.integers(0, 2**32))
@@ -149,7 +149,7 @@ def test_a_demonstration_only_computes_what_stands_there(expression, seed):
     while isinstance(message, Message):
         (call,) = message.tool_calls
         said.append(call)
-        value = calculator(str(*call.arguments.values()))
+        value = calculator(*call.arguments.values())
         try:
             message = script.send((Message("tool", str(value), tool_call_id=call.id),))
         except StopIteration:
@@ -158,22 +158,28 @@ def test_a_demonstration_only_computes_what_stands_there(expression, seed):
     assert int(message) is not None
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"), [("12*7", 84), ("5-9", -4), ("-4+18", 14), (" 3 * -2 ", -6), ("0-0", 0), ("5--3", 8)]
-)
-def test_the_calculator_does_one_operation(expression, value):
-    assert calculator(expression) == value
+@pytest.mark.parametrize(("operation", "value"), [(("*", 12, 7), 84), (("-", 5, 9), -4), (("+", -4, 18), 14)])
+def test_the_calculator_does_one_operation(operation, value):
+    assert calculator(*operation) == value
 
 
 @pytest.mark.parametrize(
-    "expression", ["", "3", "3*4+5", "3/4", "3**4", "a+b", "3*", "__import__('os')", "1" * 10 + "+1", "3*4\n5", "٣*٤x"]
+    "arguments",
+    [
+        {},
+        {"operator": "/", "left": 1, "right": 2},
+        {"operator": "+", "left": "one", "right": 2},
+        {"operator": "+", "left": 1.5, "right": 2},
+        {"operator": "+", "left": 1},
+        {"operator": "+", "left": 1, "right": 2, "third": 3},
+        {"expression": "1+2"},
+    ],
 )
-def test_the_calculator_refuses_anything_else(expression):
-    with pytest.raises(ValueError, match="give one operation"):
-        calculator(expression)
-    call = ToolCall("c", "calculator", {"expression": expression})
+def test_the_calculator_refuses_anything_else(arguments):
+    call = ToolCall("c", "calculator", arguments)
     episode = answer("calculator-v0", Message("assistant", tool_calls=(call,)), "1")
-    assert episode.messages[2].tool_error is ToolErrorKind.EXCEPTION
+    assert episode.messages[2].tool_error is ToolErrorKind.BAD_ARGUMENTS
+    assert episode.outcome is Outcome.TERMINATED
 
 
 def test_hard_tasks_have_more_operations():
@@ -187,7 +193,7 @@ def test_hard_tasks_have_more_operations():
 def test_going_from_left_to_right_is_not_enough():
     def left_to_right(expression: str) -> int:
         first, *rest = re.findall(r"\d+|[-+*]", expression)
-        return functools.reduce(lambda value, step: calculator(f"{value}{''.join(step)}"), batched(rest), int(first))
+        return functools.reduce(lambda value, step: calculator(step[0], value, int(step[1])), batched(rest), int(first))
 
     def batched(terms: list[str]) -> list[tuple[str, str]]:
         return list(zip(terms[::2], terms[1::2], strict=True))

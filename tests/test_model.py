@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.model import ModelConfig, make_model
-from agent_rl.backends.embedded.warmstart import WarmStartConfig, WarmStep, warm_start
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Source
+from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.warmstart import WarmStartConfig
 
 SMALL = dict(hidden=32, heads=4, kv_heads=2, head_dim=8, layers=2, intermediate=64, experts=4, expert_intermediate=16)
 
@@ -38,18 +38,19 @@ def test_the_default_has_the_stated_size() -> None:
 )
 def test_a_model_without_room_for_the_heads_is_made_without_them(shape: dict[str, int]) -> None:
     model = make_model(ModelConfig(**{**SMALL, **shape}), 40, seed=0)
-    assert float(model.model.embed_tokens.weight.std()) == pytest.approx(0.02, rel=0.2)  # transformers' own
+    assert float(model.model.embed_tokens.weight.detach().std()) == pytest.approx(0.02, rel=0.2)  # transformers' own
 
 
 def test_copying_is_learned_within_25_steps() -> None:
-    letters = Trajectory()
-    letters.append(list(range(4, 200)), Source.PROMPT, 0)
-    losses: list[float] = []
-
-    def note(step: WarmStep) -> None:
-        losses.append(step.loss)
-
     model = make_model(ModelConfig(), 200, seed=0)
-    config = WarmStartConfig(batch=16, copy_steps=25, copy_gate=1e-9, clone_steps=0)
-    warm_start(model, [letters], config, special_ids=[1, 2, 3], seed=0, on_step=note)
-    assert losses[-1] < 1.0, losses
+    config = WarmStartConfig().optimizer
+    optimizer, generator = Optimizer(model, config), torch.Generator().manual_seed(0)
+    for step in range(25):
+        strings = torch.randint(0, 200, (16, 24), generator=generator)
+        logprobs, _ = token_logprobs(model, torch.cat([strings, strings], 1))
+        loss = -logprobs[:, 25:].mean()  # of the repeat, save its first token
+        loss.backward()
+        optimizer.step(schedule(config, step, 1000))
+    assert (
+        float(loss.detach()) < 1.0
+    )  # nothing but copying gets far below log(200) = 5.3: the strings are new each time

@@ -28,7 +28,8 @@ def group_relative(rewards: Sequence[float | None], groups: Sequence[str], *, st
     for reward, group in zip(rewards, groups, strict=True):
         if reward is not None:
             members[group].append(reward)
-    mean = {g: math.fsum(rs) / len(rs) for g, rs in members.items()}
+    # clamped: rounding must not carry the mean of equal rewards past them, an advantage of 0 is exactly 0
+    mean = {g: min(max(math.fsum(rs) / len(rs), min(rs)), max(rs)) for g, rs in members.items()}
 
     def scale(group: str) -> float:
         rs = members[group]

@@ -24,7 +24,7 @@ class RolloutConfig(_Section):
     samples: int = Field(8, ge=1)
     """Episodes per task."""
     temperature: float = Field(1.0, gt=0)
-    max_tokens: int = Field(48, ge=1)
+    max_tokens: int = Field(56, ge=1)
     """Of one reply."""
     slots: int = Field(64, ge=1)
     """Episodes under way at a time."""

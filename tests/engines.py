@@ -1,0 +1,115 @@
+"""Small models and callers for the tests of the embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agent_rl.backends.embedded.cache import CHUNK
+from agent_rl.backends.embedded.engine import Engine
+from agent_rl.backends.embedded.logprobs import token_logprobs
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.policy.sampling import SamplingParams
+from agent_rl.types import Completion
+
+T = TypeVar("T")
+VOCAB = 50
+TINY = dict(hidden=32, heads=4, kv_heads=2, head_dim=8, layers=2, intermediate=64, experts=4, expert_intermediate=16)
+GREEDY = SamplingParams(temperature=0.0)
+NEVER: frozenset[int] = frozenset()
+Plan = list[tuple[list[int], int]]
+"""Turns: what the environment says, and how many tokens to sample."""
+
+
+def shaken(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """Make the weights so large that every output depends visibly on the whole context."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight += 0.25 * torch.randn(weight.shape, generator=generator)
+    return model
+
+
+def tiny(architecture: str = "qwen3") -> PreTrainedModel:
+    return shaken(make_model(ModelConfig(architecture=architecture, max_positions=256, **TINY), VOCAB, seed=0))
+
+
+@dataclass
+class Record:
+    """One sequence as its caller saw it."""
+
+    ids: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    """Positions of the sampled tokens."""
+    completions: list[Completion] = field(default_factory=list)
+
+    def add(self, new: Sequence[int], completion: Completion) -> None:
+        self.ids += new
+        self.sampled += range(len(self.ids), len(self.ids) + len(completion.token_ids))
+        self.ids += completion.token_ids
+        self.completions.append(completion)
+
+    def column(self, name: str) -> list[float]:
+        return [x for c in self.completions for x in getattr(c, name)]
+
+
+async def play(engine: Engine, seed: int, plan: Plan, params: SamplingParams = GREEDY) -> Record:
+    record, sequence = Record(), engine.open(seed)
+    for ids, count in plan:
+        record.add(ids, await sequence.sample(ids, replace(params, max_tokens=count), NEVER))
+    sequence.close()
+    return record
+
+
+def play_all(engine: Engine, plans: Sequence[Plan], params: SamplingParams = GREEDY) -> list[Record]:
+    async def main() -> list[Record]:
+        return await asyncio.gather(*[play(engine, seed, plan, params) for seed, plan in enumerate(plans)])
+
+    return run(main)
+
+
+def play_alone(model: PreTrainedModel, seed: int, plan: Plan, params: SamplingParams = GREEDY) -> Record:
+    """Play on an engine that nobody else uses."""
+    return run(lambda: play(Engine(model, slots=1, max_len=160), seed, plan, params))
+
+
+def ragged_plans(count: int, seed: int = 0) -> list[Plan]:
+    """Two to four turns of 1 to 14 tokens, answered with 1 to 9; the first sequence reaches into a third chunk."""
+    rng = np.random.default_rng(seed)
+
+    def ids(length: int) -> list[int]:
+        return rng.integers(0, VOCAB, length).tolist()
+
+    plans = [
+        [(ids(rng.integers(1, 15)), int(rng.integers(1, 10))) for _ in range(rng.integers(2, 5))] for _ in range(count)
+    ]
+    plans[0] = [(ids(CHUNK - 3), 7), (ids(CHUNK), 5), (ids(1), 1)]
+    return plans
+
+
+def full_logprobs(model: PreTrainedModel, ids: Sequence[int], temperature: float = 1.0) -> Tensor:
+    with torch.no_grad():
+        return token_logprobs(model, torch.tensor([list(ids)]), temperature)[0][0]
+
+
+def run(main: Callable[[], Awaitable[T]]) -> T:
+    async def bounded() -> T:
+        async with asyncio.timeout(20):
+            return await main()
+
+    return asyncio.run(bounded())
+
+
+async def steps(engine: Engine, count: int) -> None:
+    """Let the engine do `count` more steps."""
+    goal = engine.steps + count
+    while engine.steps < goal:
+        await asyncio.sleep(0)
