@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +20,12 @@ from agent_rl.policy.sampling import SamplingParams
 from agent_rl.types import Completion
 
 T = TypeVar("T")
+Architecture = Literal["qwen3", "qwen3_moe"]
 VOCAB = 50
-TINY = dict(hidden=32, heads=4, kv_heads=2, head_dim=8, layers=2, intermediate=64, experts=4, expert_intermediate=16)
+TINY = ModelConfig(
+    hidden=32, heads=4, kv_heads=2, head_dim=8, layers=2, intermediate=64, experts=4, expert_intermediate=16,
+    max_positions=256,
+)  # fmt: skip
 GREEDY = SamplingParams(temperature=0.0)
 NEVER: frozenset[int] = frozenset()
 Plan = list[tuple[list[int], int]]
@@ -38,8 +42,8 @@ def shaken(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def tiny(architecture: str = "qwen3") -> PreTrainedModel:
-    return shaken(make_model(ModelConfig(architecture=architecture, max_positions=256, **TINY), VOCAB, seed=0))
+def tiny(architecture: Architecture = "qwen3") -> PreTrainedModel:
+    return shaken(make_model(replace(TINY, architecture=architecture), VOCAB, seed=0))
 
 
 @dataclass

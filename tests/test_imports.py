@@ -16,7 +16,6 @@ from tree import ROOT, SOURCES, run_python
 
 CORE = {
     "agent_rl",
-    "gymnasium",
     "hydra",
     "omegaconf",
     "jinja2",

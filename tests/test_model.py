@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,13 +11,12 @@ from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.warmstart import WarmStartConfig
-
-SMALL = dict(hidden=32, heads=4, kv_heads=2, head_dim=8, layers=2, intermediate=64, experts=4, expert_intermediate=16)
+from tests.engines import TINY
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
 def test_the_seed_decides_the_weights_and_nothing_else_changes(architecture: str) -> None:
-    config = ModelConfig(architecture=architecture, **SMALL)
+    config = replace(TINY, architecture=architecture)
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)
@@ -37,7 +38,7 @@ def test_the_default_has_the_stated_size() -> None:
     "shape", [{"layers": 1}, {"hidden": 8, "heads": 1, "kv_heads": 1}], ids=["one layer", "narrow"]
 )
 def test_a_model_without_room_for_the_heads_is_made_without_them(shape: dict[str, int]) -> None:
-    model = make_model(ModelConfig(**{**SMALL, **shape}), 40, seed=0)
+    model = make_model(replace(TINY, **shape), 40, seed=0)
     assert float(model.model.embed_tokens.weight.detach().std()) == pytest.approx(0.02, rel=0.2)  # transformers' own
 
 
@@ -51,6 +52,4 @@ def test_copying_is_learned_within_25_steps() -> None:
         loss = -logprobs[:, 25:].mean()  # of the repeat, save its first token
         loss.backward()
         optimizer.step(schedule(config, step, 1000))
-    assert (
-        float(loss.detach()) < 1.0
-    )  # nothing but copying gets far below log(200) = 5.3: the strings are new each time
+    assert float(loss.detach()) < 1.0  # without copying it stays at log(200) = 5.3: the strings are new

@@ -123,12 +123,12 @@ def _estimate(rate: Rate) -> Estimate:
 
 def _curve(rows: list[Row], config: TrainConfig) -> str:
     train = [(int(str(r["step"])), float(str(r["rollout/success"]))) for r in rows if r["kind"] == "train"]
-    evals = []
+    evals = {}  # the reported split before and after, the dev split in between
     for row in rows:
         if row["kind"] == "eval" and row["sampling"] == "sampled":
             rate = Rate(int(str(row["successes"])), int(str(row["n"])))
-            evals.append((int(str(row["step"])), rate.value, *rate.interval))
-    return learning_curve_svg(train, evals)
+            evals[int(str(row["step"]))] = (rate.value, *rate.interval)
+    return learning_curve_svg(train, [(step, *point) for step, point in sorted(evals.items())])
 
 
 def _shown_episodes(folder: Path) -> tuple[list[Episode], list[Episode]]:
