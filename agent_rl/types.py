@@ -61,7 +61,6 @@ class StopReason(StrEnum):
     SECONDS = "seconds"
     LENGTH = "length"
     """One reply hit its own limit before its end-of-turn token."""
-    ABORTED = "aborted"
     ERROR = "error"
 
 
@@ -72,7 +71,6 @@ class Outcome(StrEnum):
     TRUNCATED = "truncated"
     FAILED = "failed"
     """An infrastructure failure: no reward, no part in its group's baseline."""
-    ABORTED = "aborted"
 
 
 class Source(StrEnum):

@@ -113,7 +113,7 @@ class Calculator(ToolEnv):
         yield self.answer
 
     def demonstrate(self, rng: np.random.Generator) -> Script:
-        """Guess, misname an argument or stop early now and then; else compute, mostly in a wrong order."""
+        """Guess, misname an argument or stop early now and then; else compute, as often as not in a wrong order."""
         mood = rng.random()
         if mood < 0.20:
             yield str(rng.integers(4, 100))
@@ -127,7 +127,7 @@ class Calculator(ToolEnv):
         while len(terms) > 1:
             at = _first(terms)
             others = [i for i in range(1, len(terms), 2) if i != at]
-            if others and rng.random() < 0.65:
+            if others and rng.random() < 0.55:
                 at = int(rng.choice(others))
             (result,) = yield _call(_operation(terms, at))
             value = result.content

@@ -22,10 +22,11 @@ from agent_rl.types import Completion
 T = TypeVar("T")
 Architecture = Literal["qwen3", "qwen3_moe"]
 VOCAB = 50
-TINY = ModelConfig(
-    hidden=32, heads=4, kv_heads=2, head_dim=8, layers=2, intermediate=64, experts=4, expert_intermediate=16,
-    max_positions=256,
-)  # fmt: skip
+TINY = {
+    "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "layers": 2, "intermediate": 64,
+    "experts": 4, "expert_intermediate": 16, "max_positions": 256,
+}  # fmt: skip
+"""Arguments of `ModelConfig`."""
 GREEDY = SamplingParams(temperature=0.0)
 NEVER: frozenset[int] = frozenset()
 Plan = list[tuple[list[int], int]]
@@ -43,7 +44,7 @@ def shaken(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
 
 
 def tiny(architecture: Architecture = "qwen3") -> PreTrainedModel:
-    return shaken(make_model(replace(TINY, architecture=architecture), VOCAB, seed=0))
+    return shaken(make_model(ModelConfig(architecture=architecture, **TINY), VOCAB, seed=0))
 
 
 @dataclass

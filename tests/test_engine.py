@@ -132,6 +132,16 @@ def test_the_same_opening_order_gives_the_same_bits() -> None:
     assert first == second
 
 
+def test_the_nth_token_is_drawn_with_the_nth_number_of_the_seed() -> None:
+    model = tiny()
+    record = play_all(Engine(model, slots=1, max_len=160), [[([1, 2], 20), ([3], 30)]], SamplingParams())[0]
+    with torch.no_grad():
+        cumulative = torch.softmax(model(input_ids=torch.tensor([record.ids])).logits[0].double(), -1).cumsum(-1)
+    numbers = np.random.default_rng(0).random(50)
+    for position, number in zip(record.sampled, numbers, strict=True):
+        assert record.ids[position] == int((cumulative[position - 1] <= number).sum())
+
+
 def test_seeds_matter() -> None:
     plan = [([1, 2, 3], 20)]
     records = play_all(Engine(tiny(), slots=4, max_len=64), [plan, plan], SamplingParams())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ from tests.engines import TINY
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
 def test_the_seed_decides_the_weights_and_nothing_else_changes(architecture: str) -> None:
-    config = replace(TINY, architecture=architecture)
+    config = ModelConfig(architecture=architecture, **TINY)
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)
@@ -38,7 +36,7 @@ def test_the_default_has_the_stated_size() -> None:
     "shape", [{"layers": 1}, {"hidden": 8, "heads": 1, "kv_heads": 1}], ids=["one layer", "narrow"]
 )
 def test_a_model_without_room_for_the_heads_is_made_without_them(shape: dict[str, int]) -> None:
-    model = make_model(replace(TINY, **shape), 40, seed=0)
+    model = make_model(ModelConfig(**{**TINY, **shape}), 40, seed=0)
     assert float(model.model.embed_tokens.weight.detach().std()) == pytest.approx(0.02, rel=0.2)  # transformers' own
 
 

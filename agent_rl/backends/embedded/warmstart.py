@@ -87,16 +87,21 @@ def warm_start(
     model.train()
 
     def train(batch: _Rows, scale: float) -> float:
-        ids, weights = _padded(batch)
-        logprobs, _ = token_logprobs(model, ids)
-        loss = -(logprobs * weights).sum() / weights.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        batch = sorted(batch, key=lambda row: len(row[0]))
+        total, whole = 0.0, sum(sum(weights[1:]) for _, weights in batch)
+        cut = (len(batch) + 1) // 2
+        for part in filter(None, (batch[:cut], batch[cut:])):  # the short half is not padded to the long one's width
+            ids, weights = _padded(part)
+            logprobs, _ = token_logprobs(model, ids)
+            loss = -(logprobs * weights).sum() / whole
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
         optimizer.step(scale)
-        return float(loss.detach())
+        return total
 
     recent: deque[float] = deque(maxlen=5)
     for step in range(config.copy_steps):
-        scale = schedule(config.optimizer, step, 2**31)
+        scale = schedule(config.optimizer, step, total=2**31)  # no fall: how long this lasts, the gate decides
         recent.append(train(_copies(config.batch, alphabet, separators, rng), scale))
         on_step(WarmStep("copying", step, config.copy_steps, recent[-1]))
         if len(recent) == recent.maxlen and float(np.mean(recent)) < config.copy_gate:
@@ -121,14 +126,15 @@ def _weighted(trajectory: Trajectory, env_weight: float) -> tuple[list[int], lis
 
 
 def _epochs(rows: _Rows, batch: int, rng: np.random.Generator) -> Iterator[_Rows]:
-    """Batches without end, of rows of like lengths: they are sorted within pools of eight batches."""
+    """Batches without end, shuffled anew each time through; what doesn't fill a batch waits for the next time.
+
+    Their composition is random, not by length: Muon takes a step of full size whatever the gradient's size, and a
+    batch of nothing but short guesses would spend it on noise.
+    """
     while True:
         order = rng.permutation(len(rows))
-        for start in range(0, len(rows), 8 * batch):
-            pool = sorted(order[start : start + 8 * batch], key=lambda i: len(rows[i][0]))
-            cuts = range(0, len(pool), batch)
-            for cut in rng.permutation(cuts):
-                yield [rows[i] for i in pool[cut : cut + batch]]
+        for start in range(0, max(1, len(rows) - batch + 1), batch):
+            yield [rows[i] for i in order[start : start + batch]]
 
 
 def _copies(

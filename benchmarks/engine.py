@@ -1,0 +1,304 @@
+"""The embedded engine beside transformers: `generate`, its own continuous batching, and the training forward.
+
+Run `python benchmarks/engine.py [--quick]`. One process, one model (the default one, 0.7 M parameters), 64 episodes at
+once. A turn appends 20 environment tokens (the first: a 20-token prompt) and samples U(6, 34) tokens at temperature 1;
+no episode ends early, so that everybody samples exactly as much.
+
+- *generate* prefills the whole left-padded context anew each turn and stops row by row; a turn takes as long as its
+  longest row.
+- *continuous batching* is transformers' `ContinuousBatchingManager`, started before the clock; an episode's next turn
+  is submitted as soon as its last one is back.
+- *flatness*: 64 turns of U(2, 6) sampled and 4 environment tokens (532 tokens at the end), by groups of turns.
+
+Speeds are the best of the repetitions, which alternate, in wall seconds: they want an idle machine, whose load is
+printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.utils import logging
+
+from agent_rl.backends.embedded.engine import Engine
+from agent_rl.backends.embedded.logprobs import token_logprobs
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.policy.sampling import SamplingParams
+
+VOCAB, EPISODES, PROMPT = 576, 64, 20
+NEVER: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every engine has to do."""
+
+    prompts: list[list[int]]
+    lengths: list[list[int]]
+    """Tokens to sample, by episode and turn."""
+    env: int
+    """Environment tokens between two turns."""
+
+    @property
+    def turns(self) -> int:
+        """Of every episode."""
+        return len(self.lengths[0])
+
+    @property
+    def tokens(self) -> int:
+        """To sample in total."""
+        return sum(map(sum, self.lengths))
+
+    @property
+    def longest(self) -> int:
+        """The context's length at the end of the longest episode."""
+        return PROMPT + max(map(sum, self.lengths)) + self.env * self.turns
+
+
+def workload(turns: int, low: int = 6, high: int = 34, env: int = 20) -> Workload:
+    rng = random.Random(0)
+    return Workload(
+        [[rng.randrange(10, VOCAB) for _ in range(PROMPT)] for _ in range(EPISODES)],
+        [[rng.randint(low, high) for _ in range(turns)] for _ in range(EPISODES)],
+        env,
+    )
+
+
+# --- the contestants -------------------------------------------------------------------------------------------------
+
+
+class _RowLengths(StoppingCriteria):
+    def __init__(self, start: int, lengths: list[int]) -> None:
+        self.start, self.lengths = start, torch.tensor(lengths)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
+        return input_ids.shape[1] - self.start >= self.lengths
+
+
+def generate(model: PreTrainedModel, work: Workload) -> list[float]:
+    """`model.generate` with the whole context each turn; returns the seconds of every turn."""
+    contexts, seconds = [list(p) for p in work.prompts], []
+    for turn in range(work.turns):
+        began = time.perf_counter()
+        lengths = [row[turn] for row in work.lengths]
+        new = generate_turn(model, contexts, lengths)
+        for context, ids in zip(contexts, new, strict=True):
+            context += ids + [11] * work.env
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def generate_turn(model: PreTrainedModel, contexts: list[list[int]], lengths: list[int]) -> list[list[int]]:
+    width = max(map(len, contexts))
+    output = model.generate(
+        torch.tensor([[0] * (width - len(c)) + c for c in contexts]),
+        attention_mask=torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts]),
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=max(lengths),
+        pad_token_id=0,
+        use_cache=True,
+        stopping_criteria=StoppingCriteriaList([_RowLengths(width, lengths)]),
+    )
+    return [row[width : width + n].tolist() for row, n in zip(output, lengths, strict=True)]
+
+
+def continuous_batching(model: PreTrainedModel, work: Workload, limit: float) -> float:
+    """Run transformers' own; return the seconds, without those of starting its manager.
+
+    Raises:
+        TimeoutError: if it takes longer than `limit` seconds.
+    """
+    sampling = GenerationConfig(
+        do_sample=True, temperature=1.0, top_k=None, max_new_tokens=64, eos_token_id=-1, pad_token_id=0
+    )
+    paging = ContinuousBatchingConfig(num_blocks=2 * EPISODES, page_size=256, max_batch_tokens=2048)
+    contexts = [list(p) for p in work.prompts]
+    with model.continuous_batching_context_manager(
+        generation_config=sampling, continuous_batching_config=paging
+    ) as manager:
+
+        def submit(episode: int, turn: int) -> None:
+            length = work.lengths[episode][turn]
+            manager.add_request(contexts[episode], request_id=f"{episode}-{turn}", max_new_tokens=length)
+
+        began, left = time.perf_counter(), EPISODES
+        for episode in range(EPISODES):
+            submit(episode, 0)
+        while left:
+            result = manager.get_result(timeout=5)
+            if result is None or time.perf_counter() - began > limit:
+                raise TimeoutError(
+                    f"{left} of {EPISODES} episodes unfinished after {time.perf_counter() - began:.0f} s"
+                )
+            if not result.is_finished():
+                continue
+            episode, turn = map(int, result.request_id.split("-"))
+            contexts[episode] += list(result.generated_tokens) + [11] * work.env
+            if turn + 1 < work.turns:
+                submit(episode, turn + 1)
+            else:
+                left -= 1
+        return time.perf_counter() - began
+
+
+def ours(model: PreTrainedModel, work: Workload, temperature: float = 1.0) -> tuple[list[Episode], float]:
+    """The embedded engine; returns the episodes and the seconds, the engine's making included."""
+
+    async def play(engine: Engine, index: int) -> Episode:
+        episode, session, new = Episode([], [], [], []), engine.open(index), work.prompts[index]
+        for length in work.lengths[index]:
+            done = await session.sample(new, SamplingParams(temperature, max_tokens=length), NEVER)
+            episode.ids.extend(new)
+            episode.sampled.extend(range(len(episode.ids), len(episode.ids) + length))
+            episode.ids.extend(done.token_ids)
+            episode.logprobs.extend(done.raw_logprobs)
+            episode.turn_ends.append(time.perf_counter() - began)
+            new = [11] * work.env
+        session.close()
+        return episode
+
+    async def main() -> list[Episode]:
+        engine = Engine(model, slots=EPISODES, max_len=work.longest)
+        return await asyncio.gather(*[play(engine, i) for i in range(EPISODES)])
+
+    began = time.perf_counter()
+    return asyncio.run(main()), time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What our engine did for one episode."""
+
+    ids: list[int]
+    sampled: list[int]
+    logprobs: list[float]
+    turn_ends: list[float]
+    """In seconds since the start."""
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+def check(name: str, value: str, passed: bool) -> bool:
+    print(f"  {'PASS' if passed else 'FAIL'}  {name}: {value}", flush=True)
+    return passed
+
+
+def speed(model: PreTrainedModel, turns: int, repetitions: int, bar: float, limit: float | None) -> bool:
+    """Tokens per second of everybody, and whether ours reaches `bar` times generate's."""
+    work = workload(turns)
+    print(f"\n{turns} turns, {work.tokens} sampled tokens, contexts up to {work.longest}", flush=True)
+    contestants: dict[str, Callable[[], float]] = {
+        "generate": lambda: sum(generate(model, work)),
+        "ours": lambda: ours(model, work)[1],
+    }
+    best = dict.fromkeys(contestants, float("inf"))
+    for _ in range(repetitions):
+        for name, run in contestants.items():
+            best[name] = min(best[name], run())
+    if limit is not None:
+        try:
+            best["continuous batching"] = continuous_batching(model, work, limit)
+        except TimeoutError as error:
+            print(f"  continuous batching: {error}")
+    rates = {name: work.tokens / seconds for name, seconds in best.items()}
+    for name, rate in rates.items():
+        print(f"  {name:20} {rate:7.0f} tokens/s   {rate / rates['generate']:5.2f} x generate", flush=True)
+    passed = [
+        check(
+            f">= {bar} x generate", f"{rates['ours'] / rates['generate']:.2f}", rates["ours"] >= bar * rates["generate"]
+        )
+    ]
+    if limit is not None:
+        theirs = rates.get("continuous batching", 0.0)
+        ratio = f"{rates['ours'] / theirs:.1f} x" if theirs else "it did not finish"
+        passed.append(check("ahead of transformers' continuous batching", ratio, rates["ours"] > theirs))
+    return all(passed)
+
+
+def exactness(model: PreTrainedModel) -> bool:
+    """Greedy and sampled runs against one full forward of each finished sequence."""
+    print("\nexactness, against the training forward over each whole sequence (3 turns)", flush=True)
+    wrong, positions, gap = 0, 0, 0.0
+    for temperature in (0.0, 1.0):
+        for episode in ours(model, workload(3), temperature)[0]:
+            ids = torch.tensor([episode.ids])
+            with torch.no_grad():
+                expected = token_logprobs(model, ids)[0][0, episode.sampled]
+                if temperature == 0:
+                    best = model(input_ids=ids).logits[0].argmax(-1)
+                    wrong += sum(episode.ids[p] != int(best[p - 1]) for p in episode.sampled)
+                    positions += len(episode.sampled)
+            gap = max(gap, float((torch.tensor(episode.logprobs) - expected).abs().max()))
+    same = check("greedy tokens are its argmax", f"{positions - wrong} of {positions} positions", wrong == 0)
+    return check("log-probabilities within 1e-4", f"largest difference {gap:.1e}", gap < 1e-4) and same
+
+
+def flatness(model: PreTrainedModel, repetitions: int, bar: float) -> bool:
+    """Milliseconds per turn of all episodes, early and late in long ones; beside it generate's."""
+    work, size = workload(64, low=2, high=6, env=4), 4
+    print(f"\n64 turns, few tokens each: {work.tokens} sampled tokens, contexts up to {work.longest}", flush=True)
+    groups = [range(start, start + size) for start in (0, 12, 28, 44, 60)]
+    best = [float("inf")] * len(groups)
+    for _ in range(repetitions):
+        episodes = ours(model, work)[0]
+        for i, group in enumerate(groups):
+            before = [e.turn_ends[group[0] - 1] if group[0] else 0.0 for e in episodes]
+            seconds = sum(e.turn_ends[group[-1]] - b for e, b in zip(episodes, before, strict=True)) / EPISODES
+            best[i] = min(best[i], seconds / size)
+    for group, seconds in zip(groups, best, strict=True):
+        print(f"  turns {group[0] + 1:2}-{group[-1] + 1:2}  ours {1e3 * seconds:6.1f} ms per turn", flush=True)
+    early, late = (min(late_turn(model, work, turn) for _ in range(repetitions)) for turn in (1, 62))
+    print(f"  generate: {1e3 * early:.0f} ms at turn 2, {1e3 * late:.0f} ms at turn 63, {late / early:.1f} x")
+    return check(f"last turns at most {bar} x the first", f"{best[-1] / best[0]:.2f}", best[-1] <= bar * best[0])
+
+
+def late_turn(model: PreTrainedModel, work: Workload, turn: int) -> float:
+    """Seconds that generate takes for one turn, on random contexts of that turn's lengths."""
+    rng = random.Random(turn)
+    known = [PROMPT + sum(row[:turn]) + work.env * turn for row in work.lengths]
+    contexts = [[rng.randrange(10, VOCAB) for _ in range(n)] for n in known]
+    began = time.perf_counter()
+    generate_turn(model, contexts, [row[turn] for row in work.lengths])
+    return time.perf_counter() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--quick", action="store_true", help="one repetition, no continuous batching")
+    parser.add_argument("--threads", type=int, help="torch's threads; its default if left out")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    logging.set_verbosity_error()
+    load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
+    print(f"{os.cpu_count()} CPUs, load average {load}; torch {torch.__version__}, {torch.get_num_threads()} threads")
+    model = make_model(ModelConfig(), VOCAB, seed=0).eval()
+    repetitions = 1 if options.quick else 3
+    ours(model, workload(1))  # warm up
+    generate(model, workload(1))
+    passed = [
+        speed(model, 3, repetitions, bar=2.5, limit=None if options.quick else 120),
+        speed(model, 16, 1 if options.quick else 2, bar=6.0, limit=None),
+        flatness(model, repetitions, bar=2.0),
+        exactness(model),
+    ]
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

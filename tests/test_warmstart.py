@@ -1,0 +1,65 @@
+"""The warm start's batches, and the optimizer it shares with training."""
+
+import numpy as np
+import pytest
+import torch
+
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
+from agent_rl.backends.embedded.warmstart import WarmStartConfig, _copies, _epochs, warm_start
+from agent_rl.errors import ConfigError
+
+TINY = ModelConfig(hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, intermediate=64)
+
+
+def test_only_what_was_there_before_is_to_be_copied() -> None:
+    rows = _copies(50, alphabet=list(range(10, 60)), separators=[1, 2], rng=np.random.default_rng(0))
+    for ids, weights in rows:
+        assert len(ids) == len(weights) == 64 and 0 < sum(weights) < 64
+        for at, weight in enumerate(weights):
+            if weight and ids[at - 1] > 2:  # inside a repeat: the pair of tokens stood there before
+                assert (ids[at - 1], ids[at]) in set(zip(ids[: at - 1], ids[1:at], strict=True))
+
+
+def test_an_epoch_has_every_row_once_in_another_order_each_time() -> None:
+    rows = [([i] * (1 + i % 40), [1.0] * (1 + i % 40)) for i in range(200)]
+    batches = _epochs(rows, 10, np.random.default_rng(0))
+    epochs = [[ids[0] for _ in range(20) for ids, _ in next(batches)] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(200))
+    assert len(next(_epochs(rows[:3], 10, np.random.default_rng(0)))) == 3
+
+
+def test_without_demonstrations_there_is_nothing_to_clone() -> None:
+    with pytest.raises(ConfigError, match="demonstrate"):
+        warm_start(make_model(TINY, 64, 0), [], WarmStartConfig(), tokenizer=None, seed=0)  # type: ignore[arg-type]
+
+
+def test_the_schedule_rises_stays_and_falls() -> None:
+    config = OptimizerConfig(warmup_steps=4, decay_from=0.5, final=0.1)
+    factors = [schedule(config, step, 20) for step in range(20)]
+    assert factors[:4] == [0.25, 0.5, 0.75, 1.0] and factors[4:11] == [1.0] * 7
+    assert factors[11:] == sorted(factors[11:], reverse=True) and factors[19] == pytest.approx(0.19)
+    assert schedule(OptimizerConfig(warmup_steps=0), 19, 20) == 1.0
+
+
+def test_muon_takes_hidden_matrices_only_and_never_a_router() -> None:
+    model = make_model(TINY.model_copy(update={"architecture": "qwen3_moe"}), 64, 0)
+    optimizer = Optimizer(model, OptimizerConfig(muon_lr=0.01))
+    adam, muon = (part.param_groups[0]["params"] for part, _ in optimizer._parts)
+    names = {id(p): name for name, p in model.named_parameters()}
+    in_muon = {names[id(p)] for p in muon}
+    assert any("q_proj" in n for n in in_muon) and not any("gate.weight" in n or "embed" in n for n in in_muon)
+    assert len(adam) + len(muon) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
+    model = make_model(TINY, 64, 0)
+    optimizer = Optimizer(model, OptimizerConfig())
+    before = [p.clone() for p in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, bad)
+    assert not np.isfinite(optimizer.step(1.0))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
