@@ -28,7 +28,7 @@ Train the embedded model on an environment: warm start, then reinforcement learn
 
 settings (any key of configs/train.yaml; the most used):
   env=calculator-v0        what to train on; `agent-rl envs` lists them
-  steps=80 seed=0          how long, and from which random numbers
+  steps=60 seed=0          how long, and from which random numbers
   algorithm=grpo           a file in configs/algorithm/
   model=tiny               a file in configs/model/ (tiny, tiny_moe)
   rollout.groups=16        tasks per step            rollout.samples=8   episodes per task

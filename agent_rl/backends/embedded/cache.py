@@ -167,9 +167,12 @@ class SlotCache:
         torch.bmm(q, self._read("keys", keys, block).transpose(1, 2), out=scores)
         scores.view(chunks, rows, kv, -1, width, CHUNK).add_(block.mask)
         by_chunk = scores.view(chunks, rows * kv, queries, CHUNK)
-        weights = torch.softmax(by_chunk.permute(1, 2, 0, 3).reshape(rows * kv, queries, -1), -1)
-        by_chunk.copy_(weights.view(rows * kv, queries, chunks, CHUNK).permute(2, 0, 1, 3))
-        out = torch.bmm(scores, self._read("values", values, block)).view(chunks, rows * kv, queries, dim).sum(0)
+        joined = self._buffer("joined", rows * kv, queries, chunks, CHUNK).copy_(by_chunk.permute(1, 2, 0, 3))
+        torch.softmax(joined.flatten(2), -1, out=joined.view(rows * kv, queries, -1))
+        by_chunk.copy_(joined.permute(2, 0, 1, 3))
+        out = self._buffer("out", len(q), queries, dim)
+        torch.bmm(scores, self._read("values", values, block), out=out)
+        out = out.view(chunks, rows * kv, queries, dim).sum(0)
         out = out.view(rows, kv, -1, width, dim).permute(0, 3, 1, 2, 4).reshape(rows * width, heads, dim)
         return out if block.cells is None else out[block.cells]
 
