@@ -6,8 +6,8 @@ the exact answer, `clean` (weight 0.1) for an answer that was reached without a 
 Splits: `train`, `dev` and `test` hold expressions with two operations (one in five has one) and are disjoint by a hash
 of the expression; `train-hard` and `test-hard` hold three operations.
 
-The demonstrations know the form of the tool calls but not the precedence of operators: which operation comes first is the
-toss of a coin that falls a little more often on the wrong side. What is left to learn is which one does.
+The demonstrations know the form of the tool calls but not the precedence of operators: which operation comes first is
+the toss of a coin that falls a little more often on the wrong side. What is left to learn is which one does.
 """
 
 from __future__ import annotations

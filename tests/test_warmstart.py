@@ -1,5 +1,7 @@
 """The warm start's batches, and the optimizer it shares with training."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ def test_only_what_was_there_before_is_to_be_copied() -> None:
         assert len(ids) == len(weights) == 64 and 0 < sum(weights) < 64
         for at, weight in enumerate(weights):
             if weight and ids[at - 1] > 2:  # inside a repeat: the pair of tokens stood there before
-                assert (ids[at - 1], ids[at]) in set(zip(ids[: at - 1], ids[1:at], strict=True))
+                assert (ids[at - 1], ids[at]) in set(pairwise(ids[:at]))
 
 
 def test_an_epoch_has_every_row_once_in_another_order_each_time() -> None:
