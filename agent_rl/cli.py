@@ -59,8 +59,8 @@ VIEW_HELP = """\
 Read stored episodes.
 
 examples:
-  agent-rl view runs/latest                                a table, and the first episode
-  agent-rl view runs/latest after-sampled-0000 --tokens    one episode, with the tokens that were sampled"""
+  agent-rl view runs/latest                                    a table, and the first episode
+  agent-rl view runs/latest test-00060-sampled-0000 --tokens   one episode, with the tokens that were sampled"""
 
 
 class RolloutSettings(BaseModel):

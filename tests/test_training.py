@@ -189,7 +189,11 @@ def test_ctrl_c_stops_after_the_step_and_says_how_to_go_on(tmp_path: Path, monke
     assert signal.getsignal(signal.SIGINT) is before
     folder = tmp_path / "runs" / "latest"
     assert torch.load(find_checkpoint(folder / "checkpoint") / "trainer_state.pt")["step"] == 1
-    assert (resume_run(folder, Progress(), steps=2) / "summary.json").exists()
+    for steps in (2, 3):  # a finished run can be extended, too
+        resume_run(folder, Progress(), steps=steps)
+        assert json.loads((folder / "summary.json").read_text())["steps"] == steps
+    ids = {e.id for e in read_episodes(folder)}
+    assert {"test-00000-sampled-0000", "test-00002-greedy-0000", "test-00003-sampled-0000"} <= ids
 
 
 def test_a_kill_between_the_moves_of_a_checkpoint_loses_none(trainer: Trainer, tmp_path: Path) -> None:
@@ -229,7 +233,7 @@ def test_shuffling_keeps_the_rewards_and_breaks_their_tie_to_the_episodes(traine
 def test_distinct_tasks_are_distinct_and_bounded() -> None:
     tasks = distinct_tasks(spec("calculator-v0"), "test", 50)
     assert len({t["expression"] for t in tasks}) == 50
-    assert len(distinct_tasks(spec("calculator-v0"), "test", 100_000 // 50)) < 2000  # there are not as many
+    assert 400 < len(distinct_tasks(spec("calculator-v0"), "test", 700)) < 700  # there are not as many
 
 
 def test_a_run_needs_a_usable_name(tmp_path: Path) -> None:

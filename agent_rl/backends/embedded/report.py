@@ -92,7 +92,7 @@ def write_run_report(folder: Path, config: TrainConfig, summary: Summary) -> Pat
         for name in _NAMES
     ]
     results = summary["eval"]
-    before, after = _shown_episodes(folder)
+    before, after = (_shown_episodes(folder, config, step) for step in (0, config.steps))
     return write_report(
         folder / "report.html",
         title=f"{config.env}, {config.algorithm.name}, seed {config.seed}",
@@ -131,12 +131,14 @@ def _curve(rows: list[Row], config: TrainConfig) -> str:
     return learning_curve_svg(train, [(step, *point) for step, point in sorted(evals.items())])
 
 
-def _shown_episodes(folder: Path) -> tuple[list[Episode], list[Episode]]:
-    wanted = {f"{when}-sampled-{i:04d}" for when in ("before", "after") for i in range(SHOWN)}
-    found = {e.id: e for e in read_episodes(folder / "episodes.jsonl") if e.id in wanted}
-    sides = ([found[id] for id in sorted(found) if id.startswith(when)] for when in ("before", "after"))
-    before, after = sides
-    return before, after
+def evaluation_tag(config: TrainConfig, step: int, sampling: str) -> str:
+    """Return what the ids of an evaluation's episodes begin with."""
+    return f"{config.eval.split}-{step:05d}-{sampling}"
+
+
+def _shown_episodes(folder: Path, config: TrainConfig, step: int) -> list[Episode]:
+    wanted = {f"{evaluation_tag(config, step, 'sampled')}-{i:04d}" for i in range(SHOWN)}
+    return sorted((e for e in read_episodes(folder / "episodes.jsonl") if e.id in wanted), key=lambda e: e.id)
 
 
 def _facts(config: TrainConfig, summary: Summary) -> list[tuple[str, str]]:

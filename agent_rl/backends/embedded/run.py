@@ -19,7 +19,7 @@ from transformers.utils import logging as hf_logging
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_state, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import MetricsLog
-from agent_rl.backends.embedded.report import summarise_run, write_run_report
+from agent_rl.backends.embedded.report import evaluation_tag, summarise_run, write_run_report
 from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
 from agent_rl.backends.embedded.warmstart import WarmStep, warm_start
@@ -74,6 +74,7 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
     config = TrainConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
+        OmegaConf.save(config.model_dump(mode="json"), folder / CONFIG)
     env = spec(config.env)
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     with _Run(folder, env, config, progress) as run:
@@ -159,7 +160,7 @@ class _Run:
         self.progress.say(f"\n[bold]Held-out tasks {when} RL[/bold] (split '{config.eval.split}', never trained on):")
         for name, temperature in _samplings(config).items():
             params = SamplingParams(temperature=temperature, max_tokens=config.rollout.max_tokens)
-            result, episodes = trainer.evaluate(tasks, params, f"{when}-{name}")
+            result, episodes = trainer.evaluate(tasks, params, evaluation_tag(config, trainer.step, name))
             self.write(episodes)
             self.metrics.write("eval", trainer.step, result.row(config.eval.split, name))
             self.progress.say(f"  {_label(name, temperature):34s} {result.success}")
@@ -202,7 +203,7 @@ class _Run:
         say(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {report}")
         say("Try next:")
         say(f"  agent-rl view {self.folder}                       its episodes, one line each")
-        say(f"  agent-rl view {self.folder} after-sampled-0000 --tokens")
+        say(f"  agent-rl view {self.folder} {evaluation_tag(self.config, trainer.step, 'sampled')}-0000 --tokens")
         say(f"  agent-rl rollout env={self.env.id} policy={self.folder}/{CHECKPOINT}")
         other = "search-v0" if self.env.id != "search-v0" else "calculator-v0"
         say(f"  agent-rl train env={other}")

@@ -150,7 +150,7 @@ def distinct_tasks(spec: EnvSpec, split: str, n: int) -> list[Task]:
     """Return the first `n` different tasks of a split; fewer if it doesn't seem to have as many."""
     size = spec.tasks.size(split)
     found: dict[str, Task] = {}
-    for index in range(size if size is not None else 50 * n):
+    for index in range(size if size is not None else 20 * n):
         task = spec.tasks.get(split, index)
         found.setdefault(task_key(task), task)
         if len(found) == n:
