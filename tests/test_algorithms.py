@@ -179,13 +179,15 @@ def test_episodes_become_samples_by_their_groups():
         scored("tie", 1.0, "b"),
         scored("too", 1.0, "b"),
     ]
-    algorithm = Algorithm(AlgorithmConfig(advantage_std=False))
-    assert [(s.episode_id, s.advantages.max(), s.advantages.min()) for s in algorithm.samples(episodes)] == [
-        ("win", 0.5, 0.0),
-        ("loss", 0.0, -0.5),
-    ]
-    kept = Algorithm(AlgorithmConfig(drop_zero_advantage=False)).samples(episodes)
-    assert [s.episode_id for s in kept] == ["win", "loss", "tie", "too"]
+    for counted in (True, False):
+        config = AlgorithmConfig(advantage_std=False, count_zero_advantage=counted)
+        samples, whole = Algorithm(config).samples(episodes)
+        assert [(s.episode_id, s.advantages.max(), s.advantages.min()) for s in samples] == [
+            ("win", 0.5, 0.0),
+            ("loss", 0.0, -0.5),
+        ]
+        # the ties have no gradient; whether they count is the config's choice, the unscored and the lost never do
+        assert whole == Denominators(tokens=16 if counted else 8, sequences=4 if counted else 2)
 
 
 def test_collate_pads_on_the_right():

@@ -34,7 +34,10 @@ class AlgorithmConfig(BaseModel):
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
     correction: Literal["none", "token-tis"] = "none"
     correction_cap: float = Field(2.0, gt=0)
-    drop_zero_advantage: bool = True
+    count_zero_advantage: bool = True
+    """Whether episodes of advantage 0, which are dropped since they have no gradient, still count in the denominators.
+    Counted, they make steps smaller the fewer groups are left to learn from, which keeps the end of a run calm; DAPO
+    does not count them, as it samples until the batch is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,21 @@ class Algorithm:
 
     config: AlgorithmConfig
 
-    def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
-        """Compute advantages within groups and keep what is worth a gradient."""
+    def samples(self, episodes: Sequence[Episode]) -> tuple[list[Sample], Denominators]:
+        """Compute advantages within groups; return what has a gradient, and the counts that its loss is divided by.
+
+        Episodes that are not scored take no part in either.
+        """
         rewards = [e.reward for e in episodes]
         advantages = group_relative(rewards, [e.group_id for e in episodes], std=self.config.advantage_std)
-        kept = informative(advantages, drop_zero=self.config.drop_zero_advantage)
-        return to_samples([episodes[i] for i in kept], [advantages[i] or 0.0 for i in kept])
+
+        def chosen(*, drop_zero: bool) -> list[Sample]:
+            kept = informative(advantages, drop_zero=drop_zero)
+            return to_samples([episodes[i] for i in kept], [advantages[i] or 0.0 for i in kept])
+
+        # a row of advantage 0 has no gradient: it is never worth a forward pass
+        rows = chosen(drop_zero=True)
+        return rows, Denominators.of(chosen(drop_zero=False) if self.config.count_zero_advantage else rows)
 
     def loss(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.

@@ -57,7 +57,7 @@ class Trainer:
         sampled = time.perf_counter()
         if self.config.shuffle_rewards:
             episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
-        metrics = self.update(self.algorithm.samples(episodes))
+        metrics = self.update(*self.algorithm.samples(episodes))
         done = time.perf_counter()
         self.step += 1
         evaluation = summarise(episodes)
@@ -88,13 +88,12 @@ class Trainer:
                 jobs.append(Job(self.spec, task, seed, name, env_args=config.env_args, id=f"{name}-{sample:02d}"))
         return jobs
 
-    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], whole: Denominators) -> dict[str, float]:
         """Take `updates_per_batch` gradient steps on the samples; none if there is nothing to learn from."""
         config = self.config
         metrics = {"train/samples": float(len(samples))}
         if not samples:
             return metrics
-        whole = Denominators.of(samples)
         batches = [collate(cut) for cut in micro_batches(samples, config.micro_batch_tokens)]
         scale = schedule(config.optimizer, self.step, config.steps)
         # One update starts from the very policy that sampled: mu is old. Several need the weights they started from.
@@ -109,12 +108,13 @@ class Trainer:
                 for name, value in self._accumulate(batch, old, whole).items():
                     sums[name] = sums.get(name, 0.0) + value
             norm = self.optimizer.step(scale)
-        metrics |= {f"train/{name}": value / whole.tokens for name, value in sums.items() if name != "loss"}
+        trained = Denominators.of(samples).tokens
+        metrics |= {f"train/{name}": value / trained for name, value in sums.items() if name != "loss"}
         return metrics | {
             "train/loss": sums["loss"],
             "train/grad_norm": norm,
             "train/lr": config.optimizer.lr * scale,
-            "train/tokens": float(whole.tokens),
+            "train/tokens": float(trained),
         }
 
     def _accumulate(self, batch: Batch, old: Tensor, whole: Denominators) -> dict[str, float]:
