@@ -104,6 +104,7 @@ def generate_turn(model: PreTrainedModel, contexts: list[list[int]], lengths: li
         attention_mask=torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts]),
         stopping_criteria=StoppingCriteriaList([_RowLengths(width, lengths)]),
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(lengths), pad_token_id=0,
+        use_cache=True,  # the model's own setting is off, which would cripple generate
     )  # fmt: skip
     return [row[width : width + n].tolist() for row, n in zip(output, lengths, strict=True)]
 

@@ -12,7 +12,7 @@ from agent_rl.types import Completion
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Settings of one draw, with vLLM's names and order: temperature, then top-k, top-p and min-p."""
+    """Settings of one draw, with vLLM's names and order: temperature, min-p, then top-k and top-p."""
 
     temperature: float = 1.0
     """0 is greedy."""
