@@ -28,7 +28,7 @@ Train the embedded model on an environment: warm start, then reinforcement learn
 
 settings (any key of configs/train.yaml; the most used):
   env=calculator-v0        what to train on; `agent-rl envs` lists them
-  steps=80 seed=0          how long, and from which random numbers
+  steps=100 seed=0          how long, and from which random numbers
   algorithm=grpo           a file in configs/algorithm/
   model=tiny               a file in configs/model/ (tiny, tiny_moe)
   rollout.groups=16        tasks per step            rollout.samples=8   episodes per task
@@ -60,7 +60,7 @@ Read stored episodes.
 
 examples:
   agent-rl view runs/latest                                    a table, and the first episode
-  agent-rl view runs/latest test-00080-sampled-0000 --tokens   one episode, with the tokens that were sampled"""
+  agent-rl view runs/latest test-00100-sampled-0000 --tokens   one episode, with the tokens that were sampled"""
 
 
 class RolloutSettings(BaseModel):

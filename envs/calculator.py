@@ -1,7 +1,7 @@
 """calculator-v0: arithmetic in several steps, with a calculator that does one operation per call.
 
-Task: an expression such as `4+3*6`; the answer is a whole number. Tools: `calculator`. Reward: `correct` (weight 1) for
-the exact answer, `clean` (weight 0.1) for an answer that was reached without a failed call.
+Task: an expression such as `4+3*6`, of numbers that differ; the answer is a whole number. Tools: `calculator`. Reward:
+`correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an answer that was reached without a failed call.
 
 Splits: `train`, `dev` and `test` hold expressions with two operations (one in five has one) and are disjoint by a hash
 of the expression; `train-hard` and `test-hard` hold three operations.
@@ -53,9 +53,9 @@ def make_task(split: str, index: int) -> Task:
     while True:
         level = levels[rng.integers(len(levels))]
         form = FORMS[level][rng.integers(len(FORMS[level]))]
-        numbers = {name: rng.integers(2, 19 if name == "c" else 10) for name in "abcd"}
+        numbers = {name: int(rng.integers(2, 19 if name == "c" else 10)) for name in "abcd"}
         expression = "".join(str(numbers.get(c, c)) for c in form)
-        if held_out(expression) == part:
+        if len(set(numbers.values())) == 4 and held_out(expression) == part:
             return {"expression": expression, "answer": solve(expression)[-1][1]}
 
 
