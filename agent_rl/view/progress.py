@@ -81,7 +81,8 @@ class Progress:
         shown = {
             "success": f"{metrics['rollout/success']:6.1%}  {arrow}",
             "reward": f"{metrics['rollout/reward']:6.3f}",
-            "entropy": f"{metrics.get('train/entropy', float('nan')):6.3f} nats",
+            # a step whose groups all agree has nothing to train on, and no entropy to report
+            "entropy": f"{metrics['train/entropy']:6.3f} nats" if "train/entropy" in metrics else "",
             "speed": f"{speed:6.0f} sampled tokens/s",
             "per episode": f"{metrics['rollout/turns']:.2f} turns, {metrics['rollout/tool_calls']:.2f} tool calls, "
             f"{metrics['rollout/tool_errors']:.2f} tool errors",
