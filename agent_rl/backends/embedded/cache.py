@@ -53,15 +53,18 @@ class Layout:
 
     ids: Tensor
     positions: Tensor
-    cache_rows: Tensor
-    """Where each (token, key-value head) goes in the flattened cache, int64 `[N * kv_heads]`."""
+    cells: tuple[Tensor, Tensor, Tensor]
+    """Where each token goes in the cache, three int64 `[N]`: its chunk, its slot and its place in the chunk."""
     last: Tensor | None
     """The rows whose next token is wanted, one per sequence; None if that is every row."""
     blocks: tuple[Block, ...]
 
 
 class SlotCache:
-    """Keys and values `[chunks, slots, kv_heads, CHUNK, head_dim]` for each layer."""
+    """Of each layer, keys `[chunks, slots, kv_heads, head_dim, CHUNK]` and values with the last two turned round.
+
+    So laid out, either product of a decoding query runs along contiguous memory.
+    """
 
     def __init__(
         self,
@@ -75,14 +78,13 @@ class SlotCache:
     ) -> None:
         chunks = -(-max_len // CHUNK)
         shape = (chunks, slots, kv_heads, CHUNK, head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.keys = [torch.zeros_like(v).view(*shape[:3], head_dim, CHUNK) for v in self.values]
         self.slots, self.kv_heads, self.max_len, self.head_dim = slots, kv_heads, max_len, head_dim
         self.dtype, self.device = dtype, device
         self._visible = torch.full((chunks, slots, CHUNK), float("-inf"), dtype=dtype, device=device)
         self._visible[0, :, 0] = 0  # an idle row must see something, or its softmax is NaN
         self._positions = torch.arange(chunks * CHUNK, device=device)
-        self._heads = torch.arange(kv_heads, device=device) * CHUNK
         self._scratch: dict[str, Tensor] = {}
 
     def release(self, slot: int) -> None:
@@ -100,9 +102,8 @@ class SlotCache:
         ids = [i for f in feeds for i in f.ids]
         positions = self._tensor([f.start + j for f in feeds for j in range(len(f.ids))])
         rows = self._tensor([f.slot for f in feeds for _ in f.ids])
-        chunk, within = positions // CHUNK, positions % CHUNK
-        self._visible[chunk, rows, within] = 0
-        cache_rows = ((chunk * self.slots + rows) * (self.kv_heads * CHUNK) + within)[:, None] + self._heads
+        cells = (positions // CHUNK, rows, positions % CHUNK)
+        self._visible[cells] = 0
         blocks = []
         if decode:
             blocks.append(self._decode_block(feeds[:decode]))
@@ -111,13 +112,13 @@ class SlotCache:
         last = None
         if len(ids) > len(feeds):
             last = self._tensor([len(f.ids) for f in feeds]).cumsum(0) - 1
-        return Layout(self._tensor(ids), positions, cache_rows.view(-1), last, tuple(blocks))
+        return Layout(self._tensor(ids), positions, cells, last, tuple(blocks))
 
     def _decode_block(self, feeds: Sequence[Feed]) -> Block:
         chunks = _chunks(max(f.start for f in feeds) + 1)
         slots = self._tensor([f.slot for f in feeds])
         visible = self._visible[:chunks, :, None, None, None]
-        if 2 * len(feeds) >= self.slots:  # cheaper to attend idle slots too than to gather the busy ones
+        if 3 * len(feeds) >= self.slots:  # cheaper to attend idle slots too than to gather the busy ones
             return Block(0, len(feeds), 1, chunks, None, slots, visible)
         return Block(0, len(feeds), 1, chunks, slots, None, visible[:, slots])
 
@@ -131,24 +132,23 @@ class SlotCache:
         slots = self._tensor([f.slot for f in feeds])
         return Block(start, start + len(cells), width, chunks, slots, cells, mask[:, :, None, None])
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """Store a layer's new keys and values and attend to all that is visible.
 
         Args:
             layer: index of the layer.
-            q: queries `[N, heads, head_dim]`.
+            q: queries `[N, heads, head_dim]`, scaled.
             k: keys `[N, kv_heads, head_dim]`, positions already applied.
             v: values `[N, kv_heads, head_dim]`.
             layout: this step's plan.
-            scale: what the scores are multiplied with.
 
         Returns:
             `[N, heads, head_dim]`.
         """
         keys, values = self.keys[layer], self.values[layer]
-        keys.view(-1, self.head_dim).index_copy_(0, layout.cache_rows, k.reshape(-1, self.head_dim))
-        values.view(-1, self.head_dim).index_copy_(0, layout.cache_rows, v.reshape(-1, self.head_dim))
-        q = q * scale
+        chunk, slot, within = layout.cells
+        keys[chunk, slot, :, :, within] = k
+        values[chunk, slot, :, within] = v
         parts = [self._attend_block(keys, values, q[b.start : b.stop], b) for b in layout.blocks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -164,7 +164,7 @@ class SlotCache:
         queries = q.shape[1]  # of one key-value head: its group of heads times the width
         q = q.expand(chunks, -1, -1, -1).reshape(-1, queries, dim)
         scores = self._buffer("scores", len(q), queries, CHUNK)
-        torch.bmm(q, self._read("keys", keys, block).transpose(1, 2), out=scores)
+        torch.bmm(q, self._read("keys", keys, block), out=scores)
         scores.view(chunks, rows, kv, -1, width, CHUNK).add_(block.mask)
         by_chunk = scores.view(chunks, rows * kv, queries, CHUNK)
         joined = self._buffer("joined", rows * kv, queries, chunks, CHUNK).copy_(by_chunk.permute(1, 2, 0, 3))
@@ -177,12 +177,12 @@ class SlotCache:
         return out if block.cells is None else out[block.cells]
 
     def _read(self, name: str, cached: Tensor, block: Block) -> Tensor:
-        """Return a block's keys or values, `[chunks * P * kv_heads, CHUNK, head_dim]`; no copy if P is all slots."""
+        """Return a block's keys or values, `[chunks * P * kv_heads, ...]`; no copy if P is all slots."""
         cached = cached[: block.chunks]
         if block.slots is not None:
             gathered = self._buffer(name, block.chunks, len(block.slots), *cached.shape[2:])
             cached = torch.index_select(cached, 1, block.slots, out=gathered)
-        return cached.view(-1, CHUNK, self.head_dim)
+        return cached.view(-1, *cached.shape[3:])
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Return memory that is kept between calls: faulting in fresh pages can cost more than the arithmetic."""
