@@ -293,8 +293,8 @@ def main() -> int:
     repetitions = 1 if options.quick else 3
     generate(model, workload(1))  # warm up
     passed = [
-        speed(model, 3, 1 if options.quick else 9, bar=2.5, limit=None if options.quick else 120),
-        speed(model, 16, 1 if options.quick else 3, bar=6.0, limit=None),
+        speed(model, 3, 1 if options.quick else 25, bar=2.5, limit=None if options.quick else 120),
+        speed(model, 16, 1 if options.quick else 5, bar=6.0, limit=None),
         flatness(model, repetitions, bar=3.0),
         exactness(model),
     ]
