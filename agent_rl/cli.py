@@ -1,4 +1,4 @@
-"""The command line: `agent-rl envs | train | rollout | view`."""
+"""The command line: `agent-rl envs | algorithms | train | rollout | view`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agent_rl.api import run
-from agent_rl.config import load_config
+from agent_rl.config import choices, load_config
 from agent_rl.errors import AgentRLError, ConfigError, did_you_mean
 from agent_rl.policy import Policy
 from agent_rl.registry import env_ids, load_file, spec
@@ -29,7 +30,7 @@ Train the embedded model on an environment: warm start, then reinforcement learn
 settings (any key of configs/train.yaml; the most used):
   env=calculator-v0        what to train on; `agent-rl envs` lists them
   steps=100 seed=0          how long, and from which random numbers
-  algorithm=grpo           a file in configs/algorithm/
+  algorithm=grpo           a file in configs/algorithm/; `agent-rl algorithms` lists them
   model=tiny               a file in configs/model/ (tiny, tiny_moe)
   rollout.groups=16        tasks per step            rollout.samples=8   episodes per task
   optimizer.lr=2e-3        learning rate
@@ -40,6 +41,7 @@ examples:
   agent-rl train
   agent-rl train env=search-v0 seed=1
   agent-rl train --import my_envs.py env=shop-v0 steps=100
+  agent-rl train algorithm=gspo algorithm.objective.clip_high_eps=1e-3 --explain
   agent-rl train resume=runs/latest"""
 
 ROLLOUT_HELP = """\
@@ -101,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="agent-rl", description="Train, run and read tool-using language-model agents.", formatter_class=raw
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="envs | train | rollout | view")
+    commands = parser.add_subparsers(required=True, metavar="envs | algorithms | train | rollout | view")
     imports = argparse.ArgumentParser(add_help=False)
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
@@ -115,6 +117,10 @@ def _parser() -> argparse.ArgumentParser:
         )
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
         sub.set_defaults(command=command)
+        if name == "train":
+            sub.add_argument("--explain", action="store_true", help="print the algorithm's formula; train nothing")
+    algorithms = commands.add_parser("algorithms", help="list the algorithms, each with its formula")
+    algorithms.set_defaults(command=_algorithms)
     view = commands.add_parser("view", help="read stored episodes", description=VIEW_HELP, formatter_class=raw)
     view.add_argument("file", help="an episodes.jsonl, or a run's folder")
     view.add_argument("id", nargs="?", help="an episode's id, or the beginning of one")
@@ -133,6 +139,19 @@ def _envs(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _algorithms(arguments: argparse.Namespace) -> int:
+    _require_torch()
+    from agent_rl.algorithms import Algorithm
+    from agent_rl.backends.embedded.config import TrainConfig
+
+    table = Table("algorithm=", "formula", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for name in choices("algorithm"):
+        config = load_config("train", TrainConfig, [f"algorithm={name}"])
+        table.add_row(name, Text(Algorithm(config.algorithm).formula()))
+    Console().print(table)
+    return 0
+
+
 def _train(arguments: argparse.Namespace) -> int:
     overrides = dict(_pair(text) for text in arguments.overrides)
     folder = overrides.pop("resume", None)
@@ -141,6 +160,11 @@ def _train(arguments: argparse.Namespace) -> int:
     from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
     from agent_rl.view.progress import Progress
 
+    if arguments.explain:
+        from agent_rl.algorithms import Algorithm
+
+        print(Algorithm(load_config("train", TrainConfig, arguments.overrides).algorithm).explain())
+        return 0
     if folder is not None and set(overrides) - {"steps"}:
         odd = ", ".join(sorted(set(overrides) - {"steps"}))
         raise ConfigError(f"{odd} can't change when a run is resumed: it goes on with its own settings (but for steps)")

@@ -70,6 +70,8 @@ def _keys(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, bool
         yield prefix + name, section
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _keys(field.annotation, f"{prefix}{name}.")
+        for choices in (m for m in field.metadata if hasattr(m, "settings")):  # agent_rl.algorithms.choice.Choices
+            yield from ((f"{prefix}{name}.{key}", False) for key in choices.settings())
 
 
 def _explain(where: tuple[int | str, ...], message: str, value: object) -> str:

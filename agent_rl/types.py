@@ -264,10 +264,13 @@ class Sample:
     loss_mask: BoolArray
     rollout_logprobs: FloatArray
     """0 where `loss_mask` is False, so that no NaN can reach a sum."""
-    advantages: FloatArray
+    rewards: FloatArray
+    """What each turn earned, on its last sampled token."""
     policy_versions: IntArray
     """-1 where no token was sampled."""
     turns: IntArray
+    episode: int
+    """The place of its episode among those of the step."""
     episode_id: str
     group_id: str
     routed_experts: ExpertArray | None = None

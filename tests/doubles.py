@@ -242,17 +242,21 @@ class Silent(Env):
         return Step(terminated=True)
 
 
-def example_sample(length: int, sampled: list[int], advantage: float = 1.0, seed: int = 0) -> Sample:
-    """Return `length` tokens, those at the positions in `sampled` from the policy."""
+def example_sample(length: int, sampled: list[int], reward: float = 1.0, seed: int = 0, episode: int = 0) -> Sample:
+    """Return `length` tokens, those at the positions in `sampled` from the policy, the reward on the last of them."""
     rng = np.random.default_rng([seed, length])
     mask = np.isin(np.arange(length), sampled)
+    rewards = np.zeros(length, np.float32)
+    if sampled:
+        rewards[max(sampled)] = reward
     return Sample(
         token_ids=rng.integers(0, 50, length).astype(np.int32),
         loss_mask=mask,
         rollout_logprobs=np.where(mask, rng.normal(-3.9, 0.2, length), 0).astype(np.float32),
-        advantages=np.where(mask, advantage, 0).astype(np.float32),
+        rewards=rewards,
         policy_versions=np.where(mask, 0, -1).astype(np.int32),
         turns=np.zeros(length, np.int32),
+        episode=episode,
         episode_id=f"{length}-{seed}",
         group_id="g",
     )

@@ -30,7 +30,7 @@ def test_overrides_reach_keys_of_the_file_and_keys_that_only_the_schema_knows() 
     [
         ("stepz=3", "no setting 'stepz'. Did you mean 'steps'?"),
         ("rollout.grops=3", "Did you mean 'rollout.groups'?"),
-        ("algorithm=gpro", "no algorithm 'gpro'. Did you mean 'grpo'?"),
+        ("algorithm=ggrpo", "no algorithm 'ggrpo'. Did you mean 'grpo'?"),
         ("steps", "write key=value"),
         ("steps=many", "steps='many'"),
         ("steps=-1", "steps=-1"),

@@ -1,7 +1,8 @@
-"""The loss of a model: its gradient hangs neither on how a batch is cut nor on tokens that nobody sampled."""
+"""The loss of a model, for every preset: its gradient hangs neither on the cut nor on tokens that nobody sampled."""
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, collate, micro_batches
-from agent_rl.algorithms.aggregation import AGGREGATIONS
+from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience, collate
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.config import choices, load_config
 from agent_rl.types import Sample
 from tests.doubles import example_sample
+
+PRESETS = choices("algorithm")
+LENGTHS = (6, 17, 9, 17, 30, 4, 12, 8)
 
 
 @functools.cache
@@ -24,87 +29,135 @@ def model():
     return make_model(tiny, 50, 0).double()
 
 
-def batch_of_samples() -> list[Sample]:
+@functools.cache
+def algorithm(name: str) -> Algorithm:
+    overrides = [f"algorithm={name}", *(["algorithm.entropy=0.1"] if name == "rloo" else [])]
+    return Algorithm(load_config("train", TrainConfig, overrides).algorithm)
+
+
+def samples_of(order: list[int]) -> list[Sample]:
+    """Rows with gaps, in two groups of four, in some order; two rows have nothing to learn from."""
     rng = np.random.default_rng(5)
-    lengths = [6, 17, 9, 17, 30, 4, 12]
-    return [
-        example_sample(
-            n, sorted(rng.choice(np.arange(1, n), n // 2, replace=False).tolist()), advantage=float(a), seed=i
-        )
-        for i, (n, a) in enumerate(zip(lengths, rng.normal(size=len(lengths)), strict=True))
-    ]
+    rows = []
+    for i, (n, reward) in enumerate(zip(LENGTHS, [1, 0, 1, 0, 0.5, 1.5, 0, 0], strict=True)):
+        sampled = sorted(rng.choice(np.arange(1, n), n // 2, replace=False).tolist())
+        rows.append(example_sample(n, sampled, reward=reward, seed=i, episode=order.index(i)))
+    return [rows[i] for i in order]
 
 
-def gradient(algorithm: Algorithm, cuts: list[list[Sample]], pad_id: int = 0) -> tuple[float, Tensor, dict[str, float]]:
-    whole, total, sums = Denominators.of([s for cut in cuts for s in cut]), 0.0, dict[str, float]()
+def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Experience:
+    scores = torch.tensor([float(s.rewards.sum()) for s in samples], dtype=torch.float64)
+    return Experience(
+        batch=collate(samples, pad_id),
+        scores=scores,
+        components=scores[:, None],
+        names=("r",),
+        weights=torch.ones(1, dtype=torch.float64),
+        groups=torch.tensor(groups),
+        lengths=torch.tensor([int(s.loss_mask.sum()) for s in samples]),
+        cut_short=torch.zeros(len(samples), dtype=torch.bool),
+        kept=torch.ones(len(samples), dtype=torch.bool),
+    )
+
+
+def weighed(name: str, order: list[int], pad_id: int = 0) -> tuple[Batch, Denominators]:
+    x = experience(samples_of(order), [i // 4 for i in order], pad_id)
+    if algorithm(name).config.proximal == "recompute":
+        x = replace(x, batch=replace(x.rows, old_logprobs=x.rows.rollout_logprobs - 0.2 * x.rows.loss_mask))
+    return algorithm(name).weigh(x)
+
+
+def gradient(name: str, cuts: list[Batch], whole: Denominators) -> tuple[float, Tensor, dict[str, float]]:
+    total, sums = 0.0, dict[str, float]()
     model().zero_grad()
-    for cut in cuts:
-        batch = collate(cut, pad_id)
-        logprobs, _ = token_logprobs(model(), batch.token_ids)
-        terms = algorithm.loss(logprobs, batch.rollout_logprobs, batch, whole)
+    for batch in cuts:
+        entropic = algorithm(name).config.entropy > 0
+        logprobs, entropy = token_logprobs(model(), batch.token_ids, entropy_gradient=entropic)
+        terms = algorithm(name).loss(logprobs, entropy, batch, whole)
         terms.loss.backward()
         total += terms.loss.item()
-        sums = {name: sums.get(name, 0.0) + value for name, value in terms.sums.items()}
+        sums = {key: sums.get(key, 0.0) + value for key, value in terms.sums.items()}
     return total, torch.cat([p.grad.flatten() for p in model().parameters()]), sums
 
 
-def algorithms() -> list[Algorithm]:
-    return [
-        Algorithm(AlgorithmConfig(aggregation=a, correction=c))
-        for a, c in zip(AGGREGATIONS, ["none", "token-tis", "token-tis"], strict=True)
-    ]
-
-
 @functools.cache
-def reference(index: int) -> tuple[float, Tensor, dict[str, float]]:
-    return gradient(algorithms()[index], [batch_of_samples()])
+def reference(name: str) -> tuple[float, Tensor, dict[str, float]]:
+    batch, whole = weighed(name, list(range(len(LENGTHS))))
+    return gradient(name, [batch], whole)
 
 
-@pytest.mark.parametrize("index", range(3))
-@settings(deadline=None, max_examples=8)
-@given(st.one_of(st.sampled_from([1, 100, 10**6]), st.integers(1, 300)), st.integers(0, 49), st.randoms())
-def test_the_gradient_does_not_hang_on_how_the_batch_is_cut_or_padded(index, budget, pad_id, random):
-    samples = batch_of_samples()
-    random.shuffle(samples)
-    loss, grad, sums = gradient(algorithms()[index], micro_batches(samples, budget), pad_id)
-    expected_loss, expected, expected_sums = reference(index)
-    assert float(expected.norm()) > 0.01
-    torch.testing.assert_close(grad, expected, rtol=0, atol=1e-10)
-    assert loss == pytest.approx(expected_loss, rel=1e-5)  # float32
+@pytest.mark.parametrize("name", PRESETS)
+@settings(deadline=None, max_examples=5)
+@given(
+    st.one_of(st.sampled_from([1, 100, 10**6]), st.integers(1, 300)),
+    st.integers(0, 49),
+    st.permutations(range(len(LENGTHS))),
+)
+def test_the_gradient_does_not_hang_on_how_the_batch_is_cut_padded_or_ordered(name, budget, pad_id, order):
+    batch, whole = weighed(name, list(order), pad_id)
+    loss, grad, sums = gradient(name, batch.cut(budget), whole)
+    expected_loss, expected, expected_sums = reference(name)
+    assert float(expected.norm()) > 1e-3
+    torch.testing.assert_close(grad, expected, rtol=0, atol=1e-6 * float(expected.norm()))  # advantages are float32
+    assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-7)
     assert sums == pytest.approx(expected_sums, rel=1e-6)
 
 
-@pytest.mark.parametrize("index", range(3))
-def test_a_token_that_the_policy_did_not_sample_has_no_loss(index):
-    batch = collate(batch_of_samples())
-    whole = Denominators(60, 7)
-    clean, _ = token_logprobs(model(), batch.token_ids)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_token_that_the_policy_did_not_sample_has_no_loss(name):
+    batch, whole = weighed(name, list(range(len(LENGTHS))))
+    clean, entropy = (x.detach() for x in token_logprobs(model(), batch.token_ids))
 
-    def run(logprobs: Tensor, old: Tensor, changed: Batch) -> tuple[Tensor, Tensor, dict[str, float]]:
-        leaf = logprobs.detach().clone().requires_grad_()
-        terms = algorithms()[index].loss(leaf, old, changed, whole)
+    def run(logprobs: Tensor, entropy: Tensor, changed: Batch) -> tuple[Tensor, Tensor, dict[str, float]]:
+        leaf = logprobs.clone().requires_grad_()
+        terms = algorithm(name).loss(leaf, entropy, changed, whole)
         (slope,) = torch.autograd.grad(terms.loss, leaf)
         return terms.loss.detach(), slope, terms.sums
 
-    loss, slope, sums = run(clean, batch.rollout_logprobs, batch)
+    loss, slope, sums = run(clean, entropy, batch)
     assert (slope[~batch.loss_mask] == 0).all()
     assert (slope[batch.loss_mask] != 0).any()
-    inputs = [clean, batch.rollout_logprobs, batch.rollout_logprobs, batch.advantages]
+
+    def noisy(values: Tensor, noise: float) -> Tensor:
+        return torch.where(batch.loss_mask, values, torch.full_like(values, noise))
+
     for noise in (-7.0, math.nan, math.inf, -math.inf):
-        noisy = [torch.where(batch.loss_mask, x, torch.full_like(x, noise)) for x in inputs]
         # one at a time: a NaN in one may hide what comes of a NaN in another
-        for dirty in [noisy] + [[*inputs[:i], noisy[i], *inputs[i + 1 :]] for i in range(4)]:
-            changed = Batch(batch.token_ids, batch.loss_mask, dirty[2], dirty[3], batch.lengths)
-            got = run(dirty[0], dirty[1], changed)
+        dirty = [
+            replace(batch, **{f: noisy(getattr(batch, f), noise)})
+            for f in ("rollout_logprobs", "old_logprobs", "advantages")
+        ]
+        for got in (
+            run(noisy(clean, noise), entropy, batch),
+            run(clean, noisy(entropy, noise), batch),
+            *(run(clean, entropy, d) for d in dirty),
+        ):
             assert torch.equal(got[0], loss)
             assert torch.equal(got[1], slope)
             assert got[2] == sums
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_fills_the_gaps_changes_no_advantage_and_no_weight(name):
+    order = list(range(len(LENGTHS)))
+    x = experience(samples_of(order), [i // 4 for i in order])
+    batch, whole = algorithm(name).weigh(x)
+    garbage = {
+        f: torch.where(x.rows.loss_mask, getattr(x.rows, f), torch.full_like(getattr(x.rows, f), math.nan))
+        for f in ("rollout_logprobs", "old_logprobs")
+    }
+    again, whole_again = algorithm(name).weigh(replace(x, batch=replace(x.rows, **garbage)))
+    assert whole_again == whole
+    assert torch.equal(again.advantages, batch.advantages) and torch.equal(again.weights, batch.weights)
+
+
 def test_a_token_that_nothing_sampled_comes_after_changes_no_gradient():
-    first, second = (example_sample(12, [3, 4, 8], seed=1) for _ in range(2))
-    second.token_ids[9:] = (second.token_ids[9:] + 7) % 50  # behind the last sampled token: nobody attends to it
-    algorithm = algorithms()[0]
-    assert torch.equal(gradient(algorithm, [[first]])[1], gradient(algorithm, [[second]])[1])
-    second.token_ids[5] = (second.token_ids[5] + 7) % 50  # between two: through attention only
-    assert not torch.equal(gradient(algorithm, [[first]])[1], gradient(algorithm, [[second]])[1])
+    def gradients(*changed: int) -> Tensor:
+        sample = example_sample(12, [3, 4, 8], seed=1)
+        sample.token_ids[list(changed)] = (sample.token_ids[list(changed)] + 7) % 50
+        batch = collate([sample])
+        batch = replace(batch, advantages=batch.loss_mask.float())
+        return gradient("grpo", [batch], Denominators(3, 1))[1]
+
+    assert torch.equal(gradients(), gradients(9, 10, 11))  # behind the last sampled token: nobody attends to them
+    assert not torch.equal(gradients(), gradients(5))  # between two: through attention only

@@ -156,7 +156,7 @@ def test_every_sampled_token_is_trained_once_however_often_it_forks(unproven):
     replies = [CALL, TWO_CALLS, CALL, "6"]
     episode, _ = forked(unproven, replies)
     assert len(episode.trajectories) == 1 + len(unproven)
-    samples = to_samples([episode], [1.0])
+    samples = to_samples([episode])
     trained = [i for s in samples for i in s.token_ids[s.loss_mask].tolist()]
     assert trained == [i for reply in rendered(*replies) for i in reply]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.algorithms import Denominators, collate, micro_batches
+from agent_rl.algorithms import Experience
 from agent_rl.backends.embedded import run as run_module
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
@@ -115,18 +115,16 @@ def test_one_update_from_the_sampling_weights_has_ratio_one(trainer: Trainer) ->
 
 def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(trainer: Trainer) -> None:
     episodes = trainer.train_step().episodes
-    rewards = np.random.default_rng(0).normal(size=len(episodes))
-    from agent_rl.algorithms import to_samples
-
-    samples = to_samples(episodes, rewards.tolist())
-    whole, model = Denominators.of(samples), trainer.student.model.double()
+    x = Experience.of(episodes)
+    x = x.rescored(torch.as_tensor(np.random.default_rng(0).normal(size=len(episodes))))
+    batch, whole = trainer.algorithm.weigh(x)
+    model = trainer.student.model.double()
 
     def gradient(budget: int) -> torch.Tensor:
         model.zero_grad()
-        for cut in micro_batches(samples, budget):
-            batch = collate(cut)
-            logprobs, _ = token_logprobs(model, batch.token_ids)
-            trainer.algorithm.loss(logprobs, batch.rollout_logprobs, batch, whole).loss.backward()
+        for part in batch.cut(budget):
+            logprobs, entropy = token_logprobs(model, part.token_ids)
+            trainer.algorithm.loss(logprobs, entropy, part, whole).loss.backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     reference = gradient(10**6)

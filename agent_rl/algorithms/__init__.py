@@ -1,15 +1,16 @@
 """Algorithms: pure functions over batches, composed by a config; no trainer state, both backends use them."""
 
 from agent_rl.algorithms.algorithm import Algorithm, AlgorithmConfig, LossTerms
-from agent_rl.algorithms.batch import Batch, Denominators, collate, micro_batches, to_samples
+from agent_rl.algorithms.batch import Batch, Denominators, collate, to_samples
+from agent_rl.algorithms.experience import Experience
 
 __all__ = [
     "Algorithm",
     "AlgorithmConfig",
     "Batch",
     "Denominators",
+    "Experience",
     "LossTerms",
     "collate",
-    "micro_batches",
     "to_samples",
 ]

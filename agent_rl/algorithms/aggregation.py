@@ -1,21 +1,26 @@
 """Aggregation: losses of tokens → one number, with the denominators of the whole batch.
 
 Each function returns a share of the batch's loss: the shares of all micro-batches add up to it, however it was cut.
+`mask` says which tokens count, `[B, T]`; names are verl's.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from agent_rl.algorithms.batch import Denominators
+from agent_rl.algorithms.choice import Choice, Choices, Count
 
 
 def token_mean(loss: Tensor, mask: Tensor, whole: Denominators) -> Tensor:
-    """Every sampled token of the batch counts the same (DAPO, Yu et al. 2025)."""
+    """Every sampled token of the batch counts the same (DAPO, Yu et al. 2025, eq. 8)."""
     return _masked(loss, mask).sum() / whole.tokens
+
+
+def token_sum(loss: Tensor, mask: Tensor, whole: Denominators) -> Tensor:
+    """The plain sum: the size of the step grows with the batch."""
+    return _masked(loss, mask).sum()
 
 
 def seq_mean_token_sum(loss: Tensor, mask: Tensor, whole: Denominators) -> Tensor:
@@ -29,14 +34,35 @@ def seq_mean_token_mean(loss: Tensor, mask: Tensor, whole: Denominators) -> Tens
     return means.sum() / whole.sequences
 
 
+def seq_mean_token_sum_norm(loss: Tensor, mask: Tensor, whole: Denominators, *, length: Count) -> Tensor:
+    """The sum over a sequence's tokens divided by a constant, averaged over sequences (Dr. GRPO, Liu et al. 2025).
+
+    Args:
+        loss: `[B, T]`.
+        mask: `[B, T]`.
+        whole: counts over the whole batch.
+        length: the constant, the most tokens that an episode may sample. verl falls back to the padded width, which
+            makes the loss depend on who shares the batch.
+    """
+    return _masked(loss, mask).sum() / (whole.sequences * length)
+
+
 def _masked(loss: Tensor, mask: Tensor) -> Tensor:
     # where, not a product: a NaN outside the mask must not reach the sum, nor its gradient
     return torch.where(mask, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
 
 
-AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, Denominators], Tensor]] = {
-    "token-mean": token_mean,
-    "seq-mean-token-sum": seq_mean_token_sum,
-    "seq-mean-token-mean": seq_mean_token_mean,
-}
-"""By the names that verl uses."""
+AGGREGATIONS = Choices(
+    "aggregation",
+    {
+        "token-mean": Choice(token_mean, "sum over tokens / tokens of the batch", "DAPO, Yu et al. 2025, eq. 8"),
+        "token-sum": Choice(token_sum, "sum over tokens", "verl"),
+        "seq-mean-token-sum": Choice(seq_mean_token_sum, "mean over rows of the sum over tokens", "REINFORCE"),
+        "seq-mean-token-mean": Choice(
+            seq_mean_token_mean, "mean over rows of the mean over tokens", "GRPO, Shao et al. 2024, eq. 3"
+        ),
+        "seq-mean-token-sum-norm": Choice(
+            seq_mean_token_sum_norm, "mean over rows of the sum over tokens / length", "Dr. GRPO, Liu et al. 2025"
+        ),
+    },
+)

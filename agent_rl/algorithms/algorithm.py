@@ -1,43 +1,82 @@
-"""Algorithm: advantage x objective x aggregation x correction x filter, put together from a config."""
+"""Algorithm: shaping, filters, advantage, correction, objective and aggregation, put together from a config."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from agent_rl.algorithms.advantages import group_relative
+from agent_rl.algorithms.advantages.choices import ADVANTAGES
 from agent_rl.algorithms.aggregation import AGGREGATIONS
-from agent_rl.algorithms.batch import Batch, Denominators, to_samples
-from agent_rl.algorithms.corrections import CORRECTIONS
-from agent_rl.algorithms.filters import informative
-from agent_rl.algorithms.objectives import ppo_clip
-from agent_rl.types import Episode, Sample
+from agent_rl.algorithms.batch import Batch, Denominators
+from agent_rl.algorithms.choice import Choice, Chosen
+from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
+from agent_rl.algorithms.experience import Experience
+from agent_rl.algorithms.filters import TOLERANCE
+from agent_rl.algorithms.objectives.base import TokenLoss
+from agent_rl.algorithms.objectives.choices import OBJECTIVES
+from agent_rl.algorithms.selection import FILTERS, SHAPING
+from agent_rl.types import Episode
+
+Shaping = Annotated[Chosen, BeforeValidator(SHAPING.check), SHAPING]
+Filter = Annotated[Chosen, BeforeValidator(FILTERS.check), FILTERS]
+Advantage = Annotated[Chosen, BeforeValidator(ADVANTAGES.check), ADVANTAGES]
+Weight = Annotated[Chosen, BeforeValidator(WEIGHTS.check), WEIGHTS]
+Rejection = Annotated[Chosen, BeforeValidator(REJECTIONS.check), REJECTIONS]
+Objective = Annotated[Chosen, BeforeValidator(OBJECTIVES.check), OBJECTIVES]
+Aggregation = Annotated[Chosen, BeforeValidator(AGGREGATIONS.check), AGGREGATIONS]
+
+USES_MU = ("minirl", "dppo-tv", "dppo-kl", "m2po")
+"""Objectives that weigh tokens by the rollout policy themselves."""
 
 
 class AlgorithmConfig(BaseModel):
-    """The knobs of `configs/algorithm/*.yaml`."""
+    """The parts of an algorithm, in the order in which they act; `configs/algorithm/` holds the presets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = "grpo"
-    advantage: Literal["group-relative"] = "group-relative"
-    advantage_std: bool = True
-    """Divide the advantage by its group's standard deviation."""
-    objective: Literal["ppo-clip"] = "ppo-clip"
-    clip_low_eps: float = Field(0.2, gt=0, le=1)
-    clip_high_eps: float = Field(0.28, gt=0)
-    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
-    correction: Literal["none", "token-tis"] = "none"
-    correction_cap: float = Field(2.0, gt=0)
+    shaping: tuple[Shaping, ...] = ()
+    """Changes to the scores."""
+    filters: tuple[Filter, ...] = ()
+    """Which episodes are trained on, judged by their scores; the others still count in their group's statistics."""
+    advantage: Advantage = ADVANTAGES.check("group-relative")
+    proximal: Literal["rollout", "recompute"] = "rollout"
+    """What `old` is: the rollout's log-probabilities (bypass), or those of a forward pass before the first update."""
+    weight: Weight = WEIGHTS.check("none")
+    """Correction by old/mu: what each token's loss is multiplied with."""
+    rejection: Rejection = REJECTIONS.check("none")
+    """Correction by old/mu: which tokens are left out. It acts after the advantages: no reward is lost with them."""
+    denominators: Literal["original", "kept"] = "original"
+    """Whether rejected tokens still count in the denominators."""
+    objective: Objective = OBJECTIVES.check({"name": "ppo-clip", "clip_high_eps": 0.28})
+    aggregation: Aggregation = AGGREGATIONS.check("token-mean")
+    entropy: float = Field(0.0, ge=0)
+    """The loss is lowered by this times the mean entropy of the sampled tokens' distributions, in nats."""
     count_zero_advantage: bool = True
-    """Whether episodes of advantage 0, which are dropped since they have no gradient, still count in the denominators.
+    """Whether rows of advantage 0, which are dropped since they have no gradient, still count in the denominators.
     Counted, they make steps smaller the fewer groups are left to learn from, which keeps the end of a run calm; DAPO
     does not count them, as it samples until the batch is full."""
+
+    @model_validator(mode="after")
+    def _meaningful(self) -> AlgorithmConfig:
+        corrected = self.weight["name"] != "none" or self.rejection["name"] != "none"
+        if corrected and self.proximal == "rollout":
+            raise ValueError(
+                "a correction by old/mu has no effect with proximal=rollout, where old is mu: set proximal=recompute"
+            )
+        if self.denominators == "kept" and self.rejection["name"] == "none":
+            raise ValueError("denominators=kept needs a rejection; without one every token is kept")
+        if self.weight["name"] != "none" and self.objective["name"] in USES_MU:
+            raise ValueError(
+                f"objective={self.objective['name']} already weighs tokens by theta/mu; weight={self.weight['name']} "
+                "would do it twice: set weight=none"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,55 +89,103 @@ class LossTerms:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """What both backends call: episodes → samples, log-probabilities → loss."""
+    """What both backends call: episodes → experience → weighed rows → loss."""
 
     config: AlgorithmConfig
 
-    def samples(self, episodes: Sequence[Episode]) -> tuple[list[Sample], Denominators]:
-        """Compute advantages within groups; return what has a gradient, and the counts that its loss is divided by.
+    def experience(self, episodes: Sequence[Episode]) -> Experience:
+        """Read the episodes of a step, shape their scores and mark what is trained on."""
+        x = Experience.of(episodes)
+        scores = x.scores
+        for chosen in self.config.shaping:
+            scores = SHAPING.bind(chosen)(replace(x, scores=scores))
+        x = x.rescored(scores) if self.config.shaping else x
+        for chosen in self.config.filters:
+            x = replace(x, kept=x.kept & FILTERS.bind(chosen)(x))
+        return x
 
-        Episodes that are not scored take no part in either.
+    @torch.no_grad()
+    def weigh(self, x: Experience) -> tuple[Batch, Denominators]:
+        """Compute advantages, then weights, from `x.rows` whose `old_logprobs` are final.
+
+        Returns:
+            The rows that have a gradient, and the counts that their loss is divided by.
         """
-        rewards = [e.reward for e in episodes]
-        advantages = group_relative(rewards, [e.group_id for e in episodes], std=self.config.advantage_std)
+        config, batch, trained = self.config, x.rows, x.trained
+        advantages = ADVANTAGES.bind(config.advantage)(x)
+        advantages = torch.where(trained, advantages, advantages.new_zeros(()))
+        old, mu = batch.old_logprobs, batch.rollout_logprobs
+        keep = REJECTIONS.bind(config.rejection)(old, mu, trained)
+        weights = torch.where(keep, WEIGHTS.bind(config.weight)(old, mu, trained), old.new_zeros(()))
+        counted = keep if config.denominators == "kept" else trained
+        informative = (advantages.abs() >= TOLERANCE).any(-1)
+        if not config.count_zero_advantage:
+            counted = counted & informative[:, None]
+        batch = replace(batch, advantages=advantages.float(), weights=weights, counted=counted)
+        wanted = trained.any(-1) if config.entropy else informative & (weights != 0).any(-1)
+        return batch.rows(torch.nonzero(wanted)[:, 0].tolist()), Denominators.of(counted)
 
-        def chosen(*, drop_zero: bool) -> list[Sample]:
-            kept = informative(advantages, drop_zero=drop_zero)
-            return to_samples([episodes[i] for i in kept], [advantages[i] or 0.0 for i in kept])
-
-        # a row of advantage 0 has no gradient: it is never worth a forward pass
-        rows = chosen(drop_zero=True)
-        return rows, Denominators.of(chosen(drop_zero=False) if self.config.count_zero_advantage else rows)
-
-    def loss(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch, whole: Denominators) -> LossTerms:
+    def loss(self, logprobs: Tensor, entropy: Tensor, batch: Batch, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.
 
         Args:
             logprobs: of every token given those before it, under theta, `[B, T]`, with gradient.
-            old_logprobs: the same under the proximal policy, without gradient.
+            entropy: of the distributions they come from, `[B, T]`, with gradient if `config.entropy` is not 0.
             batch: the micro-batch.
             whole: counts over the whole batch.
         """
         config, mask = self.config, batch.loss_mask
         # before any arithmetic: 0 * NaN is NaN, so what stands outside the mask would come back with the gradient
         nothing = logprobs.new_zeros(())
-        logprobs, old_logprobs = torch.where(mask, logprobs, nothing), torch.where(mask, old_logprobs, nothing)
-        token = ppo_clip(
-            logprobs,
-            old_logprobs,
-            batch.advantages,
-            clip_low_eps=config.clip_low_eps,
-            clip_high_eps=config.clip_high_eps,
+        logprobs, old, mu = (
+            torch.where(mask, x, nothing) for x in (logprobs, batch.old_logprobs, batch.rollout_logprobs)
         )
-        weight = CORRECTIONS[config.correction](old_logprobs, batch.rollout_logprobs, cap=config.correction_cap)
-        loss = AGGREGATIONS[config.aggregation](token.loss * weight, mask, whole)
+        token = OBJECTIVES.bind(config.objective)(logprobs, old, mu, batch.advantages, mask)
+        per_token = token.loss * batch.weights
+        if config.entropy:
+            per_token = per_token - config.entropy * torch.where(mask, entropy, nothing)
+        loss = AGGREGATIONS.bind(config.aggregation)(per_token, batch.counted, whole)
         with torch.no_grad():
-            gap = (logprobs - batch.rollout_logprobs)[mask].double()
+            gap = (logprobs - mu)[mask].double()
             sums = {
                 "ratio": float(token.ratio[mask].double().sum()),
                 "clip_fraction": float(token.clipped[mask].double().sum()),
+                "weight": float(batch.weights[mask].double().sum()),
+                "entropy": float(entropy[mask].double().sum()),
                 "rollout_gap": float(gap.abs().sum()),
                 # k3 estimator of KL(mu || theta), Schulman 2020: non-negative, low variance
                 "rollout_kl": float((gap.exp() - 1 - gap).sum()),
             }
         return LossTerms(loss, sums)
+
+    def formula(self) -> str:
+        """Return the algorithm in one line: advantage, correction, objective, aggregation."""
+        return "; ".join(choice.formula for _, choice, chosen in self._parts() if chosen["name"] != "none")
+
+    def explain(self) -> str:
+        """Return the composed formula, each part with its knobs' values and its source."""
+        config = self.config
+        old = "mu itself" if config.proximal == "rollout" else "recomputed before the first update"
+        lines = [f"{config.name}: mu sampled the tokens, old is {old}, theta is trained."]
+        for part, choice, chosen in self._parts():
+            knobs = ", ".join(f"{k}={v}" for k, v in chosen.items() if k != "name")
+            lines.append(f"  {part:12} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
+            if chosen["name"] != "none":
+                lines.append(f"  {'':12}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
+        if config.entropy:
+            lines.append(f"  {'entropy':12} {config.entropy} times the mean entropy is taken from the loss")
+        zero = "count" if config.count_zero_advantage else "don't count"
+        lines.append(f"  {'denominators':12} {config.denominators}; rows of advantage 0 {zero}")
+        return "\n".join(lines)
+
+    def _parts(self) -> list[tuple[str, Choice[Tensor] | Choice[TokenLoss], Chosen]]:
+        config = self.config
+        return [
+            *(("shaping", SHAPING[c], c) for c in config.shaping),
+            *(("filter", FILTERS[c], c) for c in config.filters),
+            ("advantage", ADVANTAGES[config.advantage], config.advantage),
+            ("weight", WEIGHTS[config.weight], config.weight),
+            ("rejection", REJECTIONS[config.rejection], config.rejection),
+            ("objective", OBJECTIVES[config.objective], config.objective),
+            ("aggregation", AGGREGATIONS[config.aggregation], config.aggregation),
+        ]

@@ -1,34 +1,81 @@
-"""Batch: samples padded to tensors, and the counts that make a loss independent of how the batch is cut up."""
+"""Batch: trajectories padded to tensors, and the counts that make a loss independent of how the batch is cut up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agent_rl.types import Episode, Sample
+from agent_rl.trajectory import Trajectory
+from agent_rl.types import BoolArray, Episode, FloatArray, Sample
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples padded on the right to a common length `T`. Position `t` of every array describes token `t`."""
+    """Rows padded on the right to a common length `T`. Position `t` of every array describes token `t`.
+
+    The first half is what was sampled; the second half is filled in on the way to the loss.
+    """
 
     token_ids: Tensor
     """int64 `[B, T]`."""
     loss_mask: Tensor
     """bool `[B, T]`: True where the policy sampled the token."""
     rollout_logprobs: Tensor
-    """float32 `[B, T]`, in nats, under the distribution that was sampled from; 0 outside the mask."""
-    advantages: Tensor
-    """float32 `[B, T]`; 0 outside the mask."""
+    """float32 `[B, T]`, in nats, under the distribution that was sampled from (mu); 0 outside the mask."""
+    rewards: Tensor
+    """float32 `[B, T]`: what each turn earned, on its last sampled token; 0 elsewhere."""
+    turns: Tensor
+    """int64 `[B, T]`: the turn of each token; -1 for padding."""
+    versions: Tensor
+    """int64 `[B, T]`: the version of the weights that sampled it; -1 outside the mask."""
     lengths: Tensor
     """int64 `[B]`."""
+    episode: Tensor
+    """int64 `[B]`: which episode of the step a row belongs to."""
+    old_logprobs: Tensor
+    """float32 `[B, T]`, under the proximal policy (old); the rollout's until somebody computes them."""
+    advantages: Tensor
+    """float32 `[B, T]`; 0 outside the mask."""
+    weights: Tensor
+    """float32 `[B, T]`: what a token's loss is multiplied with; 0 for what is not trained on."""
+    counted: Tensor
+    """bool `[B, T]`: the tokens that the denominators count."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def rows(self, indices: Sequence[int]) -> Batch:
+        """Return some rows, with the padding that they don't need cut off."""
+        index = torch.as_tensor(indices, dtype=torch.int64, device=self.lengths.device)
+        width = int(self.lengths[index].max()) if len(indices) else 0
+        picked = {f.name: getattr(self, f.name)[index] for f in fields(self)}
+        return Batch(**{name: x[:, :width] if x.dim() > 1 else x for name, x in picked.items()})
+
+    def cut(self, token_budget: int) -> list[Batch]:
+        """Cut into micro-batches as `cut_rows` says."""
+        return [self.rows(rows) for rows in self.cut_rows(token_budget)]
+
+    def cut_rows(self, token_budget: int) -> list[list[int]]:
+        """Return the rows of micro-batches of at most `token_budget` padded tokens, similar lengths together.
+
+        A row longer than the budget gets a micro-batch of its own: nothing is dropped or shortened.
+        """
+        lengths = self.lengths.tolist()
+        cuts: list[list[int]] = []
+        for row in sorted(range(len(self)), key=lambda r: -lengths[r]):
+            if cuts and (len(cuts[-1]) + 1) * lengths[cuts[-1][0]] <= token_budget:
+                cuts[-1].append(row)
+            else:
+                cuts.append([row])
+        return cuts
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device."""
+        return Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,38 +83,37 @@ class Denominators:
     """Counts over the *whole* batch, so that the losses of its micro-batches add up to the loss of the batch."""
 
     tokens: int
-    """Sampled tokens."""
+    """Counted tokens."""
     sequences: int
-    """Samples with at least one sampled token."""
+    """Rows with at least one counted token."""
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> Denominators:
-        """Count a batch; at least 1 each, so that an empty batch has loss 0."""
-        counts = [int(s.loss_mask.sum()) for s in samples]
-        return cls(max(1, sum(counts)), max(1, sum(c > 0 for c in counts)))
+    def of(cls, counted: Tensor) -> Denominators:
+        """Count a mask `[B, T]`; at least 1 each, so that an empty batch has loss 0."""
+        return cls(max(1, int(counted.sum())), max(1, int(counted.any(-1).sum())))
 
 
-def to_samples(episodes: Sequence[Episode], advantages: Sequence[float]) -> list[Sample]:
-    """Turn episodes into samples, one per trajectory, with the episode's advantage on every sampled token.
+def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
+    """Turn episodes into samples, one per trajectory that the policy sampled tokens of.
 
-    Args:
-        episodes: finished episodes with token ids.
-        advantages: one number per episode.
+    A turn's reward goes on the last sampled token of that turn, one of the whole episode on its very last: none falls
+    on a token that is not trained on. What a fork repeats of its parent is sampled there, not here. A component that
+    is not scored counts as 0; whether its episode is trained on at all, the scores say.
     """
     samples = []
-    for episode, advantage in zip(episodes, advantages, strict=True):
-        for trajectory in episode.trajectories:
-            mask = trajectory.loss_mask
-            if not mask.any():
-                continue
+    for index, episode in enumerate(episodes):
+        rows = [(t, mask) for t in episode.trajectories if (mask := _own(t)).any()]
+        earned = _earned(episode, rows)
+        for (trajectory, mask), rewards in zip(rows, earned, strict=True):
             samples.append(
                 Sample(
                     token_ids=trajectory.token_ids,
                     loss_mask=mask,
                     rollout_logprobs=np.where(mask, trajectory.logprobs, np.float32(0)),
-                    advantages=np.where(mask, np.float32(advantage), np.float32(0)),
-                    policy_versions=trajectory.policy_versions,
+                    rewards=rewards,
+                    policy_versions=np.where(mask, trajectory.policy_versions, -1).astype(np.int32),
                     turns=trajectory.turns,
+                    episode=index,
                     episode_id=episode.id,
                     group_id=episode.group_id,
                     routed_experts=trajectory.routed_experts,
@@ -76,35 +122,59 @@ def to_samples(episodes: Sequence[Episode], advantages: Sequence[float]) -> list
     return samples
 
 
-def collate(samples: Sequence[Sample], pad_id: int = 0, device: torch.device | None = None) -> Batch:
-    """Pad samples to tensors."""
+_Rows = list[tuple[Trajectory, BoolArray]]
+
+
+def _own(trajectory: Trajectory) -> BoolArray:
+    mask = trajectory.loss_mask
+    if trajectory.forked_from is not None:
+        mask[: trajectory.forked_from.position] = False
+    return mask
+
+
+def _earned(episode: Episode, rows: _Rows) -> list[FloatArray]:
+    """Lay the episode's rewards out over its rows."""
+    earned = [np.zeros(len(mask), np.float32) for _, mask in rows]
+    last: dict[int | None, tuple[int, int]] = {}  # turn → the row and place of its last sampled token
+    for row, (trajectory, mask) in enumerate(rows):
+        for place in np.flatnonzero(mask):
+            last[int(trajectory.turns[place])] = last[None] = (row, int(place))
+    for reward in episode.rewards if rows else ():
+        if reward.value is not None and reward.weight != 0:
+            row, token = last.get(reward.turn, last[None])
+            earned[row][token] += reward.value * reward.weight
+    return earned
+
+
+def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
+    """Pad samples to tensors. Until somebody knows better, old is mu, advantages are 0 and every token weighs 1.
+
+    Raises:
+        ValueError: if there are no samples.
+    """
+    if not samples:
+        raise ValueError("there are no samples to collate: check that an episode has sampled tokens first")
     width = max(len(s.token_ids) for s in samples)
 
     def padded(arrays: Sequence[np.ndarray], fill: int, dtype: torch.dtype) -> Tensor:
         out = torch.full((len(arrays), width), fill, dtype=dtype)
         for row, array in zip(out, arrays, strict=True):
             row[: len(array)] = torch.from_numpy(array)
-        return out.to(device)
+        return out
 
+    mask = padded([s.loss_mask for s in samples], 0, torch.bool)
+    mu = padded([s.rollout_logprobs for s in samples], 0, torch.float32)
     return Batch(
         token_ids=padded([s.token_ids for s in samples], pad_id, torch.int64),
-        loss_mask=padded([s.loss_mask for s in samples], 0, torch.bool),
-        rollout_logprobs=padded([s.rollout_logprobs for s in samples], 0, torch.float32),
-        advantages=padded([s.advantages for s in samples], 0, torch.float32),
-        lengths=torch.tensor([len(s.token_ids) for s in samples], device=device),
+        loss_mask=mask,
+        rollout_logprobs=mu,
+        rewards=padded([s.rewards for s in samples], 0, torch.float32),
+        turns=padded([s.turns for s in samples], -1, torch.int64),
+        versions=padded([s.policy_versions for s in samples], -1, torch.int64),
+        lengths=torch.tensor([len(s.token_ids) for s in samples]),
+        episode=torch.tensor([s.episode for s in samples]),
+        old_logprobs=mu,
+        advantages=torch.zeros_like(mu),
+        weights=mask.float(),
+        counted=mask,
     )
-
-
-def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
-    """Cut samples into micro-batches of at most `token_budget` padded tokens, similar lengths together.
-
-    A sample longer than the budget gets a micro-batch of its own: nothing is dropped or cut.
-    """
-    batches: list[list[Sample]] = []
-    for sample in sorted(samples, key=lambda s: -len(s.token_ids)):
-        width = len(batches[-1][0].token_ids) if batches else 0
-        if batches and (len(batches[-1]) + 1) * width <= token_budget:
-            batches[-1].append(sample)
-        else:
-            batches.append([sample])
-    return batches

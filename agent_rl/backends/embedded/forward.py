@@ -249,7 +249,7 @@ def _linear(weight: Tensor) -> Linear:
         return y[:n]
 
     def apply(x: Tensor) -> Tensor:
-        return multiply(x) if len(x) <= _ROWS[-1] else torch.cat([multiply(part) for part in x.split(_ROWS[-1])])
+        return multiply(x) if len(x) <= _ROWS[-1] else torch.cat([multiply(part) for part in torch.split(x, _ROWS[-1])])
 
     return apply
 

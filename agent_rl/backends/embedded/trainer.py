@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Batch, Denominators, collate, micro_batches
+from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
@@ -20,7 +19,7 @@ from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
 from agent_rl.tasks import TaskStream, episode_seed, task_key
-from agent_rl.types import Episode, Reward, Sample, Task
+from agent_rl.types import Episode, Reward, Task
 
 RL_START = 2**24
 """Where training's tasks begin in the stream, behind those of the demonstrations."""
@@ -57,7 +56,7 @@ class Trainer:
         sampled = time.perf_counter()
         if self.config.shuffle_rewards:
             episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
-        metrics = self.update(*self.algorithm.samples(episodes))
+        metrics = self.update(self.algorithm.experience(episodes))
         done = time.perf_counter()
         self.step += 1
         evaluation = summarise(episodes)
@@ -88,45 +87,55 @@ class Trainer:
                 jobs.append(Job(self.spec, task, seed, name, env_args=config.env_args, id=f"{name}-{sample:02d}"))
         return jobs
 
-    def update(self, samples: Sequence[Sample], whole: Denominators) -> dict[str, float]:
-        """Take `updates_per_batch` gradient steps on the samples; none if there is nothing to learn from."""
+    def update(self, x: Experience) -> dict[str, float]:
+        """Take `updates_per_batch` gradient steps on what was experienced; none if there is nothing to learn from."""
         config = self.config
-        metrics = {"train/samples": float(len(samples))}
-        if not samples:
+        metrics = {"train/samples": 0.0, "rollout/kept": float(x.kept.double().mean())}
+        if x.batch is None:
             return metrics
-        batches = [collate(cut) for cut in micro_batches(samples, config.micro_batch_tokens)]
+        if config.algorithm.proximal == "recompute":
+            x = replace(x, batch=self._recompute(x.batch))
+        batch, whole = self.algorithm.weigh(x)
+        metrics["train/samples"] = float(len(batch))
+        if not len(batch):
+            return metrics
         scale = schedule(config.optimizer, self.step, config.steps)
-        # One update starts from the very policy that sampled: mu is old. Several need the weights they started from.
-        olds = (
-            [b.rollout_logprobs for b in batches]
-            if config.updates_per_batch == 1
-            else [self._score(b) for b in batches]
-        )
+        micro_batches = batch.cut(config.micro_batch_tokens)
         for _ in range(config.updates_per_batch):
             sums: dict[str, float] = {}
-            for batch, old in zip(batches, olds, strict=True):
-                for name, value in self._accumulate(batch, old, whole).items():
+            for micro_batch in micro_batches:
+                for name, value in self._accumulate(micro_batch, whole).items():
                     sums[name] = sums.get(name, 0.0) + value
             norm = self.optimizer.step(scale)
-        trained = Denominators.of(samples).tokens
-        metrics |= {f"train/{name}": value / trained for name, value in sums.items() if name != "loss"}
+        tokens = int(batch.loss_mask.sum())
+        metrics |= {f"train/{name}": value / tokens for name, value in sums.items() if name != "loss"}
         return metrics | {
             "train/loss": sums["loss"],
             "train/grad_norm": norm,
             "train/lr": config.optimizer.lr * scale,
-            "train/tokens": float(trained),
+            "train/tokens": float(tokens),
         }
 
-    def _accumulate(self, batch: Batch, old: Tensor, whole: Denominators) -> dict[str, float]:
-        logprobs, entropy = token_logprobs(self.student.model, batch.token_ids, self.config.rollout.temperature)
-        terms = self.algorithm.loss(logprobs, old, batch, whole)
+    def _accumulate(self, batch: Batch, whole: Denominators) -> dict[str, float]:
+        logprobs, entropy = token_logprobs(
+            self.student.model,
+            batch.token_ids,
+            self.config.rollout.temperature,
+            entropy_gradient=self.config.algorithm.entropy > 0,
+        )
+        terms = self.algorithm.loss(logprobs, entropy, batch, whole)
         terms.loss.backward()  # type: ignore[no-untyped-call]
-        extra = {"loss": float(terms.loss.detach()), "entropy": float(entropy[batch.loss_mask].double().sum())}
-        return terms.sums | extra
+        return terms.sums | {"loss": float(terms.loss.detach())}
 
     @torch.no_grad()
-    def _score(self, batch: Batch) -> Tensor:
-        return token_logprobs(self.student.model, batch.token_ids, self.config.rollout.temperature)[0]
+    def _recompute(self, batch: Batch) -> Batch:
+        """Score the rows with the weights that the update starts from."""
+        old = torch.zeros_like(batch.old_logprobs)
+        for rows in batch.cut_rows(self.config.micro_batch_tokens):
+            part = batch.rows(rows)
+            logprobs, _ = token_logprobs(self.student.model, part.token_ids, self.config.rollout.temperature)
+            old[rows, : logprobs.shape[1]] = torch.where(part.loss_mask, logprobs, logprobs.new_zeros(()))
+        return replace(batch, old_logprobs=old)
 
     def evaluate(
         self,

@@ -1,0 +1,102 @@
+"""Advantages as choices of a config: functions of an `Experience` that return float64 `[B, T]`, 0 outside the mask."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from agent_rl.algorithms.advantages import outcome, token, turn
+from agent_rl.algorithms.choice import Choice, Choices, Fraction
+from agent_rl.algorithms.experience import Experience
+from agent_rl.errors import ConfigError
+
+Discount = Fraction
+
+
+def group_relative(x: Experience, *, std: bool = True) -> Tensor:
+    """GRPO, and Dr. GRPO without the division."""
+    return x.on_tokens(outcome.group_relative(x.scores, x.groups, std=std))
+
+
+def leave_one_out(x: Experience) -> Tensor:
+    """RLOO."""
+    return x.on_tokens(outcome.leave_one_out(x.scores, x.groups))
+
+
+def length_weighted(x: Experience) -> Tensor:
+    """OPO."""
+    return x.on_tokens(outcome.length_weighted(x.scores, x.groups, x.lengths))
+
+
+def best_of_group(x: Experience, *, std: bool = False) -> Tensor:
+    """Only the best of a group learns, by its lead over the second."""
+    return x.on_tokens(outcome.best_of_group(x.scores, x.groups, std=std))
+
+
+def pass_at_k(x: Experience, *, k: Annotated[int, Field(ge=1)]) -> Tensor:
+    """Pass@k training, for rewards of 0 and 1."""
+    return x.on_tokens(outcome.pass_at_k(x.scores, x.groups, k=k))
+
+
+def max_likelihood(x: Experience) -> Tensor:
+    """MaxRL."""
+    return x.on_tokens(outcome.max_likelihood(x.scores, x.groups))
+
+
+def decoupled(x: Experience, *, whiten: Literal["episodes", "tokens", "no"] = "episodes") -> Tensor:
+    """GDPO: each reward component is normalised within its group, then their weighted sum over the batch."""
+    if not x.names:
+        raise ConfigError(
+            "advantage 'decoupled' normalises reward components; the environment's rewards have no weight"
+        )
+    by_episode = outcome.decoupled(x.components, x.weights, x.groups, batch_norm=whiten == "episodes")
+    on_tokens = x.on_tokens(by_episode)
+    return token.whiten(on_tokens, x.trained) if whiten == "tokens" else on_tokens
+
+
+def returns(x: Experience, *, gamma: Discount = 1.0) -> Tensor:
+    """Monte-Carlo returns, without a baseline."""
+    return x.scored(token.returns_to_go(x.rows.rewards, x.rows.loss_mask, gamma=gamma))
+
+
+def reinforce_pp(x: Experience, *, gamma: Discount = 1.0) -> Tensor:
+    """REINFORCE++: returns, whitened over the tokens of the batch."""
+    return token.whiten(returns(x, gamma=gamma), x.trained)
+
+
+def reinforce_pp_baseline(x: Experience) -> Tensor:
+    """REINFORCE++ with a group baseline: reward minus group mean, whitened over the tokens of the batch."""
+    return token.whiten(group_relative(x, std=False), x.trained)
+
+
+def turn_returns(x: Experience, *, gamma: Discount = 1.0) -> Tensor:
+    """Returns discounted once per turn, without a baseline."""
+    return x.scored(turn.turn_returns(x.rows.rewards, x.rows.loss_mask, x.rows.turns, gamma=gamma))
+
+
+ADVANTAGES = Choices(
+    "advantage",
+    {
+        "group-relative": Choice(
+            group_relative, "A = (R - mean_group) [/ (std_group + 1e-6) if std]", "GRPO, Shao et al. 2024, eq. 3"
+        ),
+        "leave-one-out": Choice(leave_one_out, "A = R - mean of the others", "RLOO, Ahmadian et al. 2024, eq. 8"),
+        "length-weighted": Choice(
+            length_weighted, "A = R - sum_group(|y| R) / sum_group |y|", "OPO, Hao et al. 2025, eq. 9"
+        ),
+        "best-of-group": Choice(best_of_group, "A = R_best - R_second for the best, else 0", "verl grpo_passk"),
+        "pass-at-k": Choice(pass_at_k, "A of the pass@k reward over all k-subsets", "Chen et al. 2025, 2508.10751"),
+        "max-likelihood": Choice(max_likelihood, "A = (R - mean_group) / mean_group", "MaxRL, Tajwar et al. 2026"),
+        "decoupled": Choice(
+            decoupled, "A = whiten(sum_k w_k (r_k - mean_group) / (std_group + 1e-6))", "GDPO, 2601.05242"
+        ),
+        "returns": Choice(returns, "A_t = sum_{s>=t} gamma^(s-t) r_s over sampled tokens", "REINFORCE, Williams 1992"),
+        "reinforce-pp": Choice(reinforce_pp, "A = whiten(returns)", "REINFORCE++, Hu et al. 2025"),
+        "reinforce-pp-baseline": Choice(
+            reinforce_pp_baseline, "A = whiten(R - mean_group)", "REINFORCE++-baseline, Hu et al. 2025"
+        ),
+        "turn-returns": Choice(turn_returns, "A_t = sum_{k>=turn(t)} gamma^(k-turn(t)) r_k", "ROLL, segment-wise"),
+    },
+)

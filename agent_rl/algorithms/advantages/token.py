@@ -1,0 +1,188 @@
+"""Advantages of tokens: returns, GAE, whitening and a baseline for every step of a row.
+
+All take and return `[B, T]` and know only the tokens that the policy sampled, wherever they stand in a row: what the
+environment inserts between them changes nothing. Results are float64, 0 outside the mask, and carry no gradient. A NaN
+reward means not scored: what follows from it is NaN, what does not is as if it had not been in the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+WHITEN_EPS = 1e-8
+"""Added to the variance under the root, as in verl."""
+
+
+def settle(rewards: Tensor, mask: Tensor) -> Tensor:
+    """Move each reward to the nearest sampled token at or before it, so that none is lost.
+
+    A reward may stand on a tool's result or on the template's closing tokens. verl's estimators multiply by the mask or
+    skip such tokens, and the reward is gone without a word. Before the first sampled token, a reward goes to that one.
+
+    Args:
+        rewards: `[B, T]`, 0 where there is none.
+        mask: bool `[B, T]`, the sampled tokens.
+
+    Returns:
+        float64 `[B, T]` with the sums of `rewards` per row; only a row without any sampled token is left with nothing.
+    """
+    rewards = rewards.detach().double()
+    position = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
+    before = torch.where(mask, position, -1).cummax(-1).values
+    first = mask.int().argmax(-1, keepdim=True)
+    home = torch.where(before < 0, first, before)
+    return torch.where(mask, torch.zeros_like(rewards).scatter_add(-1, home, rewards), 0.0)
+
+
+def returns_to_go(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+    """Monte-Carlo returns, `G_t = r_t + gamma G_{t+1}` over the sampled tokens of a row.
+
+    Args:
+        rewards: `[B, T]`, anywhere in the row (see `settle`).
+        mask: bool `[B, T]`, the sampled tokens.
+        gamma: discount per sampled token; what the environment inserts does not discount.
+    """
+    rewards = settle(rewards, mask)
+    returns = _scan(rewards, torch.ones_like(rewards).masked_fill(mask, gamma))
+    return torch.where(mask, returns, 0.0)
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    bootstrap: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over the sampled tokens of a row (Schulman et al. 2016, eq. 16).
+
+    `delta_t = r_t + gamma V_{t+1} - V_t` and `A_t = delta_t + gamma lam A_{t+1}`, where `t + 1` is the next sampled
+    token: across a gap the value and the running advantage are carried unchanged. verl does the same, but drops rewards
+    in gaps, leaves what it carried on the gap's tokens, and whitens the result; here that is up to the caller.
+
+    Args:
+        rewards: `[B, T]`, anywhere in the row (see `settle`).
+        values: `[B, T]`, the critic's for the state before each token; not read outside the mask.
+        mask: bool `[B, T]`, the sampled tokens.
+        gamma: discount per sampled token.
+        lam: 1 for Monte-Carlo returns minus values, 0 for one-step differences.
+        bootstrap: `[B]`, the value after the last sampled token of rows that were cut off, 0 for those that ended; None
+            if all ended.
+
+    Returns:
+        Advantages and returns (advantages + values: what the critic should predict), both float64 `[B, T]`.
+    """
+    rewards = settle(rewards, mask)
+    values = torch.where(mask, values.detach().double(), 0.0)
+    end = rewards.new_zeros(len(rewards)) if bootstrap is None else bootstrap.detach().double()
+    width = mask.shape[-1]
+    position = torch.arange(width, device=mask.device).expand_as(mask)
+    here_or_later = torch.where(mask, position, width).flip(-1).cummin(-1).values.flip(-1)
+    following = pad(here_or_later[:, 1:], (0, 1), value=width)  # width: none, the row's end
+    next_values = torch.cat([values, end[:, None]], dim=-1).gather(-1, following)
+    delta = torch.where(mask, rewards + gamma * next_values - values, 0.0)
+    advantages = torch.where(mask, _scan(delta, torch.ones_like(delta).masked_fill(mask, gamma * lam)), 0.0)
+    return advantages, advantages + values
+
+
+def whiten(x: Tensor, mask: Tensor, *, centre: bool = True) -> Tensor:
+    """Bring the sampled tokens of the whole batch to mean 0 and variance 1, `(x - mean) / sqrt(var + 1e-8)`.
+
+    The variance has Bessel's correction, as in verl (masked_whiten) and TRL. Every token counts the same, so long rows
+    dominate the statistics. A single token has no variance (verl raises): it is centred and not scaled. Equal values
+    come out as exactly 0. NaN stays NaN and is no part of the statistics.
+
+    Args:
+        x: `[B, T]`.
+        mask: bool `[B, T]`, the sampled tokens.
+        centre: False puts the mean back after scaling, unscaled (verl's shift_mean=False).
+    """
+    x = torch.where(mask, x.detach().double(), 0.0)
+    known = x[mask & ~x.isnan()]
+    if not known.numel():
+        return x
+    # clamped: rounding must not carry the mean of equal values past them, a difference of 0 is exactly 0
+    mean = known.mean().clamp(known.min(), known.max())
+    scale = torch.rsqrt(known.var() + WHITEN_EPS) if known.numel() > 1 else torch.ones_like(mean)
+    white = (x - mean) * scale
+    return torch.where(mask, white if centre else white + mean, 0.0)
+
+
+def reinforce_pp(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+    """REINFORCE++: returns, whitened over all sampled tokens of the batch (Hu et al. 2025, arXiv 2501.03262).
+
+    The paper's KL penalty per token belongs into `rewards`, at sampled tokens only: at others it would be settled with
+    the rest (slime's returns once contained the KL of tool results).
+    """
+    return whiten(returns_to_go(rewards, mask, gamma=gamma), mask)
+
+
+def path_variance(logprobs: Tensor, sum_pi_squared: Tensor, mask: Tensor) -> Tensor:
+    """The weights of `optimal_baseline`: `W_t`, the sum over sampled `j <= t` of `1 - 2 pi_j + sum_v pi_j(v)^2`.
+
+    A summand is the squared norm of the gradient of `log pi_j` by the logits, the logit-gradient proxy of Li et al.
+    (arXiv 2602.07078). verl can multiply each by its squared, truncated importance ratio old / mu; this does not.
+
+    Args:
+        logprobs: `[B, T]`, of the sampled tokens, under the policy that the gradient is taken at.
+        sum_pi_squared: `[B, T]`, the sum over the vocabulary of the squared probabilities at that position.
+        mask: bool `[B, T]`, the sampled tokens.
+    """
+    pi = logprobs.detach().double().exp()
+    # not negative but for the rounding of probabilities near 1
+    energy = (1 - 2 * pi + sum_pi_squared.detach().double()).clamp(min=0)
+    return torch.where(mask, torch.where(mask, energy, 0.0).cumsum(-1), 0.0)
+
+
+def optimal_baseline(
+    returns: Tensor, weights: Tensor, mask: Tensor, groups: Tensor, *, zero_tail: bool = True
+) -> Tensor:
+    """Optimal token baseline: `A_t = G_t - B_t`, `B_t = sum_i G_it W_it / sum_i W_it` (Li et al. 2026).
+
+    arXiv 2602.07078. The sum is over the rows of a group at the same step. A step is a sampled token: the t-th of one
+    row is compared with the t-th of the others, as in verl's tir_optimal_token_baseline; its optimal_token_baseline
+    compares columns, which tool results push apart. Where all weights are 0 the baseline is the plain mean. A group of
+    a single row has advantage 0, there is nothing to compare with; verl gives it its return.
+
+    Args:
+        returns: `[B, T]`, `G_t`; a row with NaN is not scored and takes no part there.
+        weights: `[B, T]`, `W_t`, from `path_variance`.
+        mask: bool `[B, T]`, the sampled tokens.
+        groups: int64 `[B]`, ids of the rows' groups.
+        zero_tail: what becomes of steps that only one row of its group reached. True is verl's default
+            (handle_zero_tail): baseline 0, the advantage is the return. False: baseline its own return, advantage 0.
+    """
+    returns, weights = returns.detach().double(), weights.detach().double()
+    scored = mask & ~returns.isnan()
+    ids, group = torch.unique(groups, return_inverse=True)
+    width = mask.shape[-1]
+    step = (mask.cumsum(-1) - 1).clamp(min=0)
+    cell = group[:, None] * width + step
+    at, g, w = cell[scored], returns[scored], weights[scored]
+    nothing = returns.new_zeros(len(ids) * width)
+    count = nothing.index_add(0, at, torch.ones_like(g))
+    energy = nothing.index_add(0, at, w)
+    plain = nothing.index_add(0, at, g) / count.clamp(min=1)
+    baseline = torch.where(energy == 0, plain, nothing.index_add(0, at, g * w) / energy)
+    # clamped as in whiten
+    low = nothing.scatter_reduce(0, at, g, "amin", include_self=False)
+    high = nothing.scatter_reduce(0, at, g, "amax", include_self=False)
+    baseline = baseline.clamp(low, high)
+    if zero_tail:
+        rows = torch.zeros_like(ids).index_add(0, group, scored.any(-1).to(ids.dtype))
+        baseline = torch.where((count == 1) & (rows > 1).repeat_interleave(width), 0.0, baseline)
+    return torch.where(mask, returns - baseline[cell], 0.0)
+
+
+def _scan(x: Tensor, decay: Tensor) -> Tensor:
+    """Return `y_t = x_t + decay_t y_{t+1}` along the last dimension, in log2(T) steps of doubling reach."""
+    reach = 1
+    while reach < x.shape[-1]:
+        x = x + decay * pad(x[..., reach:], (0, reach))
+        decay = decay * pad(decay[..., reach:], (0, reach))
+        reach *= 2
+    return x

@@ -1,0 +1,181 @@
+"""Advantages of turns: one number for all tokens that the policy sampled in a turn.
+
+`turns` is int64 `[B, T]`, the turn of each token: in a row it never decreases, and it is read at sampled tokens only. A
+turn in which a row sampled nothing is no step of it. Results are float64 and carry no gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from agent_rl.algorithms.advantages.outcome import group_relative
+from agent_rl.algorithms.advantages.token import gae, returns_to_go, settle
+from agent_rl.errors import ConfigError
+
+
+def spread(per_turn: Tensor, turns: Tensor, mask: Tensor) -> Tensor:
+    """Give each sampled token the number of its turn; 0 elsewhere.
+
+    Args:
+        per_turn: `[B, K]`; column `k` is turn `k`.
+        turns: int64 `[B, T]`.
+        mask: bool `[B, T]`, the sampled tokens.
+
+    Returns:
+        float64 `[B, T]`.
+
+    Raises:
+        ConfigError: if a sampled token's turn has no column.
+    """
+    count = _turn_count(turns, mask)
+    if count > per_turn.shape[-1]:
+        raise ConfigError(
+            f"a sampled token is in turn {count - 1}, but there are numbers for {per_turn.shape[-1]} turns; "
+            "give one column per turn, counted from 0"
+        )
+    if not count:
+        return torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+    return torch.where(mask, per_turn.detach().double().gather(-1, torch.where(mask, turns, 0)), 0.0)
+
+
+def turn_starts(turns: Tensor, mask: Tensor) -> Tensor:
+    """Where a turn begins, bool `[B, T]`: at its first sampled token. The critic of `turn_gae` is trained there."""
+    latest = torch.where(mask, turns, -1).cummax(-1).values
+    return mask & (turns != pad(latest[:, :-1], (1, 0), value=-1))
+
+
+def turn_returns(rewards: Tensor, mask: Tensor, turns: Tensor, *, gamma: float = 1.0) -> Tensor:
+    """Returns with one discount per turn, `G_k = r_k + gamma G_{k+1}`, on all sampled tokens of turn `k`.
+
+    `r_k` is the sum of all rewards that `settle` puts in the turn. ROLL's segment-wise return
+    (compute_agentic_reinforce_return) discounts alike but reads only the reward on a segment's last token, and takes
+    each unbroken run of sampled tokens for a segment, even when a turn has several.
+
+    Args:
+        rewards: `[B, T]`, anywhere in the row.
+        mask: bool `[B, T]`, the sampled tokens.
+        turns: int64 `[B, T]`.
+        gamma: discount per turn in which the row sampled something.
+    """
+    per_turn, present = _rewards(rewards, mask, turns)
+    return spread(returns_to_go(per_turn, present, gamma=gamma), turns, mask)
+
+
+def turn_gae(
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    turns: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    bootstrap: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """GAE with turns as the steps: the state's value is the critic's at the first sampled token of the turn.
+
+    Args:
+        rewards: `[B, T]`, anywhere in the row; summed per turn.
+        values: `[B, T]`; read only where `turn_starts`.
+        mask: bool `[B, T]`, the sampled tokens.
+        turns: int64 `[B, T]`.
+        gamma: discount per turn in which the row sampled something.
+        lam: as in `gae`, per turn.
+        bootstrap: `[B]`, as in `gae`.
+
+    Returns:
+        Advantages and returns, both float64 `[B, T]`, a turn's on all its sampled tokens.
+    """
+    per_turn, present = _rewards(rewards, mask, turns)
+    starts = turn_starts(turns, mask)
+    at_start = _sum_by_turn(values.detach().double(), starts, turns, present.shape[-1])
+    advantages, returns = gae(per_turn, at_start, present, gamma=gamma, lam=lam, bootstrap=bootstrap)
+    return spread(advantages, turns, mask), spread(returns, turns, mask)
+
+
+def step_grouped(
+    scores: Tensor,
+    groups: Tensor,
+    step_returns: Tensor,
+    step_states: Tensor,
+    step_episode: Tensor,
+    *,
+    omega: float = 1.0,
+    std: bool = True,
+    eps: float = 1e-6,
+) -> Tensor:
+    """GiGPO: compare episodes of a task, and the turns that they took in the same state (Feng et al. 2025).
+
+    `A = A_episode + omega A_step` (arXiv 2505.10978, eq. 8): `group_relative` of the scores within the group, and of
+    the returns from the turn on, within the turns of the group that were taken in the same state. A state that was met
+    once adds 0. verl-agent by default takes mean and deviation over the scores of all turns, so that long episodes
+    weigh more; here an episode counts once, as in the paper. ROLL groups turns by the state's hash alone, across tasks.
+
+    Args:
+        scores: `[E]`; NaN: not scored, and neither are the episode's turns.
+        groups: int64 `[E]`.
+        step_returns: `[S]`, the discounted return from each turn of each episode on; NaN: not scored.
+        step_states: int64 `[S]`, an id of the state in which the turn was taken.
+        step_episode: int64 `[S]`, which episode the turn is of, an index into `scores`.
+        omega: weight of the second part.
+        std: divide both by the standard deviation of what is compared (the paper's F_norm = std; False for F_norm = 1).
+        eps: added to standard deviations.
+
+    Returns:
+        float64 `[S]`, NaN where not scored.
+    """
+    episodes = group_relative(scores.detach(), groups, std=std, eps=eps)[step_episode]
+    # an episode that is not scored has no part in the statistics of its states either
+    known = step_returns.detach().double().masked_fill(episodes.isnan(), torch.nan)
+    _, anchors = torch.unique(torch.stack([groups[step_episode], step_states], dim=-1), dim=0, return_inverse=True)
+    return episodes + omega * group_relative(known, anchors, std=std, eps=eps)
+
+
+def from_state_values(rewards: Tensor, values: Tensor, final: Tensor, *, gamma: float = 1.0) -> Tensor:
+    """VinePPO at turn boundaries: `A_k = r_k + gamma V_{k+1} - V_k` (Kazemnejad et al. 2024, arXiv 2410.01679).
+
+    The paper's steps are lines of reasoning and `gamma` is 1; here a step is a turn.
+
+    Args:
+        rewards: `[E, K]`, of each turn.
+        values: `[E, K]`, the mean return of continuations sampled from the state before the turn; NaN where there is no
+            such turn, or where no continuation was scored: then neither are the turn and the one before.
+        final: int64 `[E]`, the episode's last turn, after which the value is 0; -1 for an episode without turns.
+        gamma: discount per turn.
+
+    Returns:
+        float64 `[E, K]`, NaN where not scored and after the last turn.
+
+    Raises:
+        ConfigError: if `final` is not an index of a turn.
+    """
+    count = values.shape[-1]
+    if final.is_floating_point() or (final.numel() and int(final.max()) >= count):
+        raise ConfigError(f"final holds {final.tolist()}: give the index of each episode's last turn, below {count}")
+    turn = torch.arange(count, device=values.device)
+    rewards, values, last = rewards.detach().double(), values.detach().double(), final[:, None]
+    after = torch.where(turn == last, 0.0, values.roll(-1, -1))
+    return torch.where(turn <= last, rewards + gamma * after - values, torch.nan)
+
+
+def _turn_count(turns: Tensor, mask: Tensor) -> int:
+    sampled = turns[mask]
+    if not sampled.numel():
+        return 0
+    if int(sampled.min()) < 0:
+        raise ConfigError(f"a sampled token is in turn {int(sampled.min())}; turns are counted from 0")
+    return int(sampled.max()) + 1
+
+
+def _sum_by_turn(x: Tensor, where: Tensor, turns: Tensor, count: int) -> Tensor:
+    out = x.new_zeros(len(x), count)
+    return out.scatter_add(-1, torch.where(where, turns, 0), torch.where(where, x, 0.0))
+
+
+def _rewards(rewards: Tensor, mask: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rewards settled in each turn, float64 `[B, K]`, and whether the row sampled anything in it."""
+    count = max(1, _turn_count(turns, mask))
+    settled = settle(rewards, mask)
+    present = _sum_by_turn(torch.ones_like(settled), mask, turns, count) > 0
+    return _sum_by_turn(settled, mask, turns, count), present

@@ -1,0 +1,219 @@
+"""Mismatch: how far the policy that sampled (mu) is from the one the trainer starts from (old), in numbers.
+
+Nothing here has a gradient or changes training. The ratio is w = old / mu and the gap log w, over sampled tokens of the
+whole batch; both as in `corrections`, in float64, with log-ratios clamped to ± 20 before exponentiation. Names are
+verl's where the numbers are. A metric that is not defined for a batch is left out: an empty batch has none, and a
+correlation needs two different values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agent_rl.algorithms.corrections import Weights, clamped_exp, k3, log_ratio
+from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO
+from agent_rl.errors import ConfigError
+
+TURNS = 8
+"""Turns that have a metric of their own; later ones share one."""
+STALE = 4
+"""The staleness from which on versions are counted together."""
+
+
+def mismatch(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    turns: Tensor,
+    *,
+    source: Tensor | None = None,
+    source_names: Sequence[str] = (),
+) -> dict[str, float]:
+    """Measure the gap between mu and old over a whole batch.
+
+    verl's `rollout_corr/*` are as in its `rollout_corr_helper` without truncation: mean, max, min, std (of the
+    population) and effective sample size are of w itself, where verl cuts w to [1 / C, C] for the last two, which hides
+    what they should show. Rows with nothing sampled take no part in the means over rows; verl counts them as
+    perplexity 1. KL is KL(mu || old), in nats per token.
+
+    Besides:
+
+    - `mismatch/gap_mean`, `gap_max`: of |log w|; with `turn_0` … `turn_7` and `turn_8+` its mean by turn, and with
+      `source_NAME` by source.
+    - `mismatch/seq_eff_sample_size`: the effective sample size of the rows' products of w, as a share of the rows. Near
+      1 / rows, one row decides a sequence-level correction.
+    - `training/rollout_probs_diff_*` and `training/rollout_actor_probs_pearson_corr`: of |exp(old) - exp(mu)| and
+      between the two (verl's debug metrics; MiniMax-M1, arXiv 2506.13585).
+
+    Args:
+        old_logprobs: under old, `[B, T]`.
+        rollout_logprobs: under mu, `[B, T]`.
+        mask: the sampled tokens, bool `[B, T]`.
+        turns: the turn of each token, from 0, int `[B, T]`.
+        source: a number for each token, int `[B, T]`; tokens whose number has no name are not reported.
+        source_names: the name of source 0, 1, ...
+    """
+    if not mask.any():
+        return {}
+    gaps = log_ratio(old_logprobs, rollout_logprobs, mask)
+    gap, size = gaps[mask], gaps[mask].abs()
+    ratio = clamped_exp(gap)
+    found = {
+        "rollout_corr/kl": -gap.mean(),
+        "rollout_corr/k3_kl": k3(gap).mean(),
+        "rollout_corr/chi2_token": ratio.square().mean() - 1,
+        "rollout_corr/rollout_is_mean": ratio.mean(),
+        "rollout_corr/rollout_is_max": ratio.max(),
+        "rollout_corr/rollout_is_min": ratio.min(),
+        "rollout_corr/rollout_is_std": ratio.std(correction=0),
+        "rollout_corr/rollout_is_eff_sample_size": _ess(ratio),
+        "mismatch/gap_mean": size.mean(),
+        "mismatch/gap_max": size.max(),
+    }
+    old, mu = (torch.where(mask, x.detach().double(), 0.0) for x in (old_logprobs, rollout_logprobs))
+    found |= _by_row(old, mu, mask)
+    found |= _probabilities(old[mask], mu[mask])
+    found |= _means("mismatch/turn_", size, turns[mask].clamp(max=TURNS), [*map(str, range(TURNS)), f"{TURNS}+"])
+    if source is not None:
+        found |= _means("mismatch/source_", size, source[mask], source_names)
+    return {name: float(value) for name, value in found.items()}
+
+
+def correction_metrics(weights: Weights, mask: Tensor) -> dict[str, float]:
+    """Say what a correction did: how much it rejected, and how the weights of what is left are spread.
+
+    `rollout_corr/rollout_rs_masked_fraction` is the share of sampled tokens that are rejected, and
+    `rollout_rs_seq_masked_fraction` the share of rows that lost any (verl's; it counts rows with nothing sampled, too).
+    Over kept tokens are `mismatch/weight_mean`, `weight_eff_sample_size` and `weight_zero_fraction`, the share that
+    weighs nothing, as with IcePop; without kept tokens (for the second: without weight) they are left out.
+
+    Args:
+        weights: from the functions of `corrections`.
+        mask: the sampled tokens, before rejection, bool `[B, T]`.
+    """
+    if not mask.any():
+        return {}
+    lost, rows = mask & ~weights.keep, mask.any(-1)
+    found = {
+        "rollout_corr/rollout_rs_masked_fraction": lost.sum() / mask.sum(),
+        "rollout_corr/rollout_rs_seq_masked_fraction": lost.any(-1).sum() / rows.sum(),
+    }
+    kept = weights.weight[mask & weights.keep].detach().double()
+    if len(kept):
+        found["mismatch/weight_mean"] = kept.mean()
+        found["mismatch/weight_zero_fraction"] = (kept == 0).double().mean()
+        if kept.any():
+            found["mismatch/weight_eff_sample_size"] = _ess(kept)
+    return {name: float(value) for name, value in found.items()}
+
+
+def policy_version_histogram(versions: Tensor, current: int) -> dict[str, float]:
+    """Return the shares of sampled tokens by how many versions their weights are behind.
+
+    Args:
+        versions: of the weights that sampled each token, int `[B, T]`, negative where none was sampled.
+        current: the version of the weights that are about to be trained.
+
+    Returns:
+        `policy_version/staleness_0` … `staleness_3` and `staleness_4+`; nothing if nothing was sampled.
+
+    Raises:
+        ConfigError: if a token is from a version that is yet to come.
+    """
+    sampled = versions[versions >= 0]
+    if not len(sampled):
+        return {}
+    newest = int(sampled.max())
+    if newest > current:
+        raise ConfigError(
+            f"tokens were sampled by version {newest}, after current={current}: pass the trainer's version"
+        )
+    counts = torch.bincount((current - sampled).clamp(max=STALE), minlength=STALE + 1)
+    names = [*map(str, range(STALE)), f"{STALE}+"]
+    return {f"policy_version/staleness_{n}": c / len(sampled) for n, c in zip(names, counts.tolist(), strict=True)}
+
+
+def route_agreement(rollout_experts: Tensor, training_experts: Tensor) -> Tensor:
+    """Return which share of the top-k experts both engines took, whatever their order.
+
+    Args:
+        rollout_experts: distinct expert ids, int `[B, T, layers, top_k]`, by input position; -1 for missing.
+        training_experts: the same from the trainer.
+
+    Returns:
+        float32 `[B, T, layers]`, NaN where either side misses any.
+
+    Raises:
+        ConfigError: if the shapes differ.
+    """
+    if rollout_experts.shape != training_experts.shape:
+        raise ConfigError(
+            f"routed experts are {tuple(rollout_experts.shape)} in the rollout and {tuple(training_experts.shape)} in "
+            "training: serve and train the same model"
+        )
+    top_k = rollout_experts.shape[-1]
+    shared = torch.zeros(rollout_experts.shape[:-1], device=rollout_experts.device)
+    for k in range(top_k):  # all pairs at once would be top_k times the size of the routes
+        shared += (rollout_experts[..., k : k + 1] == training_experts).any(-1)
+    missing = (rollout_experts < 0).any(-1) | (training_experts < 0).any(-1)
+    return torch.where(missing, torch.nan, shared / top_k)
+
+
+def token_agreement(routes: Tensor) -> Tensor:
+    """Return the share of layers whose experts all agree at the position that each token was sampled from.
+
+    Token t is sampled from the output at position t - 1, so that routes of input positions move by one.
+
+    Args:
+        routes: from `route_agreement`, `[B, T, layers]`.
+
+    Returns:
+        `[B, T]`; NaN where no layer is known, and for the first token. Layers that are not known take no part.
+    """
+    same = torch.where(routes.isnan(), torch.nan, (routes == 1).to(routes.dtype)).nanmean(-1)
+    return torch.cat([torch.full_like(same[:, :1], torch.nan), same[:, :-1]], -1)
+
+
+def _by_row(old: Tensor, mu: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    rows = mask.any(-1)
+    old, mu, counts = old[rows].sum(-1), mu[rows].sum(-1), mask.sum(-1)[rows]
+    training, rollout = -old / counts, -mu / counts
+    diff, product = training - rollout, clamped_exp(old - mu)
+    return {
+        "rollout_corr/training_ppl": clamped_exp(training).mean(),
+        "rollout_corr/training_log_ppl": training.mean(),
+        "rollout_corr/rollout_ppl": clamped_exp(rollout).mean(),
+        "rollout_corr/rollout_log_ppl": rollout.mean(),
+        "rollout_corr/log_ppl_diff": diff.mean(),
+        "rollout_corr/log_ppl_abs_diff": diff.abs().mean(),
+        "rollout_corr/log_ppl_diff_max": diff.max(),
+        "rollout_corr/log_ppl_diff_min": diff.min(),
+        "rollout_corr/ppl_ratio": clamped_exp(diff).mean(),
+        "rollout_corr/chi2_seq": product.square().mean() - 1,
+        "mismatch/seq_eff_sample_size": _ess(product),
+    }
+
+
+def _probabilities(old: Tensor, mu: Tensor) -> dict[str, Tensor]:
+    old, mu = (x.clamp(max=MAX_LOG_RATIO).exp() for x in (old, mu))
+    diff = (old - mu).abs()
+    found = {"training/rollout_probs_diff_max": diff.max(), "training/rollout_probs_diff_mean": diff.mean()}
+    if len(diff) > 1:
+        found["training/rollout_probs_diff_std"] = diff.std()
+    if old.min() < old.max() and mu.min() < mu.max():
+        found["training/rollout_actor_probs_pearson_corr"] = torch.corrcoef(torch.stack([old, mu]))[0, 1]
+    return found
+
+
+def _means(prefix: str, values: Tensor, index: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """The mean of values by index, for indices that occur and have a name."""
+    chosen = ((name, values[index == i]) for i, name in enumerate(names))
+    return {prefix + name: some.mean() for name, some in chosen if len(some)}
+
+
+def _ess(weights: Tensor) -> Tensor:
+    """Kish's effective sample size as a share of the samples, (sum w)^2 / (n sum w^2)."""
+    return weights.sum().square() / (len(weights) * weights.square().sum())

@@ -1,0 +1,32 @@
+"""What every objective returns, and the clamp that keeps ratios finite.
+
+Three policies may be involved: `mu` sampled the tokens, `old` is the proximal policy that clipping is relative to, and
+`theta` is being trained. An objective takes `(logprobs, old_logprobs, rollout_logprobs, advantages, mask)`, the first
+three under theta, old and mu, all `[B, T]`, and its knobs by name. Only `logprobs` has a gradient. Where `mask` is
+False the caller has put zeros, and what is returned there is never read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to ± this before exponentiation, so that one absurd token can't make the loss infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """A loss per token and what it says about the update; all `[B, T]`, not yet masked."""
+
+    loss: Tensor
+    ratio: Tensor
+    """The ratio that the objective is about, without gradient."""
+    clipped: Tensor
+    """bool: where the token's gradient was cut off or its weight capped."""
+
+
+def log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
+    """Return `log(theta / other)`, clamped to ± `MAX_LOG_RATIO`."""
+    return (logprobs - others).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

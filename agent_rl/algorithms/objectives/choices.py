@@ -1,0 +1,57 @@
+"""Objectives as choices of a config."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from agent_rl.algorithms.choice import Choice, Choices, Positive
+from agent_rl.algorithms.objectives import clipped, sequence
+from agent_rl.algorithms.objectives.base import TokenLoss
+
+
+def m2po(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    second_moment: Positive = 0.04,
+) -> TokenLoss:
+    """M2PO with its mask from the tokens at hand: the loss depends on how the batch was cut."""
+    return clipped.m2po(logprobs, old_logprobs, rollout_logprobs, advantages, mask, second_moment=second_moment)
+
+
+OBJECTIVES = Choices(
+    "objective",
+    {
+        "reinforce": Choice(clipped.reinforce, "L = -A log theta", "Williams 1992"),
+        "ppo-clip": Choice(
+            clipped.ppo_clip,
+            "L = max(-A r, -A clip(r, 1 - clip_low_eps, 1 + clip_high_eps)), r = theta/old",
+            "PPO, Schulman et al. 2017, eq. 7; clip-higher: DAPO, Yu et al. 2025",
+        ),
+        "cispo": Choice(clipped.cispo, "L = -sg(clip(r)) A log theta, r = theta/old", "CISPO, MiniMax-M1 2025, eq. 4"),
+        "sapo": Choice(clipped.sapo, "L = -(4/tau) sigmoid(tau (r - 1)) A, r = theta/old", "SAPO, Gao et al. 2025"),
+        "dppo-tv": Choice(
+            clipped.dppo_tv, "L = -sg(r) A log theta where |theta - mu| stays in bounds, r = theta/mu", "DPPO, 2026"
+        ),
+        "dppo-kl": Choice(
+            clipped.dppo_kl, "L = -sg(r) A log theta where KL(mu, theta) of the token stays in bounds", "DPPO, 2026"
+        ),
+        "minirl": Choice(
+            clipped.minirl, "L = -M sg(min(theta/mu, cap)) A log theta, M by r = theta/old", "MiniRL, 2512.01374"
+        ),
+        "m2po": Choice(m2po, "L = -M A r, r = theta/mu, M keeps mean log(r)^2 <= second_moment", "M2PO, 2510.01161"),
+        "gspo": Choice(
+            sequence.gspo, "L = PPO-clip of s = exp(mean_t log(theta/old))", "GSPO, Zheng et al. 2025, eq. 5"
+        ),
+        "gspo-token": Choice(
+            sequence.gspo_token, "L = PPO-clip of sg(s) theta/sg(theta)", "GSPO-token, Zheng et al. 2025, eq. 13"
+        ),
+        "gmpo": Choice(
+            sequence.gmpo, "L = -A exp(mean_t clipped log(theta/old))", "GMPO, Zhao et al. 2025, 2507.20673"
+        ),
+        "luspo": Choice(sequence.luspo, "L = |y| times GSPO's", "LUSPO, as in TRL"),
+    },
+)

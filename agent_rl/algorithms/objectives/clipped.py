@@ -1,0 +1,267 @@
+"""Objectives per token that keep the policy near the one that is being corrected for: PPO and its relatives.
+
+`base` explains the arguments that all share. Losses weighted with theta / mu correct for stale or mismatched rollouts
+by themselves: a weight old / mu on top would count that gap twice.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from agent_rl.algorithms.objectives.base import TokenLoss, log_ratio
+from agent_rl.errors import ConfigError
+
+_SMALLEST_PROBABILITY = 1e-8  # of "any other token" in a binary KL; verl's, which keeps a certain token's KL finite
+
+
+def reinforce(
+    logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor
+) -> TokenLoss:
+    """The policy gradient, `-A log theta` (Williams 1992), without any ratio; theta / old is only reported."""
+    ratio = _ratio(logprobs, old_logprobs).detach()
+    return TokenLoss(_policy_gradient(logprobs, advantages, 1.0), ratio, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def ppo_clip(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low_eps: float = 0.2,
+    clip_high_eps: float = 0.2,
+    dual_clip: float | None = None,
+) -> TokenLoss:
+    """PPO's clipped surrogate, `max(-A r, -A clip(r, 1 - low, 1 + high))`, r = theta / old.
+
+    Schulman et al. 2017, eq. 7. With `clip_high_eps > clip_low_eps` it is DAPO's clip-higher (Yu et al. 2025, eq. 8).
+
+    Knobs:
+        clip_low_eps: the ratio is clipped below at `1 - clip_low_eps`.
+        clip_high_eps: the ratio is clipped above at `1 + clip_high_eps`.
+        dual_clip: for negative advantages the loss is at most `-A dual_clip` (Ye et al. 2020, eq. 5); None for no such
+            bound, as slime and AReaL; verl always has one, 3.
+    """
+    advantages, ratio = advantages.to(logprobs.dtype), _ratio(logprobs, old_logprobs)
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_low_eps, 1 + clip_high_eps)
+    loss, cut = torch.maximum(plain, clipped), clipped > plain
+    if dual_clip is not None:
+        bound = -advantages * dual_clip
+        over = (advantages < 0) & (bound < loss)
+        loss, cut = torch.where(over, bound, loss), cut | over
+    return TokenLoss(loss, ratio.detach(), cut)
+
+
+def cispo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low_eps: float | None = None,
+    clip_high_eps: float | None = None,
+    clip_high_cap: float | None = None,
+) -> TokenLoss:
+    """CISPO, `-sg[clip(r)] A log theta`, r = theta / old: a clipped token keeps its gradient, with a bounded weight.
+
+    MiniMax-M1 2025, eq. 4-5. The upper bound has two spellings, and one number means two algorithms under them.
+
+    Knobs:
+        clip_low_eps: the weight is at least `1 - clip_low_eps`; None for no lower bound, as MiniMax.
+        clip_high_eps: the weight is at most `1 + clip_high_eps` (the paper, verl, slime).
+        clip_high_cap: the weight is at most this (TRL's `epsilon_high`; ScaleRL, Khatri et al. 2025, has 4 to 8).
+
+    Raises:
+        ConfigError: unless exactly one of `clip_high_eps` and `clip_high_cap` is given.
+    """
+    if clip_high_eps is not None and clip_high_cap is None:
+        high = 1 + clip_high_eps
+    elif clip_high_cap is not None and clip_high_eps is None:
+        high = clip_high_cap
+    else:
+        raise ConfigError(
+            f"CISPO needs one upper bound, got clip_high_eps={clip_high_eps} and clip_high_cap={clip_high_cap}: set "
+            "clip_high_eps for a bound at 1 + eps (verl, slime) or clip_high_cap for the bound itself (TRL)"
+        )
+    low = 0.0 if clip_low_eps is None else 1 - clip_low_eps
+    ratio = _ratio(logprobs, old_logprobs).detach()
+    weight = ratio.clamp(low, high)
+    return TokenLoss(_policy_gradient(logprobs, advantages, weight), ratio, weight != ratio)
+
+
+def sapo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    tau_positive: float = 1.0,
+    tau_negative: float = 1.05,
+) -> TokenLoss:
+    """SAPO, `-A 4 / tau sigmoid(tau (r - 1))`, r = theta / old: a gate that closes softly instead of a clip.
+
+    Gao et al. 2025 (arXiv 2511.20347). At r = 1 the loss is -2 A / tau and its gradient -A. Nothing counts as clipped.
+
+    Knobs:
+        tau_positive: how fast the gate closes for positive advantages.
+        tau_negative: the same for the others; the paper has it larger, as their gradients are less stable.
+    """
+    advantages, ratio = advantages.to(logprobs.dtype), _ratio(logprobs, old_logprobs)
+    tau = torch.where(advantages > 0, tau_positive, tau_negative).to(logprobs.dtype)
+    loss = -advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1))
+    return TokenLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def dppo_tv(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    delta_low: float = 0.2,
+    delta_high: float = 0.2,
+    ratio_cap: float = 20.0,
+) -> TokenLoss:
+    """DPPO-Binary-TV, `-M A sg[min(r, cap)] log theta`, r = theta / mu: a trust region in probability, not in ratio.
+
+    M = 0 where the token's probability has moved in the advantage's direction by more than delta (arXiv 2602.04879).
+
+    Knobs:
+        delta_low: for A < 0, M = 0 where theta - mu < -delta_low; a probability (verl's `clip_ratio_low`).
+        delta_high: for A > 0, M = 0 where theta - mu > delta_high.
+        ratio_cap: the weight is at most this, verl's 20.
+    """
+    moved = logprobs.detach().exp() - rollout_logprobs.exp()
+    beyond = _beyond(moved, advantages, delta_low, delta_high)
+    return _truncated(logprobs, rollout_logprobs, advantages, beyond, ratio_cap)
+
+
+def dppo_kl(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    delta_low: float = 0.05,
+    delta_high: float = 0.05,
+    ratio_cap: float = 20.0,
+) -> TokenLoss:
+    """DPPO-Binary-KL: as `dppo_tv`, but the distance is KL(mu || theta) of "this token or any other" (verl).
+
+    Knobs:
+        delta_low: for A < 0, M = 0 where theta < mu and the KL is more than this, in nats.
+        delta_high: for A > 0, M = 0 where theta > mu and the KL is more than this.
+        ratio_cap: the weight is at most this, verl's 20.
+    """
+    theta, mu = logprobs.detach(), rollout_logprobs
+    # expm1 keeps the digits of 1 - p that exp loses where p is close to 1, as most tokens' are
+    other_theta, other_mu = ((-torch.expm1(x)).clamp(min=_SMALLEST_PROBABILITY) for x in (theta, mu))
+    kl = mu.exp() * (mu - theta) + other_mu * (other_mu.log() - other_theta.log())
+    beyond = _beyond(torch.where(theta > mu, kl, -kl), advantages, delta_low, delta_high)
+    return _truncated(logprobs, rollout_logprobs, advantages, beyond, ratio_cap)
+
+
+def minirl(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low_eps: float = 0.2,
+    clip_high_eps: float = 0.27,
+    ratio_cap: float = 5.0,
+) -> TokenLoss:
+    """MiniRL, `-M A sg[min(theta / mu, cap)] log theta`; M = 0 where PPO would clip r = theta / old.
+
+    Zheng et al. 2025 (arXiv 2512.01374), who sum over tokens: dividing by length breaks their first-order argument.
+
+    Knobs:
+        clip_low_eps: M = 0 where A < 0 and r < 1 - clip_low_eps.
+        clip_high_eps: M = 0 where A > 0 and r > 1 + clip_high_eps.
+        ratio_cap: the weight is at most this.
+    """
+    ratio = _ratio(logprobs, old_logprobs).detach()
+    beyond = _beyond(ratio - 1, advantages, clip_low_eps, clip_high_eps)
+    token = _truncated(logprobs, rollout_logprobs, advantages, beyond, ratio_cap)
+    return TokenLoss(token.loss, ratio, token.clipped)
+
+
+def m2po(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    second_moment: float = 0.04,
+    keep: Tensor | None = None,
+) -> TokenLoss:
+    """M2PO, `-M A r`, r = theta / mu, unclipped; M from `m2po_keep` (Zheng et al. 2025, arXiv 2510.01161).
+
+    Knobs:
+        second_moment: see `m2po_keep`; not used where `keep` is given.
+        keep: this micro-batch's rows of a mask over the whole batch, bool `[B, T]`. Without it the mask is computed
+            from the tokens at hand, so that the loss depends on how the batch was cut into micro-batches.
+    """
+    if keep is None:
+        keep = m2po_keep(logprobs, rollout_logprobs, advantages, mask, second_moment=second_moment)
+    ratio = _ratio(logprobs, rollout_logprobs)
+    loss = torch.where(keep, -advantages.to(logprobs.dtype) * ratio, 0.0)
+    return TokenLoss(loss, ratio.detach(), mask & ~keep)
+
+
+def m2po_keep(
+    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, second_moment: float = 0.04
+) -> Tensor:
+    """Return which tokens M2PO learns from, bool `[B, T]`, False outside `mask`.
+
+    Only tokens that a clip could concern may go: those whose probability moved in the advantage's direction. Of these,
+    the largest squared log(theta / mu) go first, until the mean of the rest is at most `second_moment` (Algorithm 1).
+    Equal ones go together, so that the order of rows doesn't matter. AReaL considers all tokens, compares with `<`, and
+    always leaves one.
+
+    Args:
+        logprobs: under theta; under old, before the first step, for one mask per batch (AReaL).
+        rollout_logprobs: under mu.
+        advantages: `[B, T]`.
+        mask: see `base`.
+        second_moment: the bound, in squared nats.
+    """
+    gap = log_ratio(logprobs.detach(), rollout_logprobs).double()
+    squares = gap.square()
+    concerned = mask & _beyond(gap, advantages, 0.0, 0.0)
+    ascending = squares[concerned].sort().values
+    means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=gap.device)
+    kept = int((means <= second_moment).sum())  # a prefix: means of ascending numbers ascend
+    limit = float(ascending[kept]) if kept < len(ascending) else math.inf
+    return mask & ~(concerned & (squares >= limit))
+
+
+def _ratio(logprobs: Tensor, others: Tensor) -> Tensor:
+    return log_ratio(logprobs, others).exp().to(logprobs.dtype)
+
+
+def _policy_gradient(logprobs: Tensor, advantages: Tensor, weight: Tensor | float) -> Tensor:
+    return -advantages.to(logprobs.dtype) * weight * logprobs
+
+
+def _beyond(moved: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """True where a token has moved too far in the direction that its advantage pushes it."""
+    return ((advantages > 0) & (moved > high)) | ((advantages < 0) & (moved < -low))
+
+
+def _truncated(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, beyond: Tensor, cap: float) -> TokenLoss:
+    """The policy gradient weighted with `min(theta / mu, cap)`, none where `beyond`."""
+    ratio = _ratio(logprobs, rollout_logprobs).detach()
+    loss = torch.where(beyond, 0.0, _policy_gradient(logprobs, advantages, ratio.clamp(max=cap)))
+    return TokenLoss(loss, ratio, beyond | (ratio > cap))

@@ -1,0 +1,92 @@
+"""Shaping and filters as choices of a config: functions of an `Experience` that return scores or a mask, `[E]`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agent_rl.algorithms import filters, shaping
+from agent_rl.algorithms.choice import Choice, Choices, Count, Positive
+from agent_rl.algorithms.experience import Experience
+from agent_rl.errors import ConfigError, did_you_mean
+
+
+def soft_overlong(x: Experience, *, max_length: Count, buffer: Count, penalty: Positive = 1.0) -> Tensor:
+    """DAPO's penalty for the last stretch before the limit."""
+    return shaping.soft_overlong(x.scores, x.lengths, max_length=max_length, buffer=buffer, penalty=penalty)
+
+
+def length_group(x: Experience, *, coefficient: Positive, correct: float = 1.0) -> Tensor:
+    """Reward being shorter than the rest of the group."""
+    return shaping.length_group(x.scores, x.lengths, x.groups, coefficient=coefficient, correct=correct)
+
+
+def relative_cost(x: Experience, *, coefficient: Positive, gated: bool = False) -> Tensor:
+    """Charge for length, in proportion to how well the group does."""
+    return shaping.relative_cost(x.scores, x.lengths, x.groups, coefficient=coefficient, gated=gated)
+
+
+def clip(x: Experience, *, low: float, high: float) -> Tensor:
+    """Clip the scores."""
+    return shaping.clip(x.scores, low=low, high=high)
+
+
+def scale(x: Experience, *, factor: float, shift: float = 0.0) -> Tensor:
+    """Scale and shift the scores."""
+    return shaping.scale(x.scores, factor=factor, shift=shift)
+
+
+def format_gate(x: Experience, *, component: str, value: float = 0.0) -> Tensor:
+    """Give `value` to episodes whose format is not met."""
+    if component not in x.names:
+        hint = did_you_mean(component, x.names)
+        raise ConfigError(f"format-gate: no reward component '{component}'.{hint} There are: {', '.join(x.names)}")
+    return shaping.format_gate(x.scores, x.components[:, x.names.index(component)], value=value)
+
+
+def varied_groups(x: Experience) -> Tensor:
+    """Keep groups whose scores differ."""
+    return filters.varied_groups(x.scores, x.groups)
+
+
+def not_overlong(x: Experience) -> Tensor:
+    """Leave out episodes that a limit on tokens cut short."""
+    return filters.not_overlong(x.cut_short)
+
+
+def max_staleness(x: Experience, *, steps: Count, current: int = -1) -> Tensor:
+    """Leave out episodes with a token older than `steps` versions; `current` -1 is the newest version in the batch."""
+    if x.batch is None:
+        return torch.ones_like(x.kept)
+    versions, sampled = x.batch.versions, x.batch.loss_mask
+    newest = int(versions.max()) if current < 0 else current
+    oldest = torch.full_like(x.groups, newest)
+    by_row = torch.where(sampled, versions, newest).amin(-1)
+    oldest.scatter_reduce_(0, x.batch.episode, by_row, "amin")
+    return filters.on_policy(oldest, newest, max_staleness=steps)
+
+
+SHAPING = Choices(
+    "shaping",
+    {
+        "soft-overlong": Choice(
+            soft_overlong, "R -= penalty * clip((|y| - max_length + buffer) / buffer, 0, 1)", "DAPO, eq. 13"
+        ),
+        "length-group": Choice(
+            length_group, "R += coefficient * (1/2 - (|y| - min_group) / (max_group - min_group))", "Kimi k1.5, 2.3.3"
+        ),
+        "relative-cost": Choice(relative_cost, "R -= coefficient * mean_group * |y| / max_group |y|", "prime-rl"),
+        "clip": Choice(clip, "R = clip(R, low, high)", ""),
+        "scale": Choice(scale, "R = factor * R + shift", ""),
+        "format-gate": Choice(format_gate, "R = value where the component is below 1", ""),
+    },
+)
+
+FILTERS = Choices(
+    "filter",
+    {
+        "varied-groups": Choice(varied_groups, "groups with max R - min R > 1e-6", "DAPO, dynamic sampling"),
+        "not-overlong": Choice(not_overlong, "episodes that no token limit cut short", "DAPO, overlong filtering"),
+        "max-staleness": Choice(max_staleness, "episodes with no token older than `steps` versions", "AReaL, prime-rl"),
+    },
+)

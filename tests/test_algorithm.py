@@ -1,0 +1,181 @@
+"""agent_rl.algorithms.algorithm: the parts of an algorithm work together, and senseless combinations are refused."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, collate
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.config import choices, load_config
+from agent_rl.errors import ConfigError
+from agent_rl.types import Episode, Outcome, Reward
+from tests.doubles import example_episode, example_sample
+
+PRESETS = choices("algorithm")
+
+
+def episode(name: str, value: float | None, group: str, **changes: object) -> Episode:
+    return example_episode(name, rewards=(Reward("r", value),), group_id=group, **changes)
+
+
+EPISODES = [
+    episode("win", 1.0, "a"),
+    episode("loss", 0.0, "a"),
+    episode("unscored", None, "a"),
+    episode("lost", 1.0, "a", outcome=Outcome.FAILED),
+    episode("tie", 1.0, "b"),
+    episode("too", 1.0, "b"),
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "whole"),
+    [
+        # 4 sampled tokens an episode; the unscored and the lost never count
+        ({}, Denominators(tokens=16, sequences=4)),
+        ({"count_zero_advantage": False}, Denominators(tokens=8, sequences=2)),
+        ({"filters": ["varied-groups"]}, Denominators(tokens=8, sequences=2)),
+    ],
+)
+def test_what_has_no_gradient_is_dropped_and_counts_as_the_config_says(settings, whole):
+    algorithm = Algorithm(AlgorithmConfig(advantage={"name": "group-relative", "std": False}, **settings))
+    batch, counted = algorithm.weigh(algorithm.experience(EPISODES))
+    assert batch.episode.tolist() == [0, 1] and counted == whole
+    assert batch.advantages[batch.loss_mask].tolist() == [0.5] * 4 + [-0.5] * 4
+    assert not batch.advantages[~batch.loss_mask].any()
+
+
+def test_shaping_comes_before_the_advantage():
+    shaping = [{"name": "scale", "factor": 4.0}, {"name": "clip", "low": 1.0, "high": 3.0}]
+    algorithm = Algorithm(AlgorithmConfig(shaping=shaping, advantage={"name": "group-relative", "std": False}))
+    x = algorithm.experience(EPISODES)
+    assert x.scores.tolist()[:2] == [3.0, 1.0] and x.scores[2:4].isnan().all()
+    assert algorithm.weigh(x)[0].advantages.amax().item() == 1.0
+    assert x.rows.rewards.sum(-1).tolist()[:2] == [3.0, 1.0]
+
+
+def test_a_gate_names_the_component_that_it_lacks():
+    algorithm = Algorithm(AlgorithmConfig(shaping=[{"name": "format-gate", "component": "rr"}]))
+    with pytest.raises(ConfigError, match=r"no reward component 'rr'\. Did you mean 'r'"):
+        algorithm.experience(EPISODES)
+
+
+def corrected(**settings: object) -> tuple[Algorithm, Experience]:
+    """Two rows of two tokens; old/mu is e^1, e^-.5 and e^3, 1."""
+    algorithm = Algorithm(AlgorithmConfig(proximal="recompute", **settings))
+    x = algorithm.experience([episode("win", 1.0, "a"), episode("loss", 0.0, "a")])
+    batch = collate([example_sample(3, [1, 2], episode=e) for e in (0, 1)])
+    mu = torch.tensor([[0.0, -2.0, -1.0], [0.0, -4.0, -1.0]])
+    old = torch.tensor([[0.0, -1.0, -1.5], [0.0, -1.0, -1.0]])
+    return algorithm, replace(x, batch=replace(batch, rollout_logprobs=mu, old_logprobs=old))
+
+
+def test_a_weight_multiplies_each_token_s_loss():
+    algorithm, x = corrected(
+        weight={"name": "token-tis", "cap": 2.0}, advantage={"name": "group-relative", "std": False}
+    )
+    batch, whole = algorithm.weigh(x)
+    torch.testing.assert_close(batch.weights, torch.tensor([[0, 2.0, math.exp(-0.5)], [0, 2.0, 1.0]]))
+    terms = algorithm.loss(batch.old_logprobs, torch.zeros_like(batch.weights), batch, whole)  # theta is old
+    assert terms.loss.item() == pytest.approx((-0.5 * (2 + math.exp(-0.5)) + 0.5 * 3) / 4)
+    assert terms.sums["weight"] == pytest.approx(5 + math.exp(-0.5))
+
+
+@pytest.mark.parametrize(("denominators", "whole"), [("original", Denominators(4, 2)), ("kept", Denominators(2, 1))])
+def test_a_rejection_loses_no_reward_and_says_which_denominator_it_keeps(denominators, whole):
+    algorithm, x = corrected(rejection={"name": "sequence", "low": 0.5, "high": 2.0}, denominators=denominators)
+    batch, counted = algorithm.weigh(x)  # products e^.5 and e^3: the second row goes ...
+    assert counted == whole and len(batch) == 1
+    # ... but its reward is still in the group's statistics: (1 - .5) / sqrt(.5)
+    assert batch.advantages[0, 1].item() == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
+
+
+def test_entropy_is_taken_from_the_loss_and_keeps_rows_without_advantage():
+    algorithm = Algorithm(AlgorithmConfig(entropy=0.5))
+    batch, whole = algorithm.weigh(algorithm.experience([episode("tie", 1.0, "b"), episode("too", 1.0, "b")]))
+    assert len(batch) == 2
+    entropy = torch.full_like(batch.weights, 3.0).requires_grad_()
+    loss = algorithm.loss(batch.rollout_logprobs, entropy, batch, whole).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(-1.5)
+    assert entropy.grad is not None and entropy.grad[batch.loss_mask].tolist() == pytest.approx([-0.5 / 8] * 8)
+
+
+def test_what_is_reported_by_hand():
+    algorithm = Algorithm(AlgorithmConfig())
+    mask = torch.tensor([[False, True, True, False]])
+    mu = torch.tensor([[0.0, -1.0, -2.0, 0.0]])
+    batch = replace(collate([example_sample(4, [1, 2])]), rollout_logprobs=mu, old_logprobs=mu, advantages=mask.float())
+    new = torch.tensor([[5.0, -1.0 + math.log(2), -2.5, 5.0]], requires_grad=True)
+    terms = algorithm.loss(new, torch.full_like(mu, 0.25), batch, Denominators(2, 1))
+    assert terms.loss.item() == pytest.approx(-(1.28 + math.exp(-0.5)) / 2)
+    expected = {
+        "ratio": 2 + math.exp(-0.5),
+        "clip_fraction": 1.0,
+        "weight": 2.0,
+        "entropy": 0.5,
+        "rollout_gap": math.log(2) + 0.5,
+        "rollout_kl": (2 - 1 - math.log(2)) + (math.exp(-0.5) - 1 + 0.5),
+    }
+    assert terms.sums == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"objective": {"name": "ppo-clip", "clip_low": 0.2}}, "no knob 'clip_low'. Did you mean 'clip_low_eps'"),
+        ({"objective": "gpso"}, "no objective 'gpso'. Did you mean 'gspo'"),
+        ({"objective": {}}, "needs a name"),
+        ({"aggregation": "seq-mean-token-sum-norm"}, "length: field required"),
+        ({"advantage": {"name": "pass-at-k", "k": 0}}, "greater than or equal to 1"),
+        ({"weight": "token-tis"}, "set proximal=recompute"),
+        ({"rejection": "sequence"}, "set proximal=recompute"),
+        ({"denominators": "kept"}, "needs a rejection"),
+        ({"objective": "minirl", "weight": "icepop", "proximal": "recompute"}, "do it twice"),
+        ({"clip": 0.2}, "clip"),
+    ],
+)
+def test_a_config_without_a_meaning_is_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        AlgorithmConfig(**settings)
+
+
+# Presets
+
+
+def preset(name: str) -> AlgorithmConfig:
+    return load_config("train", TrainConfig, [f"algorithm={name}"]).algorithm
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_called_by_its_file_and_explains_itself(name):
+    config = preset(name)
+    text = Algorithm(config).explain()
+    assert config.name == name and config.objective["name"] in text and config.aggregation["name"] in text
+    for value in (
+        v for part in (config.objective, config.advantage, config.weight) for k, v in part.items() if k != "name"
+    ):
+        assert str(value) in text
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_pushes_towards_the_better_episode(name):
+    algorithm = Algorithm(preset(name))
+    x = algorithm.experience(EPISODES)
+    batch, whole = algorithm.weigh(x)
+    theta = batch.old_logprobs.clone().requires_grad_()
+    algorithm.loss(theta, torch.zeros_like(theta), batch, whole).loss.backward()
+    assert theta.grad is not None
+    by_episode = {int(e): float(g.sum()) for e, g in zip(batch.episode, theta.grad, strict=True)}
+    assert by_episode[0] < 0  # raise its log-probability
+    assert by_episode[0] < by_episode.get(1, 0.0)  # `returns` has no baseline: a reward of 0 gives no push
+    assert not {2, 3} & set(by_episode)
+
+
+def test_an_algorithm_is_explained_with_the_values_in_use():
+    config = load_config("train", TrainConfig, ["algorithm=gspo", "algorithm.objective.clip_low_eps=0.1"]).algorithm
+    text = Algorithm(config).explain()
+    assert "clip_low_eps=0.1" in text and "GSPO, Zheng et al. 2025" in text and "mean over rows" in text

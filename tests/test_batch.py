@@ -1,0 +1,131 @@
+"""agent_rl.algorithms: batches, what episodes become, aggregation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.algorithms import Denominators, Experience, collate, to_samples
+from agent_rl.algorithms.aggregation import AGGREGATIONS
+from agent_rl.types import Outcome, Reward, StopReason
+from tests.doubles import example_episode, example_sample
+
+SAMPLED = [False] * 3 + [True] * 2 + [False] * 2 + [True] * 2 + [False]
+
+# Samples
+
+
+def test_a_turn_s_reward_falls_on_its_last_sampled_token_and_the_episode_s_on_the_very_last():
+    rewards = (
+        Reward("r", 1.0),
+        Reward("step", 0.25, 2.0, turn=0),
+        Reward("muted", 9.0, 0.0),
+        Reward("late", 3, turn=7),
+    )
+    (s,) = to_samples([example_episode(rewards=rewards)])
+    assert s.loss_mask.tolist() == SAMPLED
+    assert s.rewards.tolist() == [0, 0, 0, 0, 0.5, 0, 0, 0, 4.0, 0]  # 2 * .25; 1 + 3: turn 7 sampled nothing
+    np.testing.assert_array_equal(s.rollout_logprobs, np.float32([0, 0, 0, -0.5, -0.0625, 0, 0, -0.1, -2.5, 0]))
+    assert (s.episode, s.episode_id, s.group_id) == (0, "e0", "g0")
+
+
+def test_what_episodes_scored_is_laid_out_by_episode():
+    def scored(name: str, value: float | None, group: str, **changes: object):
+        return example_episode(name, rewards=(Reward("r", value), Reward("form", 0.5, 0.1)), group_id=group, **changes)
+
+    x = Experience.of(
+        [
+            scored("win", 1.0, "a"),
+            scored("unscored", None, "a"),
+            scored("lost", 1.0, "b", outcome=Outcome.FAILED),
+            scored("long", 0.0, "a", outcome=Outcome.TRUNCATED, stop_reason=StopReason.TOKENS, trajectories=()),
+        ]
+    )
+    np.testing.assert_allclose(x.scores, [1.05, math.nan, math.nan, 0.05])
+    np.testing.assert_allclose(x.components, [[1, 0.5], [math.nan, 0.5], [math.nan] * 2, [0, 0.5]])
+    assert x.names == ("r", "form") and x.weights.tolist() == [1.0, 0.1]
+    assert x.groups.tolist() == [0, 0, 1, 0] and x.lengths.tolist() == [4, 4, 4, 0]
+    assert x.kept.tolist() == [True, False, False, True] and x.cut_short.tolist() == [False, False, False, True]
+    assert x.rows.episode.tolist() == [0, 1, 2]
+    on_tokens = x.on_tokens(torch.tensor([2.0, math.nan, 3.0, 4.0], dtype=torch.float64))
+    assert on_tokens[:, SAMPLED].tolist() == [[2] * 4, [0] * 4, [3] * 4] and on_tokens.sum() == 20
+    assert x.trained.sum() == 4
+
+
+def test_other_scores_change_the_last_sampled_token_of_an_episode_s_last_row():
+    x = Experience.of(
+        [example_episode("a", rewards=(Reward("r", 1.0),)), example_episode("b", rewards=(Reward("r", 0),))]
+    )
+    changed = x.rescored(torch.tensor([0.25, math.nan], dtype=torch.float64))
+    assert changed.rows.rewards[0].tolist() == [0] * 8 + [0.25, 0]
+    assert changed.rows.rewards[1].tolist() == [0] * 10
+    assert x.rows.rewards[0, 8] == 1
+
+
+def test_without_sampled_tokens_there_are_no_rows():
+    x = Experience.of([example_episode(trajectories=())])
+    assert x.batch is None and x.rescored(x.scores + 1).batch is None
+    with pytest.raises(ValueError, match="no samples"):
+        collate([])
+
+
+# Batches
+
+
+def test_collate_pads_on_the_right():
+    batch = collate([example_sample(3, [2]), example_sample(5, [1, 4])], pad_id=9)
+    assert len(batch) == 2
+    assert batch.token_ids[0, 3:].tolist() == [9, 9] and batch.turns[0, 3:].tolist() == [-1, -1]
+    assert batch.loss_mask.int().tolist() == [[0, 0, 1, 0, 0], [0, 1, 0, 0, 1]]
+    assert batch.lengths.tolist() == [3, 5] and batch.token_ids.dtype == torch.int64
+    assert (batch.rollout_logprobs[~batch.loss_mask] == 0).all()
+    assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)
+    assert batch.weights.tolist() == batch.loss_mask.float().tolist() and not batch.advantages.any()
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=15), st.integers(1, 200), st.randoms())
+def test_cutting_drops_nothing_keeps_the_budget_and_hangs_on_no_order(lengths, budget, random):
+    samples = [example_sample(n, [n - 1], seed=i) for i, n in enumerate(lengths)]
+    batch = collate(samples)
+    cuts = batch.cut_rows(budget)
+    assert sorted(row for cut in cuts for row in cut) == list(range(len(lengths)))
+    for cut, part in zip(cuts, batch.cut(budget), strict=True):
+        assert part.token_ids.shape == (len(cut), max(lengths[row] for row in cut))
+        assert len(cut) == 1 or part.token_ids.numel() <= budget
+        for row, ids in zip(cut, part.token_ids, strict=True):
+            assert ids[: lengths[row]].tolist() == samples[row].token_ids.tolist()
+    again = collate(random.sample(samples, len(samples))).cut(budget)
+    assert [part.lengths.tolist() for part in again] == [part.lengths.tolist() for part in batch.cut(budget)]
+
+
+# Aggregation
+
+LOSS = torch.tensor([[1.0, 2.0, 3.0, math.nan], [10.0, *[math.nan] * 3], [math.nan] * 4])
+MASK = ~LOSS.isnan()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ("token-mean", 16 / 4),
+        ("token-sum", 16),
+        ("seq-mean-token-sum", (6 + 10) / 2),
+        ("seq-mean-token-mean", (2 + 10) / 2),
+        ({"name": "seq-mean-token-sum-norm", "length": 5}, (6 / 5 + 10 / 5) / 2),
+    ],
+)
+def test_aggregation_by_hand_and_nothing_leaks_from_outside_the_mask(chosen, expected):
+    loss = LOSS.clone().requires_grad_()
+    got = AGGREGATIONS.bind(AGGREGATIONS.check(chosen))(loss, MASK, Denominators.of(MASK))
+    assert got.item() == pytest.approx(expected)
+    got.backward()
+    assert loss.grad is not None
+    assert (loss.grad[~MASK] == 0).all() and (loss.grad[MASK] != 0).all()
+
+
+def test_denominators_count_what_was_sampled():
+    assert Denominators.of(MASK) == Denominators(tokens=4, sequences=2)
+    assert Denominators.of(MASK[2:]) == Denominators.of(MASK[:0]) == Denominators(1, 1)

@@ -1,0 +1,254 @@
+"""Filters, each against hand-made cases; dynamic sampling by property."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_rl.algorithms.filters import (
+    Refill,
+    group_range,
+    informative,
+    next_round,
+    not_overlong,
+    offer,
+    on_policy,
+    scored,
+    varied_groups,
+)
+from agent_rl.errors import ConfigError
+
+NAN = math.nan
+
+
+def f64(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def ids(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+# --- by episode ---
+
+
+def test_informative_keeps_what_has_a_gradient():
+    assert informative(f64(0.5, NAN, 0.0, 1e-9, -0.2, -1e-9, 1e4)).tolist() == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_informative_keeps_an_advantage_at_the_tolerance():
+    assert informative(f64(0.25, -0.25, 0.2499), tolerance=0.25).tolist() == [True, True, False]
+    assert informative(f64(0.0, NAN), tolerance=0).tolist() == [True, False]
+
+
+def test_rounding_noise_is_not_informative():
+    scores = f64(0.1 + 0.2, 0.3, 0.3)
+    advantages = scores - scores.mean()
+    assert (advantages != 0).any()  # what an exact comparison would keep
+    assert not informative(advantages).any()
+
+
+def test_scored_is_not_nan_and_zero_is_a_score():
+    assert scored(f64(0.0, NAN, -1.0, math.inf)).tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_truncated_episodes_are_overlong(dtype):
+    keep = not_overlong(torch.tensor([0, 1, 0], dtype=dtype))
+    assert keep.dtype == torch.bool  # ~ of an int would be -1 and -2, both true
+    assert keep.tolist() == [True, False, True]
+
+
+def test_on_policy_counts_versions_back_from_the_current_one():
+    # staleness: 0, 1, 2, 3, newer than the one trained, nothing sampled
+    versions = ids(7, 6, 5, 4, 8, -1)
+    assert on_policy(versions, 7, max_staleness=2).tolist() == [True, True, True, False, True, False]
+    assert on_policy(versions, 7, max_staleness=0).tolist() == [True, False, False, False, True, False]
+
+
+def test_an_episode_with_nothing_sampled_is_not_on_policy_even_at_version_0():
+    assert on_policy(ids(-1, 0), 0, max_staleness=5).tolist() == [False, True]
+
+
+# --- by group ---
+
+
+def test_varied_groups_are_those_with_unequal_scores():
+    scores = f64(1, 0, 1, 1, 0, 0, 0.5, 1)
+    groups = ids(9, 9, 4, 4, -3, -3, 9, 7)  # 9: 1, 0, .5; 4: all right; -3: all wrong; 7: alone
+    assert varied_groups(scores, groups).tolist() == [True, True, False, False, False, False, True, False]
+
+
+def test_scores_outside_zero_and_one_vary_too():
+    # a filter on 0 < mean < 1 would drop both: their means are 2 and -1
+    assert varied_groups(f64(1, 3, -3, 1), ids(0, 0, 1, 1)).all()
+
+
+def test_rounding_noise_is_no_variation():
+    assert not varied_groups(f64(0.1 + 0.2, 0.3), ids(0, 0)).any()
+    assert varied_groups(f64(0.0, 0.5), ids(0, 0), tolerance=0.49).all()
+    assert not varied_groups(f64(0.0, 0.5), ids(0, 0), tolerance=0.5).any()
+
+
+def test_an_unscored_episode_neither_varies_a_group_nor_is_kept():
+    scores = f64(1, NAN, 1, 0, NAN, 1, NAN)
+    groups = ids(0, 0, 0, 1, 1, 1, 2)
+    assert varied_groups(scores, groups).tolist() == [False, False, False, True, False, True, False]
+
+
+def test_filters_take_an_empty_batch():
+    nothing = f64()
+    assert varied_groups(nothing, ids()).shape == informative(nothing).shape == scored(nothing).shape == (0,)
+
+
+def test_group_range_ignores_nan():
+    low, high = group_range(f64(2, NAN, -1, 5, NAN), ids(3, 3, 3, 8, 1))
+    assert low.tolist() == [-1, -1, -1, 5, math.inf]
+    assert high.tolist() == [2, 2, 2, 5, -math.inf]
+    with pytest.raises(ConfigError, match=r"\(2,\).*\(3,\)"):
+        group_range(f64(1, 2, 3), ids(0, 0))
+
+
+batches = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.3, 0.1 + 0.2, 1.0, NAN]), st.integers(-2, 2)), min_size=1, max_size=12
+)
+
+
+@given(batches, st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=30)
+def test_varied_groups_by_definition_in_any_order(pairs, random):
+    def kept(rows):
+        return varied_groups(f64(*(s for s, _ in rows)), ids(*(g for _, g in rows))).tolist()
+
+    def expected(score, group):
+        known = [s for s, g in pairs if g == group and not math.isnan(s)]
+        return not math.isnan(score) and max(known) - min(known) > 1e-6
+
+    assert kept(pairs) == [expected(*pair) for pair in pairs]
+    shuffled = random.sample(pairs, len(pairs))
+    assert kept(shuffled) == [expected(*pair) for pair in shuffled]
+
+
+# --- dynamic sampling ---
+
+
+def test_a_batch_is_filled_first_come_first_served():
+    state = Refill(target=3)
+    assert next_round(state) == 3
+    state = offer(state, [False, True, False])
+    # 2 are missing, the rate is (1 + 1) / (3 + 1): 2 / (1/2) = 4
+    assert next_round(state) == 4
+    assert (state.taken, state.reason) == ((1,), None)
+    state = offer(state, [True, False, True, True])
+    assert state.taken == (1, 3, 5)
+    assert (state.leftover, state.rounds, state.offered, state.accepted) == (1, 2, 7, 4)
+    assert (next_round(state), state.reason) == (0, "full")
+
+
+def test_what_was_sampled_is_not_changed_by_an_offer():
+    state = Refill(target=2)
+    offer(state, [True])
+    assert state == Refill(target=2)
+
+
+def test_a_round_is_bounded_when_nothing_is_accepted():
+    state = offer(Refill(target=4, oversampling=2.5), [False] * 4)
+    assert next_round(state) == 10  # 4 / (1 / 5) = 20, bounded by 2.5 * 4
+    assert next_round(offer(Refill(target=4, oversampling=1), [False] * 4)) == 4
+
+
+def test_a_known_rate_sizes_the_first_round():
+    assert next_round(Refill(target=4, expected_rate=0.5)) == 8
+    assert next_round(Refill(target=4, expected_rate=0.3)) == 12  # ceil(13.3), bounded by 3 * 4
+    assert next_round(Refill(target=4, expected_rate=5e-324)) == 12
+    # after a round it weighs as one group: 2 / ((2 + .5) / (8 + 1)) = 7.2
+    assert next_round(offer(Refill(target=4, expected_rate=0.5), [True] * 2 + [False] * 6)) == 8
+
+
+def test_sampling_gives_up_with_a_reason_and_what_there_is():
+    state = Refill(target=8, max_rounds=3)
+    for kept in ([True, False], [], [False, True, False]):  # a round in which every group failed counts too
+        assert state.reason is None
+        state = offer(state, kept)
+    assert state.reason == "gave up after 3 rounds with 2 of 8 groups"
+    assert (next_round(state), state.taken) == (0, (0, 3))
+
+
+def test_late_groups_are_counted_but_not_taken():
+    full = offer(Refill(target=1), [True])
+    late = offer(full, [True, False, True])
+    assert (late.taken, late.leftover, late.rounds, late.reason) == ((0,), 2, 1, "full")
+    given_up = offer(offer(Refill(target=2, max_rounds=1), [True]), [True])
+    assert (given_up.taken, given_up.leftover) == ((0,), 1)
+    assert given_up.reason == "gave up after 1 rounds with 1 of 2 groups"
+
+
+def test_a_batch_that_fills_in_the_last_round_is_full():
+    assert offer(Refill(target=1, max_rounds=1), [True]).reason == "full"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"target": 0},
+        {"target": 1, "max_rounds": 0},
+        {"target": 1, "oversampling": 0.5},
+        {"target": 1, "oversampling": math.inf},
+        {"target": 1, "oversampling": NAN},
+        {"target": 1, "expected_rate": 0},
+        {"target": 1, "expected_rate": 1.5},
+        {"target": 1, "expected_rate": NAN},
+    ],
+)
+def test_impossible_refills_are_refused(wrong):
+    name, value = list(wrong.items())[-1]
+    with pytest.raises(ConfigError, match=f"{name}={value}"):
+        Refill(**wrong)
+
+
+@given(
+    target=st.integers(1, 20),
+    max_rounds=st.integers(1, 8),
+    oversampling=st.floats(1, 5),
+    expected_rate=st.floats(0.01, 1),
+    rate=st.floats(0, 1),
+    lost=st.integers(0, 3),
+    random=st.randoms(use_true_random=False),
+)
+@settings(deadline=None, max_examples=60)
+def test_sampling_always_ends_and_never_overfills(target, max_rounds, oversampling, expected_rate, rate, lost, random):
+    state = Refill(target, max_rounds, oversampling, expected_rate)
+    flags: list[bool] = []
+    rounds = 0
+    while n := next_round(state):
+        assert target - len(state.taken) <= n <= oversampling * target
+        kept = [random.random() < rate for _ in range(max(n - lost, 0))]  # groups may get lost on the way
+        state, flags, rounds = offer(state, kept), flags + kept, rounds + 1
+    assert rounds == state.rounds <= max_rounds
+    passed = [i for i, keep in enumerate(flags) if keep]
+    assert list(state.taken) == passed[:target]
+    assert state.leftover == len(passed) - len(state.taken)
+    assert state.offered == len(flags)
+    assert (state.reason == "full") == (len(passed) >= target)
+    assert state.reason is not None
+
+
+@given(target=st.integers(1, 30), every=st.integers(1, 3))
+@settings(deadline=None, max_examples=30)
+def test_a_steady_acceptance_fills_the_batch_with_hardly_any_waste(target, every):
+    state = Refill(target, oversampling=4)
+    while n := next_round(state):
+        state = offer(state, [(state.offered + i) % every == 0 for i in range(n)])
+    assert state.reason == "full"
+    assert len(state.taken) == target
+    assert state.leftover <= 1

@@ -1,0 +1,83 @@
+"""agent_rl.algorithms.objectives.clipped: M2PO and its mask."""
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_rl.algorithms.objectives.clipped import m2po, m2po_keep
+
+
+def row(*values):
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def keep(gaps, advantages, mask=None, **knobs):
+    gaps = row(*gaps)
+    mask = torch.ones_like(gaps, dtype=torch.bool) if mask is None else torch.tensor([mask])
+    return m2po_keep(gaps - 5, torch.full_like(gaps, -5.0), row(*advantages), mask, **knobs)[0].tolist()
+
+
+def test_m2po_keep_by_hand():
+    # squares .09 .01 .25 .04, ascending .01 .04 .09 .25, means of prefixes .01 .025 .0467 .0975: two stay
+    gaps = (0.3, 0.1, 0.5, 0.2)
+    assert keep(gaps, (1, 1, 1, 1)) == [False, True, False, True]
+    assert keep([-g for g in gaps], (-2, -2, -2, -2)) == [False, True, False, True]
+    assert keep(gaps, (1, 1, 1, 1), second_moment=0.05) == [True, True, False, True]
+    assert keep(gaps, (1, 1, 1, 1), second_moment=0.1) == [True] * 4
+    assert keep(gaps, (1, 1, 1, 1), second_moment=0.009) == [False] * 4
+    # what moves against its advantage stays, and doesn't dilute the mean; nor does what the mask leaves out
+    assert keep((*gaps, -3.0, 3.0, 0.0), (1, 1, 1, 1, 1, -1, 1)) == [False, True, False, True, True, True, True]
+    assert keep((*gaps, 3.0), (1, 1, 1, 1, 0)) == [False, True, False, True, True]
+    assert keep((*gaps, 9.0, 0.01), (1,) * 6, [True] * 4 + [False] * 2) == [False, True, False, True, False, False]
+    assert keep((0.5,), (1,), second_moment=0.25) == [True]  # at most, not less than
+    # equal ones go together: 0 and .08 have the mean .04, 0, .08 and .08 more
+    assert keep((1e-6, 0.08**0.5, 0.08**0.5), (1, 1, 1)) == [True, False, False]
+    assert keep((0.1, 0.1), (1, 1), [False, False]) == [False, False]
+
+
+gaps = st.lists(st.tuples(st.floats(-2, 2), st.sampled_from([-1.0, 0.0, 1.0])), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(gaps, st.randoms(use_true_random=False))
+def test_m2po_keeps_as_much_as_the_bound_allows_in_any_order(tokens, random):
+    kept = keep([g for g, _ in tokens], [a for _, a in tokens])
+    concerned = [(g * g, k) for (g, a), k in zip(tokens, kept, strict=True) if g * a > 0 and g - 5 != -5]
+    assert all(k for (g, a), k in zip(tokens, kept, strict=True) if g * a <= 0)
+    left, gone = sorted(s for s, k in concerned if k), sorted(s for s, k in concerned if not k)
+    assert not left or sum(left) / len(left) <= 0.04 + 1e-9
+    if gone:  # the next group of equal ones would break the bound
+        equal = [s for s in gone if s <= gone[0] + 1e-9]
+        assert sum(left + equal) / len(left + equal) > 0.04 - 1e-9
+        assert not left or left[-1] <= gone[0] + 1e-9
+    order = random.sample(range(len(tokens)), len(tokens))
+    shuffled = keep([tokens[i][0] for i in order], [tokens[i][1] for i in order])
+    assert shuffled == [kept[i] for i in order]
+
+
+def test_m2po_by_hand():
+    logprobs = row(math.log(0.5), math.log(0.2), math.log(0.2)).requires_grad_()
+    mu = row(math.log(0.1), math.log(0.18), math.log(0.4))
+    token = m2po(logprobs, row(-9.0, -9.0, -9.0), mu, row(2.0, 2.0, 2.0), torch.ones(1, 3, dtype=torch.bool))
+    (slope,) = torch.autograd.grad(token.loss.sum(), logprobs)
+    # squares: ln(5)^2 = 2.59, ln(1.11)^2 = .0111; the third moves against its advantage
+    torch.testing.assert_close(token.loss, row(0.0, -2 / 0.9, -1.0))
+    torch.testing.assert_close(slope, row(0.0, -2 / 0.9, -1.0))
+    torch.testing.assert_close(token.ratio, row(5.0, 1 / 0.9, 0.5))
+    assert token.clipped.tolist() == [[True, False, False]]
+
+
+def test_m2po_with_a_mask_of_the_whole_batch_does_not_depend_on_the_cut():
+    logprobs, mu = -torch.ones(2, 2), torch.tensor([[-1.1, -1.3], [-1.1, -1.1]])
+    advantages, mask = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool)
+    whole = m2po(logprobs, mu, mu, advantages, mask).loss  # (.09 + 3 * .01) / 4 = .03
+    assert (whole != 0).all()
+    alone = m2po(logprobs[:1], mu[:1], mu[:1], advantages[:1], mask[:1]).loss  # (.09 + .01) / 2 = .05
+    assert (alone != 0).tolist() == [[True, False]]
+    kept = m2po_keep(logprobs, mu, advantages, mask)
+    parts = [
+        m2po(logprobs[i], mu[i], mu[i], advantages[i], mask[i], keep=kept[i]).loss for i in (slice(0, 1), slice(1, 2))
+    ]
+    assert torch.equal(torch.cat(parts), whole)
