@@ -34,6 +34,7 @@ settings (any key of configs/train.yaml; the most used):
   model=tiny               a file in configs/model/ (tiny, tiny_moe)
   rollout.groups=16        tasks per step            rollout.samples=8   episodes per task
   optimizer.lr=2e-3        learning rate
+  start_from=DIR           a checkpoint to train on from, instead of a fresh model and its warm start
   env_args.key=value       passed to the environment's constructor
   resume=runs/latest       go on where a run was stopped (with steps=N: up to there)
 

@@ -54,6 +54,17 @@ def trainer(folder: Path, tmp_path: Path) -> Trainer:
     return Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), settings)
 
 
+def test_a_run_can_start_from_another_s_checkpoint(folder: Path, tmp_path: Path) -> None:
+    start = str(folder / "checkpoint")
+    again = start_run(config(tmp_path).model_copy(update={"steps": 0, "start_from": start}), Progress())
+    before, after = (weights(f) for f in (folder, again))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    known = [e.id for e in read_episodes(again / "episodes.jsonl")]
+    assert len(known) == len(set(known)) == 3 * 8  # sampled, at a low temperature, greedy: once each
+    summary = json.loads((again / "summary.json").read_text())
+    assert summary["eval"]["before"] == summary["eval"]["after"]
+
+
 def test_a_run_leaves_what_it_promises(folder: Path) -> None:
     assert {"config.yaml", "metrics.jsonl", "episodes.jsonl", "checkpoint", "report.html", "summary.json"} <= {
         p.name for p in folder.iterdir()

@@ -60,6 +60,8 @@ class TrainConfig(_Section):
     seed: int = Field(0, ge=0)
     name: str | None = None
     runs_dir: str = "runs"
+    start_from: str | None = None
+    """A checkpoint's folder to train on from, instead of a fresh model and its warm start."""
     threads: int = Field(0, ge=0)
     """Of torch; 0 leaves it to torch."""
     steps: int = Field(60, ge=0)

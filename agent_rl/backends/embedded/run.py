@@ -49,7 +49,7 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
         env.tasks.require(split)
     folder = _make_folder(config, env)
     with _Run(folder, env, config, progress) as run:
-        student = run.prepare()
+        student = run.load(config.start_from) if config.start_from else run.prepare()
         trainer = Trainer(env, student, config)
         run.evaluate(trainer, "before")
         save_checkpoint(folder / CHECKPOINT, student, trainer.optimizer, 0)
@@ -123,6 +123,14 @@ class _Run:
         # more than a few threads only get in each other's way in a model of this size
         torch.set_num_threads(self.config.threads or min(4, torch.get_num_threads()))
 
+    def load(self, checkpoint: str) -> Student:
+        """Take a student that another run trained."""
+        config = self.config
+        self.set_threads()
+        student = load_student(checkpoint, slots=config.rollout.slots, context=config.context(self.env.budget.tokens))
+        self.progress.say(f"[bold]{self.env.id}[/bold]: on from {checkpoint}. Everything goes to {self.folder}/")
+        return student
+
     def prepare(self) -> Student:
         """Make a student and warm it up on demonstrations."""
         config, env, say = self.config, self.env, self.progress.say
@@ -193,7 +201,8 @@ class _Run:
 
     def finish(self, trainer: Trainer) -> Path:
         """Evaluate once more and write the report."""
-        self.evaluate(trainer, "after")
+        if trainer.step:  # without a step, what was seen before is what there is
+            self.evaluate(trainer, "after")
         self.episodes.flush()
         wall = time.monotonic() - self.started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == "linux" else 1024) / 1024
