@@ -104,6 +104,48 @@ def test_entropy_is_taken_from_the_loss_and_keeps_rows_without_advantage():
     assert entropy.grad is not None and entropy.grad[batch.loss_mask].tolist() == pytest.approx([-0.5 / 8] * 8)
 
 
+def kl_rows(**kl: object) -> tuple[Algorithm, Experience]:
+    """Two equal episodes; the reference gives each of their sampled tokens e^.5 times the probability."""
+    algorithm = Algorithm(AlgorithmConfig(kl=kl, advantage="returns", objective="reinforce"))
+    x = algorithm.experience([episode("tie", 1.0, "b"), episode("too", 1.0, "b")])
+    return algorithm, replace(x, batch=replace(x.rows, reference_logprobs=x.rows.old_logprobs + 0.5 * x.rows.loss_mask))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "slope"),  # x = theta - reference = -.5
+    [
+        ("k2", 0.125, -0.5),
+        ("k3", math.exp(0.5) - 1.5, 1 - math.exp(0.5)),
+        ("k1+", -0.5, -0.5),
+        ("unbiased", math.exp(0.5) - 1.5, -0.5),
+    ],
+)
+def test_a_kl_penalty_in_the_loss_adds_its_value_and_gradient(kind, value, slope):
+    (plain, x), (algorithm, _) = kl_rows(), kl_rows(where="loss", coefficient=0.1, kind=kind)
+    results = []
+    for each in (plain, algorithm):
+        batch, whole = each.weigh(x)
+        theta = batch.old_logprobs.clone().requires_grad_()
+        loss = each.loss(theta, torch.zeros_like(theta), batch, whole).loss
+        (grad,) = torch.autograd.grad(loss, theta)
+        results.append((loss.item(), grad[batch.loss_mask]))
+    assert results[1][0] - results[0][0] == pytest.approx(0.1 * value, abs=1e-6)
+    torch.testing.assert_close(results[1][1] - results[0][1], torch.full((8,), 0.1 * slope / 8), atol=1e-7, rtol=1e-5)
+
+
+def test_a_kl_penalty_in_the_reward_is_part_of_returns_and_scores():
+    algorithm, x = kl_rows(where="reward", coefficient=0.1, kind="k1")
+    batch, _ = algorithm.weigh(x)  # each of 4 tokens earns -0.1 * -.5; the last one the score of 1, too
+    assert batch.advantages[0][batch.loss_mask[0]].tolist() == pytest.approx([1.2, 1.15, 1.1, 1.05])
+    grouped = Algorithm(
+        AlgorithmConfig(kl={"where": "reward", "coefficient": 0.1, "kind": "k1"}, advantage="leave-one-out")
+    )
+    far = x.rows.reference_logprobs.clone()
+    far[1] += 1.0 * x.rows.loss_mask[1]
+    batch, _ = grouped.weigh(replace(x, batch=replace(x.rows, reference_logprobs=far)))
+    assert batch.advantages.amin().item() == pytest.approx(-0.4)  # 1.2 against 1.6
+
+
 def test_what_is_reported_by_hand():
     algorithm = Algorithm(AlgorithmConfig())
     mask = torch.tensor([[False, True, True, False]])
@@ -136,6 +178,8 @@ def test_what_is_reported_by_hand():
         ({"denominators": "kept"}, "needs a rejection"),
         ({"objective": "minirl", "weight": "icepop", "proximal": "recompute"}, "do it twice"),
         ({"clip": 0.2}, "clip"),
+        ({"kl": {"where": "loss", "kind": "k1"}}, "no gradient in expectation"),
+        ({"kl": {"where": "reward", "kind": "unbiased"}}, "for the loss"),
     ],
 )
 def test_a_config_without_a_meaning_is_refused(settings, message):

@@ -31,7 +31,8 @@ def model():
 
 @functools.cache
 def algorithm(name: str) -> Algorithm:
-    overrides = [f"algorithm={name}", *(["algorithm.entropy=0.1"] if name == "rloo" else [])]
+    extra = {"rloo": ["algorithm.entropy=0.1"], "gspo": ["algorithm.kl.where=loss"]}
+    overrides = [f"algorithm={name}", *extra.get(name, [])]
     return Algorithm(load_config("train", TrainConfig, overrides).algorithm)
 
 
@@ -125,7 +126,7 @@ def test_a_token_that_the_policy_did_not_sample_has_no_loss(name):
         # one at a time: a NaN in one may hide what comes of a NaN in another
         dirty = [
             replace(batch, **{f: noisy(getattr(batch, f), noise)})
-            for f in ("rollout_logprobs", "old_logprobs", "advantages")
+            for f in ("rollout_logprobs", "old_logprobs", "reference_logprobs", "advantages")
         ]
         for got in (
             run(noisy(clean, noise), entropy, batch),

@@ -155,8 +155,27 @@ def told(folder: Path) -> list[dict[str, object]]:
     return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
 
 
-def test_a_killed_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, settings = Trainer.train_step, config(tmp_path)
+EVERYTHING = {
+    "kl": {"where": "loss", "coefficient": 0.01},
+    "entropy": 0.01,
+    "proximal": "recompute",
+    "weight": "icepop",
+    "rejection": "geometric",
+    "denominators": "kept",
+}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"algorithm": EVERYTHING, "updates_per_batch": 2}], ids=["default", "everything"]
+)
+def test_a_killed_run_goes_on_bit_for_bit(
+    changes: dict[str, object], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, settings = Trainer.train_step, config(tmp_path, **changes)
+    if changes:
+        folder = start_run(settings, Progress())
+        trained = [row for row in read_metrics(folder / "metrics.jsonl") if row.get("train/samples")]
+        assert float(str(trained[0]["train/reference_kl"])) != 0 and float(str(trained[-1]["train/weight"])) > 0.9
 
     def dies_in_step_three(self: Trainer):  # after the checkpoint of step two, and after step three's episodes
         if self.step == 3:

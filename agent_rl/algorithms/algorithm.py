@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -19,6 +19,7 @@ from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.filters import TOLERANCE
 from agent_rl.algorithms.objectives.base import TokenLoss
 from agent_rl.algorithms.objectives.choices import OBJECTIVES
+from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 from agent_rl.types import Episode
 
@@ -32,6 +33,25 @@ Aggregation = Annotated[Chosen, BeforeValidator(AGGREGATIONS.check), AGGREGATION
 
 USES_MU = ("minirl", "dppo-tv", "dppo-kl", "m2po")
 """Objectives that weigh tokens by the rollout policy themselves."""
+
+
+class KLConfig(BaseModel):
+    """A penalty for leaving a reference policy: the weights that the run started from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    where: Literal["none", "loss", "reward"] = "none"
+    coefficient: float = Field(1e-3, ge=0)
+    kind: KLKind | Literal["unbiased"] = "k3"
+    """The estimator, see `objectives.kl`; `unbiased` weighs k3 by theta/mu (DeepSeek-V3.2)."""
+
+    @model_validator(mode="after")
+    def _meaningful(self) -> KLConfig:
+        if self.where == "loss" and self.kind == "k1":
+            raise ValueError("kl.kind=k1 has no gradient in expectation: use k2, k3, k1+, k3+ or unbiased in the loss")
+        if self.where == "reward" and self.kind == "unbiased":
+            raise ValueError("kl.kind=unbiased is for the loss: in the reward, use k1")
+        return self
 
 
 class AlgorithmConfig(BaseModel):
@@ -55,6 +75,7 @@ class AlgorithmConfig(BaseModel):
     """Whether rejected tokens still count in the denominators."""
     objective: Objective = OBJECTIVES.check({"name": "ppo-clip", "clip_high_eps": 0.28})
     aggregation: Aggregation = AGGREGATIONS.check("token-mean")
+    kl: KLConfig = KLConfig()
     entropy: float = Field(0.0, ge=0)
     """The loss is lowered by this times the mean entropy of the sampled tokens' distributions, in nats."""
     count_zero_advantage: bool = True
@@ -111,7 +132,9 @@ class Algorithm:
         Returns:
             The rows that have a gradient, and the counts that their loss is divided by.
         """
-        config, batch, trained = self.config, x.rows, x.trained
+        config, trained = self.config, x.trained
+        x = self._penalised(x) if config.kl.where == "reward" else x
+        batch = x.rows
         advantages = ADVANTAGES.bind(config.advantage)(x)
         advantages = torch.where(trained, advantages, advantages.new_zeros(()))
         old, mu = batch.old_logprobs, batch.rollout_logprobs
@@ -122,8 +145,24 @@ class Algorithm:
         if not config.count_zero_advantage:
             counted = counted & informative[:, None]
         batch = replace(batch, advantages=advantages.float(), weights=weights, counted=counted)
-        wanted = trained.any(-1) if config.entropy else informative & (weights != 0).any(-1)
+        always = config.entropy or config.kl.where == "loss"
+        wanted = trained.any(-1) if always else informative & (weights != 0).any(-1)
         return batch.rows(torch.nonzero(wanted)[:, 0].tolist()), Denominators.of(counted)
+
+    def _penalised(self, x: Experience) -> Experience:
+        """Take the KL penalty from the rewards of the tokens, and from the scores."""
+        kl, batch = self.config.kl, x.rows
+        rewards = kl_in_reward(
+            batch.rewards,
+            batch.old_logprobs,
+            batch.reference_logprobs,
+            batch.loss_mask,
+            coefficient=kl.coefficient,
+            kind=cast(KLKind, kl.kind),  # the config has refused "unbiased"
+        )
+        change = torch.where(batch.loss_mask, rewards - batch.rewards, 0.0).sum(-1)
+        scores = x.scores.index_add(0, batch.episode, change)
+        return replace(x, scores=scores, batch=replace(batch, rewards=rewards.float()))
 
     def loss(self, logprobs: Tensor, entropy: Tensor, batch: Batch, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.
@@ -137,11 +176,20 @@ class Algorithm:
         config, mask = self.config, batch.loss_mask
         # before any arithmetic: 0 * NaN is NaN, so what stands outside the mask would come back with the gradient
         nothing = logprobs.new_zeros(())
-        logprobs, old, mu = (
-            torch.where(mask, x, nothing) for x in (logprobs, batch.old_logprobs, batch.rollout_logprobs)
+        logprobs, old, mu, reference = (
+            torch.where(mask, x, nothing)
+            for x in (logprobs, batch.old_logprobs, batch.rollout_logprobs, batch.reference_logprobs)
         )
         token = OBJECTIVES.bind(config.objective)(logprobs, old, mu, batch.advantages, mask)
         per_token = token.loss * batch.weights
+        if config.kl.where == "loss":
+            kind = config.kl.kind
+            kl = (
+                unbiased_kl(logprobs, mu, reference)
+                if kind == "unbiased"
+                else kl_estimate(logprobs, reference, kind=kind)
+            )
+            per_token = per_token + config.kl.coefficient * kl
         if config.entropy:
             per_token = per_token - config.entropy * torch.where(mask, entropy, nothing)
         loss = AGGREGATIONS.bind(config.aggregation)(per_token, batch.counted, whole)
@@ -156,6 +204,10 @@ class Algorithm:
                 # k3 estimator of KL(mu || theta), Schulman 2020: non-negative, low variance
                 "rollout_kl": float((gap.exp() - 1 - gap).sum()),
             }
+            if config.kl.where != "none":
+                sums["reference_kl"] = float(
+                    (logprobs - reference)[mask].double().sum()
+                )  # k1: unbiased, can be negative
         return LossTerms(loss, sums)
 
     def formula(self) -> str:
@@ -172,6 +224,11 @@ class Algorithm:
             lines.append(f"  {part:12} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
             if chosen["name"] != "none":
                 lines.append(f"  {'':12}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
+        if config.kl.where != "none":
+            kl = f"{config.kl.coefficient} * KL(theta || start of the run), estimated by {config.kl.kind}"
+            lines.append(
+                f"  {'kl':12} {kl}, is {'added to the loss' if config.kl.where == 'loss' else 'taken from the reward'}"
+            )
         if config.entropy:
             lines.append(f"  {'entropy':12} {config.entropy} times the mean entropy is taken from the loss")
         zero = "count" if config.count_zero_advantage else "don't count"

@@ -38,6 +38,8 @@ class Batch:
     """int64 `[B]`: which episode of the step a row belongs to."""
     old_logprobs: Tensor
     """float32 `[B, T]`, under the proximal policy (old); the rollout's until somebody computes them."""
+    reference_logprobs: Tensor
+    """float32 `[B, T]`, under the policy that a KL penalty keeps close to; the rollout's until computed."""
     advantages: Tensor
     """float32 `[B, T]`; 0 outside the mask."""
     weights: Tensor
@@ -174,6 +176,7 @@ def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
         lengths=torch.tensor([len(s.token_ids) for s in samples]),
         episode=torch.tensor([s.episode for s in samples]),
         old_logprobs=mu,
+        reference_logprobs=mu,
         advantages=torch.zeros_like(mu),
         weights=mask.float(),
         counted=mask,

@@ -14,6 +14,7 @@ from types import FrameType
 
 import torch
 from omegaconf import OmegaConf
+from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_state, save_checkpoint
@@ -31,7 +32,7 @@ from agent_rl.store.episodes import EpisodeWriter, episode_ids
 from agent_rl.types import Episode
 from agent_rl.view.progress import Progress
 
-CONFIG, CHECKPOINT, EPISODES = "config.yaml", "checkpoint", "episodes.jsonl"
+CONFIG, CHECKPOINT, REFERENCE, EPISODES = "config.yaml", "checkpoint", "reference", "episodes.jsonl"
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the user asked
@@ -50,7 +51,9 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
     folder = _make_folder(config, env)
     with _Run(folder, env, config, progress) as run:
         student = run.load(config.start_from) if config.start_from else run.prepare()
-        trainer = Trainer(env, student, config)
+        if config.algorithm.kl.where != "none":
+            student.save(folder / REFERENCE)
+        trainer = Trainer(env, student, config, _reference(folder))
         run.evaluate(trainer, "before")
         save_checkpoint(folder / CHECKPOINT, student, trainer.optimizer, 0)
         run.train(trainer)
@@ -80,7 +83,7 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
     with _Run(folder, env, config, progress) as run:
         run.set_threads()
         student = load_student(checkpoint, slots=config.rollout.slots, context=config.context(env.budget.tokens))
-        trainer = Trainer(env, student, config)
+        trainer = Trainer(env, student, config, _reference(folder))
         trainer.step = load_state(checkpoint, trainer.optimizer)
         progress.say(f"Going on from step {trainer.step} of {config.steps} in {folder}")
         run.train(trainer)
@@ -223,6 +226,11 @@ class _Run:
         for episode in episodes:
             if episode.id not in self.known:
                 self.episodes.write(episode)
+
+
+def _reference(folder: Path) -> PreTrainedModel | None:
+    """Load the policy that a run's KL penalty keeps close to, if it has one."""
+    return load_student(folder / REFERENCE, slots=1).model if (folder / REFERENCE).exists() else None
 
 
 def _minutes(config: TrainConfig) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
 from agent_rl.backends.embedded.config import TrainConfig
@@ -37,8 +39,10 @@ class StepResult:
 class Trainer:
     """Trains a student on one environment. `step` counts finished steps and is the cursor into the data."""
 
-    def __init__(self, spec: EnvSpec, student: Student, config: TrainConfig) -> None:
-        self.spec, self.student, self.config = spec, student, config
+    def __init__(
+        self, spec: EnvSpec, student: Student, config: TrainConfig, reference: PreTrainedModel | None = None
+    ) -> None:
+        self.spec, self.student, self.config, self.reference = spec, student, config, reference
         self.algorithm = Algorithm(config.algorithm)
         self.optimizer = Optimizer(student.model, config.optimizer)
         self.tasks = TaskStream(spec.tasks, config.split, config.seed)
@@ -94,7 +98,9 @@ class Trainer:
         if x.batch is None:
             return metrics
         if config.algorithm.proximal == "recompute":
-            x = replace(x, batch=self._recompute(x.batch))
+            x = replace(x, batch=replace(x.batch, old_logprobs=self._score(self.student.model, x.batch)))
+        if self.reference is not None:
+            x = replace(x, batch=replace(x.rows, reference_logprobs=self._score(self.reference, x.rows)))
         batch, whole = self.algorithm.weigh(x)
         metrics["train/samples"] = float(len(batch))
         if not len(batch):
@@ -128,14 +134,14 @@ class Trainer:
         return terms.sums | {"loss": float(terms.loss.detach())}
 
     @torch.no_grad()
-    def _recompute(self, batch: Batch) -> Batch:
-        """Score the rows with the weights that the update starts from."""
-        old = torch.zeros_like(batch.old_logprobs)
+    def _score(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+        """Return the log-probabilities of the sampled tokens under a model, `[B, T]`."""
+        scores = torch.zeros_like(batch.old_logprobs)
         for rows in batch.cut_rows(self.config.micro_batch_tokens):
             part = batch.rows(rows)
-            logprobs, _ = token_logprobs(self.student.model, part.token_ids, self.config.rollout.temperature)
-            old[rows, : logprobs.shape[1]] = torch.where(part.loss_mask, logprobs, logprobs.new_zeros(()))
-        return replace(batch, old_logprobs=old)
+            logprobs, _ = token_logprobs(model, part.token_ids, self.config.rollout.temperature)
+            scores[rows, : logprobs.shape[1]] = torch.where(part.loss_mask, logprobs, logprobs.new_zeros(()))
+        return scores
 
     def evaluate(
         self,
