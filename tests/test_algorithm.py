@@ -93,6 +93,15 @@ def test_a_rejection_loses_no_reward_and_says_which_denominator_it_keeps(denomin
     assert batch.advantages[0, 1].item() == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
 
 
+def test_the_gap_between_mu_and_old_is_measured():
+    algorithm, x = corrected(rejection={"name": "sequence", "low": 0.5, "high": 2.0}, weight="icepop")
+    found = algorithm.diagnose(x)  # log-ratios 1, -.5, 3, 0
+    assert found["mismatch/gap_mean"] == pytest.approx(4.5 / 4) and found["mismatch/turn_0"] == pytest.approx(4.5 / 4)
+    assert found["rollout_corr/rollout_rs_seq_masked_fraction"] == 0.5
+    assert found["mismatch/weight_mean"] == pytest.approx((math.e + math.exp(-0.5)) / 2, rel=1e-5)
+    assert found["policy_version/staleness_0"] == 1
+
+
 def test_entropy_is_taken_from_the_loss_and_keeps_rows_without_advantage():
     algorithm = Algorithm(AlgorithmConfig(entropy=0.5))
     batch, whole = algorithm.weigh(algorithm.experience([episode("tie", 1.0, "b"), episode("too", 1.0, "b")]))

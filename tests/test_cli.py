@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.cli import main
+from agent_rl.config import choices
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from tests.doubles import example_episode
 
@@ -74,6 +75,8 @@ def test_each_stored_line_is_json_with_readable_messages(capsys: pytest.CaptureF
         (["train", "resume=nowhere"], "no run"),
         (["train", "resume=nowhere", "seed=3"], "seed can't change"),
         (["train", "env=nothing-v7"], "no environment 'nothing-v7'"),
+        (["train", "algorithm.objective=gpso"], "Did you mean 'gspo'?"),
+        (["train", "algorithm.weight=token-tis"], "set proximal=recompute"),
         (["train", "eval.split=tset"], "Did you mean 'test'?"),
         (["view", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
@@ -86,6 +89,13 @@ def test_mistakes_get_one_line_and_status_1(
     status, _, err = call(capsys, *argv)
     assert status == 1 and message in err and "Traceback" not in err
     assert not (tmp_path / "runs").exists()  # nothing is begun before the settings are known to be right
+
+
+def test_algorithms_are_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    status, listed, _ = call(capsys, "algorithms")
+    assert status == 0 and all(name in listed for name in choices("algorithm"))
+    status, explained, _ = call(capsys, "train", "algorithm=icepop", "algorithm.weight.low=0.4", "--explain")
+    assert status == 0 and "icepop (low=0.4, high=5.0)" in explained and "old is recomputed" in explained
 
 
 def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:

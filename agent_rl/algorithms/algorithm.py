@@ -14,9 +14,10 @@ from agent_rl.algorithms.advantages.choices import ADVANTAGES
 from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.batch import Batch, Denominators
 from agent_rl.algorithms.choice import Choice, Chosen
-from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
+from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS, Weights
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.filters import TOLERANCE
+from agent_rl.algorithms.mismatch import correction_metrics, mismatch, policy_version_histogram
 from agent_rl.algorithms.objectives.base import TokenLoss
 from agent_rl.algorithms.objectives.choices import OBJECTIVES
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
@@ -148,6 +149,16 @@ class Algorithm:
         always = config.entropy or config.kl.where == "loss"
         wanted = trained.any(-1) if always else informative & (weights != 0).any(-1)
         return batch.rows(torch.nonzero(wanted)[:, 0].tolist()), Denominators.of(counted)
+
+    @torch.no_grad()
+    def diagnose(self, x: Experience) -> dict[str, float]:
+        """Measure the gap between mu and old, what the correction makes of it, and how old the tokens are."""
+        batch, trained = x.rows, x.trained
+        old, mu = batch.old_logprobs, batch.rollout_logprobs
+        keep = REJECTIONS.bind(self.config.rejection)(old, mu, trained)
+        weights = Weights(WEIGHTS.bind(self.config.weight)(old, mu, trained), keep)
+        ages = policy_version_histogram(batch.versions, int(batch.versions.max()))
+        return mismatch(old, mu, trained, batch.turns) | correction_metrics(weights, trained) | ages
 
     def _penalised(self, x: Experience) -> Experience:
         """Take the KL penalty from the rewards of the tokens, and from the scores."""

@@ -99,6 +99,7 @@ class Trainer:
             return metrics
         if config.algorithm.proximal == "recompute":
             x = replace(x, batch=replace(x.batch, old_logprobs=self._score(self.student.model, x.batch)))
+            metrics |= self.algorithm.diagnose(x)
         if self.reference is not None:
             x = replace(x, batch=replace(x.rows, reference_logprobs=self._score(self.reference, x.rows)))
         batch, whole = self.algorithm.weigh(x)
