@@ -8,6 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, collate
+from agent_rl.algorithms.selection import FILTERS
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config
 from agent_rl.errors import ConfigError
@@ -46,6 +47,24 @@ def test_what_has_no_gradient_is_dropped_and_counts_as_the_config_says(settings,
     assert batch.episode.tolist() == [0, 1] and counted == whole
     assert batch.advantages[batch.loss_mask].tolist() == [0.5] * 4 + [-0.5] * 4
     assert not batch.advantages[~batch.loss_mask].any()
+
+
+def test_a_stale_episode_is_left_out_but_stays_in_its_group():
+    settings = {
+        "filters": [{"name": "max-staleness", "steps": 1}],
+        "advantage": {"name": "group-relative", "std": False},
+    }
+    algorithm = Algorithm(AlgorithmConfig(**settings))
+    x = Experience.of(EPISODES)
+    fresh = torch.where(x.rows.loss_mask, 7, -1)
+    fresh[0, 3] = 5  # one token of "win" is two versions old
+    fresh[1, 3] = 6
+    x = replace(x, batch=replace(x.rows, versions=fresh))
+    kept = FILTERS.bind(algorithm.config.filters[0])(x)
+    assert kept.tolist() == [False, True, True, True, True, True]
+    batch, whole = algorithm.weigh(replace(x, kept=x.kept & kept))
+    assert batch.episode.tolist() == [1] and whole == Denominators(12, 3)
+    assert batch.advantages.amin().item() == -0.5  # "win" still counts in the mean
 
 
 def test_shaping_comes_before_the_advantage():
@@ -187,6 +206,7 @@ def test_what_is_reported_by_hand():
         ({"denominators": "kept"}, "needs a rejection"),
         ({"objective": "minirl", "weight": "icepop", "proximal": "recompute"}, "do it twice"),
         ({"clip": 0.2}, "clip"),
+        ({"refill": {"max_rounds": 2}}, "set filters"),
         ({"kl": {"where": "loss", "kind": "k1"}}, "no gradient in expectation"),
         ({"kl": {"where": "reward", "kind": "unbiased"}}, "for the loss"),
     ],

@@ -155,6 +155,24 @@ def told(folder: Path) -> list[dict[str, object]]:
     return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
 
 
+def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(folder: Path, tmp_path: Path) -> None:
+    algorithm = {"filters": ["varied-groups"], "refill": {"max_rounds": 3, "oversampling": 2.0}}
+    settings = config(tmp_path, algorithm=algorithm)
+    trainer = Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), settings)
+    results = [trainer.train_step() for _ in range(4)]
+    ids = [e.id for r in results for e in r.episodes]
+    tasks = [str(e.task) for r in results for e in r.episodes]
+    assert len(set(ids)) == len(ids) and len(set(tasks)) > len(ids) / 4 / 2
+    for result in results:
+        groups = {e.group_id for e in result.episodes}
+        varied = {g for g in groups if len({e.reward for e in result.episodes if e.group_id == g}) > 1}
+        filled = min(3, len(varied)) / 3
+        assert result.metrics["rollout/batch_filled"] == pytest.approx(filled)
+        assert filled == 1 or result.metrics["rollout/rounds"] == 3
+        assert result.metrics["train/samples"] == 4 * 3 * filled
+    assert any(r.metrics["rollout/rounds"] > 1 and r.metrics["train/samples"] for r in results)
+
+
 EVERYTHING = {
     "kl": {"where": "loss", "coefficient": 0.01},
     "entropy": 0.01,

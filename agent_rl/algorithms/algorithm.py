@@ -16,7 +16,7 @@ from agent_rl.algorithms.batch import Batch, Denominators
 from agent_rl.algorithms.choice import Choice, Chosen
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS, Weights
 from agent_rl.algorithms.experience import Experience
-from agent_rl.algorithms.filters import TOLERANCE
+from agent_rl.algorithms.filters import TOLERANCE, Refill
 from agent_rl.algorithms.mismatch import correction_metrics, mismatch, policy_version_histogram
 from agent_rl.algorithms.objectives.base import TokenLoss
 from agent_rl.algorithms.objectives.choices import OBJECTIVES
@@ -55,6 +55,26 @@ class KLConfig(BaseModel):
         return self
 
 
+class RefillConfig(BaseModel):
+    """Dynamic sampling: sample more groups until the batch is full of groups that the filters keep."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_rounds: int = Field(1, ge=1)
+    """At most; 1 is no dynamic sampling. A batch that isn't full by then is smaller."""
+    oversampling: float = Field(3.0, ge=1)
+    """A round samples at most this times the groups of a batch."""
+
+    def start(self, target: int) -> Refill:
+        """Return the bookkeeping of a batch of `target` groups."""
+        return Refill(target, self.max_rounds, self.oversampling)
+
+    @property
+    def most(self) -> float:
+        """The groups that may be sampled for a batch, in batches."""
+        return 1 + (self.max_rounds - 1) * self.oversampling
+
+
 class AlgorithmConfig(BaseModel):
     """The parts of an algorithm, in the order in which they act; `configs/algorithm/` holds the presets."""
 
@@ -65,6 +85,7 @@ class AlgorithmConfig(BaseModel):
     """Changes to the scores."""
     filters: tuple[Filter, ...] = ()
     """Which episodes are trained on, judged by their scores; the others still count in their group's statistics."""
+    refill: RefillConfig = RefillConfig()
     advantage: Advantage = ADVANTAGES.check("group-relative")
     proximal: Literal["rollout", "recompute"] = "rollout"
     """What `old` is: the rollout's log-probabilities (bypass), or those of a forward pass before the first update."""
@@ -91,6 +112,8 @@ class AlgorithmConfig(BaseModel):
             raise ValueError(
                 "a correction by old/mu has no effect with proximal=rollout, where old is mu: set proximal=recompute"
             )
+        if self.refill.max_rounds > 1 and not self.filters:
+            raise ValueError("refill.max_rounds makes up for what filters leave out; there are none: set filters")
         if self.denominators == "kept" and self.rejection["name"] == "none":
             raise ValueError("denominators=kept needs a rejection; without one every token is kept")
         if self.weight["name"] != "none" and self.objective["name"] in USES_MU:
@@ -235,6 +258,9 @@ class Algorithm:
             lines.append(f"  {part:12} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
             if chosen["name"] != "none":
                 lines.append(f"  {'':12}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
+        if config.refill.max_rounds > 1:
+            rounds = f"at most {config.refill.max_rounds} rounds of {config.refill.oversampling} batches"
+            lines.append(f"  {'refill':12} until the filters have kept a full batch; {rounds}")
         if config.kl.where != "none":
             kl = f"{config.kl.coefficient} * KL(theta || start of the run), estimated by {config.kl.kind}"
             lines.append(

@@ -54,12 +54,12 @@ def not_overlong(x: Experience) -> Tensor:
     return filters.not_overlong(x.cut_short)
 
 
-def max_staleness(x: Experience, *, steps: Count, current: int = -1) -> Tensor:
-    """Leave out episodes with a token older than `steps` versions; `current` -1 is the newest version in the batch."""
+def max_staleness(x: Experience, *, steps: Count) -> Tensor:
+    """Leave out episodes with a token more than `steps` versions older than the newest of the batch."""
     if x.batch is None:
         return torch.ones_like(x.kept)
     versions, sampled = x.batch.versions, x.batch.loss_mask
-    newest = int(versions.max()) if current < 0 else current
+    newest = int(versions.max())
     oldest = torch.full_like(x.groups, newest)
     by_row = torch.where(sampled, versions, newest).amin(-1)
     oldest.scatter_reduce_(0, x.batch.episode, by_row, "amin")

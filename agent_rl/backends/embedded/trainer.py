@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
+from agent_rl.algorithms.filters import Refill, next_round, offer
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
@@ -54,13 +55,9 @@ class Trainer:
         engine = self.student.engine
         before = engine.tokens
         engine.update_weights(self.step)
-        episodes = asyncio.run(
-            run_jobs(self._jobs(), self.student.policy(self.config.rollout.params), concurrency=engine.slots)
-        )
+        episodes, batch, state = self._sample()
         sampled = time.perf_counter()
-        if self.config.shuffle_rewards:
-            episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
-        metrics = self.update(self.algorithm.experience(episodes))
+        metrics = self.update(self.algorithm.experience(batch))
         done = time.perf_counter()
         self.step += 1
         evaluation = summarise(episodes)
@@ -71,6 +68,8 @@ class Trainer:
             "rollout/tool_calls": evaluation.tool_calls,
             "rollout/tool_errors": evaluation.tool_errors,
             "rollout/failed": float(evaluation.failed),
+            "rollout/rounds": float(state.rounds),
+            "rollout/batch_filled": len(state.taken) / state.target,
             "rollout/truncated": float(np.mean([e.stop_reason != "done" for e in episodes])),
             "perf/rollout_s": sampled - started,
             "perf/update_s": done - sampled,
@@ -78,11 +77,28 @@ class Trainer:
         }
         return StepResult(episodes, evaluation, metrics)
 
-    def _jobs(self) -> list[Job]:
-        """The step's jobs; ids say which step, group and sample, so that a resumed run knows what it already wrote."""
+    def _sample(self) -> tuple[list[Episode], list[Episode], Refill]:
+        """Sample groups until the batch is full: everything sampled, the batch, and how the batch came about."""
+        config, engine, size = self.config, self.student.engine, self.config.rollout.samples
+        policy = self.student.policy(config.rollout.params)
+        refill, episodes = config.algorithm.refill, list[Episode]()
+        state = refill.start(config.rollout.groups)
+        while groups := next_round(state):
+            jobs = self._jobs(range(state.offered, state.offered + groups))
+            new = asyncio.run(run_jobs(jobs, policy, concurrency=engine.slots))
+            if config.shuffle_rewards:
+                new = shuffled(new, np.random.default_rng([3, config.seed, self.step, state.offered]))
+            kept = self.algorithm.experience(new).kept.view(groups, size).any(1)
+            state = offer(state, kept.tolist() if refill.max_rounds > 1 else [True] * groups)
+            episodes += new
+        return episodes, [e for g in state.taken for e in episodes[g * size : (g + 1) * size]], state
+
+    def _jobs(self, groups: range) -> list[Job]:
+        """The jobs of some of the step's groups; ids tell a resumed run what it already wrote."""
         config, jobs = self.config, []
-        for group in range(config.rollout.groups):
-            task = self.tasks.at(RL_START + self.step * config.rollout.groups + group)
+        stride = int(config.rollout.groups * config.algorithm.refill.most)
+        for group in groups:
+            task = self.tasks.at(RL_START + self.step * stride + group)
             name = f"train-{self.step:05d}-{group:03d}"
             # a finite split meets a task again in a later step; the step keeps its episodes from repeating
             round_seed = config.seed * 1_000_003 + self.step
