@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if twice:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         print(f"\nERROR: imported at top level: {twice}; import them as agent_rl.<name>")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small finished run; for reading only."""
+    from agent_rl.backends.embedded.run import start_run
+    from agent_rl.view.progress import Progress
+    from tests.runs import config
+
+    return start_run(config(tmp_path_factory.mktemp("run")), Progress())

@@ -67,6 +67,15 @@ def test_a_stale_episode_is_left_out_but_stays_in_its_group():
     assert batch.advantages.amin().item() == -0.5  # "win" still counts in the mean
 
 
+def test_a_greedy_episode_is_the_baseline_of_its_group():
+    algorithm = Algorithm(AlgorithmConfig(advantage="over-greedy"))
+    assert algorithm.needs_greedy
+    x = algorithm.experience(EPISODES, greedy=[episode("greedy", 0.25, "a"), episode("none", None, "b")])
+    batch, whole = algorithm.weigh(x)
+    assert batch.advantages.sum(-1).tolist() == [0.75 * 4, -0.25 * 4]  # group b has no baseline, so no advantage
+    assert whole == Denominators(16, 4)
+
+
 def test_shaping_comes_before_the_advantage():
     shaping = [{"name": "scale", "factor": 4.0}, {"name": "clip", "low": 1.0, "high": 3.0}]
     algorithm = Algorithm(AlgorithmConfig(shaping=shaping, advantage={"name": "group-relative", "std": False}))
@@ -206,6 +215,7 @@ def test_what_is_reported_by_hand():
         ({"denominators": "kept"}, "needs a rejection"),
         ({"objective": "minirl", "weight": "icepop", "proximal": "recompute"}, "do it twice"),
         ({"clip": 0.2}, "clip"),
+        ({"advantage": "over-greedy", "shaping": [{"name": "scale", "factor": 2}]}, "greedy episodes"),
         ({"refill": {"max_rounds": 2}}, "set filters"),
         ({"kl": {"where": "loss", "kind": "k1"}}, "no gradient in expectation"),
         ({"kl": {"where": "reward", "kind": "unbiased"}}, "for the loss"),
@@ -237,7 +247,7 @@ def test_a_preset_is_called_by_its_file_and_explains_itself(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_pushes_towards_the_better_episode(name):
     algorithm = Algorithm(preset(name))
-    x = algorithm.experience(EPISODES)
+    x = algorithm.experience(EPISODES, greedy=[episode("greedy", 0.25, "a")])
     batch, whole = algorithm.weigh(x)
     theta = batch.old_logprobs.clone().requires_grad_()
     algorithm.loss(theta, torch.zeros_like(theta), batch, whole).loss.backward()

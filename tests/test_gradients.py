@@ -58,6 +58,7 @@ def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Exp
         lengths=torch.tensor([int(s.loss_mask.sum()) for s in samples]),
         cut_short=torch.zeros(len(samples), dtype=torch.bool),
         kept=torch.ones(len(samples), dtype=torch.bool),
+        baselines=torch.full((len(samples),), 0.25, dtype=torch.float64),
     )
 
 

@@ -11,7 +11,6 @@ import torch
 from agent_rl.algorithms import Experience
 from agent_rl.backends.embedded import run as run_module
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
-from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.metrics import read_metrics
 from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
@@ -23,28 +22,7 @@ from agent_rl.registry import spec
 from agent_rl.store.episodes import read_episodes
 from agent_rl.types import Source
 from agent_rl.view.progress import Progress
-
-SMALL = {
-    "env": "calculator-v0",
-    "threads": 1,
-    "steps": 4,
-    "checkpoint_every": 2,
-    "vocab_size": 480,
-    "model": {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "head_dim": 16, "intermediate": 64},
-    "warm_start": {"demonstrations": 64, "copy_steps": 2, "clone_steps": 12, "batch": 8},
-    "rollout": {"groups": 3, "samples": 4, "slots": 8, "max_tokens": 24},
-    "eval": {"n": 8, "dev_n": 4, "every": 2},
-}
-
-
-def config(tmp_path: Path, **changes: object) -> TrainConfig:
-    return TrainConfig.model_validate(SMALL | {"runs_dir": str(tmp_path / "runs")} | changes)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
-    return start_run(config(tmp_path_factory.mktemp("run")), Progress())
+from tests.runs import config, told, weights
 
 
 @pytest.fixture
@@ -143,34 +121,6 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(trainer: Trainer) 
     for budget in (1, 200, 1000):
         # log-probabilities pass through float32 once, hence not 1e-12
         assert torch.allclose(gradient(budget), reference, rtol=1e-4, atol=1e-7)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_student(folder / "checkpoint").model.state_dict()
-
-
-def told(folder: Path) -> list[dict[str, object]]:
-    """The metrics of a run, without those that measure time."""
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
-
-
-def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(folder: Path, tmp_path: Path) -> None:
-    algorithm = {"filters": ["varied-groups"], "refill": {"max_rounds": 3, "oversampling": 2.0}}
-    settings = config(tmp_path, algorithm=algorithm)
-    trainer = Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), settings)
-    results = [trainer.train_step() for _ in range(4)]
-    ids = [e.id for r in results for e in r.episodes]
-    tasks = [str(e.task) for r in results for e in r.episodes]
-    assert len(set(ids)) == len(ids) and len(set(tasks)) > len(ids) / 4 / 2
-    for result in results:
-        groups = {e.group_id for e in result.episodes}
-        varied = {g for g in groups if len({e.reward for e in result.episodes if e.group_id == g}) > 1}
-        filled = min(3, len(varied)) / 3
-        assert result.metrics["rollout/batch_filled"] == pytest.approx(filled)
-        assert filled == 1 or result.metrics["rollout/rounds"] == 3
-        assert result.metrics["train/samples"] == 4 * 3 * filled
-    assert any(r.metrics["rollout/rounds"] > 1 and r.metrics["train/samples"] for r in results)
 
 
 EVERYTHING = {

@@ -107,6 +107,10 @@ class AlgorithmConfig(BaseModel):
 
     @model_validator(mode="after")
     def _meaningful(self) -> AlgorithmConfig:
+        if self.shaping and self.advantage["name"] == "over-greedy":
+            raise ValueError(
+                "shaping would change the scores but not those of the greedy episodes they are compared with"
+            )
         corrected = self.weight["name"] != "none" or self.rejection["name"] != "none"
         if corrected and self.proximal == "rollout":
             raise ValueError(
@@ -138,9 +142,14 @@ class Algorithm:
 
     config: AlgorithmConfig
 
-    def experience(self, episodes: Sequence[Episode]) -> Experience:
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether the advantage compares with a greedy episode of each group."""
+        return self.config.advantage["name"] == "over-greedy"
+
+    def experience(self, episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> Experience:
         """Read the episodes of a step, shape their scores and mark what is trained on."""
-        x = Experience.of(episodes)
+        x = Experience.of(episodes, greedy)
         scores = x.scores
         for chosen in self.config.shaping:
             scores = SHAPING.bind(chosen)(replace(x, scores=scores))

@@ -37,16 +37,19 @@ class Experience:
     """bool `[E]`: a limit on tokens ended it."""
     kept: Tensor
     """bool `[E]`: whether it is trained on; filters clear it."""
+    baselines: Tensor
+    """float64 `[E]`: what a greedy episode of the same task scored; NaN if there is none."""
 
     @classmethod
-    def of(cls, episodes: Sequence[Episode]) -> Experience:
-        """Read off what the episodes of a step hold."""
+    def of(cls, episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> Experience:
+        """Read off what the episodes of a step hold, and greedy ones of the same groups."""
         samples = to_samples(episodes)
         lengths = torch.zeros(len(episodes), dtype=torch.int64)
         for sample in samples:
             lengths[sample.episode] += int(sample.loss_mask.sum())
         weights = {r.name: r.weight for e in episodes for r in e.rewards if r.weight != 0}
         group_ids: dict[str, int] = {}
+        baselines = {e.group_id: e.reward for e in greedy}
         return cls(
             batch=collate(samples) if samples else None,
             scores=_numbers([e.reward for e in episodes]),
@@ -57,6 +60,7 @@ class Experience:
             lengths=lengths,
             cut_short=torch.tensor([e.stop_reason in CUT_SHORT for e in episodes], dtype=torch.bool),
             kept=torch.tensor([e.reward is not None for e in episodes], dtype=torch.bool),
+            baselines=_numbers([baselines.get(e.group_id) for e in episodes]),
         )
 
     def on_tokens(self, per_episode: Tensor) -> Tensor:

@@ -30,6 +30,11 @@ def length_weighted(x: Experience) -> Tensor:
     return x.on_tokens(outcome.length_weighted(x.scores, x.groups, x.lengths))
 
 
+def over_greedy(x: Experience) -> Tensor:
+    """ReMax: the score less that of a greedy episode of the same task."""
+    return x.on_tokens(outcome.over_greedy(x.scores, x.baselines))
+
+
 def best_of_group(x: Experience, *, std: bool = False) -> Tensor:
     """Only the best of a group learns, by its lead over the second."""
     return x.on_tokens(outcome.best_of_group(x.scores, x.groups, std=std))
@@ -86,6 +91,7 @@ ADVANTAGES = Choices(
         "length-weighted": Choice(
             length_weighted, "A = R - sum_group(|y| R) / sum_group |y|", "OPO, Hao et al. 2025, eq. 9"
         ),
+        "over-greedy": Choice(over_greedy, "A = R - R of the greedy episode", "ReMax, Li et al. 2023, 2310.10505"),
         "best-of-group": Choice(best_of_group, "A = R_best - R_second for the best, else 0", "verl grpo_passk"),
         "pass-at-k": Choice(pass_at_k, "A of the pass@k reward over all k-subsets", "Chen et al. 2025, 2508.10751"),
         "max-likelihood": Choice(max_likelihood, "A = (R - mean_group) / mean_group", "MaxRL, Tajwar et al. 2026"),

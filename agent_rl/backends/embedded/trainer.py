@@ -57,7 +57,9 @@ class Trainer:
         engine.update_weights(self.step)
         episodes, batch, state = self._sample()
         sampled = time.perf_counter()
-        metrics = self.update(self.algorithm.experience(batch))
+        metrics = self.update(
+            self.algorithm.experience(batch, self._greedy(state) if self.algorithm.needs_greedy else ())
+        )
         done = time.perf_counter()
         self.step += 1
         evaluation = summarise(episodes)
@@ -92,6 +94,12 @@ class Trainer:
             state = offer(state, kept.tolist() if refill.max_rounds > 1 else [True] * groups)
             episodes += new
         return episodes, [e for g in state.taken for e in episodes[g * size : (g + 1) * size]], state
+
+    def _greedy(self, state: Refill) -> list[Episode]:
+        """Run each group of the batch once more, greedily: a baseline, neither stored nor trained on."""
+        jobs = [self._jobs(range(group, group + 1))[0] for group in state.taken]
+        policy = self.student.policy(replace(self.config.rollout.params, temperature=0.0))
+        return asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots))
 
     def _jobs(self, groups: range) -> list[Job]:
         """The jobs of some of the step's groups; ids tell a resumed run what it already wrote."""
