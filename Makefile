@@ -1,20 +1,23 @@
-# Everything happens in .venv, with the versions of constraints.txt. `make` lists the targets.
+# Everything happens in .venv, with the versions of constraints.txt. `make` lists the targets. Only what is compared with
+# verl and TRL, or runs on verl, needs .venv-verl: constraints-verl.txt, Python 3.11 or 3.12, Linux.
 #
 #   make setup PYTHON=python3.12              another interpreter
 #   make train ARGS="env=search-v0"           overrides, passed to `agent-rl train`
 #
 # pip takes its options from the environment. On Linux, PyTorch's wheel brings gigabytes of CUDA; without a GPU, set
-# PIP_EXTRA_INDEX_URL to PyTorch's CPU index (pytorch.org, "Get started", names it): 0.2 GB instead.
+# PIP_EXTRA_INDEX_URL to PyTorch's CPU index (pytorch.org, "Get started", names it): 0.2 GB instead. .venv-verl takes
+# nothing else: on a machine without that index or a file of the CPU build, `make setup-verl` says that there is no torch.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VENV_VERL := .venv-verl
 PIP := $(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev train test check clean
+.PHONY: help setup setup-dev setup-verl train test test-verl check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,11 +28,17 @@ setup: $(VENV)/.train  ## make .venv with all that training needs
 setup-dev: $(VENV)/.dev  ## the same, with pytest, ruff and mypy
 	@:
 
+setup-verl: $(VENV_VERL)/.verl  ## make .venv-verl: agent_rl beside verl, vLLM on CPU, Ray and TRL
+	@:
+
 train: setup  ## train; ARGS="key=value ..." overrides the config
 	@$(BIN)/agent-rl train $(ARGS)
 
 test: setup-dev  ## run the tests: offline
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-verl: setup-verl  ## compare the algorithms with verl's and TRL's
+	@AGENT_RL_REFERENCE=1 $(VENV_VERL)/bin/python -m pytest tests/reference $(ARGS)
 
 check: setup-dev  ## lint, format, types, house rules
 	@$(BIN)/ruff check .
@@ -37,8 +46,8 @@ check: setup-dev  ## lint, format, types, house rules
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/test_imports.py tests/test_house.py
 
-clean:  ## remove .venv, builds and caches; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove .venv, .venv-verl, builds and caches; runs/ stays
+	rm -rf $(VENV) $(VENV_VERL) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # the stamps: an install is done once, and again when what it installs from has changed
@@ -51,6 +60,18 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 	@echo "installing agent_rl, PyTorch and the development tools into $(VENV): 1 to 2 minutes, 1.4 GB on disk"
 	@$(PIP) -e '.[train,dev]'
 	@touch $(VENV)/.train $@
+
+# agent_rl's own dependencies are in the lock; --no-deps, as pip would resolve verl's and vLLM's to CUDA builds
+$(VENV_VERL)/.verl: pyproject.toml constraints-verl.txt | $(VENV_VERL)/pyvenv.cfg
+	@echo "installing verl, vLLM, Ray and TRL into $(VENV_VERL): 2 to 6 minutes, 4.2 GB on disk"
+	@$(VENV_VERL)/bin/python -m pip install -qq --no-deps -r constraints-verl.txt
+	@$(VENV_VERL)/bin/python -m pip install --quiet --use-pep517 --no-deps -e .
+	@touch $@
+
+$(VENV_VERL)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null || { echo \
+	"verl needs Python 3.11 or 3.12; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV_VERL)
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo \

@@ -35,8 +35,8 @@ def mismatch(
     """Measure the gap between mu and old over a whole batch.
 
     verl's `rollout_corr/*` are as in its `rollout_corr_helper` without truncation: mean, max, min, std (of the
-    population) and effective sample size are of w itself, where verl cuts w to [1 / C, C] for the last two, which hides
-    what they should show. Rows with nothing sampled take no part in the means over rows; verl counts them as
+    population) and effective sample size are of w itself, where verl takes the last two of truncated weights, which
+    hides what they should show. Rows with nothing sampled take no part in the means over rows; verl counts them as
     perplexity 1. KL is KL(mu || old), in nats per token.
 
     Besides:

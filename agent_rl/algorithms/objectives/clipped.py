@@ -114,7 +114,7 @@ def sapo(
         tau_negative: the same for the others; the paper has it larger, as their gradients are less stable.
     """
     advantages, ratio = advantages.to(logprobs.dtype), _ratio(logprobs, old_logprobs)
-    tau = torch.where(advantages > 0, tau_positive, tau_negative).to(logprobs.dtype)
+    tau = torch.where(advantages > 0, logprobs.new_tensor(tau_positive), logprobs.new_tensor(tau_negative))
     loss = -advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1))
     return TokenLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
@@ -137,7 +137,7 @@ def dppo_tv(
     Knobs:
         delta_low: for A < 0, M = 0 where theta - mu < -delta_low; a probability (verl's `clip_ratio_low`).
         delta_high: for A > 0, M = 0 where theta - mu > delta_high.
-        ratio_cap: the weight is at most this, verl's 20.
+        ratio_cap: the weight is at most this; verl has 20, which its actor's `clip_ratio_c` of 3 overrules.
     """
     moved = logprobs.detach().exp() - rollout_logprobs.exp()
     beyond = _beyond(moved, advantages, delta_low, delta_high)
@@ -160,7 +160,7 @@ def dppo_kl(
     Knobs:
         delta_low: for A < 0, M = 0 where theta < mu and the KL is more than this, in nats.
         delta_high: for A > 0, M = 0 where theta > mu and the KL is more than this.
-        ratio_cap: the weight is at most this, verl's 20.
+        ratio_cap: the weight is at most this; verl has 20, which its actor's `clip_ratio_c` of 3 overrules.
     """
     theta, mu = logprobs.detach(), rollout_logprobs
     # expm1 keeps the digits of 1 - p that exp loses where p is close to 1, as most tokens' are
