@@ -53,13 +53,12 @@ def reinforce(preset: str, seed: int, warm: Path, steps: int, common: list[str])
 def train(name: str, seed: int, settings: list[str]) -> Path:
     """Train in a process and a folder of its own; a finished run is taken as it is."""
     parent = OUT / f"{name}-{seed}"
-    done = next(iter(parent.glob("*/summary.json")), None)
-    if done is None:
+    done = parent / "latest" / "summary.json"
+    if not done.exists():
         command = [sys.executable, "-m", "agent_rl", "train", f"seed={seed}", f"runs_dir={parent}", *settings]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        done = next(iter(parent.glob("*/summary.json")))
         print(f"finished {name}, seed {seed}", file=sys.stderr, flush=True)
-    return done.parent
+    return done.parent.resolve()
 
 
 def report(preset: str, folders: list[Path]) -> bool:
