@@ -256,6 +256,7 @@ class Engine:
             for _ in range(YIELDS):
                 await asyncio.sleep(0)
 
+    @torch.inference_mode()
     def step(self) -> None:
         """Feed every active sequence and sample one token for each."""
         batch = sorted(self._active, key=lambda s: len(s.feed) > 1)  # stable: decoding sequences first
