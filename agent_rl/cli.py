@@ -142,13 +142,13 @@ def _envs(arguments: argparse.Namespace) -> int:
 
 def _algorithms(arguments: argparse.Namespace) -> int:
     _require_torch()
-    from agent_rl.algorithms import Algorithm
+    from agent_rl.algorithms import formula
     from agent_rl.backends.embedded.config import TrainConfig
 
     table = Table("algorithm=", "formula", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for name in choices("algorithm"):
         config = load_config("train", TrainConfig, [f"algorithm={name}"])
-        table.add_row(name, Text(Algorithm(config.algorithm).formula()))
+        table.add_row(name, Text(formula(config.algorithm)))
     Console().print(table)
     return 0
 
@@ -162,9 +162,9 @@ def _train(arguments: argparse.Namespace) -> int:
     from agent_rl.view.progress import Progress
 
     if arguments.explain:
-        from agent_rl.algorithms import Algorithm
+        from agent_rl.algorithms import explain
 
-        print(Algorithm(load_config("train", TrainConfig, arguments.overrides).algorithm).explain())
+        print(explain(load_config("train", TrainConfig, arguments.overrides).algorithm))
         return 0
     if folder is not None and set(overrides) - {"steps"}:
         odd = ", ".join(sorted(set(overrides) - {"steps"}))

@@ -113,6 +113,14 @@ class Trajectory:
         )
 
     @property
+    def sources(self) -> IntArray:
+        """Who wrote each token, int32 `[T]`: an index into the members of `Source`."""
+        index = {source: i for i, source in enumerate(Source)}
+        return np.repeat(
+            np.asarray([index[s.source] for s in self._spans], dtype=np.int32), [s.stop - s.start for s in self._spans]
+        )
+
+    @property
     def routed_experts(self) -> ExpertArray | None:
         """Routed experts `[T, layers, top_k]`; rows that no engine reported (the last token's) are -1."""
         if not self._experts:

@@ -269,6 +269,8 @@ class Sample:
     policy_versions: IntArray
     """-1 where no token was sampled."""
     turns: IntArray
+    sources: IntArray
+    """An index into the members of `Source`."""
     episode: int
     """The place of its episode among those of the step."""
     episode_id: str

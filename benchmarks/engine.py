@@ -34,8 +34,8 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, St
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from agent_rl.backends.embedded.engine import Engine
-from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.policy.sampling import SamplingParams
 
 VOCAB, EPISODES, PROMPT = 576, 64, 20
@@ -239,7 +239,7 @@ def exactness(model: PreTrainedModel) -> bool:
         for episode in ours(engine, work, temperature)[0]:
             ids = torch.tensor([episode.ids])
             with torch.no_grad():
-                expected = token_logprobs(model, ids)[0][0, episode.sampled]
+                expected = score_tokens(model, ids).logprobs[0, episode.sampled]
                 if temperature == 0:
                     best = model(input_ids=ids).logits[0].argmax(-1)
                     wrong += sum(episode.ids[p] != int(best[p - 1]) for p in episode.sampled)

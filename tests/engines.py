@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from agent_rl.backends.embedded.cache import CHUNK
 from agent_rl.backends.embedded.engine import Engine
-from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.types import Completion
 
@@ -102,7 +102,7 @@ def ragged_plans(count: int, seed: int = 0) -> list[Plan]:
 
 def full_logprobs(model: PreTrainedModel, ids: Sequence[int], temperature: float = 1.0) -> Tensor:
     with torch.no_grad():
-        return token_logprobs(model, torch.tensor([list(ids)]), temperature)[0][0]
+        return score_tokens(model, torch.tensor([list(ids)]), temperature).logprobs[0]
 
 
 def run(main: Callable[[], Awaitable[T]]) -> T:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, collate
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, collate, explain
 from agent_rl.algorithms.selection import FILTERS
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config
@@ -236,7 +236,7 @@ def preset(name: str) -> AlgorithmConfig:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_called_by_its_file_and_explains_itself(name):
     config = preset(name)
-    text = Algorithm(config).explain()
+    text = explain(config)
     assert config.name == name and config.objective["name"] in text and config.aggregation["name"] in text
     for value in (
         v for part in (config.objective, config.advantage, config.weight) for k, v in part.items() if k != "name"
@@ -260,5 +260,5 @@ def test_a_preset_pushes_towards_the_better_episode(name):
 
 def test_an_algorithm_is_explained_with_the_values_in_use():
     config = load_config("train", TrainConfig, ["algorithm=gspo", "algorithm.objective.clip_low_eps=0.1"]).algorithm
-    text = Algorithm(config).explain()
+    text = explain(config)
     assert "clip_low_eps=0.1" in text and "GSPO, Zheng et al. 2025" in text and "mean over rows" in text

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience, collate
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import choices, load_config
 from agent_rl.types import Sample
 from tests.doubles import example_sample
@@ -74,8 +74,8 @@ def gradient(name: str, cuts: list[Batch], whole: Denominators) -> tuple[float, 
     model().zero_grad()
     for batch in cuts:
         entropic = algorithm(name).config.entropy > 0
-        logprobs, entropy = token_logprobs(model(), batch.token_ids, entropy_gradient=entropic)
-        terms = algorithm(name).loss(logprobs, entropy, batch, whole)
+        scores = score_tokens(model(), batch.token_ids, entropy_gradient=entropic)
+        terms = algorithm(name).loss(scores.logprobs, scores.entropy, batch, whole)
         terms.loss.backward()
         total += terms.loss.item()
         sums = {key: sums.get(key, 0.0) + value for key, value in terms.sums.items()}
@@ -108,7 +108,8 @@ def test_the_gradient_does_not_hang_on_how_the_batch_is_cut_padded_or_ordered(na
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_token_that_the_policy_did_not_sample_has_no_loss(name):
     batch, whole = weighed(name, list(range(len(LENGTHS))))
-    clean, entropy = (x.detach() for x in token_logprobs(model(), batch.token_ids))
+    scores = score_tokens(model(), batch.token_ids)
+    clean, entropy = scores.logprobs.detach(), scores.entropy.detach()
 
     def run(logprobs: Tensor, entropy: Tensor, changed: Batch) -> tuple[Tensor, Tensor, dict[str, float]]:
         leaf = logprobs.clone().requires_grad_()

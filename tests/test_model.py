@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.warmstart import WarmStartConfig
 from tests.engines import TINY
 
@@ -46,7 +46,7 @@ def test_copying_is_learned_within_25_steps() -> None:
     optimizer, generator = Optimizer(model, config), torch.Generator().manual_seed(0)
     for step in range(25):
         strings = torch.randint(0, 200, (16, 24), generator=generator)
-        logprobs, _ = token_logprobs(model, torch.cat([strings, strings], 1))
+        logprobs = score_tokens(model, torch.cat([strings, strings], 1)).logprobs
         loss = -logprobs[:, 25:].mean()  # of the repeat, save its first token
         loss.backward()
         optimizer.step(schedule(config, step, 1000))

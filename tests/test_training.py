@@ -11,9 +11,9 @@ import torch
 from agent_rl.algorithms import Experience
 from agent_rl.backends.embedded import run as run_module
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
-from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.metrics import read_metrics
 from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
+from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks, shuffled
 from agent_rl.errors import CheckpointError, ConfigError
@@ -87,7 +87,9 @@ def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> 
     for episode in fresh:
         (trajectory,) = episode.trajectories
         with torch.no_grad():
-            scored, _ = token_logprobs(trainer.student.model, torch.tensor(trajectory.token_ids[None].astype(np.int64)))
+            scored = score_tokens(
+                trainer.student.model, torch.tensor(trajectory.token_ids[None].astype(np.int64))
+            ).logprobs
         mask = trajectory.loss_mask
         assert np.abs(scored[0].numpy()[mask] - trajectory.logprobs[mask]).max() < 1e-5
 
@@ -112,8 +114,8 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(trainer: Trainer) 
     def gradient(budget: int) -> torch.Tensor:
         model.zero_grad()
         for part in batch.cut(budget):
-            logprobs, entropy = token_logprobs(model, part.token_ids)
-            trainer.algorithm.loss(logprobs, entropy, part, whole).loss.backward()
+            scores = score_tokens(model, part.token_ids)
+            trainer.algorithm.loss(scores.logprobs, scores.entropy, part, whole).loss.backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     reference = gradient(10**6)

@@ -1,8 +1,10 @@
 """Algorithms: pure functions over batches, composed by a config; no trainer state, both backends use them."""
 
-from agent_rl.algorithms.algorithm import Algorithm, AlgorithmConfig, LossTerms
+from agent_rl.algorithms.algorithm import Algorithm, LossTerms
 from agent_rl.algorithms.batch import Batch, Denominators, collate, to_samples
+from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.experience import Experience
+from agent_rl.algorithms.explain import explain, formula
 
 __all__ = [
     "Algorithm",
@@ -12,5 +14,7 @@ __all__ = [
     "Experience",
     "LossTerms",
     "collate",
+    "explain",
+    "formula",
     "to_samples",
 ]

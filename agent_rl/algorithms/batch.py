@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,10 @@ class Batch:
     """int64 `[B, T]`: the turn of each token; -1 for padding."""
     versions: Tensor
     """int64 `[B, T]`: the version of the weights that sampled it; -1 outside the mask."""
+    sources: Tensor
+    """int64 `[B, T]`: who wrote each token, an index into `types.Source`; -1 for padding."""
+    routed_experts: Tensor | None
+    """Integers `[B, T, layers, top_k]`: where the rollout's router sent each input position; -1 where not known."""
     lengths: Tensor
     """int64 `[B]`."""
     episode: Tensor
@@ -40,6 +45,12 @@ class Batch:
     """float32 `[B, T]`, under the proximal policy (old); the rollout's until somebody computes them."""
     reference_logprobs: Tensor
     """float32 `[B, T]`, under the policy that a KL penalty keeps close to; the rollout's until computed."""
+    sum_pi_squared: Tensor
+    """float32 `[B, T]`: of the distributions that the tokens came from, under old; 0 until computed."""
+    values: Tensor
+    """float32 `[B, T]`: the critic's, of the state before each token; 0 without a critic."""
+    returns: Tensor
+    """float32 `[B, T]`: what the critic is trained towards; 0 without one."""
     advantages: Tensor
     """float32 `[B, T]`; 0 outside the mask."""
     weights: Tensor
@@ -54,8 +65,7 @@ class Batch:
         """Return some rows, with the padding that they don't need cut off."""
         index = torch.as_tensor(indices, dtype=torch.int64, device=self.lengths.device)
         width = int(self.lengths[index].max()) if len(indices) else 0
-        picked = {f.name: getattr(self, f.name)[index] for f in fields(self)}
-        return Batch(**{name: x[:, :width] if x.dim() > 1 else x for name, x in picked.items()})
+        return self._map(lambda x: x[index][:, :width] if x.dim() > 1 else x[index])
 
     def cut(self, token_budget: int) -> list[Batch]:
         """Cut into micro-batches as `cut_rows` says."""
@@ -77,7 +87,12 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device."""
-        return Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        return self._map(lambda x: x.to(device))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed: dict[str, Any] = {name: None if x is None else change(x) for name, x in arrays.items()}
+        return Batch(**changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +130,7 @@ def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
                     rewards=rewards,
                     policy_versions=np.where(mask, trajectory.policy_versions, -1).astype(np.int32),
                     turns=trajectory.turns,
+                    sources=trajectory.sources,
                     episode=index,
                     episode_id=episode.id,
                     group_id=episode.group_id,
@@ -152,20 +168,25 @@ def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
     """Pad samples to tensors. Until somebody knows better, old is mu, advantages are 0 and every token weighs 1.
 
     Raises:
-        ValueError: if there are no samples.
+        ValueError: if there are no samples, or only some of them have routed experts.
     """
     if not samples:
         raise ValueError("there are no samples to collate: check that an episode has sampled tokens first")
     width = max(len(s.token_ids) for s in samples)
 
     def padded(arrays: Sequence[np.ndarray], fill: int, dtype: torch.dtype) -> Tensor:
-        out = torch.full((len(arrays), width), fill, dtype=dtype)
+        out = torch.full((len(arrays), width, *arrays[0].shape[1:]), fill, dtype=dtype)
         for row, array in zip(out, arrays, strict=True):
             row[: len(array)] = torch.from_numpy(array)
         return out
 
     mask = padded([s.loss_mask for s in samples], 0, torch.bool)
     mu = padded([s.rollout_logprobs for s in samples], 0, torch.float32)
+    routes = [s.routed_experts for s in samples if s.routed_experts is not None]
+    if routes and len(routes) < len(samples):
+        raise ValueError(
+            f"{len(samples) - len(routes)} of {len(samples)} samples have no routed experts, the others do"
+        )
     return Batch(
         token_ids=padded([s.token_ids for s in samples], pad_id, torch.int64),
         loss_mask=mask,
@@ -173,10 +194,15 @@ def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
         rewards=padded([s.rewards for s in samples], 0, torch.float32),
         turns=padded([s.turns for s in samples], -1, torch.int64),
         versions=padded([s.policy_versions for s in samples], -1, torch.int64),
+        sources=padded([s.sources for s in samples], -1, torch.int64),
+        routed_experts=padded(routes, -1, torch.from_numpy(routes[0][:0]).dtype) if routes else None,
         lengths=torch.tensor([len(s.token_ids) for s in samples]),
         episode=torch.tensor([s.episode for s in samples]),
         old_logprobs=mu,
         reference_logprobs=mu,
+        sum_pi_squared=torch.zeros_like(mu),
+        values=torch.zeros_like(mu),
+        returns=torch.zeros_like(mu),
         advantages=torch.zeros_like(mu),
         weights=mask.float(),
         counted=mask,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from agent_rl.algorithms.algorithm import AlgorithmConfig
+from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.model import ModelConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.warmstart import WarmStartConfig

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
 from agent_rl.algorithms.filters import Refill, next_round, offer
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import Student
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec
@@ -121,11 +121,9 @@ class Trainer:
         metrics = {"train/samples": 0.0, "rollout/kept": float(x.kept.double().mean())}
         if x.batch is None:
             return metrics
+        x = self._scored(x)
         if config.algorithm.proximal == "recompute":
-            x = replace(x, batch=replace(x.batch, old_logprobs=self._score(self.student.model, x.batch)))
             metrics |= self.algorithm.diagnose(x)
-        if self.reference is not None:
-            x = replace(x, batch=replace(x.rows, reference_logprobs=self._score(self.reference, x.rows)))
         batch, whole = self.algorithm.weigh(x)
         metrics["train/samples"] = float(len(batch))
         if not len(batch):
@@ -148,25 +146,38 @@ class Trainer:
         }
 
     def _accumulate(self, batch: Batch, whole: Denominators) -> dict[str, float]:
-        logprobs, entropy = token_logprobs(
+        scores = score_tokens(
             self.student.model,
             batch.token_ids,
             self.config.rollout.temperature,
             entropy_gradient=self.config.algorithm.entropy > 0,
         )
-        terms = self.algorithm.loss(logprobs, entropy, batch, whole)
+        terms = self.algorithm.loss(scores.logprobs, scores.entropy, batch, whole)
         terms.loss.backward()  # type: ignore[no-untyped-call]
         return terms.sums | {"loss": float(terms.loss.detach())}
 
+    def _scored(self, x: Experience) -> Experience:
+        """Fill in what was not known when the tokens were sampled: what other policies say about them."""
+        batch = x.rows
+        if self.config.algorithm.proximal == "recompute":
+            logprobs, squares = self._score(self.student.model, batch, "logprobs", "sum_pi_squared")
+            batch = replace(batch, old_logprobs=logprobs, sum_pi_squared=squares)
+        if self.reference is not None:
+            (logprobs,) = self._score(self.reference, batch, "logprobs")
+            batch = replace(batch, reference_logprobs=logprobs)
+        return replace(x, batch=batch)
+
     @torch.no_grad()
-    def _score(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """Return the log-probabilities of the sampled tokens under a model, `[B, T]`."""
-        scores = torch.zeros_like(batch.old_logprobs)
+    def _score(self, model: PreTrainedModel, batch: Batch, *names: str) -> list[Tensor]:
+        """Return some of a model's scores of the whole batch, each float32 `[B, T]`; 0 outside the mask."""
+        whole = [torch.zeros_like(batch.rollout_logprobs) for _ in names]
         for rows in batch.cut_rows(self.config.micro_batch_tokens):
             part = batch.rows(rows)
-            logprobs, _ = token_logprobs(model, part.token_ids, self.config.rollout.temperature)
-            scores[rows, : logprobs.shape[1]] = torch.where(part.loss_mask, logprobs, logprobs.new_zeros(()))
-        return scores
+            scores = score_tokens(model, part.token_ids, self.config.rollout.temperature)
+            for out, name in zip(whole, names, strict=True):
+                values = getattr(scores, name)
+                out[rows, : values.shape[1]] = torch.where(part.loss_mask, values, values.new_zeros(()))
+        return whole
 
     def evaluate(
         self,

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_rl.backends.embedded.logprobs import token_logprobs
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
+from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.errors import ConfigError
 from agent_rl.trajectory import Trajectory
 
@@ -92,7 +92,7 @@ def warm_start(
         cut = (len(batch) + 1) // 2
         for part in filter(None, (batch[:cut], batch[cut:])):  # the short half is not padded to the long one's width
             ids, weights = _padded(part)
-            logprobs, _ = token_logprobs(model, ids)
+            logprobs = score_tokens(model, ids).logprobs
             loss = -(logprobs * weights).sum() / whole
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
