@@ -48,3 +48,13 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(folder: Path, 
         assert filled == 1 or result.metrics["rollout/rounds"] == 3
         assert result.metrics["train/samples"] == 4 * 3 * filled
     assert any(r.metrics["rollout/rounds"] > 1 and r.metrics["train/samples"] for r in results)
+
+
+def test_a_batch_that_no_round_could_fill_is_skipped(folder: Path, tmp_path: Path) -> None:
+    algorithm = {"filters": ["varied-groups"], "refill": {"max_rounds": 2, "oversampling": 1.0}}
+    settings = config(tmp_path, algorithm=algorithm, rollout={"groups": 2, "samples": 1, "slots": 8, "max_tokens": 24})
+    trainer = Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), settings)
+    before = trainer.student.model.lm_head.weight.clone()
+    result = trainer.train_step()  # a group of one never differs, so that none is kept
+    assert result.metrics["rollout/batch_filled"] == 0 and result.metrics["train/samples"] == 0
+    assert len(result.episodes) == 4 and torch.equal(before, trainer.student.model.lm_head.weight)
