@@ -18,6 +18,8 @@ TaskFunction: TypeAlias = Callable[[str, int], Task]
 """`(split, index) -> Task`: any index from 0 up, the same task for the same index."""
 
 DEFAULT_SPLITS = ("train", "eval")
+RL_START = 2**24
+"""Where the tasks of reinforcement learning begin in a `TaskStream`: behind those of the demonstrations."""
 
 
 class TaskSource:
@@ -137,6 +139,18 @@ class TaskStream:
             self._order = np.random.default_rng([self.seed, epoch]).permutation(size)
             self._epoch = epoch
         return self.source.get(self.split, int(self._order[offset]))
+
+
+def distinct_tasks(source: TaskSource, split: str, n: int) -> list[Task]:
+    """Return the first `n` different tasks of a split; fewer if it doesn't seem to have as many."""
+    size = source.size(split)
+    found: dict[str, Task] = {}
+    for index in range(size if size is not None else 20 * n):
+        task = source.get(split, index)
+        found.setdefault(task_key(task), task)
+        if len(found) == n:
+            break
+    return list(found.values())
 
 
 def task_key(task: Task) -> str:

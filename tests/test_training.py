@@ -15,11 +15,12 @@ from agent_rl.backends.embedded.metrics import read_metrics
 from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import load_student, new_student
-from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks, shuffled
+from agent_rl.backends.embedded.trainer import Trainer, shuffled
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policy import SamplingParams
 from agent_rl.registry import spec
 from agent_rl.store.episodes import read_episodes
+from agent_rl.tasks import distinct_tasks
 from agent_rl.types import Source
 from agent_rl.view.progress import Progress
 from tests.runs import config, told, weights
@@ -82,7 +83,9 @@ def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> 
     again = Trainer(trainer.spec, trainer.student, trainer.config)
     again.student.engine.update_weights(0)
     params = trainer.config.rollout.params
-    _, fresh = again.evaluate(distinct_tasks(trainer.spec, "dev", 12), params, "check")  # ... these with those after it
+    _, fresh = again.evaluate(
+        distinct_tasks(trainer.spec.tasks, "dev", 12), params, "check"
+    )  # ... these with those after it
     assert any(e.trajectories for e in episodes)
     for episode in fresh:
         (trajectory,) = episode.trajectories
@@ -222,16 +225,18 @@ def test_an_environment_without_demonstrations_is_refused(tmp_path: Path) -> Non
 
 
 def test_shuffling_keeps_the_rewards_and_breaks_their_tie_to_the_episodes(trainer: Trainer) -> None:
-    _, episodes = trainer.evaluate(distinct_tasks(trainer.spec, "dev", 12), SamplingParams(max_tokens=24), "shuffle")
+    _, episodes = trainer.evaluate(
+        distinct_tasks(trainer.spec.tasks, "dev", 12), SamplingParams(max_tokens=24), "shuffle"
+    )
     dealt = shuffled(episodes, np.random.default_rng(0))
     assert sorted(e.reward or 0 for e in dealt) == pytest.approx(sorted(e.reward or 0 for e in episodes))
     assert [e.value("correct") for e in dealt] == [e.value("correct") for e in episodes]
 
 
 def test_distinct_tasks_are_distinct_and_bounded() -> None:
-    tasks = distinct_tasks(spec("calculator-v0"), "test", 50)
+    tasks = distinct_tasks(spec("calculator-v0").tasks, "test", 50)
     assert len({t["expression"] for t in tasks}) == 50
-    assert 400 < len(distinct_tasks(spec("calculator-v0"), "test", 700)) < 700  # there are not as many
+    assert 400 < len(distinct_tasks(spec("calculator-v0").tasks, "test", 700)) < 700  # there are not as many
 
 
 def test_a_run_needs_a_usable_name(tmp_path: Path) -> None:

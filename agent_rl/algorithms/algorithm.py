@@ -60,6 +60,12 @@ class Algorithm:
         Returns:
             The rows that have a gradient, and the counts that their loss is divided by.
         """
+        batch, whole, wanted = self.weigh_rows(x)
+        return batch.rows(torch.nonzero(wanted)[:, 0].tolist()), whole
+
+    @torch.no_grad()
+    def weigh_rows(self, x: Experience) -> tuple[Batch, Denominators, Tensor]:
+        """Do as `weigh`, but leave every row in its place; also return which of them have a gradient, bool `[B]`."""
         config, trained = self.config, x.trained
         x = self._penalised(x) if config.kl.where == "reward" else x
         batch = x.rows
@@ -75,7 +81,7 @@ class Algorithm:
         batch = replace(batch, advantages=advantages.float(), weights=weights, counted=counted)
         always = config.entropy or config.kl.where == "loss"
         wanted = trained.any(-1) if always else informative & (weights != 0).any(-1)
-        return batch.rows(torch.nonzero(wanted)[:, 0].tolist()), Denominators.of(counted)
+        return batch, Denominators.of(counted), wanted
 
     @torch.no_grad()
     def diagnose(self, x: Experience) -> dict[str, float]:

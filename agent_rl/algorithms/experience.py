@@ -53,7 +53,9 @@ class Experience:
         return cls(
             batch=collate(samples) if samples else None,
             scores=_numbers([e.reward for e in episodes]),
-            components=_numbers([[_component(e, name) for name in weights] for e in episodes]).view(len(episodes), len(weights)),
+            components=_numbers([[_component(e, name) for name in weights] for e in episodes]).view(
+                len(episodes), len(weights)
+            ),
             names=tuple(weights),
             weights=torch.tensor(list(weights.values()), dtype=torch.float64),
             groups=torch.tensor([group_ids.setdefault(e.group_id, len(group_ids)) for e in episodes]),

@@ -22,13 +22,14 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import MetricsLog
 from agent_rl.backends.embedded.report import evaluation_tag, summarise_run, write_run_report
 from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
-from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
+from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warmstart import WarmStep, warm_start
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec, spec
 from agent_rl.rollout import summarise
 from agent_rl.store.episodes import EpisodeWriter, episode_ids
+from agent_rl.tasks import distinct_tasks
 from agent_rl.types import Episode
 from agent_rl.view.progress import Progress
 
@@ -167,7 +168,7 @@ class _Run:
     def evaluate(self, trainer: Trainer, when: str) -> None:
         """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
         config = self.config
-        tasks = distinct_tasks(self.env, config.eval.split, config.eval.n)
+        tasks = distinct_tasks(self.env.tasks, config.eval.split, config.eval.n)
         self.progress.say(f"\n[bold]Held-out tasks {when} RL[/bold] (split '{config.eval.split}', never trained on):")
         for name, temperature in _samplings(config).items():
             params = SamplingParams(temperature=temperature, max_tokens=config.rollout.max_tokens)
@@ -179,7 +180,7 @@ class _Run:
     def train(self, trainer: Trainer) -> None:
         """Train to the last step, with a look at the dev split and a checkpoint now and then."""
         config = self.config
-        dev = distinct_tasks(self.env, config.eval.dev_split, config.eval.dev_n)
+        dev = distinct_tasks(self.env.tasks, config.eval.dev_split, config.eval.dev_n)
         algorithm = config.algorithm.name.upper()
         self.progress.say(
             f"\n[bold]2. {algorithm}[/bold]: {config.steps} steps of {config.rollout.groups} tasks x "

@@ -21,11 +21,8 @@ from agent_rl.backends.embedded.student import Student
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
-from agent_rl.tasks import TaskStream, episode_seed, task_key
+from agent_rl.tasks import RL_START, TaskStream, episode_seed
 from agent_rl.types import Episode, Reward, Task
-
-RL_START = 2**24
-"""Where training's tasks begin in the stream, behind those of the demonstrations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,18 +192,6 @@ class Trainer:
         policy = self.student.policy(params)
         episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots, on_episode=on_episode))
         return summarise(episodes), episodes
-
-
-def distinct_tasks(spec: EnvSpec, split: str, n: int) -> list[Task]:
-    """Return the first `n` different tasks of a split; fewer if it doesn't seem to have as many."""
-    size = spec.tasks.size(split)
-    found: dict[str, Task] = {}
-    for index in range(size if size is not None else 20 * n):
-        task = spec.tasks.get(split, index)
-        found.setdefault(task_key(task), task)
-        if len(found) == n:
-            break
-    return list(found.values())
 
 
 def shuffled(episodes: Sequence[Episode], rng: np.random.Generator) -> list[Episode]:

@@ -1,0 +1,78 @@
+"""Launch: settings → verl's full config, checked → a run on Ray."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agent_rl.backends.verl.settings import VerlConfig, agent_loop, verl_settings
+from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.registry import load_file, spec
+
+
+def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
+    """Return verl's full config for a run, resolved and checked against verl's own schema.
+
+    Raises:
+        ConfigError: if verl has no such key, or finds the config wrong.
+    """
+    from hydra import compose, initialize_config_module
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        composed = compose("ppo_trainer")
+    for key, value in {**verl_settings(config, folder), **config.verl}.items():
+        name = key.removeprefix("+")
+        if not key.startswith("+") and name not in (known := _keys(composed)):
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"verl has no setting '{name}'.{hint} One that it does not know needs a '+' in front.")
+        OmegaConf.update(composed, name, value, force_add=key.startswith("+"))
+    try:
+        OmegaConf.resolve(composed)
+        validate_config(
+            config=composed, use_reference_policy=need_reference_policy(composed), use_critic=need_critic(composed)
+        )
+    except (OmegaConfBaseException, AssertionError, ValueError) as error:
+        raise ConfigError(f"verl refuses the config: {error}") from error
+    full: DictConfig = composed
+    return full
+
+
+def _keys(config: DictConfig, prefix: str = "") -> set[str]:
+    """Every key of a config and of the sections in it."""
+    found = {f"{prefix}{key!s}" for key in config}
+    for key in config:
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            found |= _keys(node, f"{prefix}{key!s}.")
+    return found
+
+
+def train(config: VerlConfig, folder: Path) -> Path:
+    """Train, or go on where the folder's last checkpoint left it; return the folder.
+
+    Raises:
+        ConfigError: if the environment or verl's config can't do what is asked.
+    """
+    from verl.trainer.main_ppo import run_ppo
+
+    from agent_rl.backends.verl.runner import Runner
+
+    for file in config.imports:
+        load_file(file)
+    source = spec(config.env).tasks
+    for split in (config.split, config.eval.split):
+        source.require(split)
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config.model_dump(mode="json"), folder / "config.yaml")
+    OmegaConf.save(agent_loop(config), folder / "agent_loop.yaml")
+    composed = compose_verl(config, folder)
+    OmegaConf.save(composed, folder / "verl.yaml")
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics.jsonl")
+    run_ppo(composed, task_runner_class=Runner)
+    return folder

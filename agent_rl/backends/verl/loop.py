@@ -1,0 +1,107 @@
+"""EnvAgentLoop: verl's agent loop that runs an episode of any registered environment."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from agent_rl.backends.verl.rows import rewards_of, rows_of
+from agent_rl.backends.verl.sampler import ServerSampler
+from agent_rl.policy.sampling import SamplingParams
+from agent_rl.policy.token import TokenPolicy
+from agent_rl.registry import load_file, spec
+from agent_rl.rendering import load_renderer
+from agent_rl.rendering.base import Renderer
+from agent_rl.rollout.episode import Job, run_episode
+from agent_rl.tasks import episode_seed
+from agent_rl.types import Episode
+
+_renderers: dict[int, Renderer] = {}
+
+
+class EnvAgentLoop(AgentLoopBase):
+    """Runs one episode per call; verl makes an instance for each.
+
+    Whatever breaks in the environment is the episode's outcome: nothing is raised, so that one episode can't fail its
+    group. Settings come from the file that `rollout.agent.agent_loop_config_path` names.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        env: str,
+        env_args: dict[str, Any],
+        imports: list[str],
+        seed: int,
+        max_tokens: int,
+        tools: object = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        for file in imports:
+            _load_once(file)
+        self._spec, self._env_args, self._seed, self._max_tokens = spec(env), dict(env_args), seed, max_tokens
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
+        """Run the row's task; return one output per trajectory."""
+        task = json.loads(row["task"])
+        step, index, session = int(row["global_steps"]), int(row["index"]), int(row["session_id"])
+        name = f"{row['split']}-{step:05d}-{index:07d}"
+        params = SamplingParams(
+            temperature=float(sampling_params["temperature"]),
+            top_p=float(sampling_params["top_p"]),
+            top_k=max(0, int(sampling_params["top_k"])),
+            max_tokens=self._max_tokens,
+        )
+        sampler = ServerSampler(self.server_manager, int(self.rollout_config.max_model_len))
+        job = Job(
+            self._spec,
+            task,
+            episode_seed(self._seed * 1_000_003 + step, task, session),
+            name,
+            env_args=self._env_args,
+            id=f"{name}-{session:02d}",
+        )
+        return outputs_of(await run_episode(job, TokenPolicy(sampler, self._renderer(), params)))
+
+    def _renderer(self) -> Renderer:
+        """The tokenizer's renderer; made once a process, as an instance lives for one episode only."""
+        key = id(self.tokenizer)
+        if key not in _renderers:
+            _renderers[key] = load_renderer(self.tokenizer)
+        return _renderers[key]
+
+
+@functools.cache
+def _load_once(file: str) -> None:
+    load_file(file)
+
+
+def outputs_of(episode: Episode) -> list[AgentLoopOutput]:
+    """Return an episode as verl wants it, one output per row.
+
+    The score that verl sees is for its reports; what is trained on comes from the episode itself, on the driver.
+    """
+    rows = rows_of(episode)
+    return [
+        AgentLoopOutput(
+            prompt_ids=row.prompt_ids,
+            response_ids=row.response_ids,
+            response_mask=row.response_mask,
+            response_logprobs=row.response_logprobs,
+            routed_experts=row.routed_experts,
+            reward_score=episode.reward or 0.0,
+            num_turns=len(episode.messages),
+            metrics=AgentLoopMetrics(generate_sequences=episode.seconds),
+            extra_fields={
+                **row.extra_fields,
+                "min_global_steps": row.versions[0],
+                "max_global_steps": row.versions[1],
+                "reward_extra_info": rewards_of(episode),
+            },
+        )
+        for row in rows
+    ]
