@@ -37,8 +37,8 @@ train: setup  ## train; ARGS="key=value ..." overrides the config
 test: setup-dev  ## run the tests: offline
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-verl: setup-verl  ## compare the algorithms with verl's and TRL's
-	@AGENT_RL_REFERENCE=1 $(VENV_VERL)/bin/python -m pytest tests/reference $(ARGS)
+test-verl: setup-verl  ## compare the algorithms with verl's and TRL's, and both backends
+	@AGENT_RL_REFERENCE=1 $(VENV_VERL)/bin/python -m pytest tests/reference tests/on_verl $(ARGS)
 
 check: setup-dev  ## lint, format, types, house rules
 	@$(BIN)/ruff check .

@@ -1,0 +1,171 @@
+"""One batch, two backends: the loss and the gradient of verl's workers are those of the embedded trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from doubles import example_episode  # site-packages has a `tests`, too
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from agent_rl.algorithms import Algorithm, to_samples
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.verl.exchange import receive, weigh
+from agent_rl.backends.verl.loss import SENT, loss_function
+from agent_rl.backends.verl.rows import rows_of
+from agent_rl.backends.verl.settings import missing
+from agent_rl.config import choices, load_config
+from agent_rl.trajectory import Trajectory
+from agent_rl.types import Completion, Episode, FinishReason, Outcome, Reward, Source
+
+VOCABULARY = 50
+
+
+def preset(name: str) -> Algorithm:
+    return Algorithm(load_config("train", TrainConfig, [f"algorithm={name}"]).algorithm)
+
+
+PRESETS = [name for name in choices("algorithm") if not any(missing(preset(name).config).values())]
+
+
+def episode(number: int, group: str, reward: float | None) -> Episode:
+    """Two turns of random ids; episode 3 has a third, episode 5 sampled nothing and failed."""
+    rng = np.random.default_rng(number)
+    trajectory = Trajectory()
+    for turn in range(3 if number == 3 else 2):
+        trajectory.append(rng.integers(0, VOCABULARY, rng.integers(2, 6)).tolist(), Source.ENV, turn)
+        n = int(rng.integers(1, 7))
+        logprobs = tuple(rng.normal(-3.9, 0.1, n).tolist())
+        ids = tuple(rng.integers(0, VOCABULARY, n).tolist())
+        trajectory.append_completion(Completion(ids, logprobs, logprobs, FinishReason.STOP, (0,) * n), turn)
+    failed = number == 5
+    return example_episode(
+        f"e{number}",
+        group_id=group,
+        trajectories=() if failed else (trajectory,),
+        rewards=(Reward("correct", reward), Reward("step", 0.25, turn=0)),
+        outcome=Outcome.FAILED if failed else Outcome.TERMINATED,
+    )
+
+
+REWARDS = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, None, 0.75]
+EPISODES = [episode(i, "ab"[i // 4], reward) for i, reward in enumerate(REWARDS)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    tiny = ModelConfig(hidden=32, heads=2, kv_heads=2, head_dim=16, layers=2, intermediate=64)
+    return make_model(tiny, VOCABULARY, 0).double()
+
+
+def nested(lists, dtype=torch.int64):
+    return torch.nested.as_nested_tensor([torch.tensor(x, dtype=dtype) for x in lists], layout=torch.jagged)
+
+
+def in_verl(episodes: list[Episode]) -> tuple[TensorDict, list[str], list[dict], list[bool]]:
+    """The queue's data for a batch, in an order of verl's choosing, with a padding row at the end."""
+    rows = [(f"p{e.group_id}_{i}_{n}", row) for i, e in enumerate(episodes) for n, row in enumerate(rows_of(e))]
+    rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    pad = replace(rows[0][1], prompt_ids=[0], response_ids=[0], response_mask=[0], response_logprobs=[0.0])
+    keys, rows = [*(k for k, _ in rows), "pad_0_0"], [*(r for _, r in rows), replace(pad, extra_fields={})]
+    data = TensorDict(
+        {
+            "prompts": nested([r.prompt_ids for r in rows]),
+            "responses": nested([r.response_ids for r in rows]),
+            "input_ids": nested([r.prompt_ids + r.response_ids for r in rows]),
+            "response_mask": nested([r.response_mask for r in rows]),
+            "rollout_log_probs": nested([r.response_logprobs for r in rows], torch.float32),
+        },
+        batch_size=len(rows),
+    )
+    return data, keys, [r.extra_fields for r in rows], [False] * (len(rows) - 1) + [True]
+
+
+def old_logprobs(data: TensorDict) -> torch.Tensor:
+    """What a forward pass before the update might have said: mu, moved a little."""
+    rng = np.random.default_rng(1)
+    mu = data["rollout_log_probs"].unbind()
+    return nested([(x + torch.from_numpy(rng.normal(0, 0.1, len(x)))).tolist() for x in mu], torch.float32)
+
+
+def embedded(algorithm: Algorithm, model, old_by_row: dict[tuple[int, ...], torch.Tensor]):
+    x = algorithm.experience(EPISODES)
+    if algorithm.config.proximal == "recompute":
+        old = torch.zeros_like(x.rows.old_logprobs)
+        for row, ids in enumerate(x.rows.token_ids.tolist()):
+            known = old_by_row[tuple(ids[: int(x.rows.lengths[row])])]
+            old[row, : len(known)] = known
+        x = replace(x, batch=replace(x.rows, old_logprobs=torch.where(x.rows.loss_mask, old, 0.0)))
+    batch, whole = algorithm.weigh(x)
+    scores = score_tokens(model, batch.token_ids)
+    return algorithm.loss(scores.logprobs, scores.entropy, batch, whole).loss
+
+
+def gradient(loss: torch.Tensor, model) -> torch.Tensor:
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_gradient_of_one_batch_is_the_same_on_both_backends(name: str, ranks: int, model) -> None:
+    algorithm = preset(name)
+    data, keys, extra, padding = in_verl(EPISODES)
+    recompute = algorithm.config.proximal == "recompute"
+    data["old_log_probs"] = old_logprobs(data) if recompute else data["rollout_log_probs"]
+    sent, metrics = weigh(algorithm, receive(keys, extra, padding), data)
+    data.update(sent)
+
+    prompts, responses = data["prompts"].unbind(), data["responses"].unbind()
+    by_row = {
+        (*p.tolist(), *r.tolist()): torch.cat([torch.zeros(len(p)), old])
+        for p, r, old in zip(prompts, responses, data["old_log_probs"].unbind(), strict=True)
+    }
+    expected_loss = embedded(algorithm, model, by_row)
+    expected = gradient(expected_loss, model)
+
+    function, total = loss_function(algorithm.config), torch.zeros(len(expected), dtype=torch.float64)
+    value = 0.0
+    for rank in range(ranks):  # data-parallel ranks with micro-batches of three rows; FSDP averages over ranks
+        share = list(range(rank, len(keys), ranks))
+        for start in range(0, len(share), 3):
+            part = tu.index_select_tensor_dict(data, share[start : start + 3])
+            ids = part["input_ids"].unbind()
+            logprobs = [score_tokens(model, i[None]).logprobs[0] for i in ids]
+            # verl's engine scores token t at position t - 1
+            shifted = [torch.cat([x[1:], x.new_zeros(1)]) for x in logprobs]
+            output = {"log_probs": torch.nested.as_nested_tensor(shifted, layout=torch.jagged)}
+            tu.assign_non_tensor(part, dp_size=ranks)
+            loss, told = function(output, part)
+            value += float(told["agent_rl/loss"].values[0])
+            total += gradient(loss, model) / ranks
+    assert float(expected.norm()) > 1e-3
+    assert value == pytest.approx(expected_loss.item(), rel=1e-6, abs=1e-6)
+    torch.testing.assert_close(total, expected, rtol=0, atol=1e-5 * float(expected.norm()))
+    assert metrics["rollout/kept"] == pytest.approx(algorithm.experience(EPISODES).kept.double().mean())
+
+
+def test_padding_and_blank_rows_are_not_trained_on() -> None:
+    data, keys, extra, padding = in_verl(EPISODES)
+    data["old_log_probs"] = data["rollout_log_probs"]
+    sent, _ = weigh(preset("grpo"), receive(keys, extra, padding), data)
+    blank = next(i for i, row in enumerate(data["response_mask"].unbind()) if not row.any())
+    for row in (blank, len(keys) - 1):
+        assert not sent["advantages"].unbind()[row].any() and not sent[SENT["weights"]].unbind()[row].any()
+    counted = sum(int(x.sum()) for x in sent[SENT["counted"]].unbind())
+    trained = sum(int(s.loss_mask.sum()) for s in to_samples([e for e in EPISODES if e.reward is not None]))
+    assert counted == trained == int(sent["agent_rl_whole"][0, 0])
+
+
+def test_ids_that_verl_changed_are_found() -> None:
+    data, keys, extra, padding = in_verl(EPISODES)
+    data["old_log_probs"] = data["rollout_log_probs"]
+    data["responses"].values()[3] += 1
+    with pytest.raises(RuntimeError, match="came back from verl changed"):
+        weigh(preset("grpo"), receive(keys, extra, padding), data)
