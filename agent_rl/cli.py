@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         if name == "train":
             sub.add_argument("--explain", action="store_true", help="print the algorithm's formula; train nothing")
+            sub.add_argument("--dry-run", action="store_true", help="print verl's full config, checked; train nothing")
     algorithms = commands.add_parser("algorithms", help="list the algorithms, each with its formula")
     algorithms.set_defaults(command=_algorithms)
     view = commands.add_parser("view", help="read stored episodes", description=VIEW_HELP, formatter_class=raw)
@@ -155,6 +156,11 @@ def _algorithms(arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
     overrides = dict(_pair(text) for text in arguments.overrides)
+    if (backend := overrides.pop("backend", "embedded")) == "verl":
+        return _train_on_verl(arguments)
+    if backend != "embedded":
+        raise ConfigError(f"no backend '{backend}': there are embedded and verl")
+    arguments.overrides = [text for text in arguments.overrides if not text.startswith("backend=")]
     folder = overrides.pop("resume", None)
     _require_torch()
     from agent_rl.backends.embedded.config import TrainConfig
@@ -178,6 +184,36 @@ def _train(arguments: argparse.Namespace) -> int:
     except Interrupted as hint:
         print(f"Stopped; {hint}")
         return 130
+    return 0
+
+
+def _train_on_verl(arguments: argparse.Namespace) -> int:
+    try:
+        import verl as _  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
+            "pip install 'agent-rl[verl]' for one with"
+        ) from error
+    from omegaconf import OmegaConf
+
+    from agent_rl.backends.verl.launch import compose_verl, resume, start
+    from agent_rl.backends.verl.settings import VerlConfig
+
+    given = [text for text in arguments.overrides if not text.startswith("backend=")]
+    if folder := next((text.partition("=")[2] for text in given if text.startswith("resume=")), None):
+        resume(Path(folder))
+        return 0
+    files = [str(Path(file).resolve()) for file in arguments.imports or ()]
+    config = load_config("verl", VerlConfig, [*given, *([f"imports=[{','.join(files)}]"] if files else [])])
+    if arguments.explain:
+        from agent_rl.algorithms import explain
+
+        print(explain(config.algorithm))
+    elif arguments.dry_run:
+        print(OmegaConf.to_yaml(compose_verl(config, Path(config.runs_dir) / "dry-run")))
+    else:
+        print(f"Done: {start(config)}")
     return 0
 
 

@@ -12,8 +12,8 @@ from agent_rl.errors import ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 
-FREE = ("env_args",)
-"""Keys below which anything goes: the environment's constructor checks them."""
+FREE = ("env_args", "verl")
+"""Keys below which anything goes: the environment's constructor, or verl, checks them."""
 
 
 def load_config(name: str, schema: type[M], overrides: Sequence[str]) -> M:
@@ -41,7 +41,7 @@ def load_config(name: str, schema: type[M], overrides: Sequence[str]) -> M:
 
 
 def choices(group: str) -> list[str]:
-    """Return the names of a config group's files."""
+    """Return the names of a config group's files; none if there is no such group."""
     folder = resources.files("agent_rl.configs") / group
     return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")) if folder.is_dir() else []
 
@@ -53,9 +53,9 @@ def _prepare(override: str, known: dict[str, bool]) -> str:
         raise ConfigError(f"'{override}' is no override: write key=value, such as steps=20")
     if key.split(".")[0] in FREE and "." in key:
         return f"++{override}"
-    if key not in known:
+    names = choices(key) if known.get(key, True) and not value.startswith("{") else []
+    if key not in known and not names:
         raise ConfigError(f"no setting '{key}'.{did_you_mean(key, known)} --help lists them.")
-    names = choices(key) if known[key] and not value.startswith("{") else []
     if not names:
         return f"++{override}"
     if value not in names:

@@ -9,7 +9,7 @@ from agent_rl.backends.verl.settings import VerlConfig, agent_loop, verl_setting
 
 
 def config(**changes: object) -> VerlConfig:
-    return VerlConfig.model_validate({"env": "calculator-v0", "model": "/models/m"} | changes)
+    return VerlConfig.model_validate({"env": "calculator-v0", "start_from": "/models/m"} | changes)
 
 
 def test_the_settings_in_verl_s_words() -> None:

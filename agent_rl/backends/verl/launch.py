@@ -8,9 +8,12 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from agent_rl.backends.folder import new_folder
 from agent_rl.backends.verl.settings import VerlConfig, agent_loop, verl_settings
-from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.registry import load_file, spec
+
+CONFIG = "config.yaml"
 
 
 def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
@@ -52,26 +55,40 @@ def _keys(config: DictConfig, prefix: str = "") -> set[str]:
     return found
 
 
-def train(config: VerlConfig, folder: Path) -> Path:
-    """Train, or go on where the folder's last checkpoint left it; return the folder.
+def start(config: VerlConfig) -> Path:
+    """Train in a new folder below `runs_dir`; return it.
 
     Raises:
         ConfigError: if the environment or verl's config can't do what is asked.
     """
+    return run(config, new_folder(config.runs_dir, config.name or config.env))
+
+
+def resume(folder: Path) -> Path:
+    """Go on where a run's last checkpoint left it, with its own settings.
+
+    Raises:
+        CheckpointError: if the folder is no run.
+    """
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
+    return run(VerlConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG))), folder)
+
+
+def run(config: VerlConfig, folder: Path) -> Path:
+    """Train in a folder, from its last checkpoint if it has one; return it."""
     from verl.trainer.main_ppo import run_ppo
 
     from agent_rl.backends.verl.runner import Runner
 
     for file in config.imports:
         load_file(file)
-    source = spec(config.env).tasks
     for split in (config.split, config.eval.split):
-        source.require(split)
+        spec(config.env).tasks.require(split)
     folder = folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config.model_dump(mode="json"), folder / "config.yaml")
-    OmegaConf.save(agent_loop(config), folder / "agent_loop.yaml")
     composed = compose_verl(config, folder)
+    OmegaConf.save(config.model_dump(mode="json"), folder / CONFIG)
+    OmegaConf.save(agent_loop(config), folder / "agent_loop.yaml")
     OmegaConf.save(composed, folder / "verl.yaml")
     os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics.jsonl")
     run_ppo(composed, task_runner_class=Runner)

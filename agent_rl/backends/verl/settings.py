@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.tasks import RL_START
@@ -51,7 +52,7 @@ class VerlConfig(_Section):
     seed: int = Field(0, ge=0)
     name: str | None = None
     runs_dir: str = "runs"
-    model: str
+    start_from: str
     """A folder in Hugging Face's format, or a model's name there."""
     steps: int = Field(100, ge=1)
     updates_per_batch: int = Field(1, ge=1)
@@ -63,7 +64,12 @@ class VerlConfig(_Section):
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
     verl: dict[str, JsonValue] = {}
-    """Anything else of verl's config, by its full key: `{actor_rollout_ref.actor.strategy: fsdp2}`."""
+    """Anything else of verl's config: sections within sections, or full keys such as `trainer.nnodes`."""
+
+    @field_validator("verl")
+    @classmethod
+    def _by_full_key(cls, settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return dict(_flattened(settings))
 
     @model_validator(mode="after")
     def _possible(self) -> VerlConfig:
@@ -77,6 +83,14 @@ class VerlConfig(_Section):
             if why := next((why for prefix, why in REPLACED.items() if key.lstrip("+").startswith(prefix)), None):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
         return self
+
+
+def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from _flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def missing(config: AlgorithmConfig) -> dict[str, bool]:
@@ -136,7 +150,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         },
         "algorithm.adv_estimator": "grpo",  # any without a critic: it is never called
         "algorithm.rollout_correction.bypass_mode": algorithm.proximal == "rollout",
-        "actor_rollout_ref.model.path": config.model,
+        "actor_rollout_ref.model.path": config.start_from,
         f"{actor}.ppo_mini_batch_size": config.rollout.groups,
         f"{actor}.ppo_epochs": config.updates_per_batch,
         f"{actor}.optim.lr": config.lr,

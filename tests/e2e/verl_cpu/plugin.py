@@ -13,6 +13,7 @@ import torch
 import torch.distributed
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
+from verl.utils import import_utils
 
 
 class _Device(types.ModuleType):
@@ -138,3 +139,4 @@ def _vllm_by_its_name(version):
 if os.environ.get("VERL_PLATFORM") == "cpu":
     torch.distributed.init_process_group = _one_gloo(torch.distributed.init_process_group)
     importlib.metadata.version = _vllm_by_its_name(importlib.metadata.version)
+    import_utils.is_trl_available = lambda: False  # .venv-verl's TRL is newer than the one that verl would patch
