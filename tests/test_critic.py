@@ -208,6 +208,7 @@ def test_what_is_reported_of_a_critic() -> None:
         ({"advantage": "gae"}, "set critic.where=shared or separate"),
         ({"advantage": "turn-gae"}, "set critic.where=shared or separate"),
         ({"critic": {"where": "shared"}}, "advantage=gae or turn-gae"),
+        ({"critic": {"warmup_steps": 3}}, "without a critic nothing would learn"),
         ({"advantage": {"name": "gae", "lam": 1.5}, "critic": SHARED}, "lam"),
         ({"advantage": "gae", "critic": SHARED | {"clip_eps": 0.0}}, "clip_eps"),
     ],

@@ -80,7 +80,7 @@ class Algorithm:
         batch = replace(batch, advantages=advantages.float(), weights=weights, counted=counted)
         batch = replace(batch, returns=found.returns.float(), valued=found.valued)
         always = config.entropy or config.kl.where == "loss"
-        wanted = trained.any(-1) if always else informative & (weights != 0).any(-1) | found.valued.any(-1)
+        wanted = trained.any(-1) if always else (informative & (weights != 0).any(-1)) | found.valued.any(-1)
         return batch.rows(torch.nonzero(wanted)[:, 0].tolist()), Denominators.of(counted, found.valued)
 
     @torch.no_grad()

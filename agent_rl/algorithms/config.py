@@ -65,6 +65,14 @@ class CriticConfig(BaseModel):
     warmup_steps: int = Field(0, ge=0)
     """Steps at first in which only the critic learns; in a shared trunk that is the head."""
 
+    @model_validator(mode="after")
+    def _meaningful(self) -> CriticConfig:
+        if self.where == "none" and self.warmup_steps:
+            raise ValueError(
+                f"critic.warmup_steps={self.warmup_steps}: without a critic nothing would learn in them; set critic.where"
+            )
+        return self
+
 
 class RefillConfig(BaseModel):
     """Dynamic sampling: sample more groups until the batch is full of groups that the filters keep."""

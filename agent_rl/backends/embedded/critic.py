@@ -18,7 +18,11 @@ FILE = "critic.pt"
 
 
 class Critic(nn.Module):
-    """Predicts the return from the state before each token. It begins with 0 for every state."""
+    """Predicts the return from the state before each token. It begins with 0 for every state.
+
+    So it does in a run that starts from another run's checkpoint, as a return means something else there: only a run
+    that is resumed goes on with its critic.
+    """
 
     trunk: nn.Module | None
     """A separate critic's own; None for one that reads the policy's states."""
