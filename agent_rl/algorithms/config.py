@@ -69,7 +69,7 @@ class CriticConfig(BaseModel):
     def _meaningful(self) -> CriticConfig:
         if self.where == "none" and self.warmup_steps:
             raise ValueError(
-                f"critic.warmup_steps={self.warmup_steps}: without a critic nothing would learn in them; set critic.where"
+                f"critic.warmup_steps={self.warmup_steps}: without a critic nothing would learn; set critic.where"
             )
         return self
 
