@@ -48,8 +48,9 @@ def samples_of(order: list[int]) -> list[Sample]:
 
 def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Experience:
     scores = torch.tensor([float(s.rewards.sum()) for s in samples], dtype=torch.float64)
+    batch = collate(samples, pad_id)
     return Experience(
-        batch=collate(samples, pad_id),
+        batch=replace(batch, values=torch.where(batch.loss_mask, batch.token_ids / 50, 0.0)),
         scores=scores,
         components=scores[:, None],
         names=("r",),
@@ -76,8 +77,9 @@ def gradient(name: str, cuts: list[Batch], whole: Denominators) -> tuple[float, 
         entropic = algorithm(name).config.entropy > 0
         scores = score_tokens(model(), batch.token_ids, entropy_gradient=entropic)
         terms = algorithm(name).loss(scores.logprobs, scores.entropy, batch, whole)
-        terms.loss.backward()
-        total += terms.loss.item()
+        loss = terms.loss + algorithm(name).value_loss(scores.hidden.mean(-1), batch, whole).loss
+        loss.backward()
+        total += loss.item()
         sums = {key: sums.get(key, 0.0) + value for key, value in terms.sums.items()}
     return total, torch.cat([p.grad.flatten() for p in model().parameters()]), sums
 
@@ -147,7 +149,7 @@ def test_what_fills_the_gaps_changes_no_advantage_and_no_weight(name):
     batch, whole = algorithm(name).weigh(x)
     garbage = {
         f: torch.where(x.rows.loss_mask, getattr(x.rows, f), torch.full_like(getattr(x.rows, f), math.nan))
-        for f in ("rollout_logprobs", "old_logprobs")
+        for f in ("rollout_logprobs", "old_logprobs", "values")
     }
     again, whole_again = algorithm(name).weigh(replace(x, batch=replace(x.rows, **garbage)))
     assert whole_again == whole

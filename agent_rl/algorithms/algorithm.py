@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms.advantages.choices import ADVANTAGES
+from agent_rl.algorithms.advantages.critic import Estimated
 from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.batch import Batch, Denominators
 from agent_rl.algorithms.config import AlgorithmConfig
@@ -19,6 +20,7 @@ from agent_rl.algorithms.filters import TOLERANCE
 from agent_rl.algorithms.mismatch import correction_metrics, mismatch, policy_version_histogram
 from agent_rl.algorithms.objectives.choices import OBJECTIVES
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
+from agent_rl.algorithms.objectives.value import value_loss
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 from agent_rl.types import Episode
 
@@ -55,7 +57,10 @@ class Algorithm:
 
     @torch.no_grad()
     def weigh(self, x: Experience) -> tuple[Batch, Denominators]:
-        """Compute advantages, then weights, from `x.rows` whose `old_logprobs` are final.
+        """Compute advantages and the critic's targets, then weights, from `x.rows` whose `old_logprobs` are final.
+
+        An advantage over a critic's values reads `x.rows.values`. Its critic is trained at all tokens that it was asked
+        about, be they rejected for the policy, or without an advantage.
 
         Returns:
             The rows that have a gradient, and the counts that their loss is divided by.
@@ -69,8 +74,8 @@ class Algorithm:
         config, trained = self.config, x.trained
         x = self._penalised(x) if config.kl.where == "reward" else x
         batch = x.rows
-        advantages = ADVANTAGES.bind(config.advantage)(x)
-        advantages = torch.where(trained, advantages, advantages.new_zeros(()))
+        found = Estimated.of(ADVANTAGES.bind(config.advantage)(x))
+        advantages = torch.where(trained, found.advantages, found.advantages.new_zeros(()))
         old, mu = batch.old_logprobs, batch.rollout_logprobs
         keep = REJECTIONS.bind(config.rejection)(old, mu, trained)
         weights = torch.where(keep, WEIGHTS.bind(config.weight)(old, mu, trained), old.new_zeros(()))
@@ -79,9 +84,10 @@ class Algorithm:
         if not config.count_zero_advantage:
             counted = counted & informative[:, None]
         batch = replace(batch, advantages=advantages.float(), weights=weights, counted=counted)
+        batch = replace(batch, returns=found.returns.float(), valued=found.valued)
         always = config.entropy or config.kl.where == "loss"
-        wanted = trained.any(-1) if always else informative & (weights != 0).any(-1)
-        return batch, Denominators.of(counted), wanted
+        wanted = trained.any(-1) if always else (informative & (weights != 0).any(-1)) | found.valued.any(-1)
+        return batch, Denominators.of(counted, found.valued), wanted
 
     @torch.no_grad()
     def diagnose(self, x: Experience) -> dict[str, float]:
@@ -153,3 +159,17 @@ class Algorithm:
                     (logprobs - reference)[mask].double().sum()
                 )  # k1: unbiased, can be negative
         return LossTerms(loss, sums)
+
+    def value_loss(self, values: Tensor, batch: Batch, whole: Denominators) -> LossTerms:
+        """Return a micro-batch's share of the critic's loss: the mean over all tokens that it is trained at.
+
+        Args:
+            values: of the state before every token, by the critic in training, `[B, T]`, with gradient.
+            batch: the micro-batch; its `values` are those that the advantages are from.
+            whole: counts over the whole batch.
+        """
+        critic = self.config.critic
+        per_token, clipped = value_loss(values, batch.values, batch.returns, batch.valued, clip_eps=critic.clip_eps)
+        total = per_token.sum()
+        sums = {"vf_loss": float(total.detach()), "vf_clipfrac": float(clipped.sum())}
+        return LossTerms(critic.coefficient * total / whole.valued, sums)

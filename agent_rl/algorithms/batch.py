@@ -51,6 +51,8 @@ class Batch:
     """float32 `[B, T]`: the critic's, of the state before each token; 0 without a critic."""
     returns: Tensor
     """float32 `[B, T]`: what the critic is trained towards; 0 without one."""
+    valued: Tensor
+    """bool `[B, T]`: where the critic is trained; nowhere without one."""
     advantages: Tensor
     """float32 `[B, T]`; 0 outside the mask."""
     weights: Tensor
@@ -103,11 +105,14 @@ class Denominators:
     """Counted tokens."""
     sequences: int
     """Rows with at least one counted token."""
+    valued: int = 1
+    """Tokens at which the critic is trained."""
 
     @classmethod
-    def of(cls, counted: Tensor) -> Denominators:
-        """Count a mask `[B, T]`; at least 1 each, so that an empty batch has loss 0."""
-        return cls(max(1, int(counted.sum())), max(1, int(counted.any(-1).sum())))
+    def of(cls, counted: Tensor, valued: Tensor | None = None) -> Denominators:
+        """Count masks `[B, T]`; at least 1 each, so that an empty batch has loss 0."""
+        found = 0 if valued is None else int(valued.sum())
+        return cls(max(1, int(counted.sum())), max(1, int(counted.any(-1).sum())), max(1, found))
 
 
 def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
@@ -203,6 +208,7 @@ def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
         sum_pi_squared=torch.zeros_like(mu),
         values=torch.zeros_like(mu),
         returns=torch.zeros_like(mu),
+        valued=torch.zeros_like(mask),
         advantages=torch.zeros_like(mu),
         weights=mask.float(),
         counted=mask,

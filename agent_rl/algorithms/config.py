@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from agent_rl.algorithms.advantages.choices import ADVANTAGES
+from agent_rl.algorithms.advantages.critic import WITH_CRITIC
 from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.choice import Chosen
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
@@ -46,6 +47,33 @@ class KLConfig(BaseModel):
         return self
 
 
+class CriticConfig(BaseModel):
+    """What predicts returns, for the advantages that are taken over such values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    where: Literal["none", "shared", "separate"] = "none"
+    """`shared`: a value head on the policy's own trunk, which then learns from both losses. `separate`: a model of its
+    own with a head, begun as a copy of the policy."""
+    coefficient: float = Field(0.5, gt=0)
+    """What the value loss is multiplied with: its weight beside the policy's loss in a shared trunk. A separate critic
+    hardly notices, as AdamW divides it out."""
+    clip_eps: float | None = Field(0.2, gt=0)
+    """How far a value may move in one batch before its gradient stops, in the unit of the returns; null for any."""
+    lr: float = Field(1e-3, gt=0)
+    """The learning rate of the head and of a separate critic, with the schedule of the policy's."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps at first in which only the critic learns; in a shared trunk that is the head."""
+
+    @model_validator(mode="after")
+    def _meaningful(self) -> CriticConfig:
+        if self.where == "none" and self.warmup_steps:
+            raise ValueError(
+                f"critic.warmup_steps={self.warmup_steps}: without a critic nothing would learn; set critic.where"
+            )
+        return self
+
+
 class RefillConfig(BaseModel):
     """Dynamic sampling: sample more groups until the batch is full of groups that the filters keep."""
 
@@ -78,6 +106,7 @@ class AlgorithmConfig(BaseModel):
     """Which episodes are trained on, judged by their scores; the others still count in their group's statistics."""
     refill: RefillConfig = RefillConfig()
     advantage: Advantage = ADVANTAGES.check("group-relative")
+    critic: CriticConfig = CriticConfig()
     proximal: Literal["rollout", "recompute"] = "rollout"
     """What `old` is: the rollout's log-probabilities (bypass), or those of a forward pass before the first update."""
     weight: Weight = WEIGHTS.check("none")
@@ -101,6 +130,16 @@ class AlgorithmConfig(BaseModel):
         if self.shaping and self.advantage["name"] == "over-greedy":
             raise ValueError(
                 "shaping would change the scores but not those of the greedy episodes they are compared with"
+            )
+        advantage, where = self.advantage["name"], self.critic.where
+        if advantage in WITH_CRITIC and where == "none":
+            raise ValueError(
+                f"advantage={advantage} is taken over a critic's values: set critic.where=shared or separate"
+            )
+        if advantage not in WITH_CRITIC and where != "none":
+            raise ValueError(
+                f"advantage={advantage} asks no critic, critic.where={where} would train one in vain: set "
+                f"critic.where=none, or advantage={' or '.join(WITH_CRITIC)}"
             )
         corrected = self.weight["name"] != "none" or self.rejection["name"] != "none"
         if corrected and self.proximal == "rollout":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from agent_rl.algorithms.advantages.choices import ADVANTAGES
+from agent_rl.algorithms.advantages.critic import Estimated
 from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.choice import Choice, Chosen
-from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.config import AlgorithmConfig, CriticConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
 from agent_rl.algorithms.objectives.base import TokenLoss
 from agent_rl.algorithms.objectives.choices import OBJECTIVES
@@ -28,6 +29,8 @@ def explain(config: AlgorithmConfig) -> str:
         lines.append(f"  {part:12} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
         if chosen["name"] != "none":
             lines.append(f"  {'':12}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
+        if part == "advantage":
+            lines += _critic(config.critic)
     if config.refill.max_rounds > 1:
         rounds = f"at most {config.refill.max_rounds} rounds of {config.refill.oversampling} batches"
         lines.append(f"  {'refill':12} until the filters have kept a full batch; {rounds}")
@@ -43,7 +46,27 @@ def explain(config: AlgorithmConfig) -> str:
     return "\n".join(lines)
 
 
-def _parts(config: AlgorithmConfig) -> list[tuple[str, Choice[Tensor] | Choice[TokenLoss], Chosen]]:
+def _critic(config: CriticConfig) -> list[str]:
+    """Say what predicts values, and by which loss it learns to."""
+    if config.where == "none":
+        return []
+    kinds = {"shared": "a head on the policy's trunk", "separate": "a copy of the first policy, with a head"}
+    knobs = f"coefficient={config.coefficient}, clip_eps={config.clip_eps}, lr={config.lr}"
+    loss = "L_V = coefficient (V - R)^2 / 2, R = A (not whitened) + V_old"
+    if config.clip_eps is not None:
+        loss = "L_V = coefficient max((V - R)^2, (clip(V, V_old +- clip_eps) - R)^2) / 2, R = A (not whitened) + V_old"
+    lines = [
+        f"  {'critic':12} {config.where} ({knobs}): {kinds[config.where]}",
+        f"  {'':12}   {loss}; mean over the tokens that it values",
+    ]
+    if config.warmup_steps:
+        lines.append(f"  {'':12}   in the first {config.warmup_steps} steps only the critic learns")
+    return lines
+
+
+def _parts(
+    config: AlgorithmConfig,
+) -> list[tuple[str, Choice[Tensor] | Choice[Tensor | Estimated] | Choice[TokenLoss], Chosen]]:
     return [
         *(("shaping", SHAPING[c], c) for c in config.shaping),
         *(("filter", FILTERS[c], c) for c in config.filters),

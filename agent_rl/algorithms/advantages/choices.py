@@ -1,4 +1,7 @@
-"""Advantages as choices of a config: functions of an `Experience` that return float64 `[B, T]`, 0 outside the mask."""
+"""Advantages as choices of a config: functions of an `Experience` that return float64 `[B, T]`, 0 outside the mask.
+
+Those that need a critic are in `critic`, and say what it is trained towards, too.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from agent_rl.algorithms.advantages import outcome, token, turn
+from agent_rl.algorithms.advantages.critic import WITH_CRITIC, Estimated
 from agent_rl.algorithms.choice import Choice, Choices, Fraction
 from agent_rl.algorithms.experience import Experience
 from agent_rl.errors import ConfigError
@@ -81,7 +85,7 @@ def turn_returns(x: Experience, *, gamma: Discount = 1.0) -> Tensor:
     return x.scored(turn.turn_returns(x.rows.rewards, x.rows.loss_mask, x.rows.turns, gamma=gamma))
 
 
-ADVANTAGES = Choices(
+ADVANTAGES: Choices[Tensor | Estimated] = Choices(
     "advantage",
     {
         "group-relative": Choice(
@@ -104,5 +108,6 @@ ADVANTAGES = Choices(
             reinforce_pp_baseline, "A = whiten(R - mean_group)", "REINFORCE++-baseline, Hu et al. 2025"
         ),
         "turn-returns": Choice(turn_returns, "A_t = sum_{k>=turn(t)} gamma^(k-turn(t)) r_k", "ROLL, segment-wise"),
+        **WITH_CRITIC,
     },
 )

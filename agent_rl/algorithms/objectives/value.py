@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -52,3 +54,23 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     if not len(target) or target.max() - target.min() <= 1e-6 * target.abs().max():
         return float("nan")
     return 1 - ((target - predicted).var() / target.var()).item()
+
+
+def critic_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:
+    """Return how well a critic foresaw the returns that it is now trained towards, by verl's names.
+
+    `vf_explained_var` is left out where it has no meaning.
+
+    Args:
+        values: `[B, T]`, those that the advantages are from.
+        returns: `[B, T]`.
+        mask: bool `[B, T]`, where the critic is trained.
+    """
+    if not mask.any():
+        return {}
+    means = {
+        "critic/values/mean": float(values[mask].double().mean()),
+        "critic/returns/mean": float(returns[mask].double().mean()),
+    }
+    explained = explained_variance(values, returns, mask)
+    return means if math.isnan(explained) else means | {"critic/vf_explained_var": explained}

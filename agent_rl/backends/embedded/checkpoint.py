@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer
 from agent_rl.backends.embedded.student import Student
 from agent_rl.errors import CheckpointError
@@ -15,13 +16,17 @@ from agent_rl.errors import CheckpointError
 STATE = "trainer_state.pt"
 
 
-def save_checkpoint(folder: Path, student: Student, optimizer: Optimizer, step: int) -> None:
+def save_checkpoint(
+    folder: Path, student: Student, optimizer: Optimizer, step: int, critic: Critic | None = None
+) -> None:
     """Write a checkpoint. Whoever is killed meanwhile leaves the previous one whole."""
     new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     student.save(new)
     torch.save({"step": step, "optimizer": optimizer.state_dict()}, new / STATE)
+    if critic is not None:
+        critic.save(new)
     for file in new.iterdir():
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
@@ -43,8 +48,10 @@ def find_checkpoint(folder: Path) -> Path:
     raise CheckpointError(f"no checkpoint in '{folder}': the run stopped before its first one; start it anew")
 
 
-def load_state(folder: Path, optimizer: Optimizer) -> int:
-    """Restore the optimizer and return the step; the weights are `load_student`'s to load."""
+def load_state(folder: Path, optimizer: Optimizer, critic: Critic | None = None) -> int:
+    """Restore the optimizer and the critic, and return the step; the weights are `load_student`'s to load."""
     state = torch.load(folder / STATE, weights_only=True)
     optimizer.load_state_dict(state["optimizer"])
+    if critic is not None:
+        critic.load(folder)
     return int(state["step"])

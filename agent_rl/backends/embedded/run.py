@@ -56,7 +56,7 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
             student.save(folder / REFERENCE)
         trainer = Trainer(env, student, config, _reference(folder))
         run.evaluate(trainer, "before")
-        save_checkpoint(folder / CHECKPOINT, student, trainer.optimizer, 0)
+        save_checkpoint(folder / CHECKPOINT, student, trainer.optimizer, 0, trainer.critic)
         run.train(trainer)
         return run.finish(trainer)
 
@@ -85,7 +85,7 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
         run.set_threads()
         student = load_student(checkpoint, slots=config.rollout.slots, context=config.context(env.budget.tokens))
         trainer = Trainer(env, student, config, _reference(folder))
-        trainer.step = load_state(checkpoint, trainer.optimizer)
+        trainer.step = load_state(checkpoint, trainer.optimizer, trainer.critic)
         progress.say(f"Going on from step {trainer.step} of {config.steps} in {folder}")
         run.train(trainer)
         return run.finish(trainer)
@@ -199,7 +199,9 @@ class _Run:
             last = trainer.step == config.steps
             if last or self.stop.asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
-                save_checkpoint(self.folder / CHECKPOINT, trainer.student, trainer.optimizer, trainer.step)
+                save_checkpoint(
+                    self.folder / CHECKPOINT, trainer.student, trainer.optimizer, trainer.step, trainer.critic
+                )
             if not last:
                 self.check_stop(f"go on with: agent-rl train resume={self.folder}")
 

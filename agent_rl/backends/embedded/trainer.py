@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
 from agent_rl.algorithms.filters import Refill, next_round, offer
+from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import Student
@@ -43,6 +45,8 @@ class Trainer:
         self.spec, self.student, self.config, self.reference = spec, student, config, reference
         self.algorithm = Algorithm(config.algorithm)
         self.optimizer = Optimizer(student.model, config.optimizer)
+        wanted = config.algorithm.critic.where != "none"
+        self.critic = Critic(student.model, self.algorithm, config.optimizer) if wanted else None
         self.tasks = TaskStream(spec.tasks, config.split, config.seed)
         self.step = 0
 
@@ -125,6 +129,7 @@ class Trainer:
         metrics["train/samples"] = float(len(batch))
         if not len(batch):
             return metrics
+        metrics |= critic_metrics(batch.values, batch.returns, batch.valued)
         scale = schedule(config.optimizer, self.step, config.steps)
         micro_batches = batch.cut(config.micro_batch_tokens)
         for _ in range(config.updates_per_batch):
@@ -133,6 +138,8 @@ class Trainer:
                 for name, value in self._accumulate(micro_batch, whole).items():
                     sums[name] = sums.get(name, 0.0) + value
             norm = self.optimizer.step(scale)
+            if self.critic is not None:
+                metrics |= self.critic.step(scale)
         tokens = int(batch.loss_mask.sum())
         metrics |= {f"train/{name}": value / tokens for name, value in sums.items() if name != "loss"}
         return metrics | {
@@ -143,14 +150,16 @@ class Trainer:
         }
 
     def _accumulate(self, batch: Batch, whole: Denominators) -> dict[str, float]:
-        scores = score_tokens(
-            self.student.model,
-            batch.token_ids,
-            self.config.rollout.temperature,
-            entropy_gradient=self.config.algorithm.entropy > 0,
-        )
-        terms = self.algorithm.loss(scores.logprobs, scores.entropy, batch, whole)
-        terms.loss.backward()  # type: ignore[no-untyped-call]
+        with torch.set_grad_enabled(self.step >= self.config.algorithm.critic.warmup_steps):
+            scores = score_tokens(
+                self.student.model,
+                batch.token_ids,
+                self.config.rollout.temperature,
+                entropy_gradient=self.config.algorithm.entropy > 0,
+            )
+            terms = self.algorithm.loss(scores.logprobs, scores.entropy, batch, whole)
+        value_loss = self.critic.loss(scores.hidden, batch, whole) if self.critic is not None else 0.0
+        (terms.loss + value_loss).backward()  # type: ignore[no-untyped-call]
         return terms.sums | {"loss": float(terms.loss.detach())}
 
     def _scored(self, x: Experience) -> Experience:
@@ -162,6 +171,9 @@ class Trainer:
         if self.reference is not None:
             (logprobs,) = self._score(self.reference, batch, "logprobs")
             batch = replace(batch, reference_logprobs=logprobs)
+        if self.critic is not None:
+            values = self.critic.values(self.student.model, batch, self.config.micro_batch_tokens)
+            batch = replace(batch, values=values)
         return replace(x, batch=batch)
 
     @torch.no_grad()

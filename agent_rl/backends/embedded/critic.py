@@ -1,0 +1,98 @@
+"""Critic: a value head, on the policy's trunk or on one of its own, and how it is trained and stored."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils import skip_init
+from transformers import PreTrainedModel
+
+from agent_rl.algorithms import Algorithm, Batch, Denominators
+from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
+
+FILE = "critic.pt"
+
+
+class Critic(nn.Module):
+    """Predicts the return from the state before each token. It begins with 0 for every state.
+
+    So it does in a run that starts from another run's checkpoint, as a return means something else there: only a run
+    that is resumed goes on with its critic.
+    """
+
+    trunk: nn.Module | None
+    """A separate critic's own; None for one that reads the policy's states."""
+
+    def __init__(self, policy: PreTrainedModel, algorithm: Algorithm, config: OptimizerConfig) -> None:
+        super().__init__()
+        critic = algorithm.config.critic
+        self.algorithm = algorithm
+        self.trunk = copy.deepcopy(policy.model) if critic.where == "separate" else None
+        # skip_init: the default one would draw from torch's global generator
+        self.head: nn.Linear = skip_init(  # type: ignore[no-untyped-call]
+            nn.Linear, policy.config.hidden_size, 1, dtype=torch.float32, device=policy.device
+        )
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.optimizer = Optimizer(self, config.model_copy(update={"lr": critic.lr, "muon_lr": 0.0}))
+        self._sums: dict[str, float] = {}
+
+    def forward(self, token_ids: Tensor, states: Tensor) -> Tensor:
+        """Return the value of the state before each token, float32 `[B, T]`.
+
+        Args:
+            token_ids: int64 `[B, T]`.
+            states: `Scores.hidden` of the policy, `[B, T, hidden]`; not looked at by a separate critic.
+        """
+        return self._read(states if self.trunk is None else _states(self.trunk, token_ids))
+
+    @torch.no_grad()
+    def values(self, policy: PreTrainedModel, batch: Batch, token_budget: int) -> Tensor:
+        """Return the values at the sampled tokens of a whole batch, float32 `[B, T]`; 0 elsewhere."""
+        whole = torch.zeros_like(batch.values)
+        for rows in batch.cut_rows(token_budget):
+            part = batch.rows(rows)
+            values = self._read(_states(self.trunk or policy.model, part.token_ids))
+            whole[rows, : values.shape[1]] = torch.where(part.loss_mask, values, 0.0)
+        return whole
+
+    def loss(self, states: Tensor, batch: Batch, whole: Denominators) -> Tensor:
+        """Return a micro-batch's share of the value loss; what it says about the update is kept for `step`."""
+        terms = self.algorithm.value_loss(self(batch.token_ids, states), batch, whole)
+        for name, total in terms.sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + total / whole.valued
+        return terms.loss
+
+    def step(self, scale: float) -> dict[str, float]:
+        """Update from the gradients of a whole batch; return the metrics of the update.
+
+        Args:
+            scale: the factor of the learning rate.
+        """
+        metrics = {f"critic/{name}": value for name, value in self._sums.items()}
+        self._sums = {}
+        return metrics | {"critic/grad_norm": self.optimizer.step(scale)}
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer into a checkpoint's folder, beside the policy."""
+        torch.save({"weights": self.state_dict(), "optimizer": self.optimizer.state_dict()}, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote."""
+        state = torch.load(folder / FILE, weights_only=True)
+        self.load_state_dict(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def _read(self, states: Tensor) -> Tensor:
+        values: Tensor = self.head(states.to(self.head.weight.dtype))[..., 0]
+        return values
+
+
+def _states(trunk: nn.Module, token_ids: Tensor) -> Tensor:
+    """Return the state before each token, `[B, T, hidden]`; 0 before the first, as in `Scores.hidden`."""
+    states: Tensor = trunk(input_ids=token_ids[:, :-1]).last_hidden_state
+    return pad(states, (0, 0, 1, 0))

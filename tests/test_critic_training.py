@@ -1,0 +1,159 @@
+"""The critic of the embedded trainer: whom its loss reaches, that it learns, and that a killed run loses none of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience, collate
+from agent_rl.algorithms.objectives.value import explained_variance
+from agent_rl.backends.embedded.critic import FILE, Critic
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.optimizer import OptimizerConfig
+from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.embedded.student import load_student
+from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.registry import spec
+from agent_rl.view.progress import Progress
+from tests.doubles import example_episode, example_sample
+from tests.runs import config, told, weights
+
+WHERE = ("shared", "separate")
+TINY = ModelConfig(hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, intermediate=64)
+
+
+def settings(where: str, **critic: object) -> dict[str, object]:
+    return {"advantage": "gae", "critic": {"where": where, "clip_eps": None, "lr": 0.01} | critic}
+
+
+def new_critic(where: str) -> tuple[torch.nn.Module, Critic]:
+    policy = make_model(TINY, 50, 0)
+    algorithm = Algorithm(AlgorithmConfig(**settings(where)))
+    return policy, Critic(policy, algorithm, OptimizerConfig(warmup_steps=0))
+
+
+def state(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def fixed_batch(algorithm: Algorithm) -> tuple[Batch, Denominators]:
+    """Rows whose reward stands in their first token."""
+    x = Experience.of([example_episode(str(e)) for e in range(8)])
+    rows = [example_sample(12, [4, 5, 8, 9, 11], reward=float(e % 2), seed=e, episode=e) for e in range(8)]
+    for e, row in enumerate(rows):
+        row.token_ids[0] = 48 + e % 2
+    return algorithm.weigh(replace(x, batch=collate(rows)))
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_new_critic_knows_nothing_and_draws_no_random_number(where: str) -> None:
+    before = torch.get_rng_state()
+    policy, critic = new_critic(where)
+    assert torch.equal(torch.get_rng_state(), before)
+    batch, _ = fixed_batch(critic.algorithm)
+    assert not critic.values(policy, batch, 10**6).any()
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_critic_that_is_fitted_explains_more_of_the_variance(where: str) -> None:
+    policy, critic = new_critic(where)
+    batch, whole = fixed_batch(critic.algorithm)
+    before = explained_variance(critic.values(policy, batch, 40), batch.returns, batch.valued)
+    assert before == 0
+    losses = []
+    for _ in range(30):
+        for part in batch.cut(40):
+            critic.loss(score_tokens(policy, part.token_ids).hidden, part, whole).backward()
+        losses.append(critic.step(1.0)["critic/vf_loss"])
+    after = explained_variance(critic.values(policy, batch, 40), batch.returns, batch.valued)
+    assert after > 0.7 and losses[-1] < 0.2 * losses[0]  # in the shared case only the head is stepped here
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_the_value_loss_reaches_its_own_trunk_only_and_hangs_on_no_cut(where: str) -> None:
+    policy, critic = new_critic(where)
+    policy.double()
+    critic.double()
+    torch.nn.init.ones_(critic.head.weight)  # a head of zeros passes nothing on
+    batch, whole = fixed_batch(critic.algorithm)
+
+    def gradients(budget: int) -> tuple[list[Tensor], list[Tensor]]:
+        policy.zero_grad()
+        critic.zero_grad()
+        for part in batch.cut(budget):
+            critic.loss(score_tokens(policy, part.token_ids).hidden, part, whole).backward()
+        return tuple([p.grad.clone() for p in m.parameters() if p.grad is not None] for m in (policy, critic))
+
+    of_policy, of_critic = gradients(10**6)
+    assert bool(of_policy) == (where == "shared") and any(g.norm() > 0 for g in (of_policy or of_critic))
+    assert len(of_critic) == len(list(critic.parameters())) and all(g.norm() > 0 for g in of_critic)
+    for budget in (1, 40):
+        for whole_batch, cut in zip((of_policy, of_critic), gradients(budget), strict=True):
+            for a, b in zip(whole_batch, cut, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_in_warm_up_only_the_critic_learns(where: str, folder: Path, tmp_path: Path) -> None:
+    chosen = config(tmp_path, algorithm=settings(where, warmup_steps=2))
+    trainer = Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), chosen)
+    assert trainer.critic is not None
+    policy, critic = state(trainer.student.model), state(trainer.critic)
+    for _ in range(2):
+        metrics = trainer.train_step().metrics
+        assert metrics["train/grad_norm"] == 0
+    assert same(state(trainer.student.model), policy) and not same(state(trainer.critic), critic)
+    for _ in range(2):
+        metrics = trainer.train_step().metrics
+    assert not same(state(trainer.student.model), policy)
+    names = ("vf_loss", "vf_clipfrac", "grad_norm", "values/mean", "returns/mean")
+    assert all(metrics[f"critic/{name}"] >= 0 for name in names) and metrics["critic/vf_loss"] > 0
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_values_before_the_update_are_those_that_it_starts_from(where: str, folder: Path, tmp_path: Path) -> None:
+    chosen = config(tmp_path, algorithm=settings(where, clip_eps=1e-4), updates_per_batch=3)
+    trainer = Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), chosen)
+    assert trainer.critic is not None
+    torch.nn.init.normal_(trainer.critic.head.weight, generator=torch.Generator().manual_seed(0))
+    episodes = trainer.train_step().episodes
+    x = trainer._scored(trainer.algorithm.experience(episodes))
+    with torch.no_grad():
+        states = score_tokens(trainer.student.model, x.rows.token_ids).hidden
+        values = trainer.critic(x.rows.token_ids, states)
+    torch.testing.assert_close(x.rows.values, torch.where(x.rows.loss_mask, values, 0.0), rtol=0, atol=1e-5)
+    assert x.rows.values.any()
+    assert trainer.update(trainer.algorithm.experience(episodes))["critic/vf_clipfrac"] > 0  # by the third update
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_killed_run_goes_on_bit_for_bit_critic_and_all(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, real = config(tmp_path, algorithm=settings(where), eval={"n": 4, "dev_n": 4, "every": 0}), Trainer.update
+    folder = start_run(chosen, Progress())
+    AutoModelForCausalLM.from_pretrained(folder / "checkpoint")
+
+    def dies_in_step_three(self: Trainer, x: Experience) -> dict[str, float]:
+        if self.step == 3:
+            raise MemoryError("killed")
+        return real(self, x)
+
+    monkeypatch.setattr(Trainer, "update", dies_in_step_three)
+    with pytest.raises(MemoryError):
+        start_run(chosen, Progress())
+    monkeypatch.undo()
+    killed = (tmp_path / "runs" / "latest").resolve()
+    resume_run(killed, Progress())
+    assert same(weights(folder), weights(killed)) and told(folder) == told(killed)
+    one, two = (torch.load(f / "checkpoint" / FILE, weights_only=True) for f in (folder, killed))
+    assert same(one["weights"], two["weights"]) and any(w.any() for w in one["weights"].values())
+    assert [float(row["critic/vf_loss"]) > 0 for row in told(folder) if row["kind"] == "train"] == [True] * 4
