@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.model import ModelConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
+from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.warmstart import WarmStartConfig
 from agent_rl.errors import ConfigError
 from agent_rl.policy.sampling import SamplingParams
@@ -76,6 +77,7 @@ class TrainConfig(_Section):
     warm_start: WarmStartConfig = WarmStartConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    precision: PrecisionConfig = PrecisionConfig()
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
 
