@@ -95,37 +95,3 @@ def test_logits_of_a_chunk_are_all_that_exists_at_a_time(monkeypatch: pytest.Mon
     seen.clear()
     score_tokens(tiny(), IDS).logprobs.sum().backward()
     assert seen == [33]  # kept, not computed anew
-
-
-# --- precision ---
-
-
-def gap(precision: PrecisionConfig) -> float:
-    """The mean distance to float32's log-probabilities, in nats."""
-    model = tiny()
-    with torch.no_grad():
-        exact, other = (score_tokens(model, IDS, precision=p).logprobs for p in (PrecisionConfig(), precision))
-    return float((exact - other).abs().mean())
-
-
-@pytest.mark.parametrize("format", ["bfloat16", "float16"])
-def test_a_float32_head_narrows_the_gap_of_autocast(format: str) -> None:
-    with_head, without = (gap(PrecisionConfig(autocast=format, head=head)) for head in ("float32", "model"))
-    assert 0 < with_head < without
-
-
-def test_without_autocast_the_head_makes_no_difference() -> None:
-    assert gap(PrecisionConfig(head="model")) == 0
-
-
-@pytest.mark.parametrize("head", ["float32", "model"])
-def test_gradients_under_autocast_are_near_and_in_the_weights_format(head: str) -> None:
-    found = []
-    for precision in (PrecisionConfig(), PrecisionConfig(autocast="bfloat16", head=head, chunk=10)):
-        model = tiny()
-        score_tokens(model, IDS, entropy_gradient=True, precision=precision).logprobs.mean().backward()
-        assert all(p.grad.dtype == torch.float32 for p in model.parameters())
-        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    exact, other = found
-    assert not torch.equal(exact, other)
-    assert torch.cosine_similarity(exact, other, dim=0) > 0.99
