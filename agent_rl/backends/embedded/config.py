@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.model import ModelConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
+from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.warmstart import WarmStartConfig
 from agent_rl.errors import ConfigError
 from agent_rl.policy.sampling import SamplingParams
@@ -76,8 +77,18 @@ class TrainConfig(_Section):
     warm_start: WarmStartConfig = WarmStartConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    precision: PrecisionConfig = PrecisionConfig()
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _meaningful(self) -> TrainConfig:
+        if self.precision.autocast == "float16" and self.algorithm.critic.where != "none":
+            raise ValueError(
+                "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its "
+                "own: use bfloat16"
+            )
+        return self
 
     def context(self, budget_tokens: int | None) -> int:
         """Return the engine's context for an environment's token budget."""

@@ -36,9 +36,15 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
 
 
 class Optimizer:
-    """Steps the parameters of one model."""
+    """Steps the parameters of one model.
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+    Args:
+        model: whose parameters to step.
+        config: learning rates.
+        scale_loss: multiply losses, so that float16 gradients don't vanish: by as much as doesn't make them overflow.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig, *, scale_loss: bool = False) -> None:
         self.config = config
         named = list(model.named_parameters())
         self.parameters = [p for _, p in named]
@@ -51,12 +57,26 @@ class Optimizer:
         if hidden:
             muon = torch.optim.Muon(hidden, lr=config.muon_lr, weight_decay=config.weight_decay, momentum=0.95)
             self._parts.append((muon, config.muon_lr))
+        self._scaler = torch.amp.GradScaler(self.parameters[0].device.type, enabled=scale_loss)
+        self.scales_loss = scale_loss
+
+    @property
+    def loss_scale(self) -> float:
+        """What the next loss is multiplied with; 1 without scaling."""
+        return float(self._scaler.get_scale())
+
+    def backward(self, loss: Tensor) -> None:
+        """Add a loss's gradients to those that the next step takes."""
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, scale: float) -> float:
         """Clip the gradients, update, clear them; return their norm before clipping.
 
-        A norm that is not finite skips the update: weights that were good stay so.
+        A norm that is not finite skips the update: weights that were good stay so. Where losses are scaled, gradients
+        must have come from `backward`, and an overflow halves the scale.
         """
+        for part, _ in self._parts:
+            self._scaler.unscale_(part)
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
         finite = norm == norm and norm != float("inf")
         for part, lr in self._parts:
@@ -65,15 +85,20 @@ class Optimizer:
             if finite:
                 part.step()
             part.zero_grad(set_to_none=True)
+        self._scaler.update()
         return norm
 
     def state_dict(self) -> list[dict[str, object]]:
         """Return all that a checkpoint must hold."""
-        return [part.state_dict() for part, _ in self._parts]
+        parts = [part.state_dict() for part, _ in self._parts]
+        return [*parts, self._scaler.state_dict()] if self.scales_loss else parts
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:
         """Continue from `state_dict`."""
-        for (part, _), state in zip(self._parts, states, strict=True):
+        parts: list[torch.optim.Optimizer | torch.amp.GradScaler] = [part for part, _ in self._parts]
+        if self.scales_loss:
+            parts.append(self._scaler)
+        for part, state in zip(parts, states, strict=True):
             part.load_state_dict(state)
 
 

@@ -44,7 +44,8 @@ class Trainer:
     ) -> None:
         self.spec, self.student, self.config, self.reference = spec, student, config, reference
         self.algorithm = Algorithm(config.algorithm)
-        self.optimizer = Optimizer(student.model, config.optimizer)
+        half = config.precision.autocast == "float16"
+        self.optimizer = Optimizer(student.model, config.optimizer, scale_loss=half)
         wanted = config.algorithm.critic.where != "none"
         self.critic = Critic(student.model, self.algorithm, config.optimizer) if wanted else None
         self.tasks = TaskStream(spec.tasks, config.split, config.seed)
@@ -142,12 +143,16 @@ class Trainer:
                 metrics |= self.critic.step(scale)
         tokens = int(batch.loss_mask.sum())
         metrics |= {f"train/{name}": value / tokens for name, value in sums.items() if name != "loss"}
-        return metrics | {
-            "train/loss": sums["loss"],
-            "train/grad_norm": norm,
-            "train/lr": config.optimizer.lr * scale,
-            "train/tokens": float(tokens),
-        }
+        return (
+            metrics
+            | {
+                "train/loss": sums["loss"],
+                "train/grad_norm": norm,
+                "train/lr": config.optimizer.lr * scale,
+                "train/tokens": float(tokens),
+            }
+            | ({"train/loss_scale": self.optimizer.loss_scale} if self.optimizer.scales_loss else {})
+        )
 
     def _accumulate(self, batch: Batch, whole: Denominators) -> dict[str, float]:
         with torch.set_grad_enabled(self.step >= self.config.algorithm.critic.warmup_steps):
@@ -156,10 +161,11 @@ class Trainer:
                 batch.token_ids,
                 self.config.rollout.temperature,
                 entropy_gradient=self.config.algorithm.entropy > 0,
+                precision=self.config.precision,
             )
             terms = self.algorithm.loss(scores.logprobs, scores.entropy, batch, whole)
         value_loss = self.critic.loss(scores.hidden, batch, whole) if self.critic is not None else 0.0
-        (terms.loss + value_loss).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.backward(terms.loss + value_loss)
         return terms.sums | {"loss": float(terms.loss.detach())}
 
     def _scored(self, x: Experience) -> Experience:
@@ -182,7 +188,9 @@ class Trainer:
         whole = [torch.zeros_like(batch.rollout_logprobs) for _ in names]
         for rows in batch.cut_rows(self.config.micro_batch_tokens):
             part = batch.rows(rows)
-            scores = score_tokens(model, part.token_ids, self.config.rollout.temperature)
+            scores = score_tokens(
+                model, part.token_ids, self.config.rollout.temperature, precision=self.config.precision
+            )
             for out, name in zip(whole, names, strict=True):
                 values = getattr(scores, name)
                 out[rows, : values.shape[1]] = torch.where(part.loss_mask, values, values.new_zeros(()))

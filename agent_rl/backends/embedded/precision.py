@@ -1,0 +1,55 @@
+"""Precision: in which formats the training forward computes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+LOGITS_AT_A_TIME = 2**24
+"""64 MiB in float32: 29,127 tokens of the default vocabulary of 576, 110 of Qwen's 151,936. Measured: larger pieces
+are no faster."""
+
+_FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class PrecisionConfig(BaseModel):
+    """Formats of the training forward and backward, under theta, old and the reference alike.
+
+    Weights and the optimizer's state are float32 whatever is set here, as are the warm start and the engine: a lower
+    precision opens a gap between mu and theta, which `rollout_gap` measures. Log-probabilities and entropies are
+    computed from the logits in float32 at least; the sums that metrics report are in float64. Log-ratios are clamped
+    to ± 20 before exponentiation, in every objective (`objectives.base.MAX_LOG_RATIO`), correction and mismatch metric
+    (a row's after they are summed); the k3 estimate of a KL penalty to 10 (`objectives.kl.MAX_K3`).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    head: Literal["float32", "model"] = "float32"
+    """What logits are computed in: float32 even under autocast (MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv
+    2510.13786), or the format of the layers below."""
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
+    """What matrix products and attention are computed in; `none` is the weights' float32. `float16` scales the loss,
+    halves the scale and skips the update when a gradient overflows, and tries double the scale after 2000 updates."""
+    chunk: int = Field(0, ge=0)
+    """Tokens whose logits exist at a time; 0 takes as many as have 64 MiB of them. Results don't depend on it, save for
+    rounding. More than one chunk costs a second product with the head's weights."""
+
+    def region(self, device: torch.device) -> AbstractContextManager[object]:
+        """Return the context that the model's layers run in."""
+        if self.autocast == "none":
+            return nullcontext()
+        return torch.autocast(device.type, _FORMATS[self.autocast])
+
+    def head_format(self, weight: Tensor) -> torch.dtype:
+        """Return the format in which the head of these weights multiplies."""
+        if self.head == "float32":
+            return torch.promote_types(weight.dtype, torch.float32)
+        return _FORMATS.get(self.autocast, weight.dtype)
+
+    def tokens_at_a_time(self, vocab_size: int) -> int:
+        """Return how many tokens' logits may exist at a time."""
+        return self.chunk or max(1, LOGITS_AT_A_TIME // vocab_size)

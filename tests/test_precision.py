@@ -1,0 +1,127 @@
+"""Precision: autocast, the float32 head, loss scaling, and that a resumed run keeps all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agent_rl.backends.embedded.checkpoint import load_state, save_checkpoint
+from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
+from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.embedded.student import load_student
+from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
+from agent_rl.registry import spec
+from tests.engines import VOCAB, tiny
+from tests.runs import config
+
+IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))
+
+
+def trainer(start: Path, tmp_path: Path, **precision: object) -> Trainer:
+    """One that starts from a checkpoint's weights and learns something in every step, be the rewards equal."""
+    settings = config(tmp_path, precision=precision, algorithm={"entropy": 0.01, "proximal": "recompute"})
+    return Trainer(spec("calculator-v0"), load_student(start, slots=8, context=256), settings)
+
+
+def test_the_gap_to_the_engine_is_smaller_with_a_float32_head(folder: Path, tmp_path: Path) -> None:
+    one = trainer(folder / "checkpoint", tmp_path)
+    _, episodes = one.evaluate(distinct_tasks(one.spec, "dev", 12), one.config.rollout.params, "gap")
+
+    def gap(**precision: object) -> float:
+        """The mean distance of the training forward's log-probabilities from the engine's."""
+        gaps = []
+        for trajectory in (e.trajectories[0] for e in episodes):
+            ids, mask = torch.tensor(trajectory.token_ids[None].astype(np.int64)), trajectory.loss_mask
+            with torch.no_grad():
+                scores = score_tokens(one.student.model, ids, precision=PrecisionConfig.model_validate(precision))
+            gaps.append(np.abs(scores.logprobs[0].numpy()[mask] - trajectory.logprobs[mask]))
+        return float(np.concatenate(gaps).mean())
+
+    exact, with_head, without = gap(), gap(autocast="bfloat16"), gap(autocast="bfloat16", head="model")
+    assert exact < 1e-5 < with_head < 0.9 * without
+    assert gap(head="model") == exact  # the weights are float32: without autocast there is nothing to widen
+
+
+def test_the_trainer_computes_as_it_was_told(folder: Path, tmp_path: Path) -> None:
+    """Under theta and under old, whose gap to mu the metrics hold."""
+    found = []
+    for precision in ({}, {"autocast": "bfloat16"}, {"autocast": "bfloat16", "head": "model"}):
+        one = trainer(folder / "checkpoint", tmp_path, **precision)
+        metrics = one.train_step().metrics
+        found.append((metrics["train/rollout_gap"], metrics["mismatch/gap_mean"]))
+    for exact, with_head, without in zip(*found, strict=True):
+        assert exact < 1e-5 < with_head < without
+
+
+@pytest.mark.parametrize("head", ["float32", "model"])
+@pytest.mark.parametrize("format", ["bfloat16", "float16"])
+def test_gradients_under_autocast_are_near_and_in_the_weights_format(format: str, head: str) -> None:
+    found = []
+    for precision in (PrecisionConfig(), PrecisionConfig(autocast=format, head=head, chunk=10)):
+        model = tiny()
+        score_tokens(model, IDS, entropy_gradient=True, precision=precision).logprobs.mean().backward()
+        assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    exact, other = found
+    assert not torch.equal(exact, other)
+    assert torch.cosine_similarity(exact, other, dim=0) > 0.99
+
+
+# --- loss scaling ---
+
+
+def test_an_overflow_skips_the_update_halves_the_scale_and_training_goes_on() -> None:
+    model = tiny()
+    optimizer = Optimizer(model, OptimizerConfig(), scale_loss=True)
+    start = optimizer.loss_scale
+
+    def step(factor: float) -> tuple[float, bool]:
+        before = [p.detach().clone() for p in model.parameters()]
+        scores = score_tokens(model, IDS, precision=PrecisionConfig(autocast="float16"))
+        optimizer.backward(-scores.logprobs.mean() * factor)
+        norm = optimizer.step(1.0)
+        return norm, any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+    norm, changed = step(1e5)  # times the scale of 65536, beyond float16's 65504 by far
+    assert not np.isfinite(norm) and not changed and optimizer.loss_scale == start / 2
+    norm, changed = step(1.0)
+    assert np.isfinite(norm) and changed and optimizer.loss_scale == start / 2
+
+
+@pytest.mark.parametrize("muon_lr", [0.0, 0.05])
+def test_scaling_changes_nothing_where_nothing_is_rounded(muon_lr: float) -> None:
+    weights = []
+    for scale_loss in (False, True):  # a power of two, in float32
+        model = tiny()
+        optimizer = Optimizer(model, OptimizerConfig(muon_lr=muon_lr), scale_loss=scale_loss)
+        for _ in range(2):
+            for row in IDS:  # two micro-batches a step
+                optimizer.backward(-score_tokens(model, row[None]).logprobs.mean())
+            optimizer.step(1.0)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("format", ["bfloat16", "float16"])
+def test_a_resumed_trainer_goes_on_bit_for_bit(format: str, folder: Path, tmp_path: Path) -> None:
+    def go(one: Trainer, steps: int) -> list[dict[str, float]]:
+        found = [one.train_step().metrics for _ in range(steps)]
+        return [{k: v for k, v in metrics.items() if not k.startswith("perf/")} for metrics in found]
+
+    one = trainer(folder / "checkpoint", tmp_path, autocast=format)
+    if format == "float16":  # an overflow, so that the scale is not the first one
+        one.optimizer.backward(sum(p.sum() for p in one.student.model.parameters()) * 1e38)
+        one.optimizer.step(1.0)
+    go(one, 2)
+    save_checkpoint(tmp_path / "checkpoint", one.student, one.optimizer, one.step)
+    two = trainer(tmp_path / "checkpoint", tmp_path, autocast=format)
+    two.step = load_state(tmp_path / "checkpoint", two.optimizer)
+    expected = go(one, 2)
+    assert go(two, 2) == expected and all(m["train/samples"] for m in expected)
+    assert two.optimizer.loss_scale == one.optimizer.loss_scale == {"bfloat16": 1, "float16": 2**15}[format]
+    states = (t.student.model.state_dict().values() for t in (one, two))
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
