@@ -25,7 +25,7 @@ def sample(mask):
     return Sample(whole, mask.numpy(), zeros, zeros, whole, whole, whole, 0, "e", "g")
 
 
-def trl_dpo(mask, logprobs, reference, label_smoothing=0.0):
+def trl_dpo(mask, logprobs, reference):
     """DPOTrainer's loss, its gradient by `logprobs`, and its metrics, of rows as `pairs` has them."""
     theta = logprobs.clone().requires_grad_()
     zeros, mask = torch.zeros_like(theta), mask.long()
@@ -33,7 +33,6 @@ def trl_dpo(mask, logprobs, reference, label_smoothing=0.0):
     output = SimpleNamespace(log_probs=theta * mask, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
     options = {"loss_types": ["sigmoid"], "loss_weights": [1.0], "beta": 0.3, "f_divergence_type": "reverse_kl"}
     options |= {"ld_alpha": None, "precompute_ref_logps": True, "use_weighting": False}
-    options |= {"label_smoothing": label_smoothing}
     made = trainer(DPOTrainer, _total_train_tokens=0, _tp_size=1, **options)
     shifted = torch.nn.functional.pad(mask, (1, 0))  # TRL's masks are of inputs, its log-probabilities of what follows
     inputs = {"input_ids": shifted, "attention_mask": shifted, "completion_mask": shifted}
@@ -61,13 +60,12 @@ def test_dpo(seed):
 
 
 @seeds
-@pytest.mark.parametrize("knobs", [{}, {"label_smoothing": 0.1}], ids=["plain", "smoothed"])
-def test_dpo_of_a_batch_cut_into_single_rows(seed, knobs):
+def test_dpo_of_a_batch_cut_into_single_rows(seed):
     """The better rows and the worse ones of a pair in micro-batches of their own."""
     mask, logprobs, reference = pairs(seed)
-    loss, gradient, metrics = trl_dpo(mask, logprobs, reference, **knobs)
+    loss, gradient, metrics = trl_dpo(mask, logprobs, reference)
     parts = {"advantage": "best-against-worst", "aggregation": "token-sum"}
-    algorithm = Algorithm(AlgorithmConfig(objective={"name": "dpo", "beta": 0.3, **knobs}, **parts))
+    algorithm = Algorithm(AlgorithmConfig(objective={"name": "dpo", "beta": 0.3}, **parts))
     count = len(mask) // 2
     batch = collate([sample(row) for row in mask])
     batch = replace(batch, reference_logprobs=reference, group=torch.arange(count).repeat(2))
