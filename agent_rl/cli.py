@@ -35,6 +35,7 @@ settings (any key of configs/train.yaml; the most used):
   rollout.groups=16        tasks per step            rollout.samples=8   episodes per task
   optimizer.lr=2e-3        learning rate
   start_from=DIR           a checkpoint to train on from, instead of a fresh model and its warm start
+  episodes=DIR             an earlier run whose stored episodes to learn from, instead of rollouts (algorithm=dpo)
   env_args.key=value       passed to the environment's constructor
   resume=runs/latest       go on where a run was stopped (with steps=N: up to there)
 
@@ -43,6 +44,7 @@ examples:
   agent-rl train env=search-v0 seed=1
   agent-rl train --import my_envs.py env=shop-v0 steps=100
   agent-rl train algorithm=gspo algorithm.objective.clip_high_eps=1e-3 --explain
+  agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint
   agent-rl train resume=runs/latest"""
 
 ROLLOUT_HELP = """\

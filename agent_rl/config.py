@@ -75,4 +75,5 @@ def _keys(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, bool
 
 
 def _explain(where: tuple[int | str, ...], message: str, value: object) -> str:
-    return f"{'.'.join(map(str, where))}={value!r}: {message[0].lower()}{message[1:]}"
+    setting = f"{'.'.join(map(str, where))}={value!r}: " if where else ""  # none where two sections don't go together
+    return f"{setting}{message[0].lower()}{message[1:]}"

@@ -16,6 +16,7 @@ from agent_rl.types import Episode, Outcome, Reward
 from tests.doubles import example_episode, example_sample
 
 PRESETS = choices("algorithm")
+DPO = {"objective": "dpo", "advantage": "best-against-worst", "aggregation": "token-sum"}
 
 
 def episode(name: str, value: float | None, group: str, **changes: object) -> Episode:
@@ -217,6 +218,13 @@ def test_what_is_reported_by_hand():
         ({"clip": 0.2}, "clip"),
         ({"advantage": "over-greedy", "shaping": [{"name": "scale", "factor": 2}]}, "greedy episodes"),
         ({"refill": {"max_rounds": 2}}, "set filters"),
+        ({"objective": "dpo"}, "set advantage=best-against-worst"),
+        (DPO | {"aggregation": "token-mean"}, "set aggregation=token-sum"),
+        (DPO | {"proximal": "recompute"}, "set proximal=rollout"),
+        (DPO | {"weight": "token-tis"}, "weight=none and rejection=none"),
+        (DPO | {"rejection": "sequence"}, "weight=none and rejection=none"),
+        (DPO | {"kl": {"where": "loss"}}, "set kl.where=none"),
+        (DPO | {"entropy": 0.1}, "set entropy=0"),
         ({"kl": {"where": "loss", "kind": "k1"}}, "no gradient in expectation"),
         ({"kl": {"where": "reward", "kind": "unbiased"}}, "for the loss"),
     ],
@@ -249,6 +257,7 @@ def test_a_preset_pushes_towards_the_better_episode(name):
     algorithm = Algorithm(preset(name))
     x = algorithm.experience(EPISODES, greedy=[episode("greedy", 0.25, "a")])
     batch, whole = algorithm.weigh(x)
+    batch = algorithm.prepare(batch.old_logprobs, batch).batch
     theta = batch.old_logprobs.clone().requires_grad_()
     algorithm.loss(theta, torch.zeros_like(theta), batch, whole).loss.backward()
     assert theta.grad is not None

@@ -36,6 +36,7 @@ def test_overrides_reach_keys_of_the_file_and_keys_that_only_the_schema_knows() 
         ("steps=-1", "steps=-1"),
         ("rollout.temperature=0", "rollout.temperature=0"),
         ("algorithm.aggregation=sum", "algorithm.aggregation='sum'"),
+        ("episodes=runs/a", "episodes=runs/a: objective=ppo-clip learns from rollouts of the policy as it is"),
     ],
 )
 def test_what_has_no_meaning_is_refused_by_name(override: str, message: str) -> None:

@@ -65,9 +65,16 @@ def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Exp
 
 def weighed(name: str, order: list[int], pad_id: int = 0) -> tuple[Batch, Denominators]:
     x = experience(samples_of(order), [i // 4 for i in order], pad_id)
+    if algorithm(name).needs_reference:
+        x = replace(x, batch=replace(x.rows, reference_logprobs=x.rows.rollout_logprobs - 0.3 * x.rows.loss_mask))
+    if algorithm(name).config.advantage["name"] == "best-against-worst":  # of equals the first is taken
+        x = replace(x, scores=x.scores + 0.01 * torch.tensor(order))
     if algorithm(name).config.proximal == "recompute":
         x = replace(x, batch=replace(x.rows, old_logprobs=x.rows.rollout_logprobs - 0.2 * x.rows.loss_mask))
-    return algorithm(name).weigh(x)
+    batch, whole = algorithm(name).weigh(x)
+    with torch.no_grad():
+        theta = score_tokens(model(), batch.token_ids).logprobs
+    return algorithm(name).prepare(theta, batch).batch, whole
 
 
 def gradient(name: str, cuts: list[Batch], whole: Denominators) -> tuple[float, Tensor, dict[str, float]]:

@@ -1,12 +1,16 @@
-"""agent_rl.algorithms.objectives.clipped: M2PO and its mask."""
+"""M2PO and its mask over the whole batch."""
 
 import math
+from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, collate
+from agent_rl.algorithms.objectives import whole
 from agent_rl.algorithms.objectives.clipped import m2po, m2po_keep
+from tests.doubles import example_sample
 
 
 def row(*values):
@@ -62,22 +66,21 @@ def test_m2po_by_hand():
     mu = row(math.log(0.1), math.log(0.18), math.log(0.4))
     token = m2po(logprobs, row(-9.0, -9.0, -9.0), mu, row(2.0, 2.0, 2.0), torch.ones(1, 3, dtype=torch.bool))
     (slope,) = torch.autograd.grad(token.loss.sum(), logprobs)
-    # squares: ln(5)^2 = 2.59, ln(1.11)^2 = .0111; the third moves against its advantage
-    torch.testing.assert_close(token.loss, row(0.0, -2 / 0.9, -1.0))
-    torch.testing.assert_close(slope, row(0.0, -2 / 0.9, -1.0))
+    torch.testing.assert_close(token.loss, row(-10.0, -2 / 0.9, -1.0))
+    torch.testing.assert_close(slope, row(-10.0, -2 / 0.9, -1.0))
     torch.testing.assert_close(token.ratio, row(5.0, 1 / 0.9, 0.5))
-    assert token.clipped.tolist() == [[True, False, False]]
 
 
-def test_m2po_with_a_mask_of_the_whole_batch_does_not_depend_on_the_cut():
-    logprobs, mu = -torch.ones(2, 2), torch.tensor([[-1.1, -1.3], [-1.1, -1.1]])
-    advantages, mask = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool)
-    whole = m2po(logprobs, mu, mu, advantages, mask).loss  # (.09 + 3 * .01) / 4 = .03
-    assert (whole != 0).all()
-    alone = m2po(logprobs[:1], mu[:1], mu[:1], advantages[:1], mask[:1]).loss  # (.09 + .01) / 2 = .05
-    assert (alone != 0).tolist() == [[True, False]]
-    kept = m2po_keep(logprobs, mu, advantages, mask)
-    parts = [
-        m2po(logprobs[i], mu[i], mu[i], advantages[i], mask[i], keep=kept[i]).loss for i in (slice(0, 1), slice(1, 2))
-    ]
-    assert torch.equal(torch.cat(parts), whole)
+def test_the_mask_is_over_the_whole_batch_and_in_the_weights():
+    # gaps .3 .1 in the first row, .1 .1 in the second: of all four the mean square is .03, of the first row alone .05
+    batch = collate([example_sample(3, [1, 2]), example_sample(3, [1, 2], seed=1)])
+    mu = torch.tensor([[0.0, -1.3, -1.1], [0.0, -1.1, -1.1]])
+    batch = replace(batch, rollout_logprobs=mu, advantages=batch.loss_mask.float(), weights=0.5 * batch.loss_mask)
+    theta = torch.tensor([[9.0, -1.0, -1.0], [math.nan, -1.0, -1.0]])  # what nobody sampled has no say
+    assert whole.m2po(theta, batch).batch.weights.tolist() == [[0, 0.5, 0.5]] * 2
+    assert whole.m2po(theta, batch).metrics == {"train/clip_fraction": 0.0}
+    alone = whole.m2po(theta[:1], batch.rows([0]))
+    assert alone.batch.weights.tolist() == [[0, 0, 0.5]] and alone.metrics == {"train/clip_fraction": 0.5}
+    strict = Algorithm(AlgorithmConfig(objective={"name": "m2po", "second_moment": 0.02}))
+    assert strict.needs_theta
+    assert strict.prepare(theta, batch).batch.weights.tolist() == [[0, 0, 0.5], [0, 0.5, 0.5]]

@@ -13,8 +13,9 @@ from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import load_student
-from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
+from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.registry import spec
+from agent_rl.tasks import distinct_tasks
 from tests.engines import VOCAB, tiny
 from tests.runs import config
 
@@ -29,7 +30,7 @@ def trainer(start: Path, tmp_path: Path, **precision: object) -> Trainer:
 
 def test_the_gap_to_the_engine_is_smaller_with_a_float32_head(folder: Path, tmp_path: Path) -> None:
     one = trainer(folder / "checkpoint", tmp_path)
-    _, episodes = one.evaluate(distinct_tasks(one.spec, "dev", 12), one.config.rollout.params, "gap")
+    _, episodes = one.evaluate(distinct_tasks(one.spec.tasks, "dev", 12), one.config.rollout.params, "gap")
 
     def gap(**precision: object) -> float:
         """The mean distance of the training forward's log-probabilities from the engine's."""

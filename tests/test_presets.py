@@ -18,7 +18,8 @@ from tests.runs import config
 def test_a_preset_learns_from_real_rollouts(name: str, folder: Path, tmp_path: Path) -> None:
     preset = load_config("train", TrainConfig, [f"algorithm={name}"]).algorithm
     settings = config(tmp_path, algorithm=preset.model_dump())
-    trainer = Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), settings)
+    student, start = (load_student(folder / "checkpoint", slots=8, context=256) for _ in range(2))
+    trainer = Trainer(spec("calculator-v0"), student, settings, start.model)
     before = trainer.student.model.lm_head.weight.clone()
     metrics = [trainer.train_step().metrics for _ in range(3)]
     trained = [m for m in metrics if m["train/samples"]]

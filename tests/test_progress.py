@@ -35,6 +35,19 @@ def test_without_a_terminal_there_are_plain_lines_now_and_then() -> None:
     assert "▲" in lines[-1] and "80% of 128 dev tasks" in lines[-1]
 
 
+def test_a_step_without_rollouts_tells_of_its_pairs() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out, width=200)) as progress:
+        progress.train_step(1, 2, {"train/samples": 0.0}, "")
+        pairs = {"rewards/accuracies": 0.75, "rewards/margins": 1.25, "train/pairs": 4.0, "train/entropy": 0.5}
+        progress.train_step(2, 2, pairs, "80% of 128 dev tasks")
+    first, second = (line.strip() for line in out.getvalue().splitlines())
+    assert first == "step 1/2"
+    assert second.split("  ")[1:] == [
+        "pairs 75.0% of 4 the right way round, margin 1.25", "entropy 0.500 nats", "held out 80% of 128 dev tasks"
+    ]  # fmt: skip
+
+
 def test_on_a_terminal_it_is_drawn_over_and_what_is_said_stays() -> None:
     text = shown(terminal=True)
     assert "\x1b" in text and "hello" in text and "5000 sampled tokens/s" in text

@@ -13,7 +13,15 @@ import pytest
 
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store.codec import dump_line, encode
-from agent_rl.store.episodes import EpisodeWriter, episode_file, episode_ids, find_episode, read_episodes
+from agent_rl.store.episodes import (
+    EpisodeWriter,
+    episode_at,
+    episode_file,
+    episode_ids,
+    find_episode,
+    locate_episodes,
+    read_episodes,
+)
 from agent_rl.types import Message
 from tests.doubles import example_episode
 
@@ -164,6 +172,19 @@ def test_an_id_that_stands_twice_is_read_once(file: Path) -> None:
     write(file, "a", "b", "a")
     with pytest.warns(UserWarning, match="1 lines repeat an id .*: 3"):
         assert ids_of(file) == ["a", "b"]
+
+
+def test_an_episode_is_read_again_from_its_place(file: Path) -> None:
+    write(file, "a", "b")
+    with file.open("ab") as handle:
+        handle.write(dump_line(example_episode("a")) + dump_line(example_episode("日本")))
+    with pytest.warns(UserWarning, match="repeat an id"):
+        places = {e.id: place for place, e in locate_episodes(file)}
+    assert list(places) == ["a", "b", "日本"] and places["a"] == 0
+    assert [episode_at(file.parent, place).id for place in places.values()] == ["a", "b", "日本"]
+    for nowhere in (places["b"] + 1, file.stat().st_size):
+        with pytest.raises(DamagedEpisodeError, match=f"no episode begins at byte {nowhere}"):
+            episode_at(file, nowhere)
 
 
 def test_finding_an_episode(file: Path) -> None:

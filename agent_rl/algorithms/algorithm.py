@@ -13,14 +13,15 @@ from agent_rl.algorithms.advantages.choices import ADVANTAGES
 from agent_rl.algorithms.advantages.critic import Estimated
 from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.batch import Batch, Denominators
-from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.config import USES_REFERENCE, AlgorithmConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS, Weights
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.filters import TOLERANCE
 from agent_rl.algorithms.mismatch import correction_metrics, mismatch, policy_version_histogram
-from agent_rl.algorithms.objectives.choices import OBJECTIVES
+from agent_rl.algorithms.objectives.choices import preparation, token_loss
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
 from agent_rl.algorithms.objectives.value import value_loss
+from agent_rl.algorithms.objectives.whole import Prepared
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 from agent_rl.types import Episode
 
@@ -35,7 +36,7 @@ class LossTerms:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """What both backends call: episodes → experience → weighed rows → loss."""
+    """What both backends call: episodes → experience → weighed rows → for each update: prepared rows → loss."""
 
     config: AlgorithmConfig
 
@@ -43,6 +44,16 @@ class Algorithm:
     def needs_greedy(self) -> bool:
         """Whether the advantage compares with a greedy episode of each group."""
         return self.config.advantage["name"] == "over-greedy"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether rows need log-probabilities under the policy that the run started from."""
+        return self.config.kl.where != "none" or self.config.objective["name"] in USES_REFERENCE
+
+    @property
+    def needs_theta(self) -> bool:
+        """Whether the whole batch must be scored and prepared before each update."""
+        return preparation(self.config.objective) is not None
 
     def experience(self, episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> Experience:
         """Read the episodes of a step, shape their scores and mark what is trained on."""
@@ -83,8 +94,15 @@ class Algorithm:
         informative = (advantages.abs() >= TOLERANCE).any(-1)
         if not config.count_zero_advantage:
             counted = counted & informative[:, None]
-        batch = replace(batch, advantages=advantages.float(), weights=weights, counted=counted)
-        batch = replace(batch, returns=found.returns.float(), valued=found.valued)
+        batch = replace(
+            batch,
+            advantages=advantages.float(),
+            weights=weights,
+            counted=counted,
+            group=x.groups[batch.episode],
+            returns=found.returns.float(),
+            valued=found.valued,
+        )
         always = config.entropy or config.kl.where == "loss"
         wanted = trained.any(-1) if always else (informative & (weights != 0).any(-1)) | found.valued.any(-1)
         return batch, Denominators.of(counted, found.valued), wanted
@@ -114,13 +132,24 @@ class Algorithm:
         scores = x.scores.index_add(0, batch.episode, change)
         return replace(x, scores=scores, batch=replace(batch, rewards=rewards.float()))
 
+    @torch.no_grad()
+    def prepare(self, logprobs: Tensor, batch: Batch) -> Prepared:
+        """Make a weighed batch ready for one update, where the objective `needs_theta`; as it is where it doesn't.
+
+        Args:
+            logprobs: of every token of the whole batch under theta as it is before the update, `[B, T]`.
+            batch: the whole batch, as `weigh` returned it: nothing is carried over from one update to the next.
+        """
+        prepare = preparation(self.config.objective)
+        return Prepared(batch, {}) if prepare is None else prepare(logprobs, batch)
+
     def loss(self, logprobs: Tensor, entropy: Tensor, batch: Batch, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.
 
         Args:
             logprobs: of every token given those before it, under theta, `[B, T]`, with gradient.
             entropy: of the distributions they come from, `[B, T]`, with gradient if `config.entropy` is not 0.
-            batch: the micro-batch.
+            batch: the micro-batch; of a prepared batch, where the objective `needs_theta`.
             whole: counts over the whole batch.
         """
         config, mask = self.config, batch.loss_mask
@@ -130,7 +159,7 @@ class Algorithm:
             torch.where(mask, x, nothing)
             for x in (logprobs, batch.old_logprobs, batch.rollout_logprobs, batch.reference_logprobs)
         )
-        token = OBJECTIVES.bind(config.objective)(logprobs, old, mu, batch.advantages, mask)
+        token = token_loss(config.objective)(logprobs, old, mu, batch.advantages, mask)
         per_token = token.loss * batch.weights
         if config.kl.where == "loss":
             kind = config.kl.kind

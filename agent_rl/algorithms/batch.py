@@ -41,6 +41,8 @@ class Batch:
     """int64 `[B]`."""
     episode: Tensor
     """int64 `[B]`: which episode of the step a row belongs to."""
+    group: Tensor
+    """int64 `[B]`: that episode's group, numbered as in the `Experience`; -1 until weighed."""
     old_logprobs: Tensor
     """float32 `[B, T]`, under the proximal policy (old); the rollout's until somebody computes them."""
     reference_logprobs: Tensor
@@ -203,6 +205,7 @@ def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
         routed_experts=padded(routes, -1, torch.from_numpy(routes[0][:0]).dtype) if routes else None,
         lengths=torch.tensor([len(s.token_ids) for s in samples]),
         episode=torch.tensor([s.episode for s in samples]),
+        group=torch.full((len(samples),), -1),
         old_logprobs=mu,
         reference_logprobs=mu,
         sum_pi_squared=torch.zeros_like(mu),

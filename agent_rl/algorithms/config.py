@@ -26,6 +26,10 @@ Aggregation = Annotated[Chosen, BeforeValidator(AGGREGATIONS.check), AGGREGATION
 
 USES_MU = ("minirl", "dppo-tv", "dppo-kl", "m2po")
 """Objectives that weigh tokens by the rollout policy themselves."""
+USES_REFERENCE = ("dpo",)
+"""Objectives that compare with the policy that the run started from, penalty or not."""
+OFFLINE = ("dpo",)
+"""Objectives that learn from episodes whoever sampled them, so from stored ones, too."""
 
 
 class KLConfig(BaseModel):
@@ -127,6 +131,8 @@ class AlgorithmConfig(BaseModel):
 
     @model_validator(mode="after")
     def _meaningful(self) -> AlgorithmConfig:
+        if self.objective["name"] == "dpo" and (problem := _dpo_problem(self)):
+            raise ValueError(f"objective=dpo {problem}")
         if self.shaping and self.advantage["name"] == "over-greedy":
             raise ValueError(
                 "shaping would change the scores but not those of the greedy episodes they are compared with"
@@ -156,3 +162,18 @@ class AlgorithmConfig(BaseModel):
                 "would do it twice: set weight=none"
             )
         return self
+
+
+def _dpo_problem(config: AlgorithmConfig) -> str | None:
+    """Say what doesn't go with DPO, and why."""
+    if config.advantage["name"] != "best-against-worst":
+        return "learns from pairs, a better episode and a worse one: set advantage=best-against-worst"
+    if config.aggregation["name"] != "token-sum":
+        return "is a mean over pairs, not over tokens or rows, and takes it itself: set aggregation=token-sum"
+    if config.proximal != "rollout" or config.weight["name"] != "none" or config.rejection["name"] != "none":
+        return "learns from pairs whoever sampled them: set proximal=rollout, weight=none and rejection=none"
+    if config.kl.where != "none":
+        return "is held to the start of the run already, by its knob beta: set kl.where=none"
+    if config.entropy:
+        return "has no entropy bonus: its tokens may be another policy's, not samples of theta: set entropy=0"
+    return None

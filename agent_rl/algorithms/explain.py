@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from torch import Tensor
 
 from agent_rl.algorithms.advantages.choices import ADVANTAGES
 from agent_rl.algorithms.advantages.critic import Estimated
 from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.choice import Choice, Chosen
-from agent_rl.algorithms.config import AlgorithmConfig, CriticConfig
+from agent_rl.algorithms.config import USES_REFERENCE, AlgorithmConfig, CriticConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
 from agent_rl.algorithms.objectives.base import TokenLoss
-from agent_rl.algorithms.objectives.choices import OBJECTIVES
+from agent_rl.algorithms.objectives.choices import OBJECTIVES, preparation
+from agent_rl.algorithms.objectives.whole import Prepared
 from agent_rl.algorithms.selection import FILTERS, SHAPING
+
+_Part: TypeAlias = Choice[Tensor] | Choice[Tensor | Estimated] | Choice[TokenLoss | Prepared]
 
 
 def formula(config: AlgorithmConfig) -> str:
@@ -41,6 +46,10 @@ def explain(config: AlgorithmConfig) -> str:
         )
     if config.entropy:
         lines.append(f"  {'entropy':12} {config.entropy} times the mean entropy is taken from the loss")
+    if config.objective["name"] in USES_REFERENCE:
+        lines.append(f"  {'reference':12} the weights that the run started from")
+    if preparation(config.objective) is not None:
+        lines.append(f"  {'before each':12} update, theta scores the whole batch, which the objective needs")
     zero = "count" if config.count_zero_advantage else "don't count"
     lines.append(f"  {'denominators':12} {config.denominators}; rows of advantage 0 {zero}")
     return "\n".join(lines)
@@ -64,9 +73,7 @@ def _critic(config: CriticConfig) -> list[str]:
     return lines
 
 
-def _parts(
-    config: AlgorithmConfig,
-) -> list[tuple[str, Choice[Tensor] | Choice[Tensor | Estimated] | Choice[TokenLoss], Chosen]]:
+def _parts(config: AlgorithmConfig) -> list[tuple[str, _Part, Chosen]]:
     return [
         *(("shaping", SHAPING[c], c) for c in config.shaping),
         *(("filter", FILTERS[c], c) for c in config.filters),

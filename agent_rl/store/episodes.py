@@ -107,8 +107,29 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
         StoreError: if there is no such file, or a line has another schema.
         DamagedEpisodeError: if a line can't be read; the message says which.
     """
+    return (episode for _, episode in _located(_existing(path)))
+
+
+def locate_episodes(path: str | os.PathLike[str]) -> Iterator[tuple[int, Episode]]:
+    """Return the episodes as `read_episodes` does, each with its place: where `episode_at` finds it, in bytes."""
+    return _located(_existing(path))
+
+
+def episode_at(path: str | os.PathLike[str], place: int) -> Episode:
+    """Return the episode whose line begins at a place that `locate_episodes` gave.
+
+    Raises:
+        StoreError: if there is no such file, or a line has another schema.
+        DamagedEpisodeError: if no whole episode begins there.
+    """
     file = _existing(path)
-    return _read(file)
+    with file.open("rb") as handle:
+        handle.seek(place)
+        line = handle.readline()
+    try:
+        return load_line(line)
+    except DamagedEpisodeError as error:
+        raise DamagedEpisodeError(f"{file}: no episode begins at byte {place}: {error}") from error
 
 
 def find_episode(path: str | os.PathLike[str], episode_id: str) -> Episode:
@@ -144,16 +165,18 @@ def episode_ids(path: str | os.PathLike[str]) -> set[str]:
     return {_line_id(file, at, line) for at, line in _lines(file)} if file.exists() else set()
 
 
-def _read(file: Path) -> Iterator[Episode]:
+def _located(file: Path) -> Iterator[tuple[int, Episode]]:
     seen: set[str] = set()
     repeated: list[int] = []
+    start = end = 0
     for at, line in _lines(file):
+        start, end = end, end + len(line)
         episode = _parse(file, at, line)
         if episode.id in seen:
             repeated.append(at)
             continue
         seen.add(episode.id)
-        yield episode
+        yield start, episode
     if repeated:
         lines = ", ".join(map(str, islice(repeated, 5))) + (", ..." if len(repeated) > 5 else "")
         warnings.warn(

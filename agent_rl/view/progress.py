@@ -73,26 +73,32 @@ class Progress:
 
     def train_step(self, step: int, of: int, metrics: Mapping[str, float], dev: str) -> None:
         """Show a finished training step; `step` counts from 1."""
-        self._success.append(metrics["rollout/success"])
-        self._speed.append(metrics["perf/sampled_tokens_per_s"])
-        rise = trend(self._success)
-        arrow = "" if rise is None else f"{'▲' if rise >= 0 else '▼'} {abs(100 * rise):.0f} points in 5 steps"
-        speed = sum(self._speed) / len(self._speed)
-        shown = {
-            "success": f"{metrics['rollout/success']:6.1%}  {arrow}",
-            "reward": f"{metrics['rollout/reward']:6.3f}",
-            # a step whose groups all agree has nothing to train on, and no entropy to report
-            "entropy": f"{metrics['train/entropy']:6.3f} nats" if "train/entropy" in metrics else "",
-            "speed": f"{speed:6.0f} sampled tokens/s",
-            "per episode": f"{metrics['rollout/turns']:.2f} turns, {metrics['rollout/tool_calls']:.2f} tool calls, "
-            f"{metrics['rollout/tool_errors']:.2f} tool errors",
-            "held out": dev,
-        }
+        # a step on stored episodes has no rollouts; one whose groups all agree has nothing to train on
+        shown = self._rollout(metrics) if "rollout/success" in metrics else {}
+        if "rewards/margins" in metrics:
+            right = f"{metrics['rewards/accuracies']:6.1%} of {metrics['train/pairs']:.0f} the right way round"
+            shown["pairs"] = f"{right}, margin {metrics['rewards/margins']:.2f}"
+        shown["entropy"] = f"{metrics['train/entropy']:6.3f} nats" if "train/entropy" in metrics else ""
+        shown["held out"] = dev
         if self._live:
             self._live.update(self._panel(step, of, shown), refresh=True)
         elif step % PLAIN_EVERY == 0 or step in (1, of):
             line = "  ".join(f"{name} {' '.join(value.split())}" for name, value in shown.items() if value)
             self.say(f"  step {step}/{of}  {escape(line)}")
+
+    def _rollout(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        """What the step's own episodes say."""
+        self._success.append(metrics["rollout/success"])
+        self._speed.append(metrics["perf/sampled_tokens_per_s"])
+        rise = trend(self._success)
+        arrow = "" if rise is None else f"{'▲' if rise >= 0 else '▼'} {abs(100 * rise):.0f} points in 5 steps"
+        return {
+            "success": f"{metrics['rollout/success']:6.1%}  {arrow}",
+            "reward": f"{metrics['rollout/reward']:6.3f}",
+            "speed": f"{sum(self._speed) / len(self._speed):6.0f} sampled tokens/s",
+            "per episode": f"{metrics['rollout/turns']:.2f} turns, {metrics['rollout/tool_calls']:.2f} tool calls, "
+            f"{metrics['rollout/tool_errors']:.2f} tool errors",
+        }
 
     def _panel(self, step: int, of: int, shown: Mapping[str, str]) -> Group:
         head = Table.grid(padding=(0, 2))

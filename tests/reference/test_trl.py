@@ -12,14 +12,12 @@ from agent_rl.algorithms.batch import Denominators
 from agent_rl.algorithms.corrections import sequence_rejection, sequence_tis, token_icepop, token_tis
 from agent_rl.algorithms.objectives.clipped import cispo, ppo_clip, sapo
 from agent_rl.algorithms.objectives.kl import kl_estimate, unbiased_kl
-from agent_rl.algorithms.objectives.preference import dpo, sequence_logprob
 from agent_rl.algorithms.objectives.sequence import gmpo, gspo, luspo, off_policy_sequences
 from reference.conftest import required, rows, same, slope
 from reference.trl_trainers import scored, trainer
 
 GRPOTrainer = required("trl.trainer.grpo_trainer").GRPOTrainer
 RLOOTrainer = required("trl.trainer.rloo_trainer").RLOOTrainer
-DPOTrainer = required("trl.trainer.dpo_trainer").DPOTrainer
 
 seeds = pytest.mark.parametrize("seed", range(4))
 LENGTH = 24
@@ -176,30 +174,6 @@ def test_off_policy_sequences_drops_some():
     batches = [rows(seed, empty=False) for seed in range(4)]
     dropped = [off_policy_sequences(b.theta, b.mu, b.advantages, b.mask, delta=0.1) for b in batches]
     assert 0 < torch.cat(dropped).double().mean() < 0.5
-
-
-@seeds
-def test_dpo(seed):
-    batch = rows(seed, empty=False)
-    better = rows(seed + 100, empty=False)
-    pairs = {name: torch.cat([getattr(better, name), getattr(batch, name)]) for name in ("mask", "theta", "reference")}
-    theta = pairs["theta"].clone().requires_grad_()
-    zeros, mask = torch.zeros_like(theta), pairs["mask"].long()
-    reference = (pairs["reference"] * mask).sum(-1).chunk(2)
-    output = SimpleNamespace(log_probs=theta * mask, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
-    options = {"loss_types": ["sigmoid"], "loss_weights": [1.0], "beta": 0.3, "f_divergence_type": "reverse_kl"}
-    options |= {"ld_alpha": None, "precompute_ref_logps": True, "use_weighting": False}
-    made = trainer(DPOTrainer, _total_train_tokens=0, _tp_size=1, **options)
-    shifted = torch.nn.functional.pad(mask, (1, 0))  # TRL's masks are of inputs, its log-probabilities of what follows
-    inputs = {"input_ids": shifted, "attention_mask": shifted, "completion_mask": shifted}
-    inputs |= {"ref_chosen_logps": reference[0], "ref_rejected_logps": reference[1]}
-    theirs = made._compute_loss(lambda **_: output, inputs, False)
-    again = pairs["theta"].clone().requires_grad_()
-    chosen, rejected = sequence_logprob(again, pairs["mask"]).chunk(2)
-    loss, margin = dpo(chosen, rejected, *reference, beta=0.3)
-    same(loss.mean(), theirs)
-    same(slope(loss.mean(), again), slope(theirs, theta))
-    assert margin.mean().item() == pytest.approx(made._metrics["train"]["rewards/margins"][0])
 
 
 # Advantages, and weights between training and inference

@@ -5,8 +5,10 @@ Those that need a critic are in `critic`, and say what it is trained towards, to
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from agent_rl.algorithms.advantages import outcome, token, turn
 from agent_rl.algorithms.advantages.critic import WITH_CRITIC, Estimated
 from agent_rl.algorithms.choice import Choice, Choices, Fraction
 from agent_rl.algorithms.experience import Experience
+from agent_rl.algorithms.objectives.preference import preference_pairs
 from agent_rl.errors import ConfigError
 
 Discount = Fraction
@@ -42,6 +45,15 @@ def over_greedy(x: Experience) -> Tensor:
 def best_of_group(x: Experience, *, std: bool = False) -> Tensor:
     """Only the best of a group learns, by its lead over the second."""
     return x.on_tokens(outcome.best_of_group(x.scores, x.groups, std=std))
+
+
+def best_against_worst(x: Experience, *, margin: Annotated[float, Field(ge=0)] = 0.0) -> Tensor:
+    """The best episode of a group and the worst, among those that are trained on; a pair for DPO."""
+    able = x.kept & (x.lengths > 0)
+    pairs = preference_pairs(x.scores.masked_fill(~able, math.nan), x.groups, margin=margin)
+    sides = torch.zeros_like(x.scores)
+    sides[pairs[:, 0]], sides[pairs[:, 1]] = 1.0, -1.0
+    return x.on_tokens(sides)
 
 
 def pass_at_k(x: Experience, *, k: Annotated[int, Field(ge=1)]) -> Tensor:
@@ -97,6 +109,9 @@ ADVANTAGES: Choices[Tensor | Estimated] = Choices(
         ),
         "over-greedy": Choice(over_greedy, "A = R - R of the greedy episode", "ReMax, Li et al. 2023, 2310.10505"),
         "best-of-group": Choice(best_of_group, "A = R_best - R_second for the best, else 0", "verl grpo_passk"),
+        "best-against-worst": Choice(
+            best_against_worst, "A = 1 for the best, -1 for the worst where they are more than margin apart, else 0", ""
+        ),
         "pass-at-k": Choice(pass_at_k, "A of the pass@k reward over all k-subsets", "Chen et al. 2025, 2508.10751"),
         "max-likelihood": Choice(max_likelihood, "A = (R - mean_group) / mean_group", "MaxRL, Tajwar et al. 2026"),
         "decoupled": Choice(

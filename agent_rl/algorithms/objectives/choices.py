@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
+from typing import TypeAlias, cast
 
-from agent_rl.algorithms.choice import Choice, Choices, Positive
-from agent_rl.algorithms.objectives import clipped, sequence
+from agent_rl.algorithms.choice import Choice, Choices, Chosen
+from agent_rl.algorithms.objectives import clipped, sequence, whole
 from agent_rl.algorithms.objectives.base import TokenLoss
+from agent_rl.algorithms.objectives.whole import Prepared, WholeBatch
 
+TokenLossFunction: TypeAlias = Callable[..., TokenLoss]
+Preparation: TypeAlias = Callable[..., Prepared]
 
-def m2po(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    second_moment: Positive = 0.04,
-) -> TokenLoss:
-    """M2PO with its mask from the tokens at hand: the loss depends on how the batch was cut."""
-    return clipped.m2po(logprobs, old_logprobs, rollout_logprobs, advantages, mask, second_moment=second_moment)
-
-
-OBJECTIVES = Choices(
+OBJECTIVES: Choices[TokenLoss | Prepared] = Choices(
     "objective",
     {
         "reinforce": Choice(clipped.reinforce, "L = -A log theta", "Williams 1992"),
@@ -42,7 +33,18 @@ OBJECTIVES = Choices(
         "minirl": Choice(
             clipped.minirl, "L = -M sg(min(theta/mu, cap)) A log theta, M by r = theta/old", "MiniRL, 2512.01374"
         ),
-        "m2po": Choice(m2po, "L = -M A r, r = theta/mu, M keeps mean log(r)^2 <= second_moment", "M2PO, 2510.01161"),
+        "m2po": WholeBatch(
+            whole.m2po,
+            "L = -M A r, r = theta/mu, M keeps mean log(r)^2 <= second_moment",
+            "M2PO, 2510.01161",
+            clipped.m2po,
+        ),
+        "dpo": WholeBatch(
+            whole.dpo,
+            "L = -log sigmoid(beta (log theta/reference of the better - of the worse)), mean over pairs",
+            "DPO, Rafailov et al. 2023, eq. 7",
+            clipped.reinforce,
+        ),
         "gspo": Choice(
             sequence.gspo, "L = PPO-clip of s = exp(mean_t log(theta/old))", "GSPO, Zheng et al. 2025, eq. 5"
         ),
@@ -55,3 +57,15 @@ OBJECTIVES = Choices(
         "luspo": Choice(sequence.luspo, "L = |y| times GSPO's", "LUSPO, as in TRL"),
     },
 )
+
+
+def token_loss(chosen: Chosen) -> TokenLossFunction:
+    """Return the loss of each token; of a prepared batch, if there is a `preparation`."""
+    choice = OBJECTIVES[chosen]
+    return choice.token_loss if isinstance(choice, WholeBatch) else cast(TokenLossFunction, OBJECTIVES.bind(chosen))
+
+
+def preparation(chosen: Chosen) -> Preparation | None:
+    """Return what an objective wants to do before each update, `(theta, batch) -> Prepared`; None for nothing."""
+    whole_batch = isinstance(OBJECTIVES[chosen], WholeBatch)
+    return cast(Preparation, OBJECTIVES.bind(chosen)) if whole_batch else None

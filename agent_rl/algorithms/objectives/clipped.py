@@ -197,33 +197,21 @@ def minirl(
 
 
 def m2po(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    second_moment: float = 0.04,
-    keep: Tensor | None = None,
+    logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor
 ) -> TokenLoss:
-    """M2PO, `-M A r`, r = theta / mu, unclipped; M from `m2po_keep` (Zheng et al. 2025, arXiv 2510.01161).
+    """M2PO without its mask, `-A r`, r = theta / mu, unclipped (Zheng et al. 2025, arXiv 2510.01161).
 
-    Knobs:
-        second_moment: see `m2po_keep`; not used where `keep` is given.
-        keep: this micro-batch's rows of a mask over the whole batch, bool `[B, T]`. Without it the mask is computed
-            from the tokens at hand, so that the loss depends on how the batch was cut into micro-batches.
+    The mask M multiplies it from outside: `m2po_keep` needs the whole batch, or the loss hangs on how that was cut.
     """
-    if keep is None:
-        keep = m2po_keep(logprobs, rollout_logprobs, advantages, mask, second_moment=second_moment)
     ratio = _ratio(logprobs, rollout_logprobs)
-    loss = torch.where(keep, -advantages.to(logprobs.dtype) * ratio, 0.0)
-    return TokenLoss(loss, ratio.detach(), mask & ~keep)
+    loss = -advantages.to(logprobs.dtype) * ratio
+    return TokenLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
 
 def m2po_keep(
     logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, second_moment: float = 0.04
 ) -> Tensor:
-    """Return which tokens M2PO learns from, bool `[B, T]`, False outside `mask`.
+    """Return which tokens of a whole batch M2PO learns from, bool `[B, T]`, False outside `mask`.
 
     Only tokens that a clip could concern may go: those whose probability moved in the advantage's direction. Of these,
     the largest squared log(theta / mu) go first, until the mean of the rest is at most `second_moment` (Algorithm 1).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.config import OFFLINE, AlgorithmConfig
 from agent_rl.backends.embedded.model import ModelConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
@@ -63,6 +63,8 @@ class TrainConfig(_Section):
     runs_dir: str = "runs"
     start_from: str | None = None
     """A checkpoint's folder to train on from, instead of a fresh model and its warm start."""
+    episodes: str | None = None
+    """An earlier run's folder or episode file to learn from, instead of rollouts; `rollout.groups` of it a step."""
     threads: int = Field(0, ge=0)
     """Of torch; 0 leaves it to torch."""
     steps: int = Field(60, ge=0)
@@ -88,7 +90,21 @@ class TrainConfig(_Section):
                 "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its "
                 "own: use bfloat16"
             )
+        name = self.algorithm.objective["name"]
+        if self.episodes is not None and name not in OFFLINE:
+            raise ValueError(
+                f"episodes={self.episodes}: objective={name} learns from rollouts of the policy as it is, not from "
+                f"stored ones; these do: {', '.join(OFFLINE)} (algorithm=dpo)"
+            )
+        if self.episodes is not None and self.algorithm.refill.max_rounds > 1:
+            raise ValueError("refill samples more groups; of stored episodes there are as many as there are")
         return self
+
+    def describe_training(self) -> str:
+        """Say what the steps learn from."""
+        if self.episodes is not None:
+            return f"{self.steps} steps of {self.rollout.groups} groups from {self.episodes}"
+        return f"{self.steps} steps of {self.rollout.groups} tasks x {self.rollout.samples} episodes"
 
     def context(self, budget_tokens: int | None) -> int:
         """Return the engine's context for an environment's token budget."""

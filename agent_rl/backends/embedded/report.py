@@ -122,7 +122,8 @@ def _estimate(rate: Rate) -> Estimate:
 
 
 def _curve(rows: list[Row], config: TrainConfig) -> str:
-    train = [(int(str(r["step"])), float(str(r["rollout/success"]))) for r in rows if r["kind"] == "train"]
+    # a step on stored episodes has no rollouts
+    train = [(int(str(r["step"])), float(str(r["rollout/success"]))) for r in rows if "rollout/success" in r]
     evals = {}  # the reported split before and after, the dev split in between
     for row in rows:
         if row["kind"] == "eval" and row["sampling"] == "sampled":
@@ -147,7 +148,7 @@ def _facts(config: TrainConfig, summary: Summary) -> list[tuple[str, str]]:
         ("environment", config.env),
         ("seed", str(config.seed)),
         ("demonstrations", f"{shown['n']}, of which {shown['failed']} fail"),
-        ("training", f"{config.steps} steps of {config.rollout.groups} x {config.rollout.samples} episodes"),
+        ("training", config.describe_training()),
         ("held out", f"split '{config.eval.split}', {summary['eval']['n']} distinct tasks"),
         ("control", "rewards are shuffled" if config.shuffle_rewards else "none"),
         ("wall time, peak memory", f"{summary['wall_s']:.0f} s, {summary['peak_rss_mib']:.0f} MiB"),

@@ -17,10 +17,12 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from agent_rl.algorithms import Algorithm
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_state, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import MetricsLog
 from agent_rl.backends.embedded.report import evaluation_tag, summarise_run, write_run_report
+from agent_rl.backends.embedded.stored import StoredGroups, index_groups
 from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warmstart import WarmStep, warm_start
@@ -29,11 +31,12 @@ from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec, spec
 from agent_rl.rollout import summarise
 from agent_rl.store.episodes import EpisodeWriter, episode_ids
-from agent_rl.tasks import distinct_tasks
+from agent_rl.tasks import distinct_tasks, task_key
 from agent_rl.types import Episode
 from agent_rl.view.progress import Progress
 
 CONFIG, CHECKPOINT, REFERENCE, EPISODES = "config.yaml", "checkpoint", "reference", "episodes.jsonl"
+STORED = "stored_groups.json"
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the user asked
@@ -44,17 +47,22 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
     """Train from scratch; return the run's folder.
 
     Raises:
-        ConfigError: if the environment can't be trained on with these settings.
+        ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
+        StoreError: if the stored episodes can't be read.
     """
     env = spec(config.env)
     for split in (config.split, config.eval.split, config.eval.dev_split):
         env.tasks.require(split)
+    stored = _find_groups(config, env) if config.episodes else None
     folder = _make_folder(config, env)
     with _Run(folder, env, config, progress) as run:
         student = run.load(config.start_from) if config.start_from else run.prepare()
-        if config.algorithm.kl.where != "none":
+        if Algorithm(config.algorithm).needs_reference:
             student.save(folder / REFERENCE)
-        trainer = Trainer(env, student, config, _reference(folder))
+        if stored is not None:
+            stored.check_tokens(student)
+            stored.save(folder / STORED)
+        trainer = Trainer(env, student, config, _reference(folder), stored)
         run.evaluate(trainer, "before")
         save_checkpoint(folder / CHECKPOINT, student, trainer.optimizer, 0, trainer.critic)
         run.train(trainer)
@@ -84,7 +92,8 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
     with _Run(folder, env, config, progress) as run:
         run.set_threads()
         student = load_student(checkpoint, slots=config.rollout.slots, context=config.context(env.budget.tokens))
-        trainer = Trainer(env, student, config, _reference(folder))
+        stored = StoredGroups.load(folder / STORED) if config.episodes else None
+        trainer = Trainer(env, student, config, _reference(folder), stored)
         trainer.step = load_state(checkpoint, trainer.optimizer, trainer.critic)
         progress.say(f"Going on from step {trainer.step} of {config.steps} in {folder}")
         run.train(trainer)
@@ -181,12 +190,8 @@ class _Run:
         """Train to the last step, with a look at the dev split and a checkpoint now and then."""
         config = self.config
         dev = distinct_tasks(self.env.tasks, config.eval.dev_split, config.eval.dev_n)
-        algorithm = config.algorithm.name.upper()
-        self.progress.say(
-            f"\n[bold]2. {algorithm}[/bold]: {config.steps} steps of {config.rollout.groups} tasks x "
-            f"{config.rollout.samples} episodes."
-            + (" [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else "")
-        )
+        control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
+        self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
         while trainer.step < config.steps:
             result = trainer.train_step()
             self.write(result.episodes)
@@ -231,8 +236,14 @@ class _Run:
                 self.episodes.write(episode)
 
 
+def _find_groups(config: TrainConfig, env: EnvSpec) -> StoredGroups:
+    evaluated = ((config.eval.split, config.eval.n), (config.eval.dev_split, config.eval.dev_n))
+    held_out = {task_key(task) for split, n in evaluated for task in distinct_tasks(env.tasks, split, n)}
+    return index_groups(config.episodes or "", env.id, Algorithm(config.algorithm), held_out)
+
+
 def _reference(folder: Path) -> PreTrainedModel | None:
-    """Load the policy that a run's KL penalty keeps close to, if it has one."""
+    """Load the policy that a run is kept close to, if it is."""
     return load_student(folder / REFERENCE, slots=1).model if (folder / REFERENCE).exists() else None
 
 

@@ -15,11 +15,14 @@ from transformers import PreTrainedModel
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
 from agent_rl.algorithms.filters import Refill, next_round, offer
 from agent_rl.algorithms.objectives.value import critic_metrics
+from agent_rl.algorithms.objectives.whole import Prepared
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.embedded.stored import StoredGroups
 from agent_rl.backends.embedded.student import Student
+from agent_rl.errors import ConfigError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
@@ -40,10 +43,17 @@ class Trainer:
     """Trains a student on one environment. `step` counts finished steps and is the cursor into the data."""
 
     def __init__(
-        self, spec: EnvSpec, student: Student, config: TrainConfig, reference: PreTrainedModel | None = None
+        self,
+        spec: EnvSpec,
+        student: Student,
+        config: TrainConfig,
+        reference: PreTrainedModel | None = None,
+        stored: StoredGroups | None = None,
     ) -> None:
-        self.spec, self.student, self.config, self.reference = spec, student, config, reference
+        self.spec, self.student, self.config, self.reference, self.stored = spec, student, config, reference, stored
         self.algorithm = Algorithm(config.algorithm)
+        if self.algorithm.needs_reference and reference is None:
+            raise ConfigError(f"{config.algorithm.name} compares with the start of the run: give it as `reference`")
         half = config.precision.autocast == "float16"
         self.optimizer = Optimizer(student.model, config.optimizer, scale_loss=half)
         wanted = config.algorithm.critic.where != "none"
@@ -52,7 +62,9 @@ class Trainer:
         self.step = 0
 
     def train_step(self) -> StepResult:
-        """Sample a batch with the present weights, learn from it, advance."""
+        """Sample a batch with the present weights, or read a stored one; learn from it, advance."""
+        if self.stored is not None:
+            return self._stored_step(self.stored)
         started = time.perf_counter()
         engine = self.student.engine
         before = engine.tokens
@@ -80,6 +92,18 @@ class Trainer:
             "perf/sampled_tokens_per_s": (engine.tokens - before) / (sampled - started),
         }
         return StepResult(episodes, evaluation, metrics)
+
+    def _stored_step(self, stored: StoredGroups) -> StepResult:
+        """Learn from stored groups; nothing is sampled, so there is nothing to store."""
+        started = time.perf_counter()
+        episodes = stored.batch(self.config.seed, self.step, self.config.rollout.groups)
+        if self.config.shuffle_rewards:
+            episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
+        read = time.perf_counter()
+        metrics = self.update(self.algorithm.experience(episodes))
+        self.step += 1
+        metrics |= {"perf/read_s": read - started, "perf/update_s": time.perf_counter() - read}
+        return StepResult([], summarise(episodes), metrics)
 
     def _sample(self) -> tuple[list[Episode], list[Episode], Refill]:
         """Sample groups until the batch is full: everything sampled, the batch, and how the batch came about."""
@@ -131,11 +155,12 @@ class Trainer:
         if not len(batch):
             return metrics
         metrics |= critic_metrics(batch.values, batch.returns, batch.valued)
+        if self.reference is not None and config.algorithm.kl.where != "reward":  # of these rows only: it takes time
+            batch = self._compared(batch)
         scale = schedule(config.optimizer, self.step, config.steps)
-        micro_batches = batch.cut(config.micro_batch_tokens)
         for _ in range(config.updates_per_batch):
-            sums: dict[str, float] = {}
-            for micro_batch in micro_batches:
+            prepared, sums = self._prepared(batch), dict[str, float]()
+            for micro_batch in prepared.batch.cut(config.micro_batch_tokens):
                 for name, value in self._accumulate(micro_batch, whole).items():
                     sums[name] = sums.get(name, 0.0) + value
             norm = self.optimizer.step(scale)
@@ -143,16 +168,22 @@ class Trainer:
                 metrics |= self.critic.step(scale)
         tokens = int(batch.loss_mask.sum())
         metrics |= {f"train/{name}": value / tokens for name, value in sums.items() if name != "loss"}
-        return (
-            metrics
-            | {
-                "train/loss": sums["loss"],
-                "train/grad_norm": norm,
-                "train/lr": config.optimizer.lr * scale,
-                "train/tokens": float(tokens),
-            }
-            | ({"train/loss_scale": self.optimizer.loss_scale} if self.optimizer.scales_loss else {})
-        )
+        if self.optimizer.scales_loss:
+            metrics["train/loss_scale"] = self.optimizer.loss_scale
+        return metrics | {
+            "train/loss": sums["loss"],
+            "train/grad_norm": norm,
+            "train/lr": config.optimizer.lr * scale,
+            "train/tokens": float(tokens),
+            **prepared.metrics,
+        }
+
+    def _prepared(self, batch: Batch) -> Prepared:
+        """Let the objective see the whole batch under theta, if it wants to."""
+        if not self.algorithm.needs_theta:
+            return Prepared(batch, {})
+        (logprobs,) = self._score(self.student.model, batch, "logprobs")
+        return self.algorithm.prepare(logprobs, batch)
 
     def _accumulate(self, batch: Batch, whole: Denominators) -> dict[str, float]:
         with torch.set_grad_enabled(self.step >= self.config.algorithm.critic.warmup_steps):
@@ -174,13 +205,16 @@ class Trainer:
         if self.config.algorithm.proximal == "recompute":
             logprobs, squares = self._score(self.student.model, batch, "logprobs", "sum_pi_squared")
             batch = replace(batch, old_logprobs=logprobs, sum_pi_squared=squares)
-        if self.reference is not None:
-            (logprobs,) = self._score(self.reference, batch, "logprobs")
-            batch = replace(batch, reference_logprobs=logprobs)
         if self.critic is not None:
             values = self.critic.values(self.student.model, batch, self.config.micro_batch_tokens)
             batch = replace(batch, values=values)
-        return replace(x, batch=batch)
+        return replace(x, batch=self._compared(batch) if self.config.algorithm.kl.where == "reward" else batch)
+
+    def _compared(self, batch: Batch) -> Batch:
+        """Fill in what the reference says about the tokens."""
+        assert self.reference is not None
+        (logprobs,) = self._score(self.reference, batch, "logprobs")
+        return replace(batch, reference_logprobs=logprobs)
 
     @torch.no_grad()
     def _score(self, model: PreTrainedModel, batch: Batch, *names: str) -> list[Tensor]:

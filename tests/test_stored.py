@@ -1,0 +1,250 @@
+"""Learning from stored episodes: which are taken, in which order, what is refused, and a run from start to resume."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agent_rl.algorithms import Algorithm, AlgorithmConfig
+from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.stored import StoredGroups, index_groups
+from agent_rl.backends.embedded.student import load_student
+from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.errors import ConfigError, DamagedEpisodeError, StoreError
+from agent_rl.registry import spec
+from agent_rl.rendering import train_tokenizer
+from agent_rl.store.episodes import EpisodeWriter, read_episodes
+from agent_rl.tasks import task_key
+from agent_rl.types import Episode, Outcome, Reward
+from agent_rl.view.progress import Progress
+from tests.doubles import example_episode
+from tests.runs import config, told, weights
+
+DPO = {"name": "dpo", "objective": "dpo", "advantage": "best-against-worst", "aggregation": "token-sum"}
+
+
+def algorithm(margin: float = 0.0) -> Algorithm:
+    return Algorithm(
+        AlgorithmConfig.model_validate(DPO | {"advantage": {"name": "best-against-worst", "margin": margin}})
+    )
+
+
+def episode(id: str, reward: float | None, group: str = "", **changes: object) -> Episode:
+    group = group or id.rpartition("-")[0]
+    return example_episode(id, rewards=(Reward("r", reward),), group_id=group, task={"group": group}, **changes)
+
+
+def write(folder: Path, *episodes: Episode) -> Path:
+    with EpisodeWriter(folder) as writer:
+        for each in episodes:
+            writer.write(each)
+    return folder
+
+
+def pair(group: str, **changes: object) -> list[Episode]:
+    return [episode(f"{group}-{i:02d}", float(i), **changes) for i in range(2)]
+
+
+def taken(stored: StoredGroups) -> list[list[str]]:
+    return [[e.id for e in stored.read(i)] for i in range(len(stored.groups))]
+
+
+# --- which ---
+
+
+def test_training_episodes_that_differ_are_taken_and_no_others(tmp_path: Path) -> None:
+    unlike = pair("train-00000-000")
+    alike = [replace(e, rewards=unlike[0].rewards) for e in pair("train-00000-001")]
+    evaluations = [
+        *pair("test-00002-sampled"),
+        *pair("train-00002-sampled"),  # of a run with eval.split=train
+        *(episode(f"train-00002-{i:04d}", float(i), "train-00002") for i in range(2)),  # with eval.dev_split=train
+        episode("5f3c", 0.0, "g"), episode("5f3d", 1.0, "g"),  # of `agent-rl rollout`: of any split
+    ]  # fmt: skip
+    unscored = [episode("train-00001-000-00", None), episode("train-00001-000-01", 1.0)]
+    lost = [episode("train-00001-001-00", 0.0, outcome=Outcome.FAILED), episode("train-00001-001-01", 1.0)]
+    mute = pair("train-00001-002", trajectories=())
+    later = pair("train-00012-1000")
+    file = write(tmp_path, *unlike, *alike, *evaluations, *unscored, *lost, *mute, *later)
+    found = index_groups(file, "shop-v0", algorithm())
+    assert found.file == tmp_path / "episodes.jsonl" and found.largest_token == 13
+    assert taken(found) == [[e.id for e in unlike], [e.id for e in later]]
+    held_out = {task_key(unlike[0].task)}
+    assert taken(index_groups(file, "shop-v0", algorithm(), held_out)) == [[e.id for e in later]]
+    with pytest.raises(ConfigError, match=r"4 groups with 8 training.*Left out: 8 that no .*2 of tasks .*2 without"):
+        index_groups(file, "shop-v0", algorithm(margin=1.0), held_out)
+
+
+def test_one_group_id_for_two_tasks_is_two_groups(tmp_path: Path) -> None:
+    one, two = pair("train-00000-000"), pair("train-00000-000")
+    two = [replace(e, id=f"{e.id}7", task={"other": 1}) for e in two]
+    write(tmp_path, one[0], two[0], one[1], two[1])
+    found = index_groups(tmp_path, "shop-v0", algorithm())
+    assert taken(found) == [[e.id for e in one], [e.id for e in two]]
+    assert len({e.group_id for e in found.batch(0, 0, 2)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("episodes", "message"),
+    [
+        ([], "0 groups with 0 training episodes"),
+        (pair("train-00000-000", trajectories=()), "2 without sampled token ids"),
+        (pair("test-00000-sampled"), "2 that no training step sampled"),
+        (pair("train-00000-000", env="other-v0"), "train-00000-000-00 is of other-v0, and this run trains on shop-v0"),
+    ],
+)
+def test_a_file_without_anything_to_learn_from_says_why(episodes: list[Episode], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        index_groups(write(tmp_path, *episodes), "shop-v0", algorithm())
+
+
+# --- in which order ---
+
+
+def test_every_epoch_has_every_group_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, *(e for g in range(6) for e in pair(f"train-00000-{g:03d}")))
+    stored = index_groups(tmp_path, "shop-v0", algorithm())
+
+    def groups(seed: int, step: int, size: int = 2) -> list[str]:
+        return [e.id[:15] for e in stored.batch(seed, step, size)[::2]]
+
+    epochs = [[g for step in range(3 * epoch, 3 * epoch + 3) for g in groups(1, step)] for epoch in range(3)]
+    assert all(len(set(epoch)) == 6 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert [groups(1, step) for step in range(3)] != [groups(2, step) for step in range(3)]
+    assert groups(1, 4) == groups(1, 4)
+    # four do not go into six: two wait for the next epoch; and there are no more than six
+    assert [len(groups(0, step, 4)) for step in range(3)] == [4, 4, 4]
+    assert len(set(groups(0, 5, 100))) == 6
+    assert all(len(set(groups(0, step, 4))) == 4 for step in range(20))
+
+
+def test_the_index_outlives_what_is_appended_but_not_what_is_changed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", *pair("train-00000-000"), *pair("train-00000-001"))
+    stored = index_groups(folder, "shop-v0", algorithm())
+    stored.save(tmp_path / "index.json")
+    write(folder, *pair("train-00001-000"))
+    again = StoredGroups.load(tmp_path / "index.json")
+    assert again == stored and len(taken(again)) == 2
+    lines = stored.file.read_bytes().splitlines(keepends=True)
+    stored.file.write_bytes(b"".join(lines[2:]))
+    with pytest.raises(StoreError, match=r"was changed since this run began: group train-00000-000"):
+        again.read(0)
+    stored.file.write_bytes(b" " + b"".join(lines))
+    with pytest.raises(DamagedEpisodeError, match="no episode begins at byte"):
+        again.read(1)
+    stored.file.unlink()
+    with pytest.raises(StoreError, match="are gone"):
+        StoredGroups.load(tmp_path / "index.json")
+
+
+# --- whose tokens ---
+
+
+def test_the_tokens_must_mean_what_they_meant(folder: Path) -> None:
+    stored = index_groups(folder, "calculator-v0", algorithm())
+    student = load_student(folder / "checkpoint", slots=1)
+    stored.check_tokens(student)
+    with pytest.raises(ConfigError, match=r"have the token id 9999, but there are 4\d\d tokens: start from"):
+        replace(stored, largest_token=9999).check_tokens(student)
+    other = train_tokenizer(["a quite different text, of which nothing is about sums"] * 50, 480)
+    with pytest.raises(ConfigError, match=r"don't read .* with this tokenizer: they were made by another"):
+        replace(stored, largest_token=1).check_tokens(replace(student, tokenizer=other))
+
+
+# --- runs ---
+
+
+def settings(tmp_path: Path, folder: Path, **changes: object):  # type: ignore[no-untyped-def]
+    start = str(folder / "checkpoint")
+    return config(tmp_path, algorithm=DPO, episodes=str(folder), start_from=start, rollout=ROLLOUT, **changes)
+
+
+ROLLOUT = {"groups": 2, "samples": 4, "slots": 8, "max_tokens": 24}
+
+
+def test_a_run_on_stored_episodes(folder: Path, tmp_path: Path) -> None:
+    run = start_run(settings(tmp_path, folder, updates_per_batch=2), Progress())
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
+    assert len(rows) == 4 and all(row["train/pairs"] in (1.0, 2.0) for row in rows)
+    # the second update of a step sees what the first one did; at the start, theta is the reference
+    assert float(str(rows[0]["train/loss"])) < np.log(2) and float(str(rows[0]["rewards/margins"])) > 0
+    assert float(str(rows[0]["rewards/accuracies"])) == 1
+    assert not any(name.startswith("rollout/s") for row in rows for name in row)
+    ids = {e.id for e in read_episodes(run)}
+    assert ids and not any(id.startswith("train-") for id in ids)  # nothing was sampled to train on
+    start, reference = (weights_in(f) for f in (folder / "checkpoint", run / "reference"))
+    assert all(torch.equal(start[name], reference[name]) for name in start)
+    assert not all(torch.equal(start[name], value) for name, value in weights(run).items())
+    places = json.loads((run / "stored_groups.json").read_text())
+    known = {e.id for e in read_episodes(folder) if e.id.startswith("train-")}
+    assert Path(places["file"]) == folder / "episodes.jsonl" and 0 < len(places["groups"]) < len(known) / 4
+    assert "groups from" in (run / "report.html").read_text()
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    return load_student(folder).model.state_dict()
+
+
+def test_a_killed_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = start_run(settings(tmp_path, folder), Progress())
+    real = Trainer.train_step
+
+    def dies_in_step_four(self: Trainer):  # type: ignore[no-untyped-def]
+        if self.step == 3:
+            raise MemoryError("killed")
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "train_step", dies_in_step_four)
+    with pytest.raises(MemoryError):
+        start_run(settings(tmp_path, folder), Progress())
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    killed = (tmp_path / "runs" / "latest").resolve()
+    resume_run(killed, Progress())
+    one, two = weights(whole), weights(killed)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert told(killed) == told(whole)
+
+
+def test_the_tokens_are_trained_on_as_they_were_sampled(folder: Path, tmp_path: Path) -> None:
+    run = settings(tmp_path, folder)
+    stored = index_groups(folder, "calculator-v0", algorithm())
+    student, start = (load_student(folder / "checkpoint", slots=8, context=256) for _ in range(2))
+    trainer = Trainer(spec("calculator-v0"), student, run, start.model, stored)
+    seen = []
+    trainer.update = lambda x: seen.append(x) or {}  # type: ignore[func-returns-value, method-assign, assignment]
+    assert trainer.train_step().episodes == [] and trainer.step == 1
+    by_id = {e.id: e for e in read_episodes(folder)}
+    expected = [by_id[e.id].trajectories[0].token_ids.tolist() for e in stored.batch(run.seed, 0, 2)]
+    assert [ids[:n].tolist() for ids, n in zip(seen[0].rows.token_ids, seen[0].rows.lengths, strict=True)] == expected
+    assert Counter(seen[0].groups.tolist()) == {0: 4, 1: 4}
+    with pytest.raises(ConfigError, match="compares with the start of the run"):
+        Trainer(spec("calculator-v0"), student, run, None, stored)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": {}}, "objective=ppo-clip learns from rollouts"),
+        ({"algorithm": DPO | {"filters": ["varied-groups"], "refill": {"max_rounds": 2}}}, "as many as there are"),
+    ],
+)
+def test_what_does_not_go_with_stored_episodes(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **({"episodes": "runs/a"} | changes))
+
+
+def test_nothing_is_begun_without_episodes(folder: Path, tmp_path: Path) -> None:
+    missing = settings(tmp_path, folder).model_copy(update={"episodes": str(tmp_path / "nowhere")})
+    with pytest.raises(StoreError, match="no episode file"):
+        start_run(missing, Progress())
+    other = settings(tmp_path, folder).model_copy(update={"env": "search-v0"})
+    with pytest.raises(ConfigError, match="is of calculator-v0, and this run trains on search-v0"):
+        start_run(other, Progress())
+    assert not (tmp_path / "runs").exists()
