@@ -10,7 +10,7 @@ from agent_rl.algorithms.choice import Choice, Chosen
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
 from agent_rl.algorithms.objectives.base import TokenLoss
-from agent_rl.algorithms.objectives.choices import OBJECTIVES
+from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 
 
@@ -25,21 +25,21 @@ def explain(config: AlgorithmConfig) -> str:
     lines = [f"{config.name}: mu sampled the tokens, old is {old}, theta is trained."]
     for part, choice, chosen in _parts(config):
         knobs = ", ".join(f"{k}={v}" for k, v in chosen.items() if k != "name")
-        lines.append(f"  {part:12} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
+        lines.append(f"  {part:13} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
         if chosen["name"] != "none":
-            lines.append(f"  {'':12}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
+            lines.append(f"  {'':13}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
     if config.refill.max_rounds > 1:
         rounds = f"at most {config.refill.max_rounds} rounds of {config.refill.oversampling} batches"
-        lines.append(f"  {'refill':12} until the filters have kept a full batch; {rounds}")
+        lines.append(f"  {'refill':13} until the filters have kept a full batch; {rounds}")
     if config.kl.where != "none":
         kl = f"{config.kl.coefficient} * KL(theta || start of the run), estimated by {config.kl.kind}"
         lines.append(
-            f"  {'kl':12} {kl}, is {'added to the loss' if config.kl.where == 'loss' else 'taken from the reward'}"
+            f"  {'kl':13} {kl}, is {'added to the loss' if config.kl.where == 'loss' else 'taken from the reward'}"
         )
     if config.entropy:
-        lines.append(f"  {'entropy':12} {config.entropy} times the mean entropy is taken from the loss")
+        lines.append(f"  {'entropy':13} {config.entropy} times the mean entropy is taken from the loss")
     zero = "count" if config.count_zero_advantage else "don't count"
-    lines.append(f"  {'denominators':12} {config.denominators}; rows of advantage 0 {zero}")
+    lines.append(f"  {'denominators':13} {config.denominators}; rows of advantage 0 {zero}")
     return "\n".join(lines)
 
 
@@ -51,5 +51,6 @@ def _parts(config: AlgorithmConfig) -> list[tuple[str, Choice[Tensor] | Choice[T
         ("weight", WEIGHTS[config.weight], config.weight),
         ("rejection", REJECTIONS[config.rejection], config.rejection),
         ("objective", OBJECTIVES[config.objective], config.objective),
+        ("negative mask", NEGATIVE_MASKS[config.negative_mask], config.negative_mask),
         ("aggregation", AGGREGATIONS[config.aggregation], config.aggregation),
     ]

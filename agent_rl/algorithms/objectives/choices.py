@@ -55,3 +55,16 @@ OBJECTIVES = Choices(
         "luspo": Choice(sequence.luspo, "L = |y| times GSPO's", "LUSPO, as in TRL"),
     },
 )
+
+NEGATIVE_MASKS = Choices(
+    "negative mask",
+    {
+        "none": Choice(sequence.no_sequences, "every row has its loss", "no mask"),
+        "opsm": Choice(
+            sequence.off_policy_sequences,
+            "L = 0 for rows with A < 0 and mean_t log(mu/theta) > delta",
+            "off-policy sequence masking, DeepSeek-V3.2 2025",
+        ),
+    },
+)
+"""Which rows have no loss from the objective, bool `[B]`; they still count in the denominators."""
