@@ -107,8 +107,8 @@ class AlgorithmConfig(BaseModel):
             )
         if self.advantage["name"] == "optimal-baseline" and self.proximal == "rollout":
             raise ValueError(
-                "advantage=optimal-baseline weighs by the distributions that tokens came from, which only a forward pass "
-                "knows: set proximal=recompute"
+                "advantage=optimal-baseline weighs by the distributions that tokens came from, which only a forward "
+                "pass knows: set proximal=recompute"
             )
         corrected = self.weight["name"] != "none" or self.rejection["name"] != "none"
         if corrected and self.proximal == "rollout":

@@ -61,7 +61,8 @@ class RolloutConfig(_Section):
         cut = self.interrupt
         if cut and cut.per == "reply" and cut.after_tokens >= self.max_tokens:
             raise ValueError(
-                f"interrupt.after_tokens={cut.after_tokens} leaves nothing of max_tokens={self.max_tokens} for the answer"
+                f"interrupt.after_tokens={cut.after_tokens} leaves nothing of max_tokens={self.max_tokens} for the "
+                "answer"
             )
         if cut and cut.spread >= cut.after_tokens:
             raise ValueError(f"interrupt.spread={cut.spread} must be below interrupt.after_tokens={cut.after_tokens}")
