@@ -1,4 +1,4 @@
-"""Metrics of rollouts that their trajectories tell: how often a rendering was no append, and a reply was interrupted."""
+"""Metrics that trajectories tell: how often a rendering was no append, and how often a reply was interrupted."""
 
 from __future__ import annotations
 
