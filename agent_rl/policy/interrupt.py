@@ -3,7 +3,8 @@
 ScaleRL's way to bound thinking (Khatri et al. 2025, arXiv 2510.13786, section 2): instead of losing the reply to its
 limit, a phrase that ends the thought is appended, and the policy goes on from there. In the trajectory the given tokens
 stand inside the reply's turn with the source `template`: they are read like the rest of the reply, have no
-log-probability and no loss, and what follows is sampled, and trained, given them.
+log-probability and no loss, and what follows is sampled, and trained, given them. Where they cut into a tool call, the
+call is malformed unless they close it; the environment then says so, as to any such call.
 """
 
 from __future__ import annotations
