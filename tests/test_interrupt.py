@@ -150,7 +150,11 @@ def test_an_interruption_without_a_meaning_is_refused():
         played(THOUGHT, max_tokens=4)
     with pytest.raises(ConfigError, match="a token that ends a reply"):
         played(THOUGHT, interrupt=Interrupt(4, SIX))
-    for key, message in (("after_tokens: 56", "leaves nothing of max_tokens=56"), ("after_tokens: 9, spread: 9", "spre")):
+    late, wide = (
+        ("after_tokens: 56", "leaves nothing of max_tokens=56"),
+        ("after_tokens: 9, spread: 9", "spread=9 must"),
+    )
+    for key, message in (late, wide):
         with pytest.raises(ConfigError, match=message):
             load_config("train", TrainConfig, ["rollout.interrupt={text: hm, " + key + "}"])
     with pytest.raises(ValidationError, match="text"):

@@ -51,7 +51,7 @@ def batch_normalised(scores: Tensor, groups: Tensor, kept: Tensor, *, eps: float
     _check_length("kept", kept, scores)
     centred = scores - _mean(scores, index)
     trained = torch.where(kept, centred, torch.nan)
-    return centred / _scale(trained, torch.zeros_like(groups), eps)
+    return centred / _scale(trained, torch.zeros_like(index), eps)
 
 
 def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:
