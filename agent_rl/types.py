@@ -80,7 +80,7 @@ class Source(StrEnum):
     POLICY = "policy"
     ENV = "env"
     TEMPLATE = "template"
-    """Closing tokens that the chat template wants and the policy did not sample."""
+    """Tokens of a reply that the policy did not sample: what the chat template closes it with, or an interruption."""
 
 
 @dataclass(frozen=True, slots=True)

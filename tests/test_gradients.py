@@ -60,6 +60,8 @@ def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Exp
         cut_short=torch.zeros(len(samples), dtype=torch.bool),
         kept=torch.ones(len(samples), dtype=torch.bool),
         baselines=torch.full((len(samples),), 0.25, dtype=torch.float64),
+        tasks=({},) * len(samples),
+        tool_errors=torch.zeros(len(samples), dtype=torch.int64),
     )
 
 

@@ -11,19 +11,20 @@ from torch import Tensor
 
 from agent_rl.algorithms.advantages.choices import ADVANTAGES
 from agent_rl.algorithms.advantages.critic import Estimated
-from agent_rl.algorithms.aggregation import AGGREGATIONS
+from agent_rl.algorithms.aggregation import AGGREGATIONS, prompt_shares
 from agent_rl.algorithms.batch import Batch, Denominators
 from agent_rl.algorithms.config import USES_REFERENCE, AlgorithmConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS, Weights
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.filters import TOLERANCE
+from agent_rl.algorithms.metrics import tool_error_metrics
 from agent_rl.algorithms.mismatch import correction_metrics, mismatch, policy_version_histogram
-from agent_rl.algorithms.objectives.choices import preparation, token_loss
+from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, preparation, token_loss
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
 from agent_rl.algorithms.objectives.value import value_loss
 from agent_rl.algorithms.objectives.whole import Prepared
 from agent_rl.algorithms.selection import FILTERS, SHAPING
-from agent_rl.types import Episode
+from agent_rl.types import Episode, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class Algorithm:
             weights=weights,
             counted=counted,
             group=x.groups[batch.episode],
+            prompt_shares=prompt_shares(counted, x.groups[batch.episode]),
             returns=found.returns.float(),
             valued=found.valued,
         )
@@ -109,13 +111,28 @@ class Algorithm:
 
     @torch.no_grad()
     def diagnose(self, x: Experience) -> dict[str, float]:
-        """Measure the gap between mu and old, what the correction makes of it, and how old the tokens are."""
+        """Say how old the tokens are and, where old is recomputed, how far it is from mu and what corrects for that."""
         batch, trained = x.rows, x.trained
+        ages = policy_version_histogram(batch.versions, int(batch.versions.max()))
+        if self.config.proximal == "rollout":
+            return ages
         old, mu = batch.old_logprobs, batch.rollout_logprobs
         keep = REJECTIONS.bind(self.config.rejection)(old, mu, trained)
         weights = Weights(WEIGHTS.bind(self.config.weight)(old, mu, trained), keep)
-        ages = policy_version_histogram(batch.versions, int(batch.versions.max()))
-        return mismatch(old, mu, trained, batch.turns) | correction_metrics(weights, trained) | ages
+        before = torch.cat([torch.full_like(batch.sources[:, :1], -1), batch.sources[:, :-1]], -1)
+        gap = mismatch(old, mu, trained, batch.turns, source=before, source_names=[*Source])
+        return gap | correction_metrics(weights, trained) | ages
+
+    @torch.no_grad()
+    def advantage_metrics(self, x: Experience, batch: Batch) -> dict[str, float]:
+        """Compare advantages with failed tool calls; see `tool_error_metrics`.
+
+        Args:
+            x: what `weigh` was given.
+            batch: what it returned.
+        """
+        total = torch.zeros_like(x.scores).index_add(0, batch.episode, batch.advantages.double().sum(-1))
+        return tool_error_metrics(total / x.lengths.clamp(min=1), x.tool_errors, x.kept & (x.lengths > 0))
 
     def _penalised(self, x: Experience) -> Experience:
         """Take the KL penalty from the rewards of the tokens, and from the scores."""
@@ -160,7 +177,8 @@ class Algorithm:
             for x in (logprobs, batch.old_logprobs, batch.rollout_logprobs, batch.reference_logprobs)
         )
         token = token_loss(config.objective)(logprobs, old, mu, batch.advantages, mask)
-        per_token = token.loss * batch.weights
+        gone = NEGATIVE_MASKS.bind(config.negative_mask)(logprobs, mu, batch.advantages, mask)
+        per_token = torch.where(gone[:, None], nothing, token.loss * batch.weights)
         if config.kl.where == "loss":
             kind = config.kl.kind
             kl = (
@@ -171,7 +189,7 @@ class Algorithm:
             per_token = per_token + config.kl.coefficient * kl
         if config.entropy:
             per_token = per_token - config.entropy * torch.where(mask, entropy, nothing)
-        loss = AGGREGATIONS.bind(config.aggregation)(per_token, batch.counted, whole)
+        loss = AGGREGATIONS.bind(config.aggregation)(per_token, batch.counted, whole, batch.prompt_shares)
         with torch.no_grad():
             gap = (logprobs - mu)[mask].double()
             sums = {
@@ -183,6 +201,8 @@ class Algorithm:
                 # k3 estimator of KL(mu || theta), Schulman 2020: non-negative, low variance
                 "rollout_kl": float((gap.exp() - 1 - gap).sum()),
             }
+            if config.negative_mask["name"] != "none":
+                sums["masked_fraction"] = float(mask[gone].sum())
             if config.kl.where != "none":
                 sums["reference_kl"] = float(
                     (logprobs - reference)[mask].double().sum()

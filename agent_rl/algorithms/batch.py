@@ -61,6 +61,8 @@ class Batch:
     """float32 `[B, T]`: what a token's loss is multiplied with; 0 for what is not trained on."""
     counted: Tensor
     """bool `[B, T]`: the tokens that the denominators count."""
+    prompt_shares: Tensor
+    """float32 `[B]`: what each counted token of a row counts in a mean over prompts; 0 until computed."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -215,4 +217,5 @@ def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
         advantages=torch.zeros_like(mu),
         weights=mask.float(),
         counted=mask,
+        prompt_shares=torch.zeros(len(samples)),
     )

@@ -12,7 +12,7 @@ from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.choice import Chosen
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
 from agent_rl.algorithms.filters import Refill
-from agent_rl.algorithms.objectives.choices import OBJECTIVES
+from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES
 from agent_rl.algorithms.objectives.kl import KLKind
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 
@@ -22,6 +22,7 @@ Advantage = Annotated[Chosen, BeforeValidator(ADVANTAGES.check), ADVANTAGES]
 Weight = Annotated[Chosen, BeforeValidator(WEIGHTS.check), WEIGHTS]
 Rejection = Annotated[Chosen, BeforeValidator(REJECTIONS.check), REJECTIONS]
 Objective = Annotated[Chosen, BeforeValidator(OBJECTIVES.check), OBJECTIVES]
+NegativeMask = Annotated[Chosen, BeforeValidator(NEGATIVE_MASKS.check), NEGATIVE_MASKS]
 Aggregation = Annotated[Chosen, BeforeValidator(AGGREGATIONS.check), AGGREGATIONS]
 
 USES_MU = ("minirl", "dppo-tv", "dppo-kl", "m2po")
@@ -120,6 +121,8 @@ class AlgorithmConfig(BaseModel):
     denominators: Literal["original", "kept"] = "original"
     """Whether rejected tokens still count in the denominators."""
     objective: Objective = OBJECTIVES.check({"name": "ppo-clip", "clip_high_eps": 0.28})
+    negative_mask: NegativeMask = NEGATIVE_MASKS.check("none")
+    """Which rows with a negative advantage the objective leaves out, by theta/mu; penalties still apply to them."""
     aggregation: Aggregation = AGGREGATIONS.check("token-mean")
     kl: KLConfig = KLConfig()
     entropy: float = Field(0.0, ge=0)
@@ -146,6 +149,11 @@ class AlgorithmConfig(BaseModel):
             raise ValueError(
                 f"advantage={advantage} asks no critic, critic.where={where} would train one in vain: set "
                 f"critic.where=none, or advantage={' or '.join(WITH_CRITIC)}"
+            )
+        if advantage == "optimal-baseline" and self.proximal == "rollout":
+            raise ValueError(
+                "advantage=optimal-baseline weighs by the distributions that tokens came from, which only a forward "
+                "pass knows: set proximal=recompute"
             )
         corrected = self.weight["name"] != "none" or self.rejection["name"] != "none"
         if corrected and self.proximal == "rollout":

@@ -162,7 +162,9 @@ def geometric_rejection(
 ) -> Tensor:
     """Keep rows whose geometric mean ratio, `(prod w)^(1/|y|)`, is in `[low, high]` (Liu et al. 2025).
 
-    verl's `seq_mean_k1`, with the bounds inverted; NeMo has [0.999, 1.002], SkyRL [0.99, 1.01].
+    verl's `seq_mean_k1`, with the bounds inverted; NeMo has [0.999, 1.002], SkyRL [0.99, 1.01]. verl clamps each
+    token's log-ratio to ± 20 before the mean, where here only the mean is clamped: a single token that mu gave but old
+    all but excludes moves a long row's mean further here.
     """
     mean = _mean(log_ratio(old_logprobs, rollout_logprobs, mask), mask)
     return mask & _inside(clamped_exp(mean), low, high)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms.batch import Batch, collate, to_samples
-from agent_rl.types import Episode, Outcome, StopReason
+from agent_rl.types import Episode, Outcome, StopReason, Task
 
 CUT_SHORT = (StopReason.TOKENS, StopReason.LENGTH)
 """The ends that a limit on tokens brought about."""
@@ -39,6 +39,10 @@ class Experience:
     """bool `[E]`: whether it is trained on; filters clear it."""
     baselines: Tensor
     """float64 `[E]`: what a greedy episode of the same task scored; NaN if there is none."""
+    tasks: tuple[Task, ...]
+    """What each episode was about."""
+    tool_errors: Tensor
+    """int64 `[E]`: tool calls that failed."""
 
     @classmethod
     def of(cls, episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> Experience:
@@ -63,6 +67,8 @@ class Experience:
             cut_short=torch.tensor([e.stop_reason in CUT_SHORT for e in episodes], dtype=torch.bool),
             kept=torch.tensor([e.reward is not None for e in episodes], dtype=torch.bool),
             baselines=_numbers([baselines.get(e.group_id) for e in episodes]),
+            tasks=tuple(e.task for e in episodes),
+            tool_errors=torch.tensor([sum(e.tool_errors.values()) for e in episodes], dtype=torch.int64),
         )
 
     def on_tokens(self, per_episode: Tensor) -> Tensor:

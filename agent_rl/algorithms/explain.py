@@ -13,7 +13,7 @@ from agent_rl.algorithms.choice import Choice, Chosen
 from agent_rl.algorithms.config import USES_REFERENCE, AlgorithmConfig, CriticConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
 from agent_rl.algorithms.objectives.base import TokenLoss
-from agent_rl.algorithms.objectives.choices import OBJECTIVES, preparation
+from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES, preparation
 from agent_rl.algorithms.objectives.whole import Prepared
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 
@@ -31,27 +31,27 @@ def explain(config: AlgorithmConfig) -> str:
     lines = [f"{config.name}: mu sampled the tokens, old is {old}, theta is trained."]
     for part, choice, chosen in _parts(config):
         knobs = ", ".join(f"{k}={v}" for k, v in chosen.items() if k != "name")
-        lines.append(f"  {part:12} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
+        lines.append(f"  {part:13} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
         if chosen["name"] != "none":
-            lines.append(f"  {'':12}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
+            lines.append(f"  {'':13}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
         if part == "advantage":
             lines += _critic(config.critic)
     if config.refill.max_rounds > 1:
         rounds = f"at most {config.refill.max_rounds} rounds of {config.refill.oversampling} batches"
-        lines.append(f"  {'refill':12} until the filters have kept a full batch; {rounds}")
+        lines.append(f"  {'refill':13} until the filters have kept a full batch; {rounds}")
     if config.kl.where != "none":
         kl = f"{config.kl.coefficient} * KL(theta || start of the run), estimated by {config.kl.kind}"
         lines.append(
-            f"  {'kl':12} {kl}, is {'added to the loss' if config.kl.where == 'loss' else 'taken from the reward'}"
+            f"  {'kl':13} {kl}, is {'added to the loss' if config.kl.where == 'loss' else 'taken from the reward'}"
         )
     if config.entropy:
-        lines.append(f"  {'entropy':12} {config.entropy} times the mean entropy is taken from the loss")
+        lines.append(f"  {'entropy':13} {config.entropy} times the mean entropy is taken from the loss")
     if config.objective["name"] in USES_REFERENCE:
-        lines.append(f"  {'reference':12} the weights that the run started from")
+        lines.append(f"  {'reference':13} the weights that the run started from")
     if preparation(config.objective) is not None:
-        lines.append(f"  {'before each':12} update, theta scores the whole batch, which the objective needs")
+        lines.append(f"  {'before each':13} update, theta scores the whole batch, which the objective needs")
     zero = "count" if config.count_zero_advantage else "don't count"
-    lines.append(f"  {'denominators':12} {config.denominators}; rows of advantage 0 {zero}")
+    lines.append(f"  {'denominators':13} {config.denominators}; rows of advantage 0 {zero}")
     return "\n".join(lines)
 
 
@@ -65,11 +65,11 @@ def _critic(config: CriticConfig) -> list[str]:
     if config.clip_eps is not None:
         loss = "L_V = coefficient max((V - R)^2, (clip(V, V_old +- clip_eps) - R)^2) / 2, R = A (not whitened) + V_old"
     lines = [
-        f"  {'critic':12} {config.where} ({knobs}): {kinds[config.where]}",
-        f"  {'':12}   {loss}; mean over the tokens that it values",
+        f"  {'critic':13} {config.where} ({knobs}): {kinds[config.where]}",
+        f"  {'':13}   {loss}; mean over the tokens that it values",
     ]
     if config.warmup_steps:
-        lines.append(f"  {'':12}   in the first {config.warmup_steps} steps only the critic learns")
+        lines.append(f"  {'':13}   in the first {config.warmup_steps} steps only the critic learns")
     return lines
 
 
@@ -81,5 +81,6 @@ def _parts(config: AlgorithmConfig) -> list[tuple[str, _Part, Chosen]]:
         ("weight", WEIGHTS[config.weight], config.weight),
         ("rejection", REJECTIONS[config.rejection], config.rejection),
         ("objective", OBJECTIVES[config.objective], config.objective),
+        ("negative mask", NEGATIVE_MASKS[config.negative_mask], config.negative_mask),
         ("aggregation", AGGREGATIONS[config.aggregation], config.aggregation),
     ]

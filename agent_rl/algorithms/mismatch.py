@@ -42,7 +42,7 @@ def mismatch(
     Besides:
 
     - `mismatch/gap_mean`, `gap_max`: of |log w|; with `turn_0` … `turn_7` and `turn_8+` its mean by turn, and with
-      `source_NAME` by source.
+      `source_NAME` by source, e.g. of the token before, which is what the two engines may have read differently.
     - `mismatch/seq_eff_sample_size`: the effective sample size of the rows' products of w, as a share of the rows. Near
       1 / rows, one row decides a sequence-level correction.
     - `training/rollout_probs_diff_*` and `training/rollout_actor_probs_pearson_corr`: of |exp(old) - exp(mu)| and

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from agent_rl.algorithms import filters, shaping
-from agent_rl.algorithms.choice import Choice, Choices, Count, Positive
+from agent_rl.algorithms.choice import Choice, Choices, Count, Fraction, Positive
 from agent_rl.algorithms.experience import Experience
 from agent_rl.errors import ConfigError, did_you_mean
+
+Target = Count | str
+"""A length in tokens, or the key under which each task has its own."""
 
 
 def soft_overlong(x: Experience, *, max_length: Count, buffer: Count, penalty: Positive = 1.0) -> Tensor:
     """DAPO's penalty for the last stretch before the limit."""
     return shaping.soft_overlong(x.scores, x.lengths, max_length=max_length, buffer=buffer, penalty=penalty)
+
+
+def length_l1(x: Experience, *, target: Target, alpha: Positive = 3e-4) -> Tensor:
+    """L1-Exact: charge for every token more or less than was asked for."""
+    return shaping.length_l1(x.scores, x.lengths, _targets(x, target), alpha=alpha)
+
+
+def length_l1_max(x: Experience, *, target: Target, alpha: Positive = 3e-4, delta: Fraction = 0.5) -> Tensor:
+    """L1-Max: a success counts less the closer it comes to the length that was allowed, and beyond."""
+    return shaping.length_l1_max(x.scores, x.lengths, _targets(x, target), alpha=alpha, delta=delta)
 
 
 def length_group(x: Experience, *, coefficient: Positive, correct: float = 1.0) -> Tensor:
@@ -66,11 +81,32 @@ def max_staleness(x: Experience, *, steps: Count) -> Tensor:
     return filters.on_policy(oldest, newest, max_staleness=steps)
 
 
+def _targets(x: Experience, target: int | str) -> Tensor:
+    """Return the length that each episode was to have, float64 `[E]`; NaN where its task asks for none."""
+    if isinstance(target, int):
+        return torch.full_like(x.scores, target)
+    for task in x.tasks:
+        value = task.get(target, "missing")
+        if isinstance(value, str | bool) or not isinstance(value, int | float | None):
+            found = f"is {value!r}" if target in task else f"is none of {', '.join(task) or 'no keys'}"
+            raise ConfigError(
+                f"length target '{target}' {found} in task {dict(task)}: give each task a number of tokens under that "
+                "key (null where it asks for no length), or set target to a number for all"
+            )
+    return torch.tensor([math.nan if (n := task[target]) is None else n for task in x.tasks], dtype=torch.float64)
+
+
 SHAPING = Choices(
     "shaping",
     {
         "soft-overlong": Choice(
             soft_overlong, "R -= penalty * clip((|y| - max_length + buffer) / buffer, 0, 1)", "DAPO, eq. 13"
+        ),
+        "length-l1": Choice(
+            length_l1, "R -= alpha * |target - |y||", "L1-Exact, Aggarwal & Welleck 2025, 2503.04697, eq. 1"
+        ),
+        "length-l1-max": Choice(
+            length_l1_max, "R *= clip(alpha * (target - |y|) + delta, 0, 1) where R > 0", "L1-Max, the same, eq. 2"
         ),
         "length-group": Choice(
             length_group, "R += coefficient * (1/2 - (|y| - min_group) / (max_group - min_group))", "Kimi k1.5, 2.3.3"

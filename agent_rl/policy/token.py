@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from agent_rl.errors import PolicyError
+from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.policy.base import Opening, Reply
+from agent_rl.policy.interrupt import Interrupt, sample_reply
 from agent_rl.policy.sampling import Sampler, SamplingParams
 from agent_rl.rendering.base import Renderer
 from agent_rl.trajectory import Trajectory
-from agent_rl.types import Fork, Message, Source
+from agent_rl.types import Completion, FinishReason, Fork, Message, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,26 @@ class TokenPolicy:
     sampler: Sampler
     renderer: Renderer
     params: SamplingParams = field(default_factory=SamplingParams)
+    interrupt: Interrupt | None = None
+    """What is done about replies that go on for too long; None lets their limit end them."""
+
+    def __post_init__(self) -> None:
+        """Check the interruption.
+
+        Raises:
+            ConfigError: if it would never happen, or end the reply itself.
+        """
+        if self.interrupt is None:
+            return
+        if self.interrupt.per == "reply" and self.interrupt.after_tokens >= self.params.max_tokens:
+            raise ConfigError(
+                f"interrupt.after_tokens={self.interrupt.after_tokens} leaves nothing of a reply's "
+                f"max_tokens={self.params.max_tokens} for the answer: lower it, or raise max_tokens"
+            )
+        if not self.renderer.stop_ids.isdisjoint(self.interrupt.ids):
+            raise ConfigError(
+                "interrupt.text holds a token that ends a reply, so that no answer could follow: leave it out"
+            )
 
     def start(self, opening: Opening) -> TokenConversation:
         """Begin an episode."""
@@ -47,6 +68,8 @@ class TokenConversation:
         """Ids to append with the next reply: they join the trajectory when the engine gets them."""
         self._forked: Fork | None = None
         """Where they branch off, if they begin a new trajectory."""
+        self._sampled = 0
+        """How many tokens the episode has sampled."""
 
     @property
     def context_limit(self) -> int | None:
@@ -82,14 +105,20 @@ class TokenConversation:
         self._pending = [(prompt, Source.PROMPT)]
 
     async def reply(self, max_tokens: int | None = None) -> Reply:
-        """Sample a reply and read it."""
+        """Sample a reply and read it; `max_tokens` also counts what an interruption puts into it."""
         if not self._pending:
             raise PolicyError("observe what the environment said before asking for a reply")
-        params, stop_ids = self._policy.params, self._policy.renderer.stop_ids
-        if max_tokens is not None and max_tokens < params.max_tokens:
-            params = replace(params, max_tokens=max_tokens)
+        policy, interrupt = self._policy, self._policy.interrupt
         new = [i for ids, _ in self._pending for i in ids]
-        completion = await self._session.sample(new, params, stop_ids)
+        pieces = await sample_reply(
+            self._session,
+            new,
+            policy.params,
+            policy.renderer.stop_ids,
+            room=max_tokens,
+            interrupt=interrupt,
+            point=interrupt.point(self._seed, self._turn, self._sampled) if interrupt else 0,
+        )
         if self._forked is not None:
             self._trajectories.append(Trajectory(self._forked))
             self._forked = None
@@ -97,16 +126,25 @@ class TokenConversation:
         for ids, source in self._pending:
             # a reply's closing tokens belong to its own turn, everything else opens the present one
             trajectory.append(ids, source, self._turn - (source is Source.TEMPLATE))
-        trajectory.append_completion(completion, self._turn)
         self._context += self._reply
         self._context += new
-        self._reply, self._pending = completion.token_ids, []
+        self._reply, self._pending = (), []
+        finish_reason = FinishReason.STOP
+        for piece in pieces:
+            if isinstance(piece, Completion):
+                trajectory.append_completion(piece, self._turn)
+                self._reply += piece.token_ids
+                self._sampled += len(piece.token_ids)
+                finish_reason = piece.finish_reason
+            else:
+                trajectory.append(piece, Source.TEMPLATE, self._turn)
+                self._reply += piece
         message = self._policy.renderer.parse(self._reply, self._context, self._tools)
         calls = tuple(replace(c, id=f"call_{self._turn}_{i}") for i, c in enumerate(message.tool_calls))
         message = replace(message, tool_calls=calls)
         self._messages.append(message)
         self._turn += 1
-        return Reply(message, completion.finish_reason)
+        return Reply(message, finish_reason)
 
     def close(self) -> None:
         """Give the engine's slot back."""

@@ -27,6 +27,11 @@ def group_relative(x: Experience, *, std: bool = True) -> Tensor:
     return x.on_tokens(outcome.group_relative(x.scores, x.groups, std=std))
 
 
+def batch_normalised(x: Experience) -> Tensor:
+    """ScaleRL: centred within the group, divided by the deviation over the batch."""
+    return x.on_tokens(outcome.batch_normalised(x.scores, x.groups, x.kept))
+
+
 def leave_one_out(x: Experience) -> Tensor:
     """RLOO."""
     return x.on_tokens(outcome.leave_one_out(x.scores, x.groups))
@@ -92,6 +97,16 @@ def reinforce_pp_baseline(x: Experience) -> Tensor:
     return token.whiten(group_relative(x, std=False), x.trained)
 
 
+def optimal_baseline(x: Experience, *, gamma: Discount = 1.0, zero_tail: bool = True) -> Tensor:
+    """Returns minus the baseline of least variance for each step, within the rows of a group; under old."""
+    batch, mask = x.rows, x.rows.loss_mask
+    unscored = x.scores.isnan()[batch.episode, None]
+    returns = token.returns_to_go(batch.rewards, mask, gamma=gamma).masked_fill(unscored, torch.nan)
+    weights = token.path_variance(batch.old_logprobs, batch.sum_pi_squared, mask)
+    advantages = token.optimal_baseline(returns, weights, mask, x.groups[batch.episode], zero_tail=zero_tail)
+    return x.scored(advantages)
+
+
 def turn_returns(x: Experience, *, gamma: Discount = 1.0) -> Tensor:
     """Returns discounted once per turn, without a baseline."""
     return x.scored(turn.turn_returns(x.rows.rewards, x.rows.loss_mask, x.rows.turns, gamma=gamma))
@@ -102,6 +117,9 @@ ADVANTAGES: Choices[Tensor | Estimated] = Choices(
     {
         "group-relative": Choice(
             group_relative, "A = (R - mean_group) [/ (std_group + 1e-6) if std]", "GRPO, Shao et al. 2024, eq. 3"
+        ),
+        "batch-normalised": Choice(
+            batch_normalised, "A = (R - mean_group) / (std_batch of these + 1e-6)", "ScaleRL, Khatri et al. 2025, §4"
         ),
         "leave-one-out": Choice(leave_one_out, "A = R - mean of the others", "RLOO, Ahmadian et al. 2024, eq. 8"),
         "length-weighted": Choice(
@@ -121,6 +139,11 @@ ADVANTAGES: Choices[Tensor | Estimated] = Choices(
         "reinforce-pp": Choice(reinforce_pp, "A = whiten(returns)", "REINFORCE++, Hu et al. 2025"),
         "reinforce-pp-baseline": Choice(
             reinforce_pp_baseline, "A = whiten(R - mean_group)", "REINFORCE++-baseline, Hu et al. 2025"
+        ),
+        "optimal-baseline": Choice(
+            optimal_baseline,
+            "A_t = G_t - sum_group(W_t G_t) / sum_group W_t, W_t = sum_{j<=t} 1 - 2 pi_j + sum_v pi_j(v)^2 under old",
+            "Optimal token baseline, Li et al. 2026, 2602.07078",
         ),
         "turn-returns": Choice(turn_returns, "A_t = sum_{k>=turn(t)} gamma^(k-turn(t)) r_k", "ROLL, segment-wise"),
         **WITH_CRITIC,

@@ -34,6 +34,26 @@ def group_relative(scores: Tensor, groups: Tensor, *, std: bool = True, eps: flo
     return centred / _scale(centred, index, eps) if std else centred
 
 
+def batch_normalised(scores: Tensor, groups: Tensor, kept: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """ScaleRL: score minus the mean of its group, divided by the batch's standard deviation (Khatri et al. 2025, §4).
+
+    The deviation is that of the advantages, about 0 (their mean, as they are centred) and Bessel-corrected, over the
+    episodes that are trained on: with zero-variance filtering the paper's effective batch. TRL's
+    `scale_rewards="batch"` divides by the deviation of the rewards, in which the differences between tasks take part.
+
+    Args:
+        scores: `[E]`.
+        groups: `[E]`.
+        kept: bool `[E]`, the episodes that are trained on.
+        eps: in the scores' unit.
+    """
+    scores, index = _grouped(scores, groups)
+    _check_length("kept", kept, scores)
+    centred = scores - _mean(scores, index)
+    trained = torch.where(kept, centred, torch.nan)
+    return centred / _scale(trained, torch.zeros_like(index), eps)
+
+
 def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:
     """RLOO: score minus the mean of the *other* episodes of its group (Kool et al. 2019, Ahmadian et al. 2024).
 

@@ -69,3 +69,17 @@ def preparation(chosen: Chosen) -> Preparation | None:
     """Return what an objective wants to do before each update, `(theta, batch) -> Prepared`; None for nothing."""
     whole_batch = isinstance(OBJECTIVES[chosen], WholeBatch)
     return cast(Preparation, OBJECTIVES.bind(chosen)) if whole_batch else None
+
+
+NEGATIVE_MASKS = Choices(
+    "negative mask",
+    {
+        "none": Choice(sequence.no_sequences, "every row has its loss", "no mask"),
+        "opsm": Choice(
+            sequence.off_policy_sequences,
+            "L = 0 for rows with A < 0 and mean_t log(mu/theta) > delta",
+            "off-policy sequence masking, DeepSeek-V3.2 2025",
+        ),
+    },
+)
+"""Which rows have no loss from the objective, bool `[B]`; they still count in the denominators."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agent_rl.algorithms.choice import Positive
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO, TokenLoss
 from agent_rl.algorithms.objectives.clipped import ppo_clip
 
@@ -52,7 +53,8 @@ def gspo_token(
 ) -> TokenLoss:
     """GSPO-token: `s_t = sg[s] theta / sg[theta]`, so that each token may have its own advantage.
 
-    Zheng et al. 2025, eq. 13-14; what verl calls "gspo". With equal advantages value and gradient are `gspo`'s.
+    Zheng et al. 2025, eq. 13-14; what verl calls "gspo". With equal advantages value and gradient are `gspo`'s. verl
+    clamps the log-ratio above only, at 10: at that bound a negative advantage's gradient ends there, at 20 here.
 
     Knobs:
         clip_low_eps: s is clipped below at `1 - clip_low_eps`.
@@ -131,13 +133,19 @@ def gmpo(
     return _whole(row, mask)
 
 
+def no_sequences(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """Drop no sequence."""
+    return torch.zeros(len(mask), dtype=torch.bool, device=mask.device)
+
+
 def off_policy_sequences(
-    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, delta: float
+    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, delta: Positive
 ) -> Tensor:
     """Return the sequences to drop, bool `[B]`: bad ones that the policy has already moved away from.
 
     A sequence goes if its advantage is negative and the mean of log(mu / theta) over its sampled tokens exceeds delta
-    (DeepSeek-V3.2 2025, off-policy sequence masking). Its loss is to be 0; in denominators it still counts.
+    (DeepSeek-V3.2 2025, off-policy sequence masking). Its loss is to be 0; in denominators it still counts. A row is
+    judged by itself, so that nothing hangs on how a batch is cut.
 
     Args:
         logprobs: under theta (TRL) or old (slime), `[B, T]`.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import OFFLINE, AlgorithmConfig
@@ -10,11 +13,32 @@ from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.warmstart import WarmStartConfig
 from agent_rl.errors import ConfigError
+from agent_rl.policy.interrupt import Interrupt
 from agent_rl.policy.sampling import SamplingParams
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class InterruptConfig(_Section):
+    """When a reply is made to answer, as in ScaleRL; `policy.interrupt` says what becomes of its tokens."""
+
+    after_tokens: int = Field(ge=1)
+    """Sampled tokens; what is left of `max_tokens` is left for the answer."""
+    text: str = Field(min_length=1)
+    """Special tokens in it are encoded as such, e.g. "Time is up, I answer now.</think>"."""
+    per: Literal["reply", "episode"] = "reply"
+    """Whether a reply's tokens are counted or all of the episode; then every reply after that begins with the text."""
+    spread: int = Field(0, ge=0)
+    """The point is drawn from the last `spread` tokens before `after_tokens`."""
+    unless: str = ""
+    """A reply that holds this by then, e.g. "</think>", is not interrupted."""
+
+    def with_ids(self, encode: Callable[[str], list[int]]) -> Interrupt:
+        """Return it in token ids."""
+        ids, unless = tuple(encode(self.text)), tuple(encode(self.unless)) if self.unless else ()
+        return Interrupt(self.after_tokens, ids, self.per, self.spread, unless)
 
 
 class RolloutConfig(_Section):
@@ -29,6 +53,21 @@ class RolloutConfig(_Section):
     """Of one reply."""
     slots: int = Field(64, ge=1)
     """Episodes under way at a time."""
+    interrupt: InterruptConfig | None = None
+    """What is done about replies that go on for too long, in training and evaluation; null lets `max_tokens` cut them.
+    Training keeps the given tokens out of the loss."""
+
+    @model_validator(mode="after")
+    def _meaningful(self) -> RolloutConfig:
+        cut = self.interrupt
+        if cut and cut.per == "reply" and cut.after_tokens >= self.max_tokens:
+            raise ValueError(
+                f"interrupt.after_tokens={cut.after_tokens} leaves nothing of max_tokens={self.max_tokens} for the "
+                "answer"
+            )
+        if cut and cut.spread >= cut.after_tokens:
+            raise ValueError(f"interrupt.spread={cut.spread} must be below interrupt.after_tokens={cut.after_tokens}")
+        return self
 
     @property
     def params(self) -> SamplingParams:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.config import InterruptConfig, TrainConfig
 from agent_rl.backends.embedded.engine import Engine
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.errors import CheckpointError, ConfigError
@@ -39,9 +39,13 @@ class Student:
     renderer: Renderer
     engine: Engine
 
-    def policy(self, params: SamplingParams) -> TokenPolicy:
-        """Return a policy that samples with `params`."""
-        return TokenPolicy(self.engine, self.renderer, params)
+    def policy(self, params: SamplingParams, interrupt: InterruptConfig | None = None) -> TokenPolicy:
+        """Return a policy that samples with `params`, and interrupts replies that go on for too long."""
+        given = None if interrupt is None else interrupt.with_ids(self._encode)
+        return TokenPolicy(self.engine, self.renderer, params, given)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer, in the format that `transformers` loads."""

@@ -24,8 +24,10 @@ from agent_rl.backends.embedded.stored import StoredGroups
 from agent_rl.backends.embedded.student import Student
 from agent_rl.errors import ConfigError
 from agent_rl.policy.sampling import SamplingParams
+from agent_rl.policy.token import TokenPolicy
 from agent_rl.registry import EnvSpec
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
+from agent_rl.rollout.metrics import trajectory_metrics
 from agent_rl.tasks import RL_START, TaskStream, episode_seed
 from agent_rl.types import Episode, Reward, Task
 
@@ -77,7 +79,7 @@ class Trainer:
         done = time.perf_counter()
         self.step += 1
         evaluation = summarise(episodes)
-        metrics |= {
+        metrics |= trajectory_metrics(episodes) | {
             "rollout/success": evaluation.success.value,
             "rollout/reward": evaluation.reward,
             "rollout/turns": evaluation.turns,
@@ -108,7 +110,7 @@ class Trainer:
     def _sample(self) -> tuple[list[Episode], list[Episode], Refill]:
         """Sample groups until the batch is full: everything sampled, the batch, and how the batch came about."""
         config, engine, size = self.config, self.student.engine, self.config.rollout.samples
-        policy = self.student.policy(config.rollout.params)
+        policy = self._policy(config.rollout.params)
         refill, episodes = config.algorithm.refill, list[Episode]()
         state = refill.start(config.rollout.groups)
         while groups := next_round(state):
@@ -121,10 +123,13 @@ class Trainer:
             episodes += new
         return episodes, [e for g in state.taken for e in episodes[g * size : (g + 1) * size]], state
 
+    def _policy(self, params: SamplingParams) -> TokenPolicy:
+        return self.student.policy(params, self.config.rollout.interrupt)
+
     def _greedy(self, state: Refill) -> list[Episode]:
         """Run each group of the batch once more, greedily: a baseline, neither stored nor trained on."""
         jobs = [self._jobs(range(group, group + 1))[0] for group in state.taken]
-        policy = self.student.policy(replace(self.config.rollout.params, temperature=0.0))
+        policy = self._policy(replace(self.config.rollout.params, temperature=0.0))
         return asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots))
 
     def _jobs(self, groups: range) -> list[Job]:
@@ -148,9 +153,9 @@ class Trainer:
         if x.batch is None:
             return metrics
         x = self._scored(x)
-        if config.algorithm.proximal == "recompute":
-            metrics |= self.algorithm.diagnose(x)
+        metrics |= self.algorithm.diagnose(x)
         batch, whole = self.algorithm.weigh(x)
+        metrics |= self.algorithm.advantage_metrics(x, batch)
         metrics["train/samples"] = float(len(batch))
         if not len(batch):
             return metrics
@@ -243,7 +248,7 @@ class Trainer:
             Job(self.spec, t, episode_seed(2**31, t, 0), tag, env_args=self.config.env_args, id=f"{tag}-{i:04d}")
             for i, t in enumerate(tasks)
         ]
-        policy = self.student.policy(params)
+        policy = self._policy(params)
         episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots, on_episode=on_episode))
         return summarise(episodes), episodes
 

@@ -1,0 +1,208 @@
+"""agent_rl.policy.interrupt: replies that go on for too long are made to answer, by tokens without loss."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from agent_rl.algorithms import to_samples
+from agent_rl.backends.embedded.config import InterruptConfig, TrainConfig
+from agent_rl.backends.embedded.engine import Engine
+from agent_rl.backends.embedded.student import load_student
+from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.config import load_config
+from agent_rl.env import Budget
+from agent_rl.errors import ConfigError
+from agent_rl.policy import Interrupt, SamplingParams, TokenPolicy
+from agent_rl.policy.interrupt import interruptions
+from agent_rl.registry import spec
+from agent_rl.rollout.metrics import trajectory_metrics
+from agent_rl.types import Episode, Message, Source, StopReason
+from tests.doubles import CALL, ScriptedSampler, example_episode, run_dice, small_renderer
+from tests.engines import VOCAB, full_logprobs, shaken, tiny
+from tests.runs import config
+from tests.test_engine import router_choices
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(small_renderer().reply(Message("assistant", text))[:-1])
+
+
+STOP = small_renderer().reply(Message("assistant", ""))[-1]
+THOUGHT = ids("hmqkzjwvybdf")
+LATE = ids(" so ")
+SIX = (*ids("6"), STOP)
+AFTER = Interrupt(4, LATE)
+
+
+def played(
+    *replies: tuple[int, ...], interrupt: Interrupt = AFTER, max_tokens: int = 10, budget: Budget | None = None
+) -> tuple[Episode, ScriptedSampler]:
+    sampler = ScriptedSampler(replies)
+    policy = TokenPolicy(sampler, small_renderer(), SamplingParams(max_tokens=max_tokens), interrupt)
+    return run_dice(policy, budget=budget), sampler
+
+
+def spans(episode: Episode) -> list[tuple[Source, int, int]]:
+    return [(s.source, s.turn, s.stop - s.start) for t in episode.trajectories for s in t.spans[1:]]
+
+
+def test_a_long_reply_goes_on_from_the_given_tokens_within_its_turn():
+    call = tuple(small_renderer().reply(CALL))
+    episode, sampler = played(THOUGHT, call, SIX, max_tokens=4 + len(call))
+    (trajectory,), (session,) = episode.trajectories, sampler.sessions
+    assert trajectory.token_ids.tolist() == session.ledger
+    assert [p.max_tokens for p in session.params] == [4, len(call), 4]
+    (env,) = (n for source, _, n in spans(episode) if source is Source.ENV)
+    assert spans(episode) == [
+        (Source.POLICY, 0, 4),
+        (Source.TEMPLATE, 0, len(LATE)),
+        (Source.POLICY, 0, len(call)),
+        (Source.TEMPLATE, 0, 1),
+        (Source.ENV, 1, env),
+        (Source.POLICY, 1, len(SIX)),
+    ]
+    mask = trajectory.loss_mask
+    assert trajectory.token_ids[mask].tolist() == [*THOUGHT[:4], *call, *SIX]
+    order = [*range(4), *range(len(call)), *range(len(SIX))]
+    np.testing.assert_array_equal(trajectory.logprobs[mask], np.float32([-0.001 * (i + 1) for i in order]))
+    said, final = (m for m in episode.messages if m.role == "assistant")
+    assert said.content == "hmqk so " and [c.name for c in said.tool_calls] == ["roll"] and final.content == "6"
+    assert episode.success and episode.stop_reason is StopReason.DONE
+    (sample,) = to_samples([episode])
+    assert sample.loss_mask.tolist() == mask.tolist() and sample.rewards[mask][-1] == 1.0
+
+
+def test_a_reply_that_ends_in_time_is_left_alone():
+    episode, sampler = played(SIX)
+    assert [s for s, _, _ in spans(episode)] == [Source.POLICY]
+    assert [p.max_tokens for p in sampler.sessions[0].params] == [4]
+
+
+def test_an_answer_may_take_what_is_left_of_the_reply():
+    episode, _ = played(THOUGHT, THOUGHT)
+    assert spans(episode) == [(Source.POLICY, 0, 4), (Source.TEMPLATE, 0, len(LATE)), (Source.POLICY, 0, 6)]
+    assert episode.stop_reason is StopReason.LENGTH
+
+
+def test_a_reply_that_has_ended_its_thought_is_not_interrupted():
+    ended = Interrupt(4, LATE, unless=THOUGHT[1:3])
+    episode, sampler = played(THOUGHT, SIX, interrupt=ended)
+    assert spans(episode) == [(Source.POLICY, 0, 4), (Source.POLICY, 0, len(SIX))]
+    assert [p.max_tokens for p in sampler.sessions[0].params] == [4, 6]
+    elsewhere = Interrupt(4, LATE, unless=THOUGHT[3:5])  # it comes later than the interruption
+    assert spans(played(THOUGHT, SIX, interrupt=elsewhere)[0])[1] == (Source.TEMPLATE, 0, len(LATE))
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+def test_what_is_given_counts_in_the_context(spare):
+    start = played(SIX)[0].trajectories[0].spans[0].stop
+    budget = Budget(tokens=start + 4 + len(LATE) + spare)
+    episode, sampler = played(THOUGHT, THOUGHT, budget=budget)
+    if spare:
+        assert spans(episode)[1:] == [(Source.TEMPLATE, 0, len(LATE)), (Source.POLICY, 0, spare)]
+    else:  # no room for an answer
+        assert spans(episode) == [(Source.POLICY, 0, 4 + len(LATE))]
+    assert episode.stop_reason is StopReason.TOKENS
+    assert len(episode.trajectories[0]) == budget.tokens == len(sampler.sessions[0].ledger)
+
+
+def test_an_episode_s_tokens_are_counted_together():
+    call = tuple(small_renderer().reply(CALL))
+    limit = Interrupt(len(call) + 2, LATE, per="episode")
+    episode, sampler = played(call, THOUGHT, call, SIX, interrupt=limit, max_tokens=64)
+    own = [s for s in spans(episode) if s[0] is Source.POLICY or s[2] == len(LATE)]
+    assert own == [
+        (Source.POLICY, 0, len(call)),
+        (Source.POLICY, 1, 2),
+        (Source.TEMPLATE, 1, len(LATE)),
+        (Source.POLICY, 1, len(call)),
+        (Source.TEMPLATE, 2, len(LATE)),  # nothing is left: the reply begins with it
+        (Source.POLICY, 2, len(SIX)),
+    ]
+    assert episode.trajectories[0].token_ids.tolist() == sampler.sessions[0].ledger
+    assert episode.messages[-1].content == " so 6"
+    assert trajectory_metrics([episode, example_episode()]) == {"rollout/forks": 0.0, "rollout/interrupted": 2 / 5}
+    twice = example_episode(trajectories=example_episode().trajectories * 3)
+    assert trajectory_metrics([twice, episode])["rollout/forks"] == 1.0
+    assert trajectory_metrics([]) == {"rollout/forks": 0.0, "rollout/interrupted": 0.0}
+
+
+def test_the_point_is_drawn_from_a_range_by_the_episode_s_seed():
+    spread = Interrupt(20, LATE, spread=5)
+    points = [spread.point(seed, turn, 0) for seed in range(40) for turn in range(3)]
+    assert set(points) == {15, 16, 17, 18, 19, 20}
+    assert points == [spread.point(seed, turn, 0) for seed in range(40) for turn in range(3)]
+    whole = Interrupt(20, LATE, per="episode", spread=5)
+    assert {whole.point(0, turn, 0) for turn in range(20)} == {whole.point(0, 0, 3) + 3}  # one point an episode
+    assert whole.point(0, 0, 100) == 0
+
+
+def test_an_interruption_without_a_meaning_is_refused():
+    with pytest.raises(ConfigError, match=r"set interrupt\.text"):
+        Interrupt(4, ())
+    for bad in ({"after_tokens": 0}, {"after_tokens": 4, "spread": 4}):
+        with pytest.raises(ConfigError, match="after_tokens="):
+            Interrupt(ids=LATE, **bad)
+    with pytest.raises(ConfigError, match="leaves nothing of a reply's max_tokens=4"):
+        played(THOUGHT, max_tokens=4)
+    with pytest.raises(ConfigError, match="a token that ends a reply"):
+        played(THOUGHT, interrupt=Interrupt(4, SIX))
+    late, wide = (
+        ("after_tokens: 56", "leaves nothing of max_tokens=56"),
+        ("after_tokens: 9, spread: 9", "spread=9 must"),
+    )
+    for key, message in (late, wide):
+        with pytest.raises(ConfigError, match=message):
+            load_config("train", TrainConfig, ["rollout.interrupt={text: hm, " + key + "}"])
+    with pytest.raises(ValidationError, match="text"):
+        InterruptConfig(after_tokens=4, text="")
+
+
+# The embedded engine
+
+
+@pytest.mark.parametrize("per", ["reply", "episode"])
+def test_training_agrees_with_the_engine_around_given_tokens(per):
+    model = shaken(tiny("qwen3_moe"))
+    with torch.no_grad():  # as many outputs as the renderer has tokens
+        model.resize_token_embeddings(512)
+    shaken(model, 1)
+    assert model.config.vocab_size > VOCAB
+    engine = Engine(model, slots=1, max_len=250)
+    params = SamplingParams(max_tokens=30)
+    policy = TokenPolicy(engine, small_renderer(), params, Interrupt(9, LATE, per))
+    (trajectory,) = run_dice(policy, budget=Budget(turns=1)).trajectories
+    assert interruptions(trajectory) == 1 and trajectory.loss_mask.sum() > 9 + 5
+    mask = torch.from_numpy(trajectory.loss_mask)
+    trained = full_logprobs(model, trajectory.token_ids.tolist())
+    torch.testing.assert_close(
+        trained[mask], torch.from_numpy(trajectory.logprobs)[mask], atol=2e-4, rtol=0, check_dtype=False
+    )
+    routes = trajectory.routed_experts
+    assert routes is not None
+    np.testing.assert_array_equal(routes[:-1], router_choices(model, trajectory.token_ids[:-1].tolist()))
+
+
+def test_a_run_trains_on_interrupted_replies(folder: Path, tmp_path: Path):
+    rollout = {"groups": 3, "samples": 4, "slots": 8, "max_tokens": 24}
+    rollout |= {"interrupt": {"after_tokens": 6, "spread": 2, "text": "<tool_call>7", "unless": "<tool_call>"}}
+    algorithm = {"proximal": "recompute", "entropy": 0.01}
+    settings = config(tmp_path, rollout=rollout, algorithm=algorithm)
+
+    def step() -> tuple[list[Episode], dict[str, float]]:
+        student = load_student(folder / "checkpoint", slots=8, context=256)
+        result = Trainer(spec("calculator-v0"), student, settings).train_step()
+        given = student.tokenizer.encode("<tool_call>7", add_special_tokens=False)
+        for t in (t for e in result.episodes for t in e.trajectories):
+            for a, b in zip(t.spans, t.spans[1:], strict=False):
+                if a.source is Source.TEMPLATE and b.source is Source.POLICY:
+                    assert t.token_ids[a.start : a.stop].tolist() == given and a.turn == b.turn
+        return result.episodes, result.metrics
+
+    (episodes, metrics), (again, _) = step(), step()
+    assert 0 < metrics["rollout/interrupted"] <= 1
+    assert metrics["mismatch/gap_max"] < 1e-4 and metrics["mismatch/source_template"] < 1e-4
+    assert [e.messages for e in episodes] == [e.messages for e in again]
