@@ -23,7 +23,7 @@ from agent_rl.env import Budget, Script, ToolEnv
 from agent_rl.registry import register
 from agent_rl.rewards import reward
 from agent_rl.tools.calculator import calculator
-from agent_rl.types import Episode, Message, Task, ToolCall
+from agent_rl.types import Episode, Message, Step, Task, ToolCall
 
 FORMS = {
     "1": ("a+b", "a*b", "c-a"),
@@ -90,11 +90,28 @@ class Calculator(ToolEnv):
     """Compute an expression with a calculator that knows one operation at a time."""
 
     extra_tools = (calculator,)
+    snapshot_attributes = ("known", "failed")
 
     def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Ask for the value of the expression."""
         self.expression, self.answer = str(task["expression"]), str(task["answer"])
+        self.known: set[str] = set()
+        self.failed = False
         return f"compute {self.expression}"
+
+    async def step(self, action: Message) -> Step:
+        """Make the calls, and take note of what they told."""
+        step = await super().step(action)
+        for call, result in zip(action.tool_calls, step.observation, strict=True):
+            if result.tool_error is None:
+                self.known.add(_fact(call, result.content))
+            else:
+                self.failed = True
+        return step
+
+    def state_hash(self) -> str:
+        """Say which values are known, and whether a call has failed, which costs `clean`."""
+        return "; ".join([*sorted(self.known), *(["failed"] if self.failed else [])])
 
     @reward(weight=1.0)
     def correct(self, episode: Episode) -> bool:
@@ -135,6 +152,14 @@ class Calculator(ToolEnv):
             if mood < 0.36:
                 break
         yield value
+
+
+def _fact(call: ToolCall, result: str) -> str:
+    """Write down a result; 3*6 and 6*3 are one."""
+    sign, left, right = (call.arguments[name] for name in ("operator", "left", "right"))
+    numbers = [int(str(left)), int(str(right))]
+    a, b = numbers if sign == "-" else sorted(numbers)
+    return f"{a}{sign}{b}={result}"
 
 
 def _call(operation: Operation, name: str = "operator") -> Message:
