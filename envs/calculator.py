@@ -18,6 +18,7 @@ import re
 from typing import Literal, TypeAlias, cast
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from agent_rl.env import Budget, Script, ToolEnv
 from agent_rl.registry import register
@@ -36,6 +37,7 @@ _SHARES = {"train": ("2", "2", "2", "2", "1"), "train-hard": ("3",)}
 Operator: TypeAlias = Literal["+", "-", "*"]
 Operation: TypeAlias = tuple[Operator, int, int]
 _TERM = re.compile(r"\d+|[-+*]")
+_NUMBER = TypeAdapter(int)
 
 
 @functools.cache
@@ -156,9 +158,9 @@ class Calculator(ToolEnv):
 
 def _fact(call: ToolCall, result: str) -> str:
     """Write down a result; 3*6 and 6*3 are one."""
-    sign, left, right = (call.arguments[name] for name in ("operator", "left", "right"))
-    numbers = [int(str(left)), int(str(right))]
-    a, b = numbers if sign == "-" else sorted(numbers)
+    sign, *numbers = (call.arguments[name] for name in ("operator", "left", "right"))
+    left, right = map(_NUMBER.validate_python, numbers)  # as the tool read them: "3" and 3.0 are 3
+    a, b = (left, right) if sign == "-" else sorted((left, right))
     return f"{a}{sign}{b}={result}"
 
 

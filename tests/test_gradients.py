@@ -59,6 +59,8 @@ def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Exp
         cut_short=torch.zeros(len(samples), dtype=torch.bool),
         kept=torch.ones(len(samples), dtype=torch.bool),
         baselines=torch.full((len(samples),), 0.25, dtype=torch.float64),
+        states=torch.zeros(len(samples), 1, dtype=torch.int64),
+        state_values=torch.full((len(samples), 1), 0.25, dtype=torch.float64),
     )
 
 

@@ -28,6 +28,9 @@ def explain(config: AlgorithmConfig) -> str:
         lines.append(f"  {part:12} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
         if chosen["name"] != "none":
             lines.append(f"  {'':12}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
+    if config.vine.max_episodes:
+        states = f"{config.vine.continuations} continuations a state, at most {config.vine.max_episodes} a step"
+        lines.append(f"  {'vine':12} {states}; a state without a value is no boundary between turns")
     if config.refill.max_rounds > 1:
         rounds = f"at most {config.refill.max_rounds} rounds of {config.refill.oversampling} batches"
         lines.append(f"  {'refill':12} until the filters have kept a full batch; {rounds}")

@@ -17,12 +17,13 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from agent_rl.algorithms import Algorithm
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_state, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import MetricsLog
 from agent_rl.backends.embedded.report import evaluation_tag, summarise_run, write_run_report
 from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
-from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
+from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks, require_hooks
 from agent_rl.backends.embedded.warmstart import WarmStep, warm_start
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policy.sampling import SamplingParams
@@ -48,6 +49,7 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
     env = spec(config.env)
     for split in (config.split, config.eval.split, config.eval.dev_split):
         env.tasks.require(split)
+    require_hooks(env, Algorithm(config.algorithm))
     folder = _make_folder(config, env)
     with _Run(folder, env, config, progress) as run:
         student = run.load(config.start_from) if config.start_from else run.prepare()

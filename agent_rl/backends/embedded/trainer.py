@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,13 +15,16 @@ from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
 from agent_rl.algorithms.filters import Refill, next_round, offer
+from agent_rl.algorithms.vine import plan
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import Student
+from agent_rl.env import Env
+from agent_rl.errors import ConfigError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec
-from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
+from agent_rl.rollout import Evaluation, Job, continuation, run_jobs, summarise
 from agent_rl.tasks import TaskStream, episode_seed, task_key
 from agent_rl.types import Episode, Reward, Task
 
@@ -45,6 +49,7 @@ class Trainer:
     ) -> None:
         self.spec, self.student, self.config, self.reference = spec, student, config, reference
         self.algorithm = Algorithm(config.algorithm)
+        require_hooks(spec, self.algorithm)
         self.optimizer = Optimizer(student.model, config.optimizer)
         self.tasks = TaskStream(spec.tasks, config.split, config.seed)
         self.step = 0
@@ -56,10 +61,10 @@ class Trainer:
         before = engine.tokens
         engine.update_weights(self.step)
         episodes, batch, state = self._sample()
+        x = self.algorithm.experience(batch, self._greedy(state) if self.algorithm.needs_greedy else ())
+        x, valuing = self._valued(x, batch) if self.algorithm.needs_values else (x, {})
         sampled = time.perf_counter()
-        metrics = self.update(
-            self.algorithm.experience(batch, self._greedy(state) if self.algorithm.needs_greedy else ())
-        )
+        metrics = self.update(x) | valuing
         done = time.perf_counter()
         self.step += 1
         evaluation = summarise(episodes)
@@ -101,6 +106,19 @@ class Trainer:
         policy = self.student.policy(replace(self.config.rollout.params, temperature=0.0))
         return asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots))
 
+    def _valued(self, x: Experience, batch: Sequence[Episode]) -> tuple[Experience, dict[str, float]]:
+        """Value the states of the batch by running on from them: episodes that are neither stored nor trained on."""
+        config, advantage = self.config, self.config.algorithm.advantage
+        vine = plan(batch, x.kept.tolist(), config.algorithm.vine, np.random.default_rng([4, config.seed, self.step]))
+        jobs = [continuation(self.spec, batch[start.episode], start.turn, start.seed) for start in vine.starts]
+        policy = self.student.policy(config.rollout.params)
+        continued = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots))
+        if config.shuffle_rewards:
+            continued = shuffled(continued, np.random.default_rng([5, config.seed, self.step]))
+        gamma = cast(float, advantage["gamma"])
+        values, metrics = vine.values(continued, (len(batch), x.states.shape[1]), gamma=gamma)
+        return replace(x, state_values=values), metrics
+
     def _jobs(self, groups: range) -> list[Job]:
         """The jobs of some of the step's groups; ids tell a resumed run what it already wrote."""
         config, jobs = self.config, []
@@ -112,7 +130,8 @@ class Trainer:
             round_seed = config.seed * 1_000_003 + self.step
             for sample in range(config.rollout.samples):
                 seed = episode_seed(round_seed, task, sample)
-                jobs.append(Job(self.spec, task, seed, name, env_args=config.env_args, id=f"{name}-{sample:02d}"))
+                id, branching = f"{name}-{sample:02d}", self.algorithm.needs_values
+                jobs.append(Job(self.spec, task, seed, name, env_args=config.env_args, id=id, snapshots=branching))
         return jobs
 
     def update(self, x: Experience) -> dict[str, float]:
@@ -195,6 +214,25 @@ class Trainer:
         policy = self.student.policy(params)
         episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots, on_episode=on_episode))
         return summarise(episodes), episodes
+
+
+def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
+    """Refuse an environment that lacks what the algorithm asks of it.
+
+    Raises:
+        ConfigError: naming the method to define.
+    """
+    name = algorithm.config.advantage["name"]
+    if algorithm.needs_states and spec.cls.state_hash is Env.state_hash:
+        raise ConfigError(
+            f"advantage={name} compares turns that were taken in the same state, but {spec.id} does not say which that "
+            f"is: define {spec.cls.__name__}.state_hash(self), or choose another algorithm"
+        )
+    if algorithm.needs_values and not spec.cls.has_snapshots():
+        raise ConfigError(
+            f"advantage={name} runs episodes on from their turns, but {spec.id} has no snapshots: list the attributes "
+            f"that change after reset in {spec.cls.__name__}.snapshot_attributes, or choose another algorithm"
+        )
 
 
 def distinct_tasks(spec: EnvSpec, split: str, n: int) -> list[Task]:
