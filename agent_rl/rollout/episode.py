@@ -139,6 +139,8 @@ class _Run:
         if self.job.branch is not None:
             observation = ()
             await self.resume(env, self.job.branch)
+            if (over := self.ended(terminated=False, truncated=False)) is not None:
+                return over
         else:
             self.where = "policy"
             self.conversation = self.policy.start(Opening(env, env.tools, self.job.seed))
