@@ -12,7 +12,7 @@ from agent_rl.algorithms import Algorithm, AlgorithmConfig, explain
 from agent_rl.algorithms.vine import VineConfig, plan, return_from
 from agent_rl.errors import ConfigError
 from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, Episode, FinishReason, Outcome, Reward, Source, StepRecord
+from agent_rl.types import Completion, Episode, FinishReason, Fork, Outcome, Reward, Source, StepRecord
 from tests.doubles import example_episode
 
 STOP = FinishReason.STOP
@@ -82,6 +82,23 @@ def test_step_grouped_counts_what_a_turn_earned_only_until_then():
     # returns: 1, 0 and .5, 1; both episodes earned 1
     got = by_turn(Algorithm(AlgorithmConfig(advantage=GIGPO)), episodes)
     assert got[0] == pytest.approx([0.25, -0.5]) and got[1] == pytest.approx([-0.25, 0.5])
+
+
+def test_the_rows_of_a_forked_episode_share_its_turns():
+    episodes = [walk("e0", "a", 1.0, "s", "t"), walk("e1", "a", 0.0, "s", "t"), walk("e2", "a", 0.0, "s", "t")]
+    one = by_turn(Algorithm(AlgorithmConfig(advantage=GIGPO)), episodes)
+    (whole,) = episodes[0].trajectories
+    start, at = whole.before(1), len(whole) - 3  # the second turn's two tokens, and what closes it
+    assert start is not None and len(start) == at
+    before, after = Trajectory(), Trajectory(Fork(0, at))
+    before.append([ord("a")], Source.PROMPT, 0)
+    before.append_completion(Completion((10,), (-1.0,), (-1.0,), FinishReason.STOP, (0,)), 0)
+    after.append(start.tolist(), Source.PROMPT, 1)
+    after.append_completion(Completion((10, 11), (-1.0,) * 2, (-1.0,) * 2, FinishReason.STOP, (0, 0)), 1)
+    forked = [replace(episodes[0], trajectories=(before, after)), *episodes[1:]]
+    assert by_turn(Algorithm(AlgorithmConfig(advantage=GIGPO)), forked) == one
+    values = torch.tensor([[0.5, 0.75]] * 3).double()
+    assert by_turn(Algorithm(vine_config()), forked, values) == [[0.25, 0.25], [0.25, -0.75], [0.25, -0.75]]
 
 
 def test_step_grouped_wants_to_know_the_state_of_every_turn():

@@ -9,7 +9,6 @@ import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import numpy as np
 
@@ -84,7 +83,15 @@ def continuation(
     """
     branch = Branch(episode, turn, seed)
     return Job(
-        spec, episode.task, episode.seed, episode.group_id, budget, episode.env_args, id, snapshots, branch=branch
+        spec,
+        episode.task,
+        episode.seed,
+        episode.group_id,
+        budget=budget,
+        env_args=episode.env_args,
+        id=id,
+        snapshots=snapshots,
+        branch=branch,
     )
 
 
@@ -136,15 +143,14 @@ class _Run:
         self.where = "reset"
         rng = np.random.default_rng(self.job.seed)
         observation = messages_of(await maybe_await(env.reset(self.job.task, rng)))
-        if self.job.branch is not None:
-            observation = ()
-            await self.resume(env, self.job.branch)
+        if self.job.branch is None:
+            self.where = "policy"
+            self.conversation = conversation = self.policy.start(Opening(env, env.tools, self.job.seed))
+        else:
+            observation = ()  # the prefix holds all that was observed
+            self.conversation = conversation = await self.resume(env, self.job.branch)
             if (over := self.ended(terminated=False, truncated=False)) is not None:
                 return over
-        else:
-            self.where = "policy"
-            self.conversation = self.policy.start(Opening(env, env.tools, self.job.seed))
-        conversation = cast(Conversation, self.conversation)
         limit = self.context_limit(conversation)
         while True:
             self.where = "policy"
@@ -174,7 +180,7 @@ class _Run:
                 self.messages += observation
                 return ended
 
-    async def resume(self, env: Env, branch: Branch) -> None:
+    async def resume(self, env: Env, branch: Branch) -> Conversation:
         """Take up the dialogue where the branch leaves its episode."""
         self.where = "restore"
         await maybe_await(env.restore(branch.snapshot))
@@ -186,7 +192,7 @@ class _Run:
         self.where = "policy"
         if not isinstance(self.policy, Resumable):
             raise PolicyError(f"{type(self.policy).__name__} can't go on from token ids: it has no resume(...)")
-        self.conversation = self.policy.resume(Opening(env, env.tools, branch.seed), prefix)
+        return self.policy.resume(Opening(env, env.tools, branch.seed), prefix)
 
     async def look(self, env: Env) -> None:
         """Take note of the state that the policy is about to reply in."""

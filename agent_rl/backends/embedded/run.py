@@ -23,8 +23,9 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import MetricsLog
 from agent_rl.backends.embedded.report import evaluation_tag, summarise_run, write_run_report
 from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
-from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks, require_hooks
+from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
 from agent_rl.backends.embedded.warmstart import WarmStep, warm_start
+from agent_rl.backends.vine import require_hooks
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec, spec

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 import torch
@@ -15,16 +14,14 @@ from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
 from agent_rl.algorithms.filters import Refill, next_round, offer
-from agent_rl.algorithms.vine import plan
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import Student
-from agent_rl.env import Env
-from agent_rl.errors import ConfigError
+from agent_rl.backends.vine import require_hooks, value_states
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec
-from agent_rl.rollout import Evaluation, Job, continuation, run_jobs, summarise
+from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
 from agent_rl.tasks import TaskStream, episode_seed, task_key
 from agent_rl.types import Episode, Reward, Task
 
@@ -108,16 +105,16 @@ class Trainer:
 
     def _valued(self, x: Experience, batch: Sequence[Episode]) -> tuple[Experience, dict[str, float]]:
         """Value the states of the batch by running on from them: episodes that are neither stored nor trained on."""
-        config, advantage = self.config, self.config.algorithm.advantage
-        vine = plan(batch, x.kept.tolist(), config.algorithm.vine, np.random.default_rng([4, config.seed, self.step]))
-        jobs = [continuation(self.spec, batch[start.episode], start.turn, start.seed) for start in vine.starts]
-        policy = self.student.policy(config.rollout.params)
-        continued = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots))
-        if config.shuffle_rewards:
-            continued = shuffled(continued, np.random.default_rng([5, config.seed, self.step]))
-        gamma = cast(float, advantage["gamma"])
-        values, metrics = vine.values(continued, (len(batch), x.states.shape[1]), gamma=gamma)
-        return replace(x, state_values=values), metrics
+        config = self.config
+
+        def run(jobs: list[Job]) -> list[Episode]:
+            policy = self.student.policy(config.rollout.params)
+            continued = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots))
+            rng = np.random.default_rng([5, config.seed, self.step])
+            return shuffled(continued, rng) if config.shuffle_rewards else continued
+
+        rng = np.random.default_rng([4, config.seed, self.step])
+        return value_states(x, batch, self.spec, self.algorithm, rng, run)
 
     def _jobs(self, groups: range) -> list[Job]:
         """The jobs of some of the step's groups; ids tell a resumed run what it already wrote."""
@@ -214,25 +211,6 @@ class Trainer:
         policy = self.student.policy(params)
         episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots, on_episode=on_episode))
         return summarise(episodes), episodes
-
-
-def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
-    """Refuse an environment that lacks what the algorithm asks of it.
-
-    Raises:
-        ConfigError: naming the method to define.
-    """
-    name = algorithm.config.advantage["name"]
-    if algorithm.needs_states and spec.cls.state_hash is Env.state_hash:
-        raise ConfigError(
-            f"advantage={name} compares turns that were taken in the same state, but {spec.id} does not say which that "
-            f"is: define {spec.cls.__name__}.state_hash(self), or choose another algorithm"
-        )
-    if algorithm.needs_values and not spec.cls.has_snapshots():
-        raise ConfigError(
-            f"advantage={name} runs episodes on from their turns, but {spec.id} has no snapshots: list the attributes "
-            f"that change after reset in {spec.cls.__name__}.snapshot_attributes, or choose another algorithm"
-        )
 
 
 def distinct_tasks(spec: EnvSpec, split: str, n: int) -> list[Task]:
