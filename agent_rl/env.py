@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import reprlib
@@ -65,6 +66,9 @@ class Env:
     """One episode's world: `reset` opens it, `step` answers the policy, `@reward` methods judge how it went."""
 
     reward_components: ClassVar[tuple[RewardComponent, ...]] = ()
+    snapshot_attributes: ClassVar[Sequence[str] | None] = None
+    """The names of all attributes that change after `reset` (with that of the `rng`, if it is drawn from later on):
+    what the default `snapshot` copies. None: not declared, so there are no snapshots."""
     _calls_tools: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -72,6 +76,12 @@ class Env:
         cls.reward_components = tuple(collect_rewards(cls))
         if not cls._calls_tools and (stray := dict(declared_members(cls, _is_tool, "@tool"))):
             raise DefinitionError(f"{cls.__name__}.{next(iter(stray))} is a tool, but only a ToolEnv calls tools")
+        if isinstance(cls.snapshot_attributes, str):
+            raise DefinitionError(
+                f"{cls.__name__}.snapshot_attributes is the string '{cls.snapshot_attributes}'; give a tuple of names"
+            )
+        if (cls.snapshot is Env.snapshot) != (cls.restore is Env.restore):
+            raise DefinitionError(f"{cls.__name__} defines one of snapshot and restore; each needs the other")
 
     def reset(self, task: Task, rng: np.random.Generator) -> Observation | Awaitable[Observation]:
         """Begin the episode, sync or async; return what the policy sees first (a str is a user message).
@@ -94,6 +104,54 @@ class Env:
     def tools(self) -> tuple[ToolSpec, ...]:
         """What the policy is told that it may call."""
         return ()
+
+    def state_hash(self) -> str | Awaitable[str | None] | None:
+        """Say, sync or async, which state the task is in; asked before each reply of the policy.
+
+        Turns of one task that got the same string were taken in the same state: algorithms compare what came of them
+        (GiGPO) or let them share an estimate (VinePPO). Into it belongs all that decides what can still be earned: what
+        has been found out or done, in an order that does not hang on the way there, and what already costs reward.
+        Wording, the number of turns taken and the task itself don't belong into it: two ways to say the same thing
+        would make two states that are never compared. Give a digest of what is long.
+
+        Returns:
+            None, unless overridden: the environment does not say.
+        """
+        return None
+
+    def snapshot(self) -> object:
+        """Return, sync or async, what has changed since `reset`, asked for before a reply of the policy.
+
+        A fresh instance after `reset` with the same task and an equal `rng`, and `restore` of this, must go on exactly
+        as this one does. The snapshot must not change when this instance goes on; it is kept in memory, never stored.
+        Unless overridden, it is a deep copy of the attributes named in `snapshot_attributes`.
+
+        Raises:
+            NotImplementedError: if there is no such list.
+        """
+        if self.snapshot_attributes is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no snapshots: list the attributes that change after reset in "
+                "snapshot_attributes = (...), () if none does; or define snapshot(self) and restore(self, snapshot)"
+            )
+        return copy.deepcopy({name: getattr(self, name) for name in self.snapshot_attributes})
+
+    def restore(self, snapshot: object) -> Awaitable[None] | None:
+        """Take a snapshot's state on, sync or async; called once, after `reset`. The snapshot may be used again.
+
+        Raises:
+            TypeError: if an overridden `snapshot` returned something else than the default does.
+        """
+        if not isinstance(snapshot, Mapping):
+            raise TypeError(f"{type(self).__name__} can't restore a {type(snapshot).__name__}; define restore, too")
+        for name, value in copy.deepcopy(dict(snapshot)).items():
+            setattr(self, name, value)
+        return None
+
+    @classmethod
+    def has_snapshots(cls) -> bool:
+        """Whether `snapshot` is supported."""
+        return cls.snapshot_attributes is not None or cls.snapshot is not Env.snapshot
 
     async def score(self, episode: Episode) -> tuple[Reward, ...]:
         """Run the `@reward` methods on the finished episode, the async ones together.

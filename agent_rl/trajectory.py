@@ -80,6 +80,11 @@ class Trajectory:
         """Token ids, int32 `[T]` (a copy)."""
         return np.asarray(self._ids, dtype=np.int32)
 
+    def before(self, turn: int) -> IntArray | None:
+        """Ids that stood there when the first token of a turn was sampled, int32 `[t]`; None if it was not, here."""
+        start = next((s.start for s in self._spans if s.source is Source.POLICY and s.turn == turn), None)
+        return None if start is None else np.asarray(self._ids[:start], dtype=np.int32)
+
     @property
     def loss_mask(self) -> BoolArray:
         """True where the policy sampled the token, bool `[T]`."""

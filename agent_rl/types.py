@@ -127,6 +127,8 @@ class StepRecord:
     reward: float
     terminated: bool
     truncated: bool
+    state: str | None = None
+    """What `Env.state_hash` said before the policy's reply; None where the environment doesn't say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +205,12 @@ class Episode:
     outcome: Outcome
     error: Failure | None = None
     parent: tuple[str, int] | None = None
-    """The episode and turn that this one was forked from."""
+    """The episode and turn that this one was continued from; everything before that turn is the parent's."""
     versions: Mapping[str, str] = field(default_factory=dict)
     env_args: Mapping[str, JSON] = field(default_factory=dict)
     seconds: float = 0.0
+    snapshots: tuple[object, ...] = field(default=(), compare=False, repr=False)
+    """The environment's before each turn, where the job asked for them; they are not stored."""
 
     @property
     def reward(self) -> float | None:

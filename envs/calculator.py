@@ -18,12 +18,13 @@ import re
 from typing import Literal, TypeAlias, cast
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from agent_rl.env import Budget, Script, ToolEnv
 from agent_rl.registry import register
 from agent_rl.rewards import reward
 from agent_rl.tools.calculator import calculator
-from agent_rl.types import Episode, Message, Task, ToolCall
+from agent_rl.types import Episode, Message, Step, Task, ToolCall
 
 FORMS = {
     "1": ("a+b", "a*b", "c-a"),
@@ -36,6 +37,7 @@ _SHARES = {"train": ("2", "2", "2", "2", "1"), "train-hard": ("3",)}
 Operator: TypeAlias = Literal["+", "-", "*"]
 Operation: TypeAlias = tuple[Operator, int, int]
 _TERM = re.compile(r"\d+|[-+*]")
+_NUMBER = TypeAdapter(int)
 
 
 @functools.cache
@@ -90,11 +92,28 @@ class Calculator(ToolEnv):
     """Compute an expression with a calculator that knows one operation at a time."""
 
     extra_tools = (calculator,)
+    snapshot_attributes = ("known", "failed")
 
     def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Ask for the value of the expression."""
         self.expression, self.answer = str(task["expression"]), str(task["answer"])
+        self.known: set[str] = set()
+        self.failed = False
         return f"compute {self.expression}"
+
+    async def step(self, action: Message) -> Step:
+        """Make the calls, and take note of what they told."""
+        step = await super().step(action)
+        for call, result in zip(action.tool_calls, step.observation, strict=True):
+            if result.tool_error is None:
+                self.known.add(_fact(call, result.content))
+            else:
+                self.failed = True
+        return step
+
+    def state_hash(self) -> str:
+        """Say which values are known, and whether a call has failed, which costs `clean`."""
+        return "; ".join([*sorted(self.known), *(["failed"] if self.failed else [])])
 
     @reward(weight=1.0)
     def correct(self, episode: Episode) -> bool:
@@ -135,6 +154,14 @@ class Calculator(ToolEnv):
             if mood < 0.36:
                 break
         yield value
+
+
+def _fact(call: ToolCall, result: str) -> str:
+    """Write down a result; 3*6 and 6*3 are one."""
+    sign, *numbers = (call.arguments[name] for name in ("operator", "left", "right"))
+    left, right = map(_NUMBER.validate_python, numbers)  # as the tool read them: "3" and 3.0 are 3
+    a, b = (left, right) if sign == "-" else sorted((left, right))
+    return f"{a}{sign}{b}={result}"
 
 
 def _call(operation: Operation, name: str = "operator") -> Message:

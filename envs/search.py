@@ -22,7 +22,7 @@ from agent_rl.registry import register
 from agent_rl.rewards import reward
 from agent_rl.tool import tool
 from agent_rl.tools.search import SearchIndex
-from agent_rl.types import Episode, Message, Task, ToolCall
+from agent_rl.types import Episode, Message, Step, Task, ToolCall
 
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmn" for vowel in "aio"]
 _PAIRS = ((i, j) for i in range(len(_SYLLABLES)) for j in range(len(_SYLLABLES)) if (7 * i + 5 * j) % 8 == 0)
@@ -67,6 +67,8 @@ def _index(facts: tuple[str, ...]) -> SearchIndex:
 class Search(ToolEnv):
     """Find out a country by way of a city."""
 
+    snapshot_attributes = ("found", "failed")
+
     def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Ask in which country the person was born, or lives."""
         facts = task["facts"]
@@ -74,6 +76,8 @@ class Search(ToolEnv):
         self.index = _index(tuple(str(fact) for fact in facts))
         self.person, self.relation = str(task["person"]), str(task["relation"])
         self.answer = str(task["answer"])
+        self.found: set[str] = set()
+        self.failed = False
         return f"{self.person} {self.relation} in which country"
 
     @tool(inline=True)
@@ -83,7 +87,19 @@ class Search(ToolEnv):
         Args:
             query: words that must all occur, such as "bafo born".
         """
-        return "; ".join(self.index.search(query, k=2)) or "no results"
+        documents = self.index.search(query, k=2)
+        self.found.update(documents)
+        return "; ".join(documents) or "no results"
+
+    async def step(self, action: Message) -> Step:
+        """Make the calls, and take note of whether one failed."""
+        step = await super().step(action)
+        self.failed = self.failed or any(message.tool_error for message in step.observation)
+        return step
+
+    def state_hash(self) -> str:
+        """Say which documents were found, and whether a call has failed, which costs `clean`."""
+        return "; ".join([*sorted(self.found), *(["failed"] if self.failed else [])])
 
     @reward(weight=1.0)
     def correct(self, episode: Episode) -> bool:

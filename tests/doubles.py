@@ -62,7 +62,7 @@ def example_episode(episode_id: str = "e0", **changes: object) -> Episode:
             Message("tool", "no such item", tool_call_id="c0", name="price", tool_error=ToolErrorKind.EXCEPTION),
             Message("assistant", "49"),
         ),
-        steps=(StepRecord(1, 0.1, False, False), StepRecord(0, 1.0, True, False)),
+        steps=(StepRecord(1, 0.1, False, False, "asked"), StepRecord(0, 1.0, True, False, "asked; failed")),
         trajectories=(trajectory,),
         rewards=(
             Reward("correct", 1 / 3, 1.0, "env"),

@@ -256,7 +256,7 @@ def test_a_preset_is_called_by_its_file_and_explains_itself(name):
 def test_a_preset_pushes_towards_the_better_episode(name):
     algorithm = Algorithm(preset(name))
     x = algorithm.experience(EPISODES, greedy=[episode("greedy", 0.25, "a")])
-    batch, whole = algorithm.weigh(x)
+    batch, whole = algorithm.weigh(replace(x, state_values=torch.full_like(x.state_values, 0.25)))
     batch = algorithm.prepare(batch.old_logprobs, batch).batch
     theta = batch.old_logprobs.clone().requires_grad_()
     algorithm.loss(theta, torch.zeros_like(theta), batch, whole).loss.backward()

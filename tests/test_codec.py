@@ -136,6 +136,17 @@ def test_the_line_is_readable_json() -> None:
     assert row["messages"][4] == {"role": "assistant", "content": "49"}
 
 
+def test_a_line_that_was_written_before_states_were_is_read() -> None:
+    row = encode(example_episode())
+    assert [step.pop("state") for step in row["steps"]] == ["asked", "asked; failed"]
+    assert [step.state for step in decode(row).steps] == [None, None]
+    assert all("state" not in step for step in encode(decode(row))["steps"])
+
+
+def test_snapshots_are_not_stored() -> None:
+    assert load_line(dump_line(example_episode(snapshots=(object(),)))).snapshots == ()
+
+
 def test_derived_and_unknown_fields_are_not_read() -> None:
     row = encode(example_episode())
     row |= {"reward": 99, "turns": "many", "from_the_future": {"x": 1}}

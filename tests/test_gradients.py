@@ -62,6 +62,8 @@ def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Exp
         baselines=torch.full((len(samples),), 0.25, dtype=torch.float64),
         tasks=({},) * len(samples),
         tool_errors=torch.zeros(len(samples), dtype=torch.int64),
+        states=torch.zeros(len(samples), 1, dtype=torch.int64),
+        state_values=torch.full((len(samples), 1), 0.25, dtype=torch.float64),
     )
 
 

@@ -217,14 +217,18 @@ def test_from_state_values_by_hand():
     rewards = t64([[0, 1, 2], [0.5, 9, 9], [9, 9, 9], [1, 2, 3]])
     values = t64([[1, 2, 4], [3, NAN, NAN], [NAN, NAN, NAN], [1, NAN, 2]])
     # row 0, gamma .5: 0 + 1 - 1; 1 + 2 - 2; 2 + 0 - 4. Row 1 has one turn: .5 + 0 - 3. Row 2 none.
-    # Row 3: nothing is known before turn 1, so neither of turns 0 and 1; 3 + 0 - 2
+    # Row 3: nothing is known before turn 1, so turns 0 and 1 are one step: 1 + .5 * 2 + .25 * 2 - 1; 3 + 0 - 2
     got = from_state_values(rewards, values, i64([2, 0, -1, 2]), gamma=0.5)
-    same(got, t64([[0, 1, -2], [-2.5, NAN, NAN], [NAN, NAN, NAN], [NAN, NAN, 1]]))
+    same(got, t64([[0, 1, -2], [-2.5, NAN, NAN], [NAN, NAN, NAN], [1.5, 1.5, 1]]))
 
 
-def test_a_failed_estimate_before_the_last_turn_is_not_the_end():
-    got = from_state_values(t64([[0, 1]]), t64([[0.5, NAN]]), i64([1]))
-    assert got.isnan().all()
+def test_a_state_without_a_value_is_no_boundary():
+    rewards, final = t64([[1, 2, 4, 8]] * 4), i64([3, 3, 3, 2])
+    values = t64([[6, NAN, NAN, 7], [6, NAN, NAN, NAN], [NAN, 5, NAN, NAN], [NAN, NAN, NAN, 100]])
+    # gamma .5. Row 0: 1 + 1 + 1 + 7/8 - 6, then 8 - 7. Row 1: 1 + 1 + 1 + 1 - 6. Row 2: nothing to compare turn 0 with,
+    # then 2 + 2 + 2 - 5. Row 3 has three turns: what stands behind them is no value
+    got = from_state_values(rewards, values, final, gamma=0.5)
+    same(got, t64([[-2.125] * 3 + [1], [-2] * 4, [NAN, 1, 1, 1], [NAN] * 4]))
 
 
 @quick

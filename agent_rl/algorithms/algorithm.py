@@ -56,6 +56,16 @@ class Algorithm:
         """Whether the whole batch must be scored and prepared before each update."""
         return preparation(self.config.objective) is not None
 
+    @property
+    def needs_states(self) -> bool:
+        """Whether the advantage compares turns by `Env.state_hash`."""
+        return self.config.advantage["name"] == "step-grouped"
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the advantage needs `Experience.state_values`, of continuations that `vine.plan` asks for."""
+        return self.config.advantage["name"] == "state-values"
+
     def experience(self, episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> Experience:
         """Read the episodes of a step, shape their scores and mark what is trained on."""
         x = Experience.of(episodes, greedy)

@@ -15,6 +15,7 @@ from agent_rl.algorithms.filters import Refill
 from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES
 from agent_rl.algorithms.objectives.kl import KLKind
 from agent_rl.algorithms.selection import FILTERS, SHAPING
+from agent_rl.algorithms.vine import VineConfig
 
 Shaping = Annotated[Chosen, BeforeValidator(SHAPING.check), SHAPING]
 Filter = Annotated[Chosen, BeforeValidator(FILTERS.check), FILTERS]
@@ -112,6 +113,7 @@ class AlgorithmConfig(BaseModel):
     refill: RefillConfig = RefillConfig()
     advantage: Advantage = ADVANTAGES.check("group-relative")
     critic: CriticConfig = CriticConfig()
+    vine: VineConfig = VineConfig()
     proximal: Literal["rollout", "recompute"] = "rollout"
     """What `old` is: the rollout's log-probabilities (bypass), or those of a forward pass before the first update."""
     weight: Weight = WEIGHTS.check("none")
@@ -155,6 +157,7 @@ class AlgorithmConfig(BaseModel):
                 "advantage=optimal-baseline weighs by the distributions that tokens came from, which only a forward "
                 "pass knows: set proximal=recompute"
             )
+        self._check_vine()
         corrected = self.weight["name"] != "none" or self.rejection["name"] != "none"
         if corrected and self.proximal == "rollout":
             raise ValueError(
@@ -170,6 +173,25 @@ class AlgorithmConfig(BaseModel):
                 "would do it twice: set weight=none"
             )
         return self
+
+    def _check_vine(self) -> None:
+        most, each = self.vine.max_episodes, self.vine.continuations
+        if self.advantage["name"] != "state-values":
+            if most:
+                raise ValueError(
+                    f"vine.max_episodes={most} values states for advantage=state-values only: leave it out"
+                )
+            return
+        if most < each:
+            raise ValueError(
+                f"advantage=state-values runs vine.continuations={each} episodes per state; vine.max_episodes={most} "
+                f"lets it value none: set it to {each} times the states of a step, or to what you can spare"
+            )
+        if self.shaping or self.kl.where == "reward":
+            raise ValueError(
+                "shaping and kl.where=reward would change the scores but not the values that continuations measure; "
+                "put the KL penalty in the loss"
+            )
 
 
 def _dpo_problem(config: AlgorithmConfig) -> str | None:

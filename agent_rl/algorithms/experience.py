@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from agent_rl.algorithms.advantages.turn import spread
 from agent_rl.algorithms.batch import Batch, collate, to_samples
 from agent_rl.types import Episode, Outcome, StopReason, Task
 
@@ -43,6 +44,11 @@ class Experience:
     """What each episode was about."""
     tool_errors: Tensor
     """int64 `[E]`: tool calls that failed."""
+    states: Tensor
+    """int64 `[E, K]`: the state that each turn was taken in, by `Env.state_hash`: turns of a group with the same number
+    were in the same one. -1 where the environment did not say, and where there was no such turn."""
+    state_values: Tensor
+    """float64 `[E, K]`: what is to be expected from the state before each turn on; NaN where it is not known."""
 
     @classmethod
     def of(cls, episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> Experience:
@@ -69,6 +75,8 @@ class Experience:
             baselines=_numbers([baselines.get(e.group_id) for e in episodes]),
             tasks=tuple(e.task for e in episodes),
             tool_errors=torch.tensor([sum(e.tool_errors.values()) for e in episodes], dtype=torch.int64),
+            states=(states := _states(episodes)),
+            state_values=torch.full(states.shape, math.nan, dtype=torch.float64),
         )
 
     def on_tokens(self, per_episode: Tensor) -> Tensor:
@@ -81,6 +89,20 @@ class Experience:
         """Set the rows of episodes that are not scored to 0, `[B, T]`."""
         known = self.scores.isfinite()[self.rows.episode, None]
         return torch.where(known, per_token, per_token.new_zeros(()))
+
+    def by_turn(self) -> tuple[Tensor, Tensor]:
+        """What each turn earned, float64 `[E, K]`, and whether the policy sampled anything in it; over all rows."""
+        batch = self.rows
+        place = (batch.episode[:, None] * self.states.shape[1] + batch.turns)[batch.loss_mask]
+        earned = torch.zeros(self.states.numel(), dtype=torch.float64, device=place.device)
+        present = earned.index_fill(0, place, 1.0) > 0
+        earned.index_add_(0, place, batch.rewards[batch.loss_mask].double())
+        return earned.view(self.states.shape), present.view(self.states.shape)
+
+    def on_turns(self, per_turn: Tensor) -> Tensor:
+        """Put each turn's number on its sampled tokens, `[E, K]` → float64 `[B, T]`; NaN, or not scored, becomes 0."""
+        batch = self.rows
+        return self.scored(spread(per_turn.nan_to_num(0.0)[batch.episode], batch.turns, batch.loss_mask))
 
     @property
     def trained(self) -> Tensor:
@@ -109,6 +131,16 @@ def _last_rows(episode: Tensor) -> Tensor:
     """The last row of every episode; an episode's rows are neighbours."""
     following = torch.cat([episode[1:], episode.new_full((1,), -1)])
     return torch.nonzero(episode != following)[:, 0]
+
+
+def _states(episodes: Sequence[Episode]) -> Tensor:
+    numbers: dict[str, int] = {}
+    states = torch.full((len(episodes), max((e.turns for e in episodes), default=0)), -1, dtype=torch.int64)
+    for index, episode in enumerate(episodes):
+        for turn, step in enumerate(episode.steps):
+            if step.state is not None:
+                states[index, turn] = numbers.setdefault(step.state, len(numbers))
+    return states
 
 
 def _component(episode: Episode, name: str) -> float | None:

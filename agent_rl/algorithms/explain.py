@@ -36,6 +36,9 @@ def explain(config: AlgorithmConfig) -> str:
             lines.append(f"  {'':13}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
         if part == "advantage":
             lines += _critic(config.critic)
+    if config.vine.max_episodes:
+        states = f"{config.vine.continuations} continuations a state, at most {config.vine.max_episodes} a step"
+        lines.append(f"  {'vine':13} {states}; a state without a value is no boundary between turns")
     if config.refill.max_rounds > 1:
         rounds = f"at most {config.refill.max_rounds} rounds of {config.refill.oversampling} batches"
         lines.append(f"  {'refill':13} until the filters have kept a full batch; {rounds}")

@@ -1,6 +1,6 @@
 """Policies: who answers the environment. A script, or a renderer in front of an inference engine."""
 
-from agent_rl.policy.base import Conversation, Opening, Policy, Reply
+from agent_rl.policy.base import Conversation, Opening, Policy, Prefix, Reply, Resumable
 from agent_rl.policy.interrupt import Interrupt
 from agent_rl.policy.sampling import Sampler, SamplerSession, SamplingParams
 from agent_rl.policy.scripted import Scripted, demonstrator, oracle
@@ -11,7 +11,9 @@ __all__ = [
     "Interrupt",
     "Opening",
     "Policy",
+    "Prefix",
     "Reply",
+    "Resumable",
     "Sampler",
     "SamplerSession",
     "SamplingParams",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from agent_rl.env import Env
 from agent_rl.tool import ToolSpec
@@ -19,6 +19,17 @@ class Opening:
     env: Env
     tools: tuple[ToolSpec, ...]
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The first turns of a dialogue that was held before, up to where the policy has to reply."""
+
+    messages: tuple[Message, ...]
+    token_ids: tuple[int, ...]
+    """Exactly what the engine had seen by then."""
+    turn: int
+    """The turn of the reply to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +49,10 @@ class Conversation(Protocol):
         ...
 
     def observe(self, messages: Sequence[Message]) -> int:
-        """Take note of what the environment said; return the context's length in tokens (0 if it has none)."""
+        """Take note of what the environment said; return the context's length in tokens (0 if it has none).
+
+        A conversation that was resumed has observed its prefix: it is told nothing new before its first reply.
+        """
         ...
 
     async def reply(self, max_tokens: int | None = None) -> Reply:
@@ -60,4 +74,13 @@ class Policy(Protocol):
 
     def start(self, opening: Opening) -> Conversation:
         """Begin an episode."""
+        ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A policy that can also go on from the token ids of an earlier episode."""
+
+    def resume(self, opening: Opening, prefix: Prefix) -> Conversation:
+        """Begin an episode in the middle; its first trajectory starts with the prefix's ids, as its prompt."""
         ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from agent_rl.errors import ConfigError, PolicyError
-from agent_rl.policy.base import Opening, Reply
+from agent_rl.policy.base import Opening, Prefix, Reply
 from agent_rl.policy.interrupt import Interrupt, sample_reply
 from agent_rl.policy.sampling import Sampler, SamplingParams
 from agent_rl.rendering.base import Renderer
@@ -17,7 +17,7 @@ from agent_rl.types import Completion, FinishReason, Fork, Message, Source
 
 @dataclass(frozen=True, slots=True)
 class TokenPolicy:
-    """Any engine that takes and gives token ids; implements `Policy`."""
+    """Any engine that takes and gives token ids; implements `Policy` and `Resumable`."""
 
     sampler: Sampler
     renderer: Renderer
@@ -47,15 +47,20 @@ class TokenPolicy:
         """Begin an episode."""
         return TokenConversation(self, opening)
 
+    def resume(self, opening: Opening, prefix: Prefix) -> TokenConversation:
+        """Begin an episode in the middle."""
+        return TokenConversation(self, opening, prefix)
+
 
 class TokenConversation:
     """Appends what the environment said and what the engine sampled; nothing is ever rendered twice.
 
     A renderer that can't prove that its rendering is an append answers with None; the conversation then forks: the
-    whole dialogue is rendered anew as the prompt of a new trajectory, where no token is trained a second time.
+    whole dialogue is rendered anew as the prompt of a new trajectory, where no token is trained a second time. A
+    prefix, too, is a prompt: its ids are given to the engine as they are, and what was sampled in it has no loss here.
     """
 
-    def __init__(self, policy: TokenPolicy, opening: Opening) -> None:
+    def __init__(self, policy: TokenPolicy, opening: Opening, prefix: Prefix | None = None) -> None:
         self._policy, self._tools, self._seed = policy, opening.tools, opening.seed
         self._session = policy.sampler.open(opening.seed)
         self._trajectories = [Trajectory()]
@@ -70,6 +75,10 @@ class TokenConversation:
         """Where they branch off, if they begin a new trajectory."""
         self._sampled = 0
         """How many tokens the episode has sampled."""
+        if prefix is not None:
+            self._messages = list(prefix.messages)
+            self._turn = prefix.turn
+            self._pending = [(list(prefix.token_ids), Source.PROMPT)]
 
     @property
     def context_limit(self) -> int | None:
@@ -85,7 +94,9 @@ class TokenConversation:
         """Render what is new; return the context's length in tokens, the new ones included."""
         self._messages += messages
         renderer = self._policy.renderer
-        if not self._context:
+        if self._pending and not messages:
+            pass  # a prefix, which is rendered already
+        elif not self._context:
             self._pending = [(renderer.prompt(self._messages, self._tools), Source.PROMPT)]
         else:
             bridge = renderer.bridge(self._context, self._reply, messages, self._tools)

@@ -1,7 +1,19 @@
 """Rollout: run one episode, a group of them, or a pool; say how it went."""
 
-from agent_rl.rollout.episode import Job, run_episode
+from agent_rl.rollout.branch import Branch
+from agent_rl.rollout.episode import Job, continuation, run_episode
 from agent_rl.rollout.evaluation import Evaluation, Rate, summarise
 from agent_rl.rollout.pool import group_jobs, run_jobs, stream_jobs
 
-__all__ = ["Evaluation", "Job", "Rate", "group_jobs", "run_episode", "run_jobs", "stream_jobs", "summarise"]
+__all__ = [
+    "Branch",
+    "Evaluation",
+    "Job",
+    "Rate",
+    "continuation",
+    "group_jobs",
+    "run_episode",
+    "run_jobs",
+    "stream_jobs",
+    "summarise",
+]

@@ -15,8 +15,9 @@ import numpy as np
 from agent_rl.aio import maybe_await
 from agent_rl.env import Budget, Env, messages_of
 from agent_rl.errors import PolicyError
-from agent_rl.policy.base import Conversation, Opening, Policy
+from agent_rl.policy.base import Conversation, Opening, Policy, Resumable
 from agent_rl.registry import EnvSpec
+from agent_rl.rollout.branch import Branch
 from agent_rl.types import (
     JSON,
     Episode,
@@ -45,6 +46,53 @@ class Job:
     env_args: Mapping[str, JSON] = field(default_factory=dict)
     id: str | None = None
     """The episode's id; a random one if left out."""
+    snapshots: bool = False
+    """Keep the environment's snapshot before each turn, to continue from."""
+    branch: Branch | None = None
+    """Where to start, instead of the beginning; see `continuation`."""
+
+
+def continuation(
+    spec: EnvSpec,
+    episode: Episode,
+    turn: int,
+    seed: int,
+    *,
+    budget: Budget | None = None,
+    id: str | None = None,
+    snapshots: bool = False,
+) -> Job:
+    """Return the job that runs an episode on from one of its turns, as another course that it might have taken.
+
+    A fresh environment is reset as the episode's was and restored to what it was before the turn; the policy goes on
+    from the exact token ids that it had seen by then, with random numbers of its own. What was used before the turn
+    counts in the budget, save seconds. The new episode is a whole one: it holds the messages and steps from the start,
+    and all of it is scored. Only what is sampled from the turn on has a loss.
+
+    Args:
+        spec: the episode's environment.
+        episode: run with `Job(snapshots=True)`; it may be a continuation itself.
+        turn: the first turn to be played anew, counted from 0.
+        seed: of what the policy samples.
+        budget: instead of the environment's own.
+        id: of the new episode; a random one if left out.
+        snapshots: as in `Job`.
+
+    Raises:
+        ConfigError: as `Branch` does.
+    """
+    branch = Branch(episode, turn, seed)
+    return Job(
+        spec,
+        episode.task,
+        episode.seed,
+        episode.group_id,
+        budget=budget,
+        env_args=episode.env_args,
+        id=id,
+        snapshots=snapshots,
+        branch=branch,
+    )
 
 
 async def run_episode(job: Job, policy: Policy) -> Episode:
@@ -71,6 +119,8 @@ class _Run:
         self.budget = job.budget or job.spec.budget
         self.messages: list[Message] = []
         self.steps: list[StepRecord] = []
+        self.snapshots: list[object] = []
+        self.state: str | None = None
         self.env: Env | None = None
         self.conversation: Conversation | None = None
         self.replies = self.calls = 0
@@ -85,17 +135,22 @@ class _Run:
         except TimeoutError:
             if not clock.expired():  # the environment's own
                 raise
-            if self.where == "reset":  # the policy never had a chance
-                raise TimeoutError(f"reset took more than the budget's {self.budget.seconds:g} s") from None
+            if self.where in ("reset", "restore"):  # the policy never had a chance
+                raise TimeoutError(f"{self.where} took more than the budget's {self.budget.seconds:g} s") from None
             return StopReason.SECONDS
 
     async def talk(self, env: Env) -> StopReason:
         self.where = "reset"
         rng = np.random.default_rng(self.job.seed)
         observation = messages_of(await maybe_await(env.reset(self.job.task, rng)))
-        opening = Opening(env, env.tools, self.job.seed)
-        self.where = "policy"
-        self.conversation = conversation = self.policy.start(opening)
+        if self.job.branch is None:
+            self.where = "policy"
+            self.conversation = conversation = self.policy.start(Opening(env, env.tools, self.job.seed))
+        else:
+            observation = ()  # the prefix holds all that was observed
+            self.conversation = conversation = await self.resume(env, self.job.branch)
+            if (over := self.ended(terminated=False, truncated=False)) is not None:
+                return over
         limit = self.context_limit(conversation)
         while True:
             self.where = "policy"
@@ -103,6 +158,8 @@ class _Run:
             length = conversation.observe(observation)
             if limit is not None and length >= limit:
                 return StopReason.TOKENS
+            await self.look(env)
+            self.where = "policy"
             reply = await conversation.reply(None if limit is None else limit - length)
             self.messages.append(reply.message)
             self.replies += 1
@@ -117,11 +174,39 @@ class _Run:
             self.where = "step"
             step = await maybe_await(env.step(reply.message))
             observation = messages_of(step.observation)
-            self.steps.append(StepRecord(len(observation), float(step.reward), step.terminated, step.truncated))
+            self.record(len(observation), float(step.reward), step.terminated, step.truncated)
             ended = self.ended(step.terminated, step.truncated)
             if ended is not None:
                 self.messages += observation
                 return ended
+
+    async def resume(self, env: Env, branch: Branch) -> Conversation:
+        """Take up the dialogue where the branch leaves its episode."""
+        self.where = "restore"
+        await maybe_await(env.restore(branch.snapshot))
+        turn = self.replies = branch.turn
+        prefix, self.calls = branch.prefix, branch.tool_calls
+        self.messages += prefix.messages
+        self.steps += branch.episode.steps[:turn]
+        self.snapshots += branch.episode.snapshots[:turn]
+        self.where = "policy"
+        if not isinstance(self.policy, Resumable):
+            raise PolicyError(f"{type(self.policy).__name__} can't go on from token ids: it has no resume(...)")
+        return self.policy.resume(Opening(env, env.tools, branch.seed), prefix)
+
+    async def look(self, env: Env) -> None:
+        """Take note of the state that the policy is about to reply in."""
+        self.where = "state_hash"
+        self.state = await maybe_await(env.state_hash())
+        if self.state is not None and not isinstance(self.state, str):
+            raise TypeError(f"state_hash returned {self.state!r}: return a str, or None")
+        if self.job.snapshots:
+            self.where = "snapshot"
+            self.snapshots.append(await maybe_await(env.snapshot()))
+
+    def record(self, messages: int, reward: float, terminated: bool, truncated: bool) -> None:
+        """Take note of the environment's answer."""
+        self.steps.append(StepRecord(messages, reward, terminated, truncated, self.state))
 
     def context_limit(self, conversation: Conversation) -> int | None:
         """The longest context that the budget and the policy allow, in tokens."""
@@ -155,7 +240,7 @@ class _Run:
     def episode(self, stop: StopReason, outcome: Outcome) -> Episode:
         job = self.job
         if len(self.steps) < self.replies:  # the environment never got to answer the last reply
-            self.steps.append(StepRecord(0, 0.0, terminated=False, truncated=outcome is Outcome.TRUNCATED))
+            self.record(0, 0.0, terminated=False, truncated=outcome is Outcome.TRUNCATED)
         return Episode(
             id=job.id or uuid.uuid4().hex,
             env=job.spec.id,
@@ -169,8 +254,10 @@ class _Run:
             stop_reason=stop,
             outcome=outcome,
             versions={"agent_rl": __version__},
+            parent=(job.branch.episode.id, job.branch.turn) if job.branch else None,
             env_args=job.env_args,
             seconds=self.seconds,
+            snapshots=tuple(self.snapshots),
         )
 
     @property

@@ -52,10 +52,7 @@ def encode(episode: Episode, *, experts: bool = False) -> dict[str, JSON]:
         "seconds": episode.seconds,
         "task": episode.task,
         "messages": [_message_row(m) for m in episode.messages],
-        "steps": [
-            {"messages": s.messages, "reward": s.reward, "terminated": s.terminated, "truncated": s.truncated}
-            for s in episode.steps
-        ],
+        "steps": [_step_row(s) for s in episode.steps],
         "rewards": [_reward_row(r) for r in episode.rewards],
         "versions": episode.versions,
         "trajectories": [pack(t, experts=experts) for t in episode.trajectories],
@@ -192,12 +189,21 @@ def _call(row: Row) -> ToolCall:
     )
 
 
+def _step_row(step: StepRecord) -> dict[str, JSON]:
+    row: dict[str, JSON] = {"messages": step.messages, "reward": step.reward}
+    row |= {"terminated": step.terminated, "truncated": step.truncated}
+    if step.state is not None:
+        row["state"] = step.state
+    return row
+
+
 def _step(row: Row) -> StepRecord:
     return StepRecord(
         messages=fields.integer(row, "messages"),
         reward=fields.number(row, "reward"),
         terminated=fields.boolean(row, "terminated"),
         truncated=fields.boolean(row, "truncated"),
+        state=fields.optional_text(row, "state"),
     )
 
 

@@ -112,6 +112,31 @@ def turn_returns(x: Experience, *, gamma: Discount = 1.0) -> Tensor:
     return x.scored(turn.turn_returns(x.rows.rewards, x.rows.loss_mask, x.rows.turns, gamma=gamma))
 
 
+def step_grouped(
+    x: Experience, *, gamma: Discount = 0.95, omega: Annotated[float, Field(ge=0)] = 1.0, std: bool = True
+) -> Tensor:
+    """GiGPO: the episode's lead in its group, and the turn's lead over others that were taken in the same state."""
+    rewards, present = x.by_turn()
+    nameless = int((x.states[present & x.scores.isfinite()[:, None]] < 0).sum())
+    if nameless:
+        raise ConfigError(
+            f"advantage 'step-grouped' compares turns that were taken in the same state, but {nameless} turns have "
+            "none: let the environment define state_hash(self), or use another advantage"
+        )
+    returns = token.returns_to_go(rewards, present, gamma=gamma)
+    episode, number = present.nonzero(as_tuple=True)
+    steps = turn.step_grouped(x.scores, x.groups, returns[present], x.states[present], episode, omega=omega, std=std)
+    return x.on_turns(torch.zeros_like(returns).index_put((episode, number), steps))
+
+
+def state_values(x: Experience, *, gamma: Discount = 1.0) -> Tensor:
+    """VinePPO: what a turn changed in the value of the state, which continuations measure."""
+    rewards, present = x.by_turn()
+    numbers = torch.arange(present.shape[1], device=present.device)
+    final = torch.where(present, numbers, -1).amax(-1)
+    return x.on_turns(turn.from_state_values(rewards, x.state_values, final, gamma=gamma))
+
+
 ADVANTAGES: Choices[Tensor | Estimated] = Choices(
     "advantage",
     {
@@ -146,6 +171,16 @@ ADVANTAGES: Choices[Tensor | Estimated] = Choices(
             "Optimal token baseline, Li et al. 2026, 2602.07078",
         ),
         "turn-returns": Choice(turn_returns, "A_t = sum_{k>=turn(t)} gamma^(k-turn(t)) r_k", "ROLL, segment-wise"),
+        "step-grouped": Choice(
+            step_grouped,
+            "A_k = norm_group(R) + omega * norm_state(G_k), G_k = r_k + gamma G_{k+1}, norm(x) = x - mean [/ std]",
+            "GiGPO, Feng et al. 2025, 2505.10978, eq. 8",
+        ),
+        "state-values": Choice(
+            state_values,
+            "A_k = r_k + gamma V_{k+1} - V_k, V_k = mean return of continuations from before turn k",
+            "VinePPO, Kazemnejad et al. 2024, 2410.01679",
+        ),
         **WITH_CRITIC,
     },
 )

@@ -135,17 +135,19 @@ def step_grouped(
 def from_state_values(rewards: Tensor, values: Tensor, final: Tensor, *, gamma: float = 1.0) -> Tensor:
     """VinePPO at turn boundaries: `A_k = r_k + gamma V_{k+1} - V_k` (Kazemnejad et al. 2024, arXiv 2410.01679).
 
-    The paper's steps are lines of reasoning and `gamma` is 1; here a step is a turn.
+    The paper's steps are lines of reasoning and `gamma` is 1; here a step is a turn. A state without a value is no
+    boundary: all turns from a valued state `m` to the next, `n`, are one step, and each has its advantage,
+    `sum_{m<=j<n} gamma^(j-m) r_j + gamma^(n-m) V_n - V_m`.
 
     Args:
         rewards: `[E, K]`, of each turn.
         values: `[E, K]`, the mean return of continuations sampled from the state before the turn; NaN where there is no
-            such turn, or where no continuation was scored: then neither are the turn and the one before.
+            such turn, or where the value is not known.
         final: int64 `[E]`, the episode's last turn, after which the value is 0; -1 for an episode without turns.
         gamma: discount per turn.
 
     Returns:
-        float64 `[E, K]`, NaN where not scored and after the last turn.
+        float64 `[E, K]`, NaN before the first valued state and after the last turn.
 
     Raises:
         ConfigError: if `final` is not an index of a turn.
@@ -153,10 +155,20 @@ def from_state_values(rewards: Tensor, values: Tensor, final: Tensor, *, gamma: 
     count = values.shape[-1]
     if final.is_floating_point() or (final.numel() and int(final.max()) >= count):
         raise ConfigError(f"final holds {final.tolist()}: give the index of each episode's last turn, below {count}")
-    turn = torch.arange(count, device=values.device)
-    rewards, values, last = rewards.detach().double(), values.detach().double(), final[:, None]
-    after = torch.where(turn == last, 0.0, values.roll(-1, -1))
-    return torch.where(turn <= last, rewards + gamma * after - values, torch.nan)
+    inside = torch.arange(count, device=values.device) <= final[:, None]
+    rewards = torch.where(inside, rewards.detach().double(), 0.0)
+    values = values.detach().double().masked_fill(~inside, torch.nan)
+    known = values.isfinite()
+    # going back: what is earned up to the next valued state, and its value
+    advantages = torch.full_like(values, torch.nan)
+    ahead = values.new_zeros(len(values))
+    for k in reversed(range(count)):
+        ahead = rewards[:, k] + gamma * ahead
+        advantages[:, k] = ahead - values[:, k]
+        ahead = torch.where(known[:, k], values[:, k], ahead)
+    for k in range(1, count):
+        advantages[:, k] = torch.where(known[:, k], advantages[:, k], advantages[:, k - 1])
+    return advantages.masked_fill(~inside, torch.nan)
 
 
 def _turn_count(turns: Tensor, mask: Tensor) -> int:

@@ -26,6 +26,7 @@ from agent_rl.backends.embedded.stored import StoredGroups, index_groups
 from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warmstart import WarmStep, warm_start
+from agent_rl.backends.vine import require_hooks
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec, spec
@@ -53,6 +54,7 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
     env = spec(config.env)
     for split in (config.split, config.eval.split, config.eval.dev_split):
         env.tasks.require(split)
+    require_hooks(env, Algorithm(config.algorithm))
     stored = _find_groups(config, env) if config.episodes else None
     folder = _make_folder(config, env)
     with _Run(folder, env, config, progress) as run:

@@ -22,6 +22,7 @@ from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.stored import StoredGroups
 from agent_rl.backends.embedded.student import Student
+from agent_rl.backends.vine import require_hooks, value_states
 from agent_rl.errors import ConfigError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.policy.token import TokenPolicy
@@ -54,6 +55,7 @@ class Trainer:
     ) -> None:
         self.spec, self.student, self.config, self.reference, self.stored = spec, student, config, reference, stored
         self.algorithm = Algorithm(config.algorithm)
+        require_hooks(spec, self.algorithm)
         if self.algorithm.needs_reference and reference is None:
             raise ConfigError(f"{config.algorithm.name} compares with the start of the run: give it as `reference`")
         half = config.precision.autocast == "float16"
@@ -72,10 +74,10 @@ class Trainer:
         before = engine.tokens
         engine.update_weights(self.step)
         episodes, batch, state = self._sample()
+        x = self.algorithm.experience(batch, self._greedy(state) if self.algorithm.needs_greedy else ())
+        x, valuing = self._valued(x, batch) if self.algorithm.needs_values else (x, {})
         sampled = time.perf_counter()
-        metrics = self.update(
-            self.algorithm.experience(batch, self._greedy(state) if self.algorithm.needs_greedy else ())
-        )
+        metrics = self.update(x) | valuing
         done = time.perf_counter()
         self.step += 1
         evaluation = summarise(episodes)
@@ -132,6 +134,19 @@ class Trainer:
         policy = self._policy(replace(self.config.rollout.params, temperature=0.0))
         return asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots))
 
+    def _valued(self, x: Experience, batch: Sequence[Episode]) -> tuple[Experience, dict[str, float]]:
+        """Value the states of the batch by running on from them: episodes that are neither stored nor trained on."""
+        config = self.config
+
+        def run(jobs: list[Job]) -> list[Episode]:
+            policy = self._policy(config.rollout.params)
+            continued = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots))
+            rng = np.random.default_rng([5, config.seed, self.step])
+            return shuffled(continued, rng) if config.shuffle_rewards else continued
+
+        rng = np.random.default_rng([4, config.seed, self.step])
+        return value_states(x, batch, self.spec, self.algorithm, rng, run)
+
     def _jobs(self, groups: range) -> list[Job]:
         """The jobs of some of the step's groups; ids tell a resumed run what it already wrote."""
         config, jobs = self.config, []
@@ -143,7 +158,8 @@ class Trainer:
             round_seed = config.seed * 1_000_003 + self.step
             for sample in range(config.rollout.samples):
                 seed = episode_seed(round_seed, task, sample)
-                jobs.append(Job(self.spec, task, seed, name, env_args=config.env_args, id=f"{name}-{sample:02d}"))
+                id, branching = f"{name}-{sample:02d}", self.algorithm.needs_values
+                jobs.append(Job(self.spec, task, seed, name, env_args=config.env_args, id=id, snapshots=branching))
         return jobs
 
     def update(self, x: Experience) -> dict[str, float]:

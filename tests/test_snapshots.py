@@ -1,0 +1,174 @@
+"""What an environment says about its state: `state_hash`, `snapshot` and `restore`."""
+
+import asyncio
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_rl.aio import maybe_await
+from agent_rl.env import Env
+from agent_rl.errors import DefinitionError
+from agent_rl.policy import demonstrator, oracle
+from agent_rl.registry import spec
+from agent_rl.rollout import Job, run_episode
+from agent_rl.types import Message, Step, ToolCall
+from tests.doubles import CALL, Dice
+
+BUILT_IN = {"calculator-v0": "calculator", "search-v0": "search"}
+
+
+class Fair(Dice):
+    """Dice that can be taken down: all that changes is how far the random numbers have got."""
+
+    snapshot_attributes = ("rng",)
+
+
+def opened(env: Env, task: object, seed: int) -> Env:
+    asyncio.run(maybe_await(env.reset(task, np.random.default_rng(seed))))
+    return env
+
+
+def go(env: Env, messages: list[Message]) -> list[tuple[Step, str | None]]:
+    """Say something in each turn; return what came of it, and the state that it led to."""
+    return [(asyncio.run(maybe_await(env.step(message))), env.state_hash()) for message in messages]
+
+
+@functools.cache
+def said(id: str, index: int) -> tuple[Message, ...]:
+    """What a demonstration says, then an oracle, then a call that fails: a long walk through the states."""
+    env = spec(id)
+    job = Job(env, env.tasks.get("train", index), index)
+    played = [asyncio.run(run_episode(job, policy)) for policy in (demonstrator(), oracle())]
+    bad = Message("assistant", tool_calls=(ToolCall("bad", BUILT_IN[id], {"nonsense": 1}),))
+    return (*(m for e in played for m in e.messages if m.role == "assistant"), bad, Message("assistant", "x"))
+
+
+@pytest.mark.parametrize("id", BUILT_IN)
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 40), st.floats(0, 1), st.randoms(use_true_random=False))
+def test_a_fresh_instance_goes_on_as_the_old_one_would(id, index, share, shuffler):
+    env, task = spec(id), spec(id).tasks.get("train", index)
+    messages = [*said(id, index)]
+    shuffler.shuffle(messages)
+    turn = int(share * len(messages))
+    old = opened(env.make(), task, 0)
+    go(old, messages[:turn])
+    taken, state = old.snapshot(), old.state_hash()
+    on = go(old, messages[turn:])
+    for _ in range(2):  # neither what the old instance does later nor an earlier restore changes a snapshot
+        fresh = opened(env.make(), task, 0)
+        fresh.restore(taken)
+        assert fresh.state_hash() == state
+        assert go(fresh, messages[turn:]) == on
+
+
+def test_random_numbers_go_on_too():
+    old = opened(Fair(), {}, 5)
+    go(old, [CALL] * 2)
+    taken = old.snapshot()
+    on = go(old, [CALL] * 8)
+    for _ in range(2):
+        fresh = opened(Fair(), {}, 5)
+        fresh.restore(taken)
+        assert go(fresh, [CALL] * 8) == on
+    assert go(opened(Fair(), {}, 5), [CALL] * 8) != on
+
+
+def test_what_refers_to_the_same_thing_still_does():
+    class Pair(Dice):
+        snapshot_attributes = ("a", "b")
+
+    env = Pair()
+    env.a = env.b = [1]
+    taken = env.snapshot()
+    env.a.append(2)
+    env.restore(taken)
+    assert env.a == [1] and env.a is env.b
+
+
+def test_an_environment_that_says_nothing_has_neither():
+    env = Dice()
+    assert env.state_hash() is None and not Dice.has_snapshots() and Fair.has_snapshots()
+    with pytest.raises(NotImplementedError, match=r"Dice has no snapshots.*snapshot_attributes.*or define snapshot"):
+        env.snapshot()
+    with pytest.raises(TypeError, match="can't restore a str; define restore"):
+        env.restore("state")
+
+
+def test_snapshots_may_be_made_by_hand():
+    class Counter(Dice):
+        def snapshot(self):
+            return 3
+
+        def restore(self, snapshot):
+            self.count = snapshot
+
+    assert Counter.has_snapshots()
+    env = Counter()
+    env.restore(env.snapshot())
+    assert env.count == 3
+    with pytest.raises(DefinitionError, match="Half defines one of snapshot and restore"):
+
+        class Half(Dice):
+            def snapshot(self):
+                return 3
+
+    with pytest.raises(DefinitionError, match="is the string 'rng'; give a tuple"):
+
+        class Text(Dice):
+            snapshot_attributes = "rng"
+
+
+# The built-in environments
+
+
+def state(id: str, *calls: dict[str, object], task: dict[str, object] | None = None) -> str | None:
+    """The state that some calls, one a turn, lead to."""
+    env = opened(spec(id).make(), task or spec(id).tasks.get("train", 0), 0)
+    messages = [Message("assistant", tool_calls=(ToolCall("c", BUILT_IN[id], call),)) for call in calls]
+    return [env.state_hash(), *(found for _, found in go(env, messages))][-1]
+
+
+def compute(operator: str, left: object, right: object) -> dict[str, object]:
+    return {"operator": operator, "left": left, "right": right}
+
+
+PRODUCT, SUM = compute("*", 3, 6), compute("+", 18, 4)
+WORLD = {
+    "facts": ["bafo was born in kiba", "bafo lives in nola", "kiba is the capital of mimi"],
+    "person": "bafo",
+    "relation": "born",
+    "answer": "mimi",
+}
+
+
+def test_the_calculator_s_state_is_what_was_computed():
+    at = functools.partial(state, "calculator-v0")
+    assert at() == ""
+    assert at(PRODUCT) == at(compute("*", 6, 3)) == at(compute("*", "3", 6.0)) == at(PRODUCT, PRODUCT) == "3*6=18"
+    assert at(PRODUCT, SUM) == at(SUM, PRODUCT) == "3*6=18; 4+18=22"
+    assert at(PRODUCT, {}) == at({}, PRODUCT) == "3*6=18; failed"
+    different = [at(), at({}), at(PRODUCT), at(SUM), at(compute("-", 7, 2)), at(compute("-", 2, 7))]
+    assert len(set(different)) == len(different)
+
+
+def test_the_searcher_s_state_is_what_was_found():
+    at = functools.partial(state, "search-v0", task=WORLD)
+    home, city = {"query": "bafo born"}, {"query": "kiba capital"}
+    assert at() == at({"query": "nobody"}) == ""
+    assert at(home) == at({"query": "BORN bafo"}) == at(home, home) == WORLD["facts"][0]
+    assert at(home, city) == at(city, home) == "; ".join([WORLD["facts"][0], WORLD["facts"][2]])
+    assert at({"query": "bafo"}) == at(home, {"query": "lives"}) != at(home)  # one search that finds both, or two
+    assert at(home, {"q": "x"}) == f"{WORLD['facts'][0]}; failed"
+
+
+def test_two_ways_through_one_task_meet_again():
+    env = spec("calculator-v0")
+    episodes = [asyncio.run(run_episode(Job(env, env.tasks.get("train", 3), s), demonstrator())) for s in range(40)]
+    states = [[step.state for step in episode.steps] for episode in episodes]
+    assert {s[0] for s in states} == {""}
+    later = [state for s in states for state in s[1:]]
+    assert 1 < len(set(later)) < len(later) / 4

@@ -1,0 +1,157 @@
+"""VinePPO and GiGPO on real rollouts of a small embedded model."""
+
+import asyncio
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.embedded.student import demonstrate, load_student, new_student
+from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.backends.embedded.warmstart import warm_start
+from agent_rl.errors import ConfigError
+from agent_rl.registry import spec
+from agent_rl.rollout import continuation, run_jobs
+from agent_rl.store.episodes import read_episodes
+from agent_rl.types import Episode
+from agent_rl.view.progress import Progress
+from tests.doubles import Silent
+from tests.runs import config, told, weights
+
+VINE = {"advantage": "state-values", "vine": {"continuations": 3, "max_episodes": 30}}
+WARM = {"demonstrations": 300, "copy_steps": 5, "clone_steps": 120, "batch": 16}
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that has learned the form of tool calls, so that its episodes have several turns."""
+    folder = tmp_path_factory.mktemp("talker")
+    settings = config(folder, warm_start=WARM)
+    student = new_student(spec(settings.env), settings)
+    played = demonstrate(spec(settings.env), settings, settings.warm_start.demonstrations, student.renderer)
+    student.model.train()
+    trajectories = [e.trajectories[0] for e in played]
+    warm_start(student.model, trajectories, settings.warm_start, tokenizer=student.tokenizer, seed=0)
+    student.save(folder)
+    return folder
+
+
+@pytest.fixture
+def trainer(talker: Path, tmp_path: Path) -> Trainer:
+    """A trainer that starts from that model."""
+    return Trainer(spec("calculator-v0"), load_student(talker, slots=8, context=256), config(tmp_path, algorithm=VINE))
+
+
+def sampled(trainer: Trainer) -> list[Episode]:
+    trainer.student.engine.update_weights(trainer.step)
+    return trainer._sample()[1]
+
+
+def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(trainer: Trainer) -> None:
+    episodes = [e for e in sampled(trainer) if e.trainable]
+    turns = [(e, turn) for e in episodes for turn in range(e.turns)]
+    assert max(turn for _, turn in turns) >= 1
+    jobs = [continuation(trainer.spec, e, turn, seed) for seed, (e, turn) in enumerate(turns)]
+    policy = trainer.student.policy(trainer.config.rollout.params)
+    runs = asyncio.run(run_jobs(jobs, policy, concurrency=8))
+    differing = 0
+    for (parent, turn), run in zip(turns, runs, strict=True):
+        (old,), (new,) = parent.trajectories, run.trajectories
+        start = old.before(turn)
+        assert start is not None and run.parent == (parent.id, turn)
+        assert new.token_ids[: len(start)].tolist() == start.tolist()
+        assert not new.loss_mask[: len(start)].any() and new.loss_mask[len(start)]
+        assert run.steps[:turn] == parent.steps[:turn] and run.reward is not None
+        with torch.no_grad():
+            ids = torch.tensor(new.token_ids[None].astype(np.int64))
+            theta = score_tokens(trainer.student.model, ids).logprobs[0].numpy()
+        assert np.abs(theta[new.loss_mask] - new.logprobs[new.loss_mask]).max() < 1e-5
+        differing += new.token_ids.tolist() != old.token_ids.tolist()
+    assert differing > len(turns) / 4
+
+
+def test_values_are_the_means_of_continuations_that_can_be_run_again(trainer: Trainer) -> None:
+    batch = sampled(trainer)
+    x = trainer.algorithm.experience(batch)
+    valued, metrics = trainer._valued(x, batch)
+    again, _ = trainer._valued(x, batch)
+    torch.testing.assert_close(valued.state_values, again.state_values, rtol=0, atol=0, equal_nan=True)
+    known = valued.state_values.isfinite()
+    assert metrics["vine/episodes"] == 30 and metrics["vine/valued"] == 10 <= metrics["vine/states"]
+    assert known[:, 0].all()  # every episode's beginning
+    by_group = {e.group_id: set[float]() for e in batch}
+    for episode, row in zip(batch, valued.state_values, strict=True):
+        by_group[episode.group_id].add(float(row[0]))
+        for turn in range(episode.turns, len(row)):
+            assert math.isnan(row[turn])
+    assert all(len(values) == 1 for values in by_group.values())
+    # three continuations that earn 0, .1, 1 or 1.1 each
+    thirds = {round((a + b + c) / 3, 6) for a in (0, 0.1, 1, 1.1) for b in (0, 0.1, 1, 1.1) for c in (0, 0.1, 1, 1.1)}
+    assert {round(v, 6) for v in valued.state_values[known].tolist()} <= thirds
+    trainer.step += 1
+    other, _ = trainer._valued(x, batch)
+    assert not torch.equal(other.state_values.nan_to_num(-1), valued.state_values.nan_to_num(-1))
+
+
+def test_continuations_are_neither_stored_nor_trained_on(trainer: Trainer) -> None:
+    result = trainer.train_step()
+    assert len(result.episodes) == 12 and all(e.parent is None for e in result.episodes)
+    assert result.metrics["train/samples"] <= 12
+    assert {"vine/states", "vine/valued", "vine/episodes", "vine/unscored"} <= result.metrics.keys()
+
+
+def test_a_control_shuffles_what_continuations_earn_too(trainer: Trainer) -> None:
+    batch = sampled(trainer)
+    x = trainer.algorithm.experience(batch)
+    plain, _ = trainer._valued(x, batch)
+    trainer.config = trainer.config.model_copy(update={"shuffle_rewards": True})
+    dealt, _ = trainer._valued(x, batch)
+    known = plain.state_values.isfinite()
+    assert torch.equal(known, dealt.state_values.isfinite())
+    assert not torch.equal(plain.state_values[known], dealt.state_values[known])
+
+
+@pytest.mark.parametrize("algorithm", [VINE, {"advantage": "step-grouped"}], ids=["vineppo", "gigpo"])
+def test_a_killed_run_goes_on_bit_for_bit(
+    algorithm: dict[str, object], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, algorithm=algorithm, start_from=str(talker))
+    whole = start_run(settings, Progress())
+    real = Trainer.train_step
+
+    def dies_in_step_three(self: Trainer):
+        if self.step == 3:
+            raise MemoryError("killed")
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "train_step", dies_in_step_three)
+    with pytest.raises(MemoryError):
+        start_run(settings, Progress())
+    monkeypatch.undo()
+    killed = (tmp_path / "runs" / "latest").resolve()
+    resume_run(killed, Progress())
+    one, two, first = weights(whole), weights(killed), load_student(talker).model.state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert any(not torch.equal(one[name], first[name]) for name in one)
+    assert told(killed) == told(whole)
+    stored, resumed = ({e.id: e.steps for e in read_episodes(f)} for f in (whole, killed))
+    assert stored == resumed and all(isinstance(step.state, str) for steps in stored.values() for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [
+        (VINE, r"silent-v0 has no snapshots: list the attributes .* in Silent\.snapshot_attributes"),
+        ({"advantage": "step-grouped"}, r"silent-v0 does not say which that is: define Silent\.state_hash\(self\)"),
+    ],
+    ids=["vineppo", "gigpo"],
+)
+def test_an_environment_that_lacks_a_hook_is_refused_at_once(algorithm, problem, tmp_path: Path) -> None:
+    settings = config(tmp_path, env=Silent.id, algorithm=algorithm, eval={"split": "eval", "dev_split": "eval"})
+    with pytest.raises(ConfigError, match=problem):
+        start_run(settings, Progress())
+    assert not (tmp_path / "runs").exists()
