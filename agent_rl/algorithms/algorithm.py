@@ -13,12 +13,13 @@ from agent_rl.algorithms.advantages.choices import ADVANTAGES
 from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.batch import Batch, Denominators
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS, Weights
+from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS, Weights, route_mask
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.filters import TOLERANCE
 from agent_rl.algorithms.mismatch import correction_metrics, mismatch, policy_version_histogram
 from agent_rl.algorithms.objectives.choices import OBJECTIVES
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
+from agent_rl.algorithms.routing import agreement_of, routing_metrics
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 from agent_rl.types import Episode
 
@@ -65,9 +66,8 @@ class Algorithm:
         batch = x.rows
         advantages = ADVANTAGES.bind(config.advantage)(x)
         advantages = torch.where(trained, advantages, advantages.new_zeros(()))
-        old, mu = batch.old_logprobs, batch.rollout_logprobs
-        keep = REJECTIONS.bind(config.rejection)(old, mu, trained)
-        weights = torch.where(keep, WEIGHTS.bind(config.weight)(old, mu, trained), old.new_zeros(()))
+        correction = self._corrected(batch, trained)
+        keep, weights = correction.keep, torch.where(correction.keep, correction.weight, 0.0)
         counted = keep if config.denominators == "kept" else trained
         informative = (advantages.abs() >= TOLERANCE).any(-1)
         if not config.count_zero_advantage:
@@ -81,11 +81,18 @@ class Algorithm:
     def diagnose(self, x: Experience) -> dict[str, float]:
         """Measure the gap between mu and old, what the correction makes of it, and how old the tokens are."""
         batch, trained = x.rows, x.trained
-        old, mu = batch.old_logprobs, batch.rollout_logprobs
-        keep = REJECTIONS.bind(self.config.rejection)(old, mu, trained)
-        weights = Weights(WEIGHTS.bind(self.config.weight)(old, mu, trained), keep)
+        gaps = mismatch(batch.old_logprobs, batch.rollout_logprobs, trained, batch.turns)
+        correction = correction_metrics(self._corrected(batch, trained), trained)
         ages = policy_version_histogram(batch.versions, int(batch.versions.max()))
-        return mismatch(old, mu, trained, batch.turns) | correction_metrics(weights, trained) | ages
+        return gaps | correction | ages | routing_metrics(batch, trained)
+
+    def _corrected(self, batch: Batch, trained: Tensor) -> Weights:
+        """Decide by old/mu, and by the routes, what each token weighs."""
+        config, old, mu = self.config, batch.old_logprobs, batch.rollout_logprobs
+        weight = WEIGHTS.bind(config.weight)(old, mu, trained)
+        if config.routing.min_agreement:
+            weight = route_mask(weight, agreement_of(batch), min_agreement=config.routing.min_agreement)
+        return Weights(weight, REJECTIONS.bind(config.rejection)(old, mu, trained))
 
     def _penalised(self, x: Experience) -> Experience:
         """Take the KL penalty from the rewards of the tokens, and from the scores."""

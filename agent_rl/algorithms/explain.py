@@ -11,6 +11,7 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
 from agent_rl.algorithms.objectives.base import TokenLoss
 from agent_rl.algorithms.objectives.choices import OBJECTIVES
+from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 
 
@@ -38,9 +39,23 @@ def explain(config: AlgorithmConfig) -> str:
         )
     if config.entropy:
         lines.append(f"  {'entropy':12} {config.entropy} times the mean entropy is taken from the loss")
+    lines += _routing(config.routing)
     zero = "count" if config.count_zero_advantage else "don't count"
     lines.append(f"  {'denominators':12} {config.denominators}; rows of advantage 0 {zero}")
     return "\n".join(lines)
+
+
+def _routing(routing: RoutingConfig) -> list[str]:
+    """What is done about the routes of a mixture of experts."""
+    replayed = {
+        "R2": "R2: the update takes the experts of old's forward pass   -- GSPO sec. 5.3, Zheng et al. 2025",
+        "R3": "R3: old's forward pass and the update take the rollout's experts   -- Ma et al. 2025, arXiv:2510.11370",
+    }
+    lines = [f"  {'routing':12} {replayed[routing.replay]}"] if routing.replay != "none" else []
+    if routing.min_agreement:
+        below = f"tokens weigh 0 where less than {routing.min_agreement:g} of the layers took mu's experts in old"
+        lines.append(f"  {'routing':12} {below}")
+    return lines
 
 
 def _parts(config: AlgorithmConfig) -> list[tuple[str, Choice[Tensor] | Choice[TokenLoss], Chosen]]:

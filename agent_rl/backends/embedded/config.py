@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.backends.embedded.model import ModelConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
+from agent_rl.backends.embedded.precision import WeightFormat
 from agent_rl.backends.embedded.warmstart import WarmStartConfig
 from agent_rl.errors import ConfigError
 from agent_rl.policy.sampling import SamplingParams
@@ -28,6 +30,9 @@ class RolloutConfig(_Section):
     """Of one reply."""
     slots: int = Field(64, ge=1)
     """Episodes under way at a time."""
+    weights: WeightFormat = "float32"
+    """What the engine's copy of the weights is rounded to, as by an inference server that holds such weights; training
+    keeps float32. A simulation, see `precision`: nothing gets faster. Evaluations sample from the engine, too."""
 
     @property
     def params(self) -> SamplingParams:
@@ -78,6 +83,16 @@ class TrainConfig(_Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _has_routes(self) -> TrainConfig:
+        routing = self.algorithm.routing
+        if self.start_from is None and self.model.architecture == "qwen3" and routing != RoutingConfig():
+            raise ValueError(
+                "algorithm.routing is about a mixture of experts, and the model is dense: set model=tiny_moe, or "
+                "algorithm.routing.replay=none and algorithm.routing.min_agreement=0"
+            )
+        return self
 
     def context(self, budget_tokens: int | None) -> int:
         """Return the engine's context for an environment's token budget."""

@@ -82,7 +82,7 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     with _Run(folder, env, config, progress) as run:
         run.set_threads()
-        student = load_student(checkpoint, slots=config.rollout.slots, context=config.context(env.budget.tokens))
+        student = _load(checkpoint, config, env)
         trainer = Trainer(env, student, config, _reference(folder))
         trainer.step = load_state(checkpoint, trainer.optimizer)
         progress.say(f"Going on from step {trainer.step} of {config.steps} in {folder}")
@@ -130,7 +130,7 @@ class _Run:
         """Take a student that another run trained."""
         config = self.config
         self.set_threads()
-        student = load_student(checkpoint, slots=config.rollout.slots, context=config.context(self.env.budget.tokens))
+        student = _load(checkpoint, config, self.env)
         self.progress.say(f"[bold]{self.env.id}[/bold]: on from {checkpoint}. Everything goes to {self.folder}/")
         return student
 
@@ -226,6 +226,11 @@ class _Run:
         for episode in episodes:
             if episode.id not in self.known:
                 self.episodes.write(episode)
+
+
+def _load(checkpoint: str | Path, config: TrainConfig, env: EnvSpec) -> Student:
+    rollout, context = config.rollout, config.context(env.budget.tokens)
+    return load_student(checkpoint, slots=rollout.slots, context=context, weights=rollout.weights)
 
 
 def _reference(folder: Path) -> PreTrainedModel | None:

@@ -14,10 +14,13 @@ from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
 from agent_rl.algorithms.filters import Refill, next_round, offer
+from agent_rl.algorithms.routing import RoutingConfig, replayed_routes
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.routing import RouteLog, routed, routers
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import Student
+from agent_rl.errors import ConfigError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
@@ -45,6 +48,8 @@ class Trainer:
     ) -> None:
         self.spec, self.student, self.config, self.reference = spec, student, config, reference
         self.algorithm = Algorithm(config.algorithm)
+        if config.algorithm.routing != RoutingConfig() and not routers(student.model):
+            raise ConfigError("algorithm.routing is about a mixture of experts, and the model is dense")
         self.optimizer = Optimizer(student.model, config.optimizer)
         self.tasks = TaskStream(spec.tasks, config.split, config.seed)
         self.step = 0
@@ -121,7 +126,8 @@ class Trainer:
         metrics = {"train/samples": 0.0, "rollout/kept": float(x.kept.double().mean())}
         if x.batch is None:
             return metrics
-        x = self._scored(x)
+        x, measured = self._scored(x)
+        metrics |= measured
         if config.algorithm.proximal == "recompute":
             metrics |= self.algorithm.diagnose(x)
         batch, whole = self.algorithm.weigh(x)
@@ -146,34 +152,49 @@ class Trainer:
         }
 
     def _accumulate(self, batch: Batch, whole: Denominators) -> dict[str, float]:
-        scores = score_tokens(
-            self.student.model,
-            batch.token_ids,
-            self.config.rollout.temperature,
-            entropy_gradient=self.config.algorithm.entropy > 0,
-        )
+        config, model = self.config, self.student.model
+        with routed(model, replayed_routes(batch, config.algorithm.routing.replay)):
+            scores = score_tokens(
+                model, batch.token_ids, config.rollout.temperature, entropy_gradient=config.algorithm.entropy > 0
+            )
         terms = self.algorithm.loss(scores.logprobs, scores.entropy, batch, whole)
         terms.loss.backward()  # type: ignore[no-untyped-call]
         return terms.sums | {"loss": float(terms.loss.detach())}
 
-    def _scored(self, x: Experience) -> Experience:
+    def _scored(self, x: Experience) -> tuple[Experience, dict[str, float]]:
         """Fill in what was not known when the tokens were sampled: what other policies say about them."""
-        batch = x.rows
+        batch, log = x.rows, RouteLog(x.rows.lengths, x.rows.token_ids.shape[1])
         if self.config.algorithm.proximal == "recompute":
-            logprobs, squares = self._score(self.student.model, batch, "logprobs", "sum_pi_squared")
-            batch = replace(batch, old_logprobs=logprobs, sum_pi_squared=squares)
+            given = replayed_routes(batch, "R3") if self.config.algorithm.routing.replay == "R3" else None
+            logprobs, squares = self._score(
+                self.student.model, batch, "logprobs", "sum_pi_squared", given=given, log=log
+            )
+            batch = replace(batch, old_logprobs=logprobs, sum_pi_squared=squares, old_experts=log.own)
         if self.reference is not None:
             (logprobs,) = self._score(self.reference, batch, "logprobs")
             batch = replace(batch, reference_logprobs=logprobs)
-        return replace(x, batch=batch)
+        return replace(x, batch=batch), log.metrics()
 
     @torch.no_grad()
-    def _score(self, model: PreTrainedModel, batch: Batch, *names: str) -> list[Tensor]:
-        """Return some of a model's scores of the whole batch, each float32 `[B, T]`; 0 outside the mask."""
+    def _score(
+        self,
+        model: PreTrainedModel,
+        batch: Batch,
+        *names: str,
+        given: Tensor | None = None,
+        log: RouteLog | None = None,
+    ) -> list[Tensor]:
+        """Return some of a model's scores of the whole batch, each float32 `[B, T]`; 0 outside the mask.
+
+        It takes the routes that are given, `[B, T, layers, top_k]`, and writes into the log those it would have taken.
+        """
         whole = [torch.zeros_like(batch.rollout_logprobs) for _ in names]
         for rows in batch.cut_rows(self.config.micro_batch_tokens):
             part = batch.rows(rows)
-            scores = score_tokens(model, part.token_ids, self.config.rollout.temperature)
+            with routed(model, None if given is None else given[rows, : part.token_ids.shape[1]]) as routes:
+                scores = score_tokens(model, part.token_ids, self.config.rollout.temperature)
+            if log is not None:
+                log.add(rows, routes)
             for out, name in zip(whole, names, strict=True):
                 values = getattr(scores, name)
                 out[rows, : values.shape[1]] = torch.where(part.loss_mask, values, values.new_zeros(()))
