@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Batch, Experience
 from agent_rl.algorithms.mismatch import route_agreement, token_agreement
@@ -39,6 +40,7 @@ COMMON = ["model=tiny_moe", "threads=1", "eval.n=256", "eval.every=0", "rollout.
 WARM = ["steps=0", "warm_start.demonstrations=3000", "warm_start.clone_steps=200"]
 TREATMENTS = {
     "bypass": ["algorithm.proximal=rollout"],
+    "bypass+r3": ["algorithm.proximal=rollout", "algorithm.routing.replay=R3"],
     "none": ["algorithm.proximal=recompute"],
     "tis": ["algorithm.proximal=recompute", "algorithm.weight=token-tis"],
     "icepop": ["algorithm.proximal=recompute", "algorithm.weight=icepop"],
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
+    hf_logging.disable_progress_bar()
     common = [*COMMON, *options.overrides]
     warm = {seed: train("warm", seed, [*WARM, *common]) for seed in options.seeds}
     print_gaps([f for f in options.formats if f != "float32"], list(warm.values()))
