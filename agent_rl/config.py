@@ -75,5 +75,8 @@ def _keys(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, bool
 
 
 def _explain(where: tuple[int | str, ...], message: str, value: object) -> str:
-    setting = f"{'.'.join(map(str, where))}={value!r}: " if where else ""  # none where two sections don't go together
-    return f"{setting}{message[0].lower()}{message[1:]}"
+    message = message[0].lower() + message[1:]
+    if isinstance(value, dict):  # about settings that don't go together: the message names them
+        message = message.removeprefix("value error, ")
+        return f"{'.'.join(map(str, where))}: {message}" if where else message
+    return f"{'.'.join(map(str, where))}={value!r}: {message}"

@@ -45,6 +45,16 @@ def test_what_has_no_meaning_is_refused_by_name(override: str, message: str) -> 
     assert message in str(error.value)
 
 
+def test_settings_that_do_not_go_together_are_named_without_listing_all_the_others() -> None:
+    with pytest.raises(ConfigError) as error:
+        load("algorithm.routing.replay=R3")
+    assert str(error.value).startswith("algorithm.routing is about a mixture") and "model=tiny_moe" in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        load("algorithm.weight=icepop")
+    assert str(error.value).startswith("algorithm: a correction") and len(str(error.value)) < 200
+    assert load("model=tiny_moe", "algorithm.routing.replay=R3").algorithm.routing.replay == "R3"
+
+
 def test_a_budget_larger_than_the_model_is_refused() -> None:
     config = load("model.max_positions=64")
     with pytest.raises(ConfigError, match="max_positions=64"):

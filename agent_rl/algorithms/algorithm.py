@@ -14,7 +14,7 @@ from agent_rl.algorithms.advantages.critic import Estimated
 from agent_rl.algorithms.aggregation import AGGREGATIONS, prompt_shares
 from agent_rl.algorithms.batch import Batch, Denominators
 from agent_rl.algorithms.config import USES_REFERENCE, AlgorithmConfig
-from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS, Weights
+from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS, Weights, route_mask
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.filters import TOLERANCE
 from agent_rl.algorithms.metrics import tool_error_metrics
@@ -23,6 +23,7 @@ from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, preparation, 
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
 from agent_rl.algorithms.objectives.value import value_loss
 from agent_rl.algorithms.objectives.whole import Prepared
+from agent_rl.algorithms.routing import agreement_of, routing_metrics
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 from agent_rl.types import Episode, Source
 
@@ -98,9 +99,8 @@ class Algorithm:
         batch = x.rows
         found = Estimated.of(ADVANTAGES.bind(config.advantage)(x))
         advantages = torch.where(trained, found.advantages, found.advantages.new_zeros(()))
-        old, mu = batch.old_logprobs, batch.rollout_logprobs
-        keep = REJECTIONS.bind(config.rejection)(old, mu, trained)
-        weights = torch.where(keep, WEIGHTS.bind(config.weight)(old, mu, trained), old.new_zeros(()))
+        correction = self._corrected(batch, trained)
+        keep, weights = correction.keep, torch.where(correction.keep, correction.weight, 0.0)
         counted = keep if config.denominators == "kept" else trained
         informative = (advantages.abs() >= TOLERANCE).any(-1)
         if not config.count_zero_advantage:
@@ -126,12 +126,19 @@ class Algorithm:
         ages = policy_version_histogram(batch.versions, int(batch.versions.max()))
         if self.config.proximal == "rollout":
             return ages
-        old, mu = batch.old_logprobs, batch.rollout_logprobs
-        keep = REJECTIONS.bind(self.config.rejection)(old, mu, trained)
-        weights = Weights(WEIGHTS.bind(self.config.weight)(old, mu, trained), keep)
         before = torch.cat([torch.full_like(batch.sources[:, :1], -1), batch.sources[:, :-1]], -1)
+        old, mu = batch.old_logprobs, batch.rollout_logprobs
         gap = mismatch(old, mu, trained, batch.turns, source=before, source_names=[*Source])
-        return gap | correction_metrics(weights, trained) | ages
+        correction = correction_metrics(self._corrected(batch, trained), trained)
+        return gap | correction | ages | routing_metrics(batch, trained)
+
+    def _corrected(self, batch: Batch, trained: Tensor) -> Weights:
+        """Decide by old/mu, and by the routes, what each token weighs."""
+        config, old, mu = self.config, batch.old_logprobs, batch.rollout_logprobs
+        weight = WEIGHTS.bind(config.weight)(old, mu, trained)
+        if config.routing.min_agreement:
+            weight = route_mask(weight, agreement_of(batch), min_agreement=config.routing.min_agreement)
+        return Weights(weight, REJECTIONS.bind(config.rejection)(old, mu, trained))
 
     @torch.no_grad()
     def advantage_metrics(self, x: Experience, batch: Batch) -> dict[str, float]:

@@ -49,6 +49,8 @@ class Batch:
     """float32 `[B, T]`, under the policy that a KL penalty keeps close to; the rollout's until computed."""
     sum_pi_squared: Tensor
     """float32 `[B, T]`: of the distributions that the tokens came from, under old; 0 until computed."""
+    old_experts: Tensor | None
+    """Like `routed_experts`: where old's own router sends each input position; None until computed."""
     values: Tensor
     """float32 `[B, T]`: the critic's, of the state before each token; 0 without a critic."""
     returns: Tensor
@@ -211,6 +213,7 @@ def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
         old_logprobs=mu,
         reference_logprobs=mu,
         sum_pi_squared=torch.zeros_like(mu),
+        old_experts=None,
         values=torch.zeros_like(mu),
         returns=torch.zeros_like(mu),
         valued=torch.zeros_like(mask),

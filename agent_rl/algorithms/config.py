@@ -14,6 +14,7 @@ from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
 from agent_rl.algorithms.filters import Refill
 from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES
 from agent_rl.algorithms.objectives.kl import KLKind
+from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 from agent_rl.algorithms.vine import VineConfig
 
@@ -120,6 +121,7 @@ class AlgorithmConfig(BaseModel):
     """Correction by old/mu: what each token's loss is multiplied with."""
     rejection: Rejection = REJECTIONS.check("none")
     """Correction by old/mu: which tokens are left out. It acts after the advantages: no reward is lost with them."""
+    routing: RoutingConfig = RoutingConfig()
     denominators: Literal["original", "kept"] = "original"
     """Whether rejected tokens still count in the denominators."""
     objective: Objective = OBJECTIVES.check({"name": "ppo-clip", "clip_high_eps": 0.28})
@@ -162,6 +164,12 @@ class AlgorithmConfig(BaseModel):
         if corrected and self.proximal == "rollout":
             raise ValueError(
                 "a correction by old/mu has no effect with proximal=rollout, where old is mu: set proximal=recompute"
+            )
+        if self.proximal == "rollout" and (self.routing.replay == "R2" or self.routing.min_agreement):
+            knob = "replay=R2" if self.routing.replay == "R2" else "min_agreement"
+            raise ValueError(
+                f"routing.{knob} needs the routes of old's forward pass, and there is none with proximal=rollout: "
+                "set proximal=recompute"
             )
         if self.refill.max_rounds > 1 and not self.filters:
             raise ValueError("refill.max_rounds makes up for what filters leave out; there are none: set filters")

@@ -15,6 +15,7 @@ from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
 from agent_rl.algorithms.objectives.base import TokenLoss
 from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES, preparation
 from agent_rl.algorithms.objectives.whole import Prepared
+from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 
 _Part: TypeAlias = Choice[Tensor] | Choice[Tensor | Estimated] | Choice[TokenLoss | Prepared]
@@ -53,9 +54,23 @@ def explain(config: AlgorithmConfig) -> str:
         lines.append(f"  {'reference':13} the weights that the run started from")
     if preparation(config.objective) is not None:
         lines.append(f"  {'before each':13} update, theta scores the whole batch, which the objective needs")
+    lines += _routing(config.routing)
     zero = "count" if config.count_zero_advantage else "don't count"
     lines.append(f"  {'denominators':13} {config.denominators}; rows of advantage 0 {zero}")
     return "\n".join(lines)
+
+
+def _routing(routing: RoutingConfig) -> list[str]:
+    """What is done about the routes of a mixture of experts."""
+    replayed = {
+        "R2": "R2: the update takes the experts of old's forward pass   -- GSPO sec. 5.3, Zheng et al. 2025",
+        "R3": "R3: old's forward pass and the update take the rollout's experts   -- Ma et al. 2025, arXiv:2510.11370",
+    }
+    lines = [f"  {'routing':13} {replayed[routing.replay]}"] if routing.replay != "none" else []
+    if routing.min_agreement:
+        below = f"tokens weigh 0 where less than {routing.min_agreement:g} of the layers took mu's experts in old"
+        lines.append(f"  {'routing':13} {below}")
+    return lines
 
 
 def _critic(config: CriticConfig) -> list[str]:

@@ -8,10 +8,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import OFFLINE, AlgorithmConfig
+from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.backends.embedded.model import ModelConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.warmstart import WarmStartConfig
+from agent_rl.backends.embedded.weight_formats import WeightFormat
 from agent_rl.errors import ConfigError
 from agent_rl.policy.interrupt import Interrupt
 from agent_rl.policy.sampling import SamplingParams
@@ -53,6 +55,9 @@ class RolloutConfig(_Section):
     """Of one reply."""
     slots: int = Field(64, ge=1)
     """Episodes under way at a time."""
+    weights: WeightFormat = "float32"
+    """What the engine's copy of the weights is rounded to, as by an inference server that holds such weights; training
+    keeps float32. A simulation, see `precision`: nothing gets faster. Evaluations sample from the engine, too."""
     interrupt: InterruptConfig | None = None
     """What is done about replies that go on for too long, in training and evaluation; null lets `max_tokens` cut them.
     Training keeps the given tokens out of the loss."""
@@ -128,6 +133,12 @@ class TrainConfig(_Section):
             raise ValueError(
                 "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its "
                 "own: use bfloat16"
+            )
+        routing = self.algorithm.routing
+        if self.start_from is None and self.model.architecture == "qwen3" and routing != RoutingConfig():
+            raise ValueError(
+                "algorithm.routing is about a mixture of experts, and the model is dense: set model=tiny_moe, or "
+                "algorithm.routing.replay=none and algorithm.routing.min_agreement=0"
             )
         name = self.algorithm.objective["name"]
         if self.episodes is not None and name not in OFFLINE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import sys
@@ -26,8 +25,9 @@ from agent_rl.backends.embedded.stored import StoredGroups, index_groups
 from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warmstart import WarmStep, warm_start
+from agent_rl.backends.folder import new_folder
 from agent_rl.backends.vine import require_hooks
-from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.errors import CheckpointError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec, spec
 from agent_rl.rollout import summarise
@@ -56,7 +56,8 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
         env.tasks.require(split)
     require_hooks(env, Algorithm(config.algorithm))
     stored = _find_groups(config, env) if config.episodes else None
-    folder = _make_folder(config, env)
+    folder = new_folder(config.runs_dir, config.name or env.id)
+    OmegaConf.save(config.model_dump(mode="json"), folder / CONFIG)
     with _Run(folder, env, config, progress) as run:
         student = run.load(config.start_from) if config.start_from else run.prepare()
         if Algorithm(config.algorithm).needs_reference:
@@ -93,7 +94,7 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     with _Run(folder, env, config, progress) as run:
         run.set_threads()
-        student = load_student(checkpoint, slots=config.rollout.slots, context=config.context(env.budget.tokens))
+        student = _load(checkpoint, config, env)
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
         trainer = Trainer(env, student, config, _reference(folder), stored)
         trainer.step = load_state(checkpoint, trainer.optimizer, trainer.critic)
@@ -142,7 +143,7 @@ class _Run:
         """Take a student that another run trained."""
         config = self.config
         self.set_threads()
-        student = load_student(checkpoint, slots=config.rollout.slots, context=config.context(self.env.budget.tokens))
+        student = _load(checkpoint, config, self.env)
         self.progress.say(f"[bold]{self.env.id}[/bold]: on from {checkpoint}. Everything goes to {self.folder}/")
         return student
 
@@ -244,6 +245,11 @@ def _find_groups(config: TrainConfig, env: EnvSpec) -> StoredGroups:
     return index_groups(config.episodes or "", env.id, Algorithm(config.algorithm), held_out)
 
 
+def _load(checkpoint: str | Path, config: TrainConfig, env: EnvSpec) -> Student:
+    rollout, context = config.rollout, config.context(env.budget.tokens)
+    return load_student(checkpoint, slots=rollout.slots, context=context, weights=rollout.weights)
+
+
 def _reference(folder: Path) -> PreTrainedModel | None:
     """Load the policy that a run is kept close to, if it is."""
     return load_student(folder / REFERENCE, slots=1).model if (folder / REFERENCE).exists() else None
@@ -262,30 +268,6 @@ def _samplings(config: TrainConfig) -> dict[str, float]:
 
 def _label(name: str, temperature: float) -> str:
     return name if name == "greedy" else f"{name} (temperature {temperature:g})"
-
-
-def _make_folder(config: TrainConfig, env: EnvSpec) -> Path:
-    name = config.name or env.id.replace("/", "-")
-    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise ConfigError(f"name={name!r} can't be a folder's name: use letters, digits, '-', '_' and '.'")
-    runs = Path(config.runs_dir)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for attempt in range(100):
-        folder = runs / (f"{stamp}-{name}" if not attempt else f"{stamp}-{name}-{attempt}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        OmegaConf.save(config.model_dump(mode="json"), folder / CONFIG)
-        _point_latest(runs, folder)
-        return folder
-    raise ConfigError(f"no free folder name below {runs}/{stamp}-{name}")
-
-
-def _point_latest(runs: Path, folder: Path) -> None:
-    link = runs / f".latest-{os.getpid()}"
-    link.symlink_to(folder.name)
-    link.replace(runs / "latest")
 
 
 def _catch_interrupts(stop: _Stop, progress: Progress) -> Iterator[None]:

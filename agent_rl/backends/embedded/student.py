@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from agent_rl.backends.embedded.config import InterruptConfig, TrainConfig
 from agent_rl.backends.embedded.engine import Engine
 from agent_rl.backends.embedded.model import make_model
+from agent_rl.backends.embedded.weight_formats import WeightFormat, forward_in
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.policy.scripted import demonstrator
@@ -57,8 +58,10 @@ class Student:
         return str(self.tokenizer.decode(list(ids)))
 
 
-def load_student(folder: str | Path, *, slots: int = 64, context: int = 512) -> Student:
-    """Load a checkpoint that `Student.save`, or anybody else, wrote.
+def load_student(
+    folder: str | Path, *, slots: int = 64, context: int = 512, weights: WeightFormat = "float32"
+) -> Student:
+    """Load a checkpoint that `Student.save`, or anybody else, wrote; its engine samples with such weights.
 
     Raises:
         CheckpointError: if there is none in the folder.
@@ -67,7 +70,7 @@ def load_student(folder: str | Path, *, slots: int = 64, context: int = 512) -> 
         raise CheckpointError(f"no model in '{folder}': it has no config.json; give a folder that a run wrote")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return _assemble(model, tokenizer, slots, context)
+    return _assemble(model, tokenizer, slots, context, weights)
 
 
 def new_student(spec: EnvSpec, config: TrainConfig) -> Student:
@@ -75,14 +78,18 @@ def new_student(spec: EnvSpec, config: TrainConfig) -> Student:
     episodes = demonstrate(spec, config, TOKENIZER_EPISODES)
     tokenizer = train_tokenizer([t for e in episodes for m in e.messages for t in _texts(m)], config.vocab_size)
     model = make_model(config.model, len(tokenizer), config.seed)
-    return _assemble(model, tokenizer, config.rollout.slots, config.context(spec.budget.tokens))
+    rollout, context = config.rollout, config.context(spec.budget.tokens)
+    return _assemble(model, tokenizer, rollout.slots, context, rollout.weights)
 
 
-def _assemble(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, slots: int, context: int) -> Student:
+def _assemble(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, slots: int, context: int, weights: WeightFormat
+) -> Student:
     model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
     model.eval()
-    return Student(model, tokenizer, load_renderer(tokenizer), Engine(model, slots=slots, max_len=context))
+    engine = Engine(model, slots=slots, max_len=context, forward=forward_in(weights))
+    return Student(model, tokenizer, load_renderer(tokenizer), engine)
 
 
 def demonstrate(spec: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:

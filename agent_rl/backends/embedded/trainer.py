@@ -9,16 +9,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
 from agent_rl.algorithms.filters import Refill, next_round, offer
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.algorithms.objectives.whole import Prepared
+from agent_rl.algorithms.routing import RoutingConfig, replayed_routes
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.routing import RouteLog, routed, routers
+from agent_rl.backends.embedded.scorer import score_batch
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.stored import StoredGroups
 from agent_rl.backends.embedded.student import Student
@@ -56,6 +58,8 @@ class Trainer:
         self.spec, self.student, self.config, self.reference, self.stored = spec, student, config, reference, stored
         self.algorithm = Algorithm(config.algorithm)
         require_hooks(spec, self.algorithm)
+        if config.algorithm.routing != RoutingConfig() and not routers(student.model):
+            raise ConfigError("algorithm.routing is about a mixture of experts, and the model is dense")
         if self.algorithm.needs_reference and reference is None:
             raise ConfigError(f"{config.algorithm.name} compares with the start of the run: give it as `reference`")
         half = config.precision.autocast == "float16"
@@ -168,7 +172,8 @@ class Trainer:
         metrics = {"train/samples": 0.0, "rollout/kept": float(x.kept.double().mean())}
         if x.batch is None:
             return metrics
-        x = self._scored(x)
+        x, measured = self._scored(x)
+        metrics |= measured
         metrics |= self.algorithm.diagnose(x)
         batch, whole = self.algorithm.weigh(x)
         metrics |= self.algorithm.advantage_metrics(x, batch)
@@ -203,53 +208,45 @@ class Trainer:
         """Let the objective see the whole batch under theta, if it wants to."""
         if not self.algorithm.needs_theta:
             return Prepared(batch, {})
-        (logprobs,) = self._score(self.student.model, batch, "logprobs")
+        routes = replayed_routes(batch, self.config.algorithm.routing.replay)
+        (logprobs,) = score_batch(self.student.model, batch, self.config, "logprobs", given=routes)
         return self.algorithm.prepare(logprobs, batch)
 
     def _accumulate(self, batch: Batch, whole: Denominators) -> dict[str, float]:
-        with torch.set_grad_enabled(self.step >= self.config.algorithm.critic.warmup_steps):
+        config, model = self.config, self.student.model
+        routes = replayed_routes(batch, config.algorithm.routing.replay)
+        with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), routed(model, routes):
             scores = score_tokens(
-                self.student.model,
+                model,
                 batch.token_ids,
-                self.config.rollout.temperature,
-                entropy_gradient=self.config.algorithm.entropy > 0,
-                precision=self.config.precision,
+                config.rollout.temperature,
+                entropy_gradient=config.algorithm.entropy > 0,
+                precision=config.precision,
             )
             terms = self.algorithm.loss(scores.logprobs, scores.entropy, batch, whole)
         value_loss = self.critic.loss(scores.hidden, batch, whole) if self.critic is not None else 0.0
         self.optimizer.backward(terms.loss + value_loss)
         return terms.sums | {"loss": float(terms.loss.detach())}
 
-    def _scored(self, x: Experience) -> Experience:
+    def _scored(self, x: Experience) -> tuple[Experience, dict[str, float]]:
         """Fill in what was not known when the tokens were sampled: what other policies say about them."""
-        batch = x.rows
+        batch, log = x.rows, RouteLog(x.rows.lengths, x.rows.token_ids.shape[1])
         if self.config.algorithm.proximal == "recompute":
-            logprobs, squares = self._score(self.student.model, batch, "logprobs", "sum_pi_squared")
-            batch = replace(batch, old_logprobs=logprobs, sum_pi_squared=squares)
+            given = replayed_routes(batch, "R3") if self.config.algorithm.routing.replay == "R3" else None
+            names = ("logprobs", "sum_pi_squared")
+            logprobs, squares = score_batch(self.student.model, batch, self.config, *names, given=given, log=log)
+            batch = replace(batch, old_logprobs=logprobs, sum_pi_squared=squares, old_experts=log.own)
         if self.critic is not None:
             values = self.critic.values(self.student.model, batch, self.config.micro_batch_tokens)
             batch = replace(batch, values=values)
-        return replace(x, batch=self._compared(batch) if self.config.algorithm.kl.where == "reward" else batch)
+        x = replace(x, batch=self._compared(batch) if self.config.algorithm.kl.where == "reward" else batch)
+        return x, log.metrics()
 
     def _compared(self, batch: Batch) -> Batch:
         """Fill in what the reference says about the tokens."""
         assert self.reference is not None
-        (logprobs,) = self._score(self.reference, batch, "logprobs")
+        (logprobs,) = score_batch(self.reference, batch, self.config, "logprobs")
         return replace(batch, reference_logprobs=logprobs)
-
-    @torch.no_grad()
-    def _score(self, model: PreTrainedModel, batch: Batch, *names: str) -> list[Tensor]:
-        """Return some of a model's scores of the whole batch, each float32 `[B, T]`; 0 outside the mask."""
-        whole = [torch.zeros_like(batch.rollout_logprobs) for _ in names]
-        for rows in batch.cut_rows(self.config.micro_batch_tokens):
-            part = batch.rows(rows)
-            scores = score_tokens(
-                model, part.token_ids, self.config.rollout.temperature, precision=self.config.precision
-            )
-            for out, name in zip(whole, names, strict=True):
-                values = getattr(scores, name)
-                out[rows, : values.shape[1]] = torch.where(part.loss_mask, values, values.new_zeros(()))
-        return whole
 
     def evaluate(
         self,

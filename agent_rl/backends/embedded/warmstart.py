@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
+from agent_rl.backends.embedded.routing import balance_loss, routed
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.errors import ConfigError
 from agent_rl.trajectory import Trajectory
@@ -39,6 +40,9 @@ class WarmStartConfig(BaseModel):
     clone_steps: int = Field(400, ge=0)
     env_weight: float = Field(0.2, ge=0, le=1)
     """The weight of the tokens that the demonstrator did not write."""
+    balance: float = Field(0.02, ge=0)
+    """The weight of the load-balancing loss of a mixture of experts, see `routing.balance_loss`; a dense model has
+    none. Without it the router collapses onto one expert, and then neither flips nor replayed routes mean anything."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=6e-3, muon_lr=0.05, warmup_steps=10, decay_from=0.7)
 
 
@@ -89,11 +93,17 @@ def warm_start(
     def train(batch: _Rows, scale: float) -> float:
         batch = sorted(batch, key=lambda row: len(row[0]))
         total, whole = 0.0, sum(sum(weights[1:]) for _, weights in batch)
-        cut = (len(batch) + 1) // 2
+        cut, tokens = (len(batch) + 1) // 2, sum(len(ids) for ids, _ in batch)
         for part in filter(None, (batch[:cut], batch[cut:])):  # the short half is not padded to the long one's width
             ids, weights = _padded(part)
-            logprobs = score_tokens(model, ids).logprobs
+            with routed(model) as routes:
+                logprobs = score_tokens(model, ids).logprobs
             loss = -(logprobs * weights).sum() / whole
+            if config.balance and routes.logits:
+                lengths = torch.tensor([[len(row_ids)] for row_ids, _ in part])
+                real = torch.arange(ids.shape[1] - 1) < lengths
+                share = sum(len(row_ids) for row_ids, _ in part) / tokens
+                loss = loss + config.balance * share * balance_loss(routes, real, model.config.num_experts_per_tok)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         optimizer.step(scale)

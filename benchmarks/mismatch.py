@@ -1,0 +1,226 @@
+"""What a rollout in low precision does to the training of a mixture of experts, and what helps; see BENCHMARKS.md.
+
+    python benchmarks/mismatch.py [--formats int4 ...] [--treatments none tis r3 ...] [--seeds 0 1 2] [key=value ...]
+
+One warm start a seed, in float32. From it every treatment trains on calculator-v0, with episodes sampled from weights
+that are rounded to the format (a simulation, see agent_rl.backends.embedded.weight_formats) and gradients in float32.
+Two tables: the gap at the start, with and without replayed routes on the very same episodes; and what training came
+to, evaluated with the float32 weights and with the rounded ones. A finished run is taken as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers.utils import logging as hf_logging
+
+from agent_rl.algorithms import Batch, Experience
+from agent_rl.algorithms.mismatch import route_agreement, token_agreement
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.metrics import Row, read_metrics
+from agent_rl.backends.embedded.routing import RouteLog, routed
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.embedded.student import Student, load_student
+from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
+from agent_rl.backends.embedded.weight_formats import WeightFormat
+from agent_rl.config import load_config
+from agent_rl.policy.sampling import SamplingParams
+from agent_rl.registry import spec
+
+OUT = Path("runs") / "mismatch"
+ENV = "calculator-v0"
+COMMON = ["model=tiny_moe", "threads=1", "eval.n=256", "eval.every=0", "rollout.groups=8"]
+WARM = ["steps=0", "warm_start.demonstrations=3000", "warm_start.clone_steps=200"]
+TREATMENTS = {
+    "bypass": ["algorithm.proximal=rollout"],
+    "bypass+r3": ["algorithm.proximal=rollout", "algorithm.routing.replay=R3"],
+    "none": ["algorithm.proximal=recompute"],
+    "tis": ["algorithm.proximal=recompute", "algorithm.weight=token-tis"],
+    "icepop": ["algorithm.proximal=recompute", "algorithm.weight=icepop"],
+    "mis": ["algorithm.proximal=recompute", "algorithm.rejection=sequence"],
+    "r3": ["algorithm.proximal=recompute", "algorithm.routing.replay=R3"],
+    "r3+tis": ["algorithm.proximal=recompute", "algorithm.weight=token-tis", "algorithm.routing.replay=R3"],
+}
+"""Settings on top of grpo; bypass takes mu for old, the others compute old anew."""
+
+
+def main() -> None:
+    """Train what is not there yet, and print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--formats", nargs="+", default=["float32", "bfloat16", "float8", "int4"])
+    parser.add_argument("--treatments", nargs="+", choices=TREATMENTS, default=list(TREATMENTS))
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    hf_logging.disable_progress_bar()
+    common = [*COMMON, *options.overrides]
+    warm = {seed: train("warm", seed, [*WARM, *common]) for seed in options.seeds}
+    print_gaps([f for f in options.formats if f != "float32"], list(warm.values()))
+    wanted = [(f, t) for f in options.formats for t in (options.treatments if f != "float32" else ["bypass"])]
+    runs: dict[tuple[str, str], list[Path]] = {chosen: [] for chosen in wanted}
+    for seed in options.seeds:  # a whole comparison first, the next seed afterwards
+        for weights, treatment in wanted:
+            start = [f"start_from={warm[seed] / 'checkpoint'}", f"steps={options.steps}", f"rollout.weights={weights}"]
+            folder = train(f"{weights}-{treatment}", seed, [*TREATMENTS[treatment], *start, *common])
+            runs[weights, treatment].append(folder)
+    print_results(runs)
+    if options.figure:
+        draw(runs, options.figure)
+
+
+def train(name: str, seed: int, settings: list[str]) -> Path:
+    """Train in a process and a folder of its own; a finished run is taken as it is."""
+    parent = OUT / f"{name}-{seed}"
+    done = parent / "latest" / "summary.json"
+    if not done.exists():
+        command = [sys.executable, "-m", "agent_rl", "train", f"env={ENV}", f"seed={seed}", f"runs_dir={parent}"]
+        subprocess.run([*command, *settings], check=True, stdout=subprocess.DEVNULL)
+        print(f"finished {name}, seed {seed}", file=sys.stderr, flush=True)
+    return done.parent.resolve()
+
+
+def print_gaps(formats: Sequence[WeightFormat], warm: Sequence[Path]) -> None:
+    """Print the gap between rollout and training at the start, a number a seed."""
+    entropies = [probe(load(folder, "float32"))["routing/entropy"] for folder in warm]
+    print(f"Router entropy after the warm start, over log(experts): {' / '.join(f'{e:.2f}' for e in entropies)}\n")
+    print(
+        "| rollout weights | flipped tokens | mean gap | with R3 | at flipped tokens | with R3 | elsewhere | with R3 |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for weights in formats:
+        probes = [probe(load(folder, weights)) for folder in warm]
+        cells = [" / ".join(f"{p['flipped']:.1%}" for p in probes)]
+        for where in ("all", "at_flipped", "elsewhere"):
+            cells += [" / ".join(f"{p[f'{kind}_{where}']:.4f}" for p in probes) for kind in ("plain", "replayed")]
+        print(f"| {weights} | {' | '.join(cells)} |", flush=True)
+    print()
+
+
+def load(folder: Path, weights: WeightFormat) -> Student:
+    """Load a run's last checkpoint with an engine of the given weights."""
+    return load_student(folder / "checkpoint", context=settings().context(spec(ENV).budget.tokens), weights=weights)
+
+
+def settings() -> TrainConfig:
+    """Return what all runs have in common."""
+    return load_config("train", TrainConfig, [f"env={ENV}", *COMMON])
+
+
+def probe(student: Student) -> dict[str, float]:
+    """Sample 128 episodes and score them twice, with and without their routes replayed."""
+    trainer = Trainer(spec(ENV), student, settings())
+    _, episodes = trainer.evaluate(distinct_tasks(spec(ENV), "dev", 128), settings().rollout.params, "probe")
+    batch = Experience.of(episodes).rows
+    routes = batch.routed_experts
+    if routes is None:
+        raise SystemExit("the probe is about a mixture of experts: model=tiny_moe")
+    plain, log = score(student, batch, None)
+    replayed, _ = score(student, batch, routes)
+    if log.own is None:
+        raise SystemExit("the training forward reported no routes")
+    mask = batch.loss_mask
+    flipped = token_agreement(route_agreement(routes, log.own))[mask] < 1
+    found = log.metrics() | {"flipped": float(flipped.double().mean())}
+    for kind, scores in (("plain", plain), ("replayed", replayed)):
+        gap = (scores - batch.rollout_logprobs)[mask].abs()
+        found |= {f"{kind}_all": float(gap.mean())}
+        found |= {f"{kind}_at_flipped": float(gap[flipped].mean()), f"{kind}_elsewhere": float(gap[~flipped].mean())}
+    return found
+
+
+@torch.no_grad()
+def score(student: Student, batch: Batch, given: torch.Tensor | None) -> tuple[torch.Tensor, RouteLog]:
+    """Return the log-probabilities of a batch in the training forward, `[B, T]`, and its routes."""
+    log, out = RouteLog(batch.lengths, batch.token_ids.shape[1]), torch.zeros_like(batch.rollout_logprobs)
+    for rows in batch.cut_rows(4096):
+        part = batch.rows(rows)
+        width = part.token_ids.shape[1]
+        with routed(student.model, None if given is None else given[rows, :width]) as routes:
+            out[rows, :width] = score_tokens(student.model, part.token_ids).logprobs
+        log.add(rows, routes)
+    return out, log
+
+
+def print_results(runs: dict[tuple[str, str], list[Path]]) -> None:
+    """Print what every treatment came to, a number a seed; gaps and flips are means over all steps."""
+    print(
+        "| rollout weights | treatment | success, float32 weights | success, rollout weights | gap | flipped tokens |"
+    )
+    print("|---|---|---|---|---|---|")
+    for (weights, treatment), folders in runs.items():
+        rows = [[r for r in read_metrics(f / "metrics.jsonl") if r["kind"] == "train"] for f in folders]
+        served = [json.loads((f / "summary.json").read_text())["eval"]["after"] for f in folders]
+        cells = [
+            " / ".join(f"{float32_success(f):.1%}" for f in folders),
+            " / ".join(f"{success:.1%}" for success in served),
+            " / ".join(f"{mean(run, 'train/rollout_gap'):.4f}" for run in rows),
+            " / ".join(f"{mean(run, 'routing/flipped_tokens'):.1%}" for run in rows)
+            if treatment != "bypass"
+            else "unknown",
+        ]
+        print(f"| {weights} | {treatment} | {' | '.join(cells)} |", flush=True)
+
+
+def mean(rows: Sequence[Row], name: str) -> float:
+    """Return the mean of a metric over the steps that have it."""
+    values = [float(str(row[name])) for row in rows if name in row]
+    return statistics.fmean(values) if values else float("nan")
+
+
+def float32_success(folder: Path) -> float:
+    """Evaluate a run's last checkpoint, sampled, with its float32 weights; once."""
+    known = folder / "float32.json"
+    if not known.exists():
+        config = settings()
+        trainer = Trainer(spec(ENV), load(folder, "float32"), config)
+        tasks = distinct_tasks(spec(ENV), config.eval.split, config.eval.n)
+        params = SamplingParams(temperature=1.0, max_tokens=config.rollout.max_tokens)
+        evaluation, _ = trainer.evaluate(tasks, params, "float32")
+        known.write_text(json.dumps({"success": evaluation.success.value}))
+    return float(json.loads(known.read_text())["success"])
+
+
+def draw(runs: dict[tuple[str, str], list[Path]], figure: Path) -> None:
+    """Draw the success of training rollouts, averaged over five steps: a panel a format, thin lines the seeds."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+
+    matplotlib.rcParams["svg.hashsalt"] = "agent_rl"
+    formats = sorted({weights for weights, _ in runs if weights != "float32"}, key=[w for w, _ in runs].index)
+    _, axes = plt.subplots(1, len(formats), figsize=(6 * len(formats), 4), sharey=True, squeeze=False)
+    for panel, weights in zip(axes[0], formats, strict=True):
+        shown = [key for key in runs if key[0] in (weights, "float32")]
+        for number, key in enumerate(shown):
+            curves = [smooth(folder) for folder in runs[key]]
+            for curve in curves:
+                panel.plot(curve, color=f"C{number}", lw=0.5, alpha=0.5)
+            label = f"{key[1]}, {key[0]}" if key[0] == "float32" else key[1]
+            panel.plot([statistics.fmean(x) for x in zip(*curves, strict=True)], color=f"C{number}", label=label)
+        panel.set_title(f"{ENV}, MoE, {weights} rollout: success of rollouts")
+        panel.set_xlabel("GRPO step")
+        panel.set_ylim(0, 1.02)
+        panel.legend()
+    plt.tight_layout()
+    plt.savefig(figure, metadata={"Date": None})
+
+
+def smooth(folder: Path, width: int = 5) -> list[float]:
+    """Return the success of a run's training rollouts, each the mean of the last five steps."""
+    rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "train"]
+    values = [float(str(r["rollout/success"])) for r in rows]
+    return [statistics.fmean(values[max(0, i - width + 1) : i + 1]) for i in range(len(values))]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A mixture of experts trained on real rollouts: balanced routers, replayed routes, rounded weights, resume."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agent_rl.backends.embedded import trainer as trainer_module
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.backends.embedded.routing import RouteLog, Routes, routed, routers
+from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.scoring import Scores, score_tokens
+from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
+from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.backends.embedded.warmstart import warm_start
+from agent_rl.errors import ConfigError
+from agent_rl.registry import spec
+from agent_rl.trajectory import Trajectory
+from agent_rl.types import Episode
+from agent_rl.view.progress import Progress
+from tests.runs import SMALL, config, told, weights
+
+MODEL = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "head_dim": 16}
+MOE = MODEL | {"architecture": "qwen3_moe", "experts": 8, "experts_per_token": 2, "expert_intermediate": 16}
+ROLLOUT = {"groups": 3, "samples": 4, "slots": 8, "max_tokens": 24}
+BOTH_SIDES = {"proximal": "recompute", "weight": "token-tis"}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The checkpoint of a small mixture of experts after its warm start."""
+    return str(start_run(config(tmp_path_factory.mktemp("moe"), model=MOE, steps=0), Progress()) / "checkpoint")
+
+
+def settings(tmp_path: Path, start: str, routing: dict[str, object], **changes: object) -> TrainConfig:
+    algorithm = BOTH_SIDES | {"routing": routing}
+    rollout = ROLLOUT | {"weights": "int4"}
+    return config(tmp_path, start_from=start, model=MOE, algorithm=algorithm, rollout=rollout, **changes)
+
+
+def trainer_of(settings: TrainConfig) -> Trainer:
+    student = load_student(str(settings.start_from), slots=8, context=256, weights=settings.rollout.weights)
+    return Trainer(spec("calculator-v0"), student, settings)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a training forward was given and did."""
+
+    learns: bool
+    ids: Tensor
+    given: Tensor | None
+    routes: Routes
+
+    def by_row(self, routes: Tensor) -> dict[tuple[int, ...], Tensor]:
+        return {key(ids): row for ids, row in zip(self.ids, routes, strict=True)}
+
+
+def key(ids: Tensor) -> tuple[int, ...]:
+    return tuple(np.trim_zeros(ids.numpy(), "b").tolist())  # padding is 0
+
+
+def watched(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Forward], list[Episode]]:
+    """Take a step that learns; return its training forwards, and the episodes."""
+    forwards: list[Forward] = []
+    inside: list[tuple[Tensor | None, Routes]] = []
+
+    @contextmanager
+    def spied(model: PreTrainedModel, given: Tensor | None = None) -> Iterator[Routes]:
+        with routed(model, given) as routes:
+            inside.append((given, routes))
+            yield routes
+
+    def scored(model: PreTrainedModel, ids: Tensor, *args: float, **knobs: bool) -> Scores:
+        forwards.append(Forward(torch.is_grad_enabled(), ids, *inside[-1]))
+        return score_tokens(model, ids, *args, **knobs)
+
+    monkeypatch.setattr(trainer_module, "routed", spied)
+    monkeypatch.setattr(trainer_module, "score_tokens", scored)
+    while True:
+        forwards.clear()
+        result = trainer.train_step()
+        if result.metrics["train/samples"]:
+            return forwards, result.episodes
+
+
+@pytest.mark.parametrize("replay", ["none", "R2", "R3"])
+def test_each_forward_takes_the_routes_that_it_should(
+    replay: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(tmp_path, start, {"replay": replay}, updates_per_batch=2, micro_batch_tokens=10**6)
+    (old, *updates), episodes = watched(trainer_of(chosen), monkeypatch)
+    assert not old.learns and len(updates) == 2 and all(u.learns for u in updates)
+    assert (old.given is not None) == (replay == "R3")
+    own = torch.stack(old.routes.own, 1)
+    trajectories = [e.trajectories[0] for e in episodes]
+    expected = {
+        "none": {},
+        "R2": old.by_row(own.view(len(old.ids), -1, *own.shape[1:])),
+        "R3": {key(ids_of(t)[0]): torch.from_numpy(t.routed_experts) for t in trajectories},
+    }[replay]
+    for forward in [*updates, *([old] if replay == "R3" else [])]:
+        assert (forward.given is None) == (replay == "none")
+        for row, given in forward.by_row(forward.given).items() if forward.given is not None else ():
+            fed = len(row) - 1
+            assert torch.equal(given[:fed].long(), expected[row][:fed].long()) and (given[:fed] >= 0).all()
+            assert (given[fed + 1 :] == -1).all()
+
+
+def test_an_int4_rollout_shows_in_the_metrics(start: str, tmp_path: Path) -> None:
+    trainer = trainer_of(settings(tmp_path, start, {}))
+    while not (metrics := trainer.train_step().metrics)["train/samples"]:
+        pass
+    assert metrics["mismatch/gap_mean"] > 1e-3 and metrics["train/rollout_gap"] > 1e-3
+    layers = [metrics[f"routing/agreement_layer_{i}"] for i in range(2)]
+    assert metrics["routing/agreement"] == pytest.approx(np.mean(layers)) and 0.5 < min(layers) < 1
+    share = metrics["routing/flipped_tokens"]
+    gap = share * metrics["mismatch/gap_flipped"] + (1 - share) * metrics["mismatch/gap_same"]
+    assert 0 < share < 1 and gap == pytest.approx(metrics["mismatch/gap_mean"])
+    assert 0.5 < metrics["routing/entropy"] <= 1 <= metrics["routing/busiest_expert"] <= 4
+
+
+def test_a_float32_rollout_takes_the_routes_of_training(start: str, tmp_path: Path) -> None:
+    exact = settings(tmp_path, start, {}).model_copy(update={"rollout": config(tmp_path).rollout})
+    metrics = trainer_of(exact).train_step().metrics
+    assert metrics["routing/agreement"] > 0.999 and metrics["mismatch/gap_max"] < 1e-3
+
+
+@pytest.mark.parametrize("routing", [{"replay": "R2"}, {"replay": "R3", "min_agreement": 0.6}], ids=["R2", "R3"])
+def test_a_killed_run_goes_on_bit_for_bit(
+    routing: dict[str, object], start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, real = settings(tmp_path, start, routing, updates_per_batch=2), Trainer.train_step
+    whole = start_run(chosen, Progress())
+    assert any(row.get("train/samples") for row in read_metrics(whole / "metrics.jsonl"))
+
+    def dies_in_step_three(self: Trainer):
+        if self.step == 3:
+            raise MemoryError("killed")
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "train_step", dies_in_step_three)
+    with pytest.raises(MemoryError):
+        start_run(chosen, Progress())
+    monkeypatch.undo()
+    killed = (tmp_path / "runs" / "latest").resolve()
+    resume_run(killed, Progress())
+    one, two = weights(whole), weights(killed)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert told(killed) == told(whole)
+
+
+def test_a_dense_model_has_no_routes_to_care_for(folder: Path, tmp_path: Path) -> None:
+    algorithm = {"routing": {"replay": "R3"}}
+    with pytest.raises(ValueError, match="tiny_moe"):
+        config(tmp_path, algorithm=algorithm)
+    dense = config(tmp_path, algorithm=algorithm, start_from=str(folder / "checkpoint"))  # what it is, the trainer sees
+    with pytest.raises(ConfigError, match="dense"):
+        trainer_of(dense)
+
+
+def fresh(tmp_path: Path, balance: float) -> tuple[TrainConfig, Student, list[Trajectory]]:
+    """A student whose routers prefer two experts of eight, and demonstrations."""
+    phases = SMALL["warm_start"] | {"copy_steps": 5, "clone_steps": 60, "balance": balance}  # type: ignore[operator]
+    chosen = config(tmp_path, model=MOE, warm_start=phases)
+    student = new_student(spec(chosen.env), chosen)
+    episodes = demonstrate(spec(chosen.env), chosen, 64, student.renderer)
+    demonstrations = [e.trajectories[0] for e in episodes]
+    for router in routers(student.model):
+        seen: list[Tensor] = []
+        hook = router.register_forward_hook(lambda _m, inputs, _o, seen=seen: seen.append(inputs[0].reshape(-1, 32)))
+        with torch.no_grad():
+            score_tokens(student.model, ids_of(demonstrations[0]))
+            hook.remove()
+            mean = seen[0].mean(0)
+            router.weight[:2] += 5 * mean / mean.square().sum()  # 5 nats ahead
+    return chosen, student, demonstrations
+
+
+def ids_of(trajectory: Trajectory) -> Tensor:
+    return torch.from_numpy(trajectory.token_ids[None].astype(np.int64))
+
+
+def balance_of(student: Student, demonstrations: list[Trajectory]) -> dict[str, float]:
+    log = RouteLog(torch.tensor([len(t) for t in demonstrations]), max(len(t) for t in demonstrations))
+    for row, trajectory in enumerate(demonstrations):
+        with torch.no_grad(), routed(student.model) as routes:
+            score_tokens(student.model, ids_of(trajectory))
+        log.add([row], routes)
+    return log.metrics()
+
+
+@pytest.mark.parametrize("balance", [0.02, 0.0])
+def test_the_warm_start_keeps_a_router_from_collapsing(balance: float, tmp_path: Path) -> None:
+    chosen, student, demonstrations = fresh(tmp_path, balance)
+    shown = demonstrations[:16]
+    before = balance_of(student, shown)
+    assert before["routing/entropy"] < 0.5 and before["routing/busiest_expert"] > 3.9
+    warm_start(student.model, demonstrations, chosen.warm_start, tokenizer=student.tokenizer, seed=0)
+    after = balance_of(student, shown)
+    if balance:
+        assert after["routing/entropy"] > 0.95 and after["routing/busiest_expert"] < 2.5
+    else:  # it does not recover by itself
+        assert after["routing/entropy"] < 0.75 and after["routing/busiest_expert"] > 3.5
