@@ -125,7 +125,7 @@ def test_values_before_the_update_are_those_that_it_starts_from(where: str, fold
     assert trainer.critic is not None
     torch.nn.init.normal_(trainer.critic.head.weight, generator=torch.Generator().manual_seed(0))
     episodes = trainer.train_step().episodes
-    x = trainer._scored(trainer.algorithm.experience(episodes))
+    x, _ = trainer._scored(trainer.algorithm.experience(episodes))
     with torch.no_grad():
         states = score_tokens(trainer.student.model, x.rows.token_ids).hidden
         values = trainer.critic(x.rows.token_ids, states)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from agent_rl.algorithms import Experience
-from agent_rl.backends.embedded import run as run_module
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.metrics import read_metrics
 from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer, shuffled
+from agent_rl.backends.folder import new_folder
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policy import SamplingParams
 from agent_rl.registry import spec
@@ -241,4 +241,4 @@ def test_distinct_tasks_are_distinct_and_bounded() -> None:
 
 def test_a_run_needs_a_usable_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="folder"):
-        run_module._make_folder(config(tmp_path, name="../x"), spec("calculator-v0"))
+        new_folder(str(tmp_path), "../x")

@@ -16,11 +16,11 @@ from agent_rl.algorithms.filters import Refill, next_round, offer
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.algorithms.objectives.whole import Prepared
 from agent_rl.algorithms.routing import RoutingConfig, replayed_routes
+from agent_rl.backends.embedded.batch_scores import score_batch
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.routing import RouteLog, routed, routers
-from agent_rl.backends.embedded.scorer import score_batch
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.stored import StoredGroups
 from agent_rl.backends.embedded.student import Student

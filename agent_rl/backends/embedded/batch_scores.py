@@ -1,4 +1,4 @@
-"""Scorer: what a model says about a whole batch, in micro-batches and without gradient."""
+"""Batch scores: what a model says about a whole batch, in micro-batches and without gradient."""
 
 from __future__ import annotations
 
