@@ -2,15 +2,16 @@
 
     python benchmarks/retokenisation.py [--seeds 0 1 2] [--steps 40] [--workers 2] [--figure FILE.svg] [key=value ...]
 
-The episodes are the same kind in both arms; only what is learned from differs. *Sampled* trains on the engine's own
+Both arms sample alike, token ids in and out; only what is learned from differs. *Sampled* trains on the engine's own
 ids. *Re-rendered* trains on what is left after a round trip through an OpenAI-style server: each complete reply is
 parsed, its calls are written with `json.dumps`, and the text is encoded again: `{"name": "f", ...}` where the policy
-sampled `{"name":"f",...}`. A reply that can't be parsed is kept as it was sampled, and contexts keep their place.
+sampled `{"name":"f",...}`. A reply that can't be parsed stays as it was sampled, as does all that the environment said.
 
-Nothing else differs: same warm start per seed (that of `benchmarks/algorithms.py`), seeds, and settings, with `old`
-recomputed on the ids that are trained on, as text-based pipelines do. mu has no number for a token that nobody
-sampled, so the total of a changed reply is spread evenly over its new tokens; training doesn't use it, and the gap to
-it says how far the data is from the policy. Finished runs are taken as they are.
+Nothing else differs: the warm start (that of `benchmarks/algorithms.py`), seeds and settings are the same, `old` is
+recomputed on the ids that are trained on, as text-based pipelines do, so that ratios and clipping look healthy in both
+arms. mu has no number for a token that nobody sampled: the total of a changed reply is spread evenly over its new
+tokens. Training doesn't use it, and the gap to it says how far the data is from the policy. Finished runs are taken as
+they are; for other settings, remove their folders in runs/retokenisation.
 """
 
 from __future__ import annotations

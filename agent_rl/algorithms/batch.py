@@ -166,8 +166,10 @@ def _earned(episode: Episode, rows: _Rows) -> list[FloatArray]:
     earned = [np.zeros(len(mask), np.float32) for _, mask in rows]
     last: dict[int | None, tuple[int, int]] = {}  # turn → the row and place of its last sampled token
     for row, (trajectory, mask) in enumerate(rows):
-        for place in np.flatnonzero(mask):
-            last[int(trajectory.turns[place])] = last[None] = (row, int(place))
+        places = np.flatnonzero(mask)
+        turns = trajectory.turns[places]
+        for end in np.flatnonzero(np.diff(turns, append=-1)):  # where a run of the same turn ends
+            last[int(turns[end])] = last[None] = (row, int(places[end]))
     for reward in episode.rewards if rows else ():
         if reward.value is not None and reward.weight != 0:
             row, token = last.get(reward.turn, last[None])

@@ -102,7 +102,11 @@ class RefillConfig(BaseModel):
 
 
 class AlgorithmConfig(BaseModel):
-    """The parts of an algorithm, in the order in which they act; `configs/algorithm/` holds the presets."""
+    """The parts of an algorithm, in the order in which they act; `configs/algorithm/` holds the presets.
+
+    Whatever is chosen, log-ratios are clamped to ± 20 before exponentiation: a token's in objectives and token
+    corrections, a row's sum or mean in sequence ones. Knobs beyond e^± 20 have no effect.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,0 +1,143 @@
+"""What the algorithm layer costs beside the training step it serves: `python benchmarks/algorithm_cost.py`.
+
+A million tokens of multi-turn episodes, of which the policy sampled about half: episodes → experience (shaping,
+filters) → advantages, corrections, weights → diagnosis, and the loss with its gradient down to the log-probabilities.
+Beside it, forward and backward of the default model (0.7 M parameters) on rows of the same batch: measured on every
+16th of its micro-batches and multiplied by their number. Numbers are CPU time (user and system, all threads) of this
+process: wall time says little on a shared machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from agent_rl.algorithms import Algorithm, Batch, Experience
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.model import make_model
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.config import load_config
+from agent_rl.trajectory import Trajectory
+from agent_rl.types import Completion, Episode, FinishReason, Outcome, Reward, Source, StopReason
+
+TOKENS, SAMPLES, VOCAB = 1_000_000, 8, 576
+PRESETS = ("grpo", "gdpo", "icepop", "gspo")
+BAR = 0.02
+"""At most, as a share of the training step."""
+REPETITIONS, EVERY = 3, 16
+
+
+def episodes(tokens: int, rng: np.random.Generator) -> list[Episode]:
+    """Make groups of episodes of 2 to 12 turns, with at least `tokens` tokens in all."""
+    made: list[Episode] = []
+    while tokens > 0 or len(made) % SAMPLES:
+        trajectory, turns = Trajectory(), int(rng.integers(2, 13))
+        trajectory.append(rng.integers(0, VOCAB, 60).tolist(), Source.PROMPT, 0)
+        for turn in range(turns):
+            n = int(rng.integers(20, 80))
+            mu = tuple(np.log(rng.uniform(0.2, 1.0, n)).tolist())
+            ids = tuple(rng.integers(0, VOCAB, n).tolist())
+            trajectory.append_completion(Completion(ids, mu, mu, FinishReason.STOP, (0,) * n), turn)
+            trajectory.append([0], Source.TEMPLATE, turn)
+            if turn + 1 < turns:
+                trajectory.append(rng.integers(0, VOCAB, int(rng.integers(20, 60))).tolist(), Source.ENV, turn + 1)
+        rewards = (Reward("correct", float(rng.integers(2))), Reward("brief", float(rng.random()), weight=0.1))
+        name = f"{len(made) // SAMPLES}"
+        made.append(
+            Episode(
+                f"{name}-{len(made)}",
+                "bench-v0",
+                {},
+                0,
+                name,
+                (),
+                (),
+                (trajectory,),
+                rewards,
+                StopReason.DONE,
+                Outcome.TERMINATED,
+            )
+        )
+        tokens -= len(trajectory)
+    return made
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Return the CPU time of a run, the least of several repetitions."""
+    best = float("inf")
+    for _ in range(REPETITIONS):
+        start = time.process_time()
+        run()
+        best = min(best, time.process_time() - start)
+    return best
+
+
+def training_step(batch: Batch, config: TrainConfig) -> float:
+    """Return the CPU time of forward and backward of the default model over a batch, from a part of it."""
+    model = make_model(config.model, VOCAB, seed=0)
+    cuts = batch.cut(config.micro_batch_tokens)
+    part = cuts[::EVERY]
+
+    def step() -> None:
+        for micro_batch in part:
+            score_tokens(model, micro_batch.token_ids).logprobs.sum().backward()
+
+    scale = sum(int(c.lengths.sum()) for c in cuts) / sum(int(c.lengths.sum()) for c in part)
+    return seconds(step) * scale
+
+
+def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, ...]:
+    """Return the CPU times of experience, weighing, diagnosis, and the loss."""
+    settings = load_config("train", TrainConfig, [f"algorithm={preset}"]).algorithm
+    algorithm = Algorithm(settings)
+    x = algorithm.experience(made)
+    noise = 0.01 * torch.randn(x.rows.old_logprobs.shape, generator=torch.Generator().manual_seed(0))
+    if settings.proximal == "recompute":
+        x = replace(x, batch=replace(x.rows, old_logprobs=x.rows.rollout_logprobs + noise))
+    batch, whole = algorithm.weigh(x)
+    micro_batches = batch.cut(config.micro_batch_tokens)
+    thetas = [(b.old_logprobs + 0.001).requires_grad_() for b in micro_batches]
+
+    def loss() -> None:
+        for micro_batch, logprobs in zip(micro_batches, thetas, strict=True):
+            terms = algorithm.loss(logprobs, logprobs.detach().abs(), micro_batch, whole)
+            terms.loss.backward()
+
+    return (
+        seconds(lambda: algorithm.experience(made)),
+        seconds(lambda: algorithm.weigh(x)),
+        seconds(lambda: batch.cut(config.micro_batch_tokens)),
+        seconds(lambda: algorithm.diagnose(x)) if settings.proximal == "recompute" else 0.0,
+        seconds(loss),
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    config = load_config("train", TrainConfig, [])
+    made = episodes(TOKENS, np.random.default_rng(0))
+    batch = Experience.of(made).rows
+    tokens, sampled = int(batch.lengths.sum()), int(batch.loss_mask.sum())
+    print(f"{tokens:,} tokens in {len(batch):,} rows, {sampled:,} of them sampled; load {os.getloadavg()[0]:.1f}")
+    step = training_step(batch, config)
+    print(f"forward and backward of the default model: {step:.1f} s of CPU time, from every {EVERY}th micro-batch\n")
+    parts = ("experience", "weigh", "cut", "diagnose", "loss")
+    print(f"{'ms of CPU time':16}" + "".join(f"{name:>12}" for name in (*parts, "all")))
+    shares = {}
+    for preset in PRESETS:
+        costs = cost(preset, made, config)
+        shares[preset] = sum(costs) / step
+        print(f"{preset:16}" + "".join(f"{1e3 * x:12.0f}" for x in (*costs, sum(costs))))
+    print(f"\nload {os.getloadavg()[0]:.1f}")
+    for preset, share in shares.items():
+        verdict = "PASS" if share <= BAR else "FAIL"
+        print(f"{verdict}  {preset}: {share:.2%} of the training step (at most {BAR:.0%})")
+
+
+if __name__ == "__main__":
+    main()
