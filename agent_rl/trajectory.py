@@ -81,7 +81,7 @@ class Trajectory:
         return np.asarray(self._ids, dtype=np.int32)
 
     def before(self, turn: int) -> IntArray | None:
-        """Ids that stood there when the first token of a turn was sampled, int32 `[t]`; None if it was not, here."""
+        """The ids before a turn's first sampled token, int32 `[t]`; None if nothing was sampled in it here."""
         start = next((s.start for s in self._spans if s.source is Source.POLICY and s.turn == turn), None)
         return None if start is None else np.asarray(self._ids[:start], dtype=np.int32)
 

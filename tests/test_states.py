@@ -198,9 +198,11 @@ def test_a_value_is_the_mean_of_what_was_earned_from_the_turn_on():
     expected[2, 0] = 0.25 * 0.75
     expected[0, 2] = expected[1, 1] = (1 + 1.5) / 2  # one began in turn 2, the other in turn 1
     torch.testing.assert_close(values, expected, equal_nan=True)
-    assert metrics == {"vine/states": 5.0, "vine/valued": 3.0, "vine/episodes": 8.0, "vine/unscored": 3.0}
-    nothing, metrics = planned(2, 1).values([], (4, 3), gamma=1.0)
-    assert nothing.isnan().all() and metrics["vine/valued"] == 0
+    names = ("states", "valued", "episodes", "unscored", "unjudged")
+    assert metrics == {f"vine/{name}": n for name, n in zip(names, (5, 3, 8, 3, 0), strict=True)}
+    half, metrics = planned(2, 2).values([walk("x", "a", 1.0, "s")] * 2, (4, 3), gamma=1.0)
+    assert half.isfinite().nonzero().tolist() == [[0, 0], [1, 0]]
+    assert metrics["vine/valued"] == 1 and metrics["vine/unjudged"] == 2  # the two turns of e2
 
 
 def test_what_was_earned_before_is_no_part_of_it():

@@ -101,7 +101,7 @@ def test_continuations_are_neither_stored_nor_trained_on(trainer: Trainer) -> No
     result = trainer.train_step()
     assert len(result.episodes) == 12 and all(e.parent is None for e in result.episodes)
     assert result.metrics["train/samples"] <= 12
-    assert {"vine/states", "vine/valued", "vine/episodes", "vine/unscored"} <= result.metrics.keys()
+    assert {"vine/states", "vine/valued", "vine/episodes", "vine/unscored", "vine/unjudged"} <= result.metrics.keys()
 
 
 def test_a_control_shuffles_what_continuations_earn_too(trainer: Trainer) -> None:

@@ -29,7 +29,8 @@ class VineConfig(BaseModel):
     max_episodes: int = Field(0, ge=0)
     """At most so many in a step. States are valued whole or not at all: first those that episodes began in, then the
     others in an order that the step's seed draws. A state that is not valued is no boundary: its turn is judged
-    together with the one before it (`advantages.turn.from_state_values`)."""
+    together with the one before it (`advantages.turn.from_state_values`); a turn that no valued state comes before has
+    no advantage. With room for all beginnings there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,9 @@ class Vine:
             gamma: discount per turn.
 
         Returns:
-            The value of the state in which each turn was taken, float64 `[E, K]`, NaN where it is not known; and how
-            many states there were, how many have a value, and how many episodes it took (`vine/...`).
+            The value of the state in which each turn was taken, float64 `[E, K]`, NaN where it is not known; and
+            metrics (`vine/...`): how many states there were, how many have a value, how many episodes it took, how many
+            of them are not scored, and how many turns have no advantage for want of a value.
         """
         values = torch.full(shape, math.nan, dtype=torch.float64)
         each = len(self.starts) // max(1, len(self.valued))
@@ -79,11 +81,13 @@ class Vine:
             known += bool(scored)
             for episode, turn in self.states[index] if scored else ():
                 values[episode, turn] = math.fsum(scored) / len(scored)
+        judged = values.isfinite().long().cumsum(-1) > 0
         return values, {
             "vine/states": float(len(self.states)),
             "vine/valued": float(known),
             "vine/episodes": float(len(continued)),
             "vine/unscored": float(sum(e.reward is None for e in continued)),
+            "vine/unjudged": float(sum(not judged[place] for state in self.states for place in state)),
         }
 
 
