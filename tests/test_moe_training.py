@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from agent_rl.backends.embedded import trainer as trainer_module
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.backends.embedded.precision import RoundedForward
 from agent_rl.backends.embedded.routing import RouteLog, Routes, routed, routers
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import Scores, score_tokens
@@ -127,6 +128,12 @@ def test_an_int4_rollout_shows_in_the_metrics(start: str, tmp_path: Path) -> Non
     assert 0.5 < metrics["routing/entropy"] <= 1 <= metrics["routing/busiest_expert"] <= 4
 
 
+def test_a_fresh_student_samples_with_the_weights_that_are_asked_for(tmp_path: Path) -> None:
+    chosen = config(tmp_path, model=MOE, rollout=ROLLOUT | {"weights": "float8"})
+    forward = new_student(spec(chosen.env), chosen).engine.forward
+    assert isinstance(forward, RoundedForward) and forward.weights == "float8"
+
+
 def test_a_float32_rollout_takes_the_routes_of_training(start: str, tmp_path: Path) -> None:
     exact = settings(tmp_path, start, {}).model_copy(update={"rollout": config(tmp_path).rollout})
     metrics = trainer_of(exact).train_step().metrics
@@ -139,7 +146,8 @@ def test_a_killed_run_goes_on_bit_for_bit(
 ) -> None:
     chosen, real = settings(tmp_path, start, routing, updates_per_batch=2), Trainer.train_step
     whole = start_run(chosen, Progress())
-    assert any(row.get("train/samples") for row in read_metrics(whole / "metrics.jsonl"))
+    trained = [row for row in read_metrics(whole / "metrics.jsonl") if row.get("train/samples")]
+    assert trained and all(float(str(row["mismatch/gap_mean"])) > 1e-3 for row in trained)
 
     def dies_in_step_three(self: Trainer):
         if self.step == 3:
