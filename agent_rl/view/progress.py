@@ -104,7 +104,7 @@ class Progress:
         head = Table.grid(padding=(0, 2))
         spent = time.monotonic() - self._started
         head.add_row(
-            Text(f"GRPO step {step}/{of}", style="bold"), ProgressBar(of, step, width=40), Text(f"{spent:.0f} s")
+            Text(f"step {step}/{of}", style="bold"), ProgressBar(of, step, width=40), Text(f"{spent:.0f} s")
         )
         body = Table.grid(padding=(0, 2))
         for name, value in shown.items():
