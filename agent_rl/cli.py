@@ -44,7 +44,7 @@ examples:
   agent-rl train env=search-v0 seed=1
   agent-rl train --import my_envs.py env=shop-v0 steps=100
   agent-rl train algorithm=gspo algorithm.objective.clip_high_eps=1e-3 --explain
-  agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint
+  agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint optimizer.lr=1e-3
   agent-rl train resume=runs/latest"""
 
 ROLLOUT_HELP = """\

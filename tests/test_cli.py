@@ -78,6 +78,8 @@ def test_each_stored_line_is_json_with_readable_messages(capsys: pytest.CaptureF
         (["train", "algorithm.objective=gpso"], "Did you mean 'gspo'?"),
         (["train", "algorithm.weight=token-tis"], "set proximal=recompute"),
         (["train", "eval.split=tset"], "Did you mean 'test'?"),
+        (["train", "algorithm=dpo", "episodes=nowhere"], "there is no episode file"),
+        (["train", "episodes=nowhere"], "episodes=nowhere: objective=ppo-clip learns from rollouts"),
         (["view", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )

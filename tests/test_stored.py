@@ -180,6 +180,7 @@ def test_a_run_on_stored_episodes(folder: Path, tmp_path: Path) -> None:
     assert ids and not any(id.startswith("train-") for id in ids)  # nothing was sampled to train on
     start, reference = (weights_in(f) for f in (folder / "checkpoint", run / "reference"))
     assert all(torch.equal(start[name], reference[name]) for name in start)
+    assert not (folder / "reference").exists()  # nobody needs it there
     assert not all(torch.equal(start[name], value) for name, value in weights(run).items())
     places = json.loads((run / "stored_groups.json").read_text())
     known = {e.id for e in read_episodes(folder) if e.id.startswith("train-")}
@@ -193,6 +194,9 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_a_killed_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = start_run(settings(tmp_path, folder), Progress())
+    first = next(row for row in told(whole) if row["kind"] == "train")
+    # theta is the reference, whoever sampled the episodes
+    assert first["train/loss"] == pytest.approx(np.log(2), abs=1e-9) and first["rewards/margins"] == 0
     real = Trainer.train_step
 
     def dies_in_step_four(self: Trainer):  # type: ignore[no-untyped-def]

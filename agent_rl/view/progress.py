@@ -103,9 +103,7 @@ class Progress:
     def _panel(self, step: int, of: int, shown: Mapping[str, str]) -> Group:
         head = Table.grid(padding=(0, 2))
         spent = time.monotonic() - self._started
-        head.add_row(
-            Text(f"GRPO step {step}/{of}", style="bold"), ProgressBar(of, step, width=40), Text(f"{spent:.0f} s")
-        )
+        head.add_row(Text(f"step {step}/{of}", style="bold"), ProgressBar(of, step, width=40), Text(f"{spent:.0f} s"))
         body = Table.grid(padding=(0, 2))
         for name, value in shown.items():
             body.add_row(Text(name, style="dim"), Text(value))
