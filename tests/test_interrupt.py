@@ -135,6 +135,7 @@ def test_the_point_is_drawn_from_a_range_by_the_episode_s_seed():
     points = [spread.point(seed, turn, 0) for seed in range(40) for turn in range(3)]
     assert set(points) == {15, 16, 17, 18, 19, 20}
     assert points == [spread.point(seed, turn, 0) for seed in range(40) for turn in range(3)]
+    assert len({spread.point(0, turn, 0) for turn in range(20)}) > 1
     whole = Interrupt(20, LATE, per="episode", spread=5)
     assert {whole.point(0, turn, 0) for turn in range(20)} == {whole.point(0, 0, 3) + 3}  # one point an episode
     assert whole.point(0, 0, 100) == 0
@@ -150,10 +151,8 @@ def test_an_interruption_without_a_meaning_is_refused():
         played(THOUGHT, max_tokens=4)
     with pytest.raises(ConfigError, match="a token that ends a reply"):
         played(THOUGHT, interrupt=Interrupt(4, SIX))
-    late, wide = (
-        ("after_tokens: 56", "leaves nothing of max_tokens=56"),
-        ("after_tokens: 9, spread: 9", "spread=9 must"),
-    )
+    late = ("after_tokens: 56", "leaves nothing of max_tokens=56")
+    wide = ("after_tokens: 9, spread: 9", "spread=9 must")
     for key, message in (late, wide):
         with pytest.raises(ConfigError, match=message):
             load_config("train", TrainConfig, ["rollout.interrupt={text: hm, " + key + "}"])
@@ -206,3 +205,12 @@ def test_a_run_trains_on_interrupted_replies(folder: Path, tmp_path: Path):
     assert 0 < metrics["rollout/interrupted"] <= 1
     assert metrics["mismatch/gap_max"] < 1e-4 and metrics["mismatch/source_template"] < 1e-4
     assert [e.messages for e in episodes] == [e.messages for e in again]
+
+
+def test_evaluation_interrupts_as_training_does(folder: Path, tmp_path: Path):
+    rollout = {"max_tokens": 24, "slots": 8, "interrupt": {"after_tokens": 1, "text": "7"}}
+    student = load_student(folder / "checkpoint", slots=8, context=256)
+    trainer = Trainer(spec("calculator-v0"), student, config(tmp_path, rollout=rollout))
+    tasks = [trainer.spec.tasks.get("test", i) for i in range(4)]
+    _, episodes = trainer.evaluate(tasks, trainer.config.rollout.params, "test")
+    assert trajectory_metrics(episodes)["rollout/interrupted"] > 0

@@ -87,7 +87,7 @@ def _targets(x: Experience, target: int | str) -> Tensor:
         return torch.full_like(x.scores, target)
     for task in x.tasks:
         value = task.get(target, "missing")
-        if isinstance(value, str | bool) or not isinstance(value, int | float | None):
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
             found = f"is {value!r}" if target in task else f"is none of {', '.join(task) or 'no keys'}"
             raise ConfigError(
                 f"length target '{target}' {found} in task {dict(task)}: give each task a number of tokens under that "
