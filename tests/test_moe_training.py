@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from agent_rl.backends.embedded import trainer as trainer_module
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import read_metrics
-from agent_rl.backends.embedded.precision import RoundedForward
+from agent_rl.backends.embedded.weight_formats import RoundedForward
 from agent_rl.backends.embedded.routing import RouteLog, Routes, routed, routers
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import Scores, score_tokens
@@ -83,8 +83,9 @@ def watched(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[list[For
         forwards.append(Forward(torch.is_grad_enabled(), ids, *inside[-1]))
         return score_tokens(model, ids, *args, **knobs)
 
-    monkeypatch.setattr(trainer_module, "routed", spied)
-    monkeypatch.setattr(trainer_module, "score_tokens", scored)
+    for module in (trainer_module, batch_scores):
+        monkeypatch.setattr(module, "routed", spied)
+        monkeypatch.setattr(module, "score_tokens", scored)
     while True:
         forwards.clear()
         result = trainer.train_step()

@@ -69,7 +69,7 @@ def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(tra
         with torch.no_grad():
             ids = torch.tensor(new.token_ids[None].astype(np.int64))
             theta = score_tokens(trainer.student.model, ids).logprobs[0].numpy()
-        assert np.abs(theta[new.loss_mask] - new.logprobs[new.loss_mask]).max() < 1e-5
+        assert np.abs(theta[new.loss_mask] - new.logprobs[new.loss_mask]).max() < 1e-4
         differing += new.token_ids.tolist() != old.token_ids.tolist()
     assert differing > len(turns) / 4
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from agent_rl.algorithms.advantages.choices import ADVANTAGES
 from agent_rl.algorithms.advantages.critic import Estimated
+from agent_rl.algorithms.advantages.token import settle
 from agent_rl.algorithms.aggregation import AGGREGATIONS, prompt_shares
 from agent_rl.algorithms.batch import Batch, Denominators
 from agent_rl.algorithms.config import USES_REFERENCE, AlgorithmConfig
@@ -95,6 +96,7 @@ class Algorithm:
     def weigh_rows(self, x: Experience) -> tuple[Batch, Denominators, Tensor]:
         """Do as `weigh`, but leave every row in its place; also return which of them have a gradient, bool `[B]`."""
         config, trained = self.config, x.trained
+        x = replace(x, batch=replace(x.rows, rewards=settle(x.rows.rewards, x.rows.loss_mask).float()))
         x = self._penalised(x) if config.kl.where == "reward" else x
         batch = x.rows
         found = Estimated.of(ADVANTAGES.bind(config.advantage)(x))

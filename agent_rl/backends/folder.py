@@ -15,7 +15,6 @@ def new_folder(runs_dir: str, name: str) -> Path:
     Raises:
         ConfigError: if the name can't be a folder's.
     """
-    name = name.replace("/", "-")
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise ConfigError(f"name={name!r} can't be a folder's name: use letters, digits, '-', '_' and '.'")
     runs = Path(runs_dir)

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
+from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.backends.embedded.routing import routed
 
 FILE = "critic.pt"
 
@@ -51,12 +53,33 @@ class Critic(nn.Module):
         return self._read(states if self.trunk is None else _states(self.trunk, token_ids))
 
     @torch.no_grad()
-    def values(self, policy: PreTrainedModel, batch: Batch, token_budget: int) -> Tensor:
-        """Return the values at the sampled tokens of a whole batch, float32 `[B, T]`; 0 elsewhere."""
+    def values(
+        self,
+        policy: PreTrainedModel,
+        batch: Batch,
+        token_budget: int,
+        precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
+        given: Tensor | None = None,
+    ) -> Tensor:
+        """Return the values at the sampled tokens of a whole batch, float32 `[B, T]`; 0 elsewhere.
+
+        Args:
+            policy: whose trunk a shared critic reads, as the update will: in this precision, on these routes.
+            batch: the rows.
+            token_budget: padded tokens at a time.
+            precision: of the policy's forward.
+            given: routes of a mixture of experts that are replayed, `[B, T, layers, top_k]`.
+        """
         whole = torch.zeros_like(batch.values)
         for rows in batch.cut_rows(token_budget):
             part = batch.rows(rows)
-            values = self._read(_states(self.trunk or policy.model, part.token_ids))
+            if self.trunk is not None:
+                states = _states(self.trunk, part.token_ids)
+            else:
+                routes = None if given is None else given[rows, : part.token_ids.shape[1]]
+                with precision.region(part.token_ids.device), routed(policy, routes):
+                    states = _states(policy.model, part.token_ids)
+            values = self._read(states)
             whole[rows, : values.shape[1]] = torch.where(part.loss_mask, values, 0.0)
         return whole
 

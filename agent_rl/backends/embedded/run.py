@@ -56,7 +56,7 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
         env.tasks.require(split)
     require_hooks(env, Algorithm(config.algorithm))
     stored = _find_groups(config, env) if config.episodes else None
-    folder = new_folder(config.runs_dir, config.name or env.id)
+    folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     OmegaConf.save(config.model_dump(mode="json"), folder / CONFIG)
     with _Run(folder, env, config, progress) as run:
         student = run.load(config.start_from) if config.start_from else run.prepare()

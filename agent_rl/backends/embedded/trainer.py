@@ -231,13 +231,14 @@ class Trainer:
     def _scored(self, x: Experience) -> tuple[Experience, dict[str, float]]:
         """Fill in what was not known when the tokens were sampled: what other policies say about them."""
         batch, log = x.rows, RouteLog(x.rows.lengths, x.rows.token_ids.shape[1])
+        given = replayed_routes(batch, "R3") if self.config.algorithm.routing.replay == "R3" else None
         if self.config.algorithm.proximal == "recompute":
-            given = replayed_routes(batch, "R3") if self.config.algorithm.routing.replay == "R3" else None
             names = ("logprobs", "sum_pi_squared")
             logprobs, squares = score_batch(self.student.model, batch, self.config, *names, given=given, log=log)
             batch = replace(batch, old_logprobs=logprobs, sum_pi_squared=squares, old_experts=log.own)
         if self.critic is not None:
-            values = self.critic.values(self.student.model, batch, self.config.micro_batch_tokens)
+            budget, precision = self.config.micro_batch_tokens, self.config.precision
+            values = self.critic.values(self.student.model, batch, budget, precision, given)
             batch = replace(batch, values=values)
         x = replace(x, batch=self._compared(batch) if self.config.algorithm.kl.where == "reward" else batch)
         return x, log.metrics()

@@ -61,7 +61,7 @@ def start(config: VerlConfig) -> Path:
     Raises:
         ConfigError: if the environment or verl's config can't do what is asked.
     """
-    return run(config, new_folder(config.runs_dir, config.name or config.env))
+    return run(config, new_folder(config.runs_dir, config.name or config.env.replace("/", "-")))
 
 
 def resume(folder: Path) -> Path:
