@@ -69,6 +69,16 @@ def test_the_optimal_baseline_of_a_step_that_one_row_reaches(zero_tail, last):
     assert batch.advantages[0, 2].item() == last
 
 
+def test_the_rows_of_an_episode_are_each_compared_with_those_of_its_group():
+    algorithm = Algorithm(AlgorithmConfig(advantage="optimal-baseline", proximal="recompute"))
+    samples = [example_sample(2, [1], reward=v, seed=v, episode=e) for e, v in ((0, 0), (0, 1), (1, 0))]
+    x = replace(algorithm.experience([episode("fork", 1.0), episode("loss", 0.0)]), batch=collate(samples))
+    half = torch.full_like(x.rows.rewards, math.log(0.5))  # so that all weigh the same
+    squares = torch.ones_like(half)
+    batch, _ = algorithm.weigh(replace(x, batch=replace(x.rows, old_logprobs=half, sum_pi_squared=squares)))
+    assert batch.advantages[:, 1].tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
+
+
 # OPSM
 
 OLD = torch.tensor([[0, -1, -1, 0], [0, -1, -1, -1], [0, -1, -1, 0]], dtype=torch.float32)
