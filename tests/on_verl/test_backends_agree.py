@@ -21,7 +21,7 @@ from agent_rl.backends.verl.rows import rows_of
 from agent_rl.backends.verl.settings import missing
 from agent_rl.config import choices, load_config
 from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, Episode, FinishReason, Outcome, Reward, Source
+from agent_rl.types import Completion, Episode, FinishReason, Outcome, Reward, Source, StepRecord
 
 VOCABULARY = 50
 
@@ -36,8 +36,8 @@ PRESETS = [name for name in choices("algorithm") if not any(missing(preset(name)
 def episode(number: int, group: str, reward: float | None) -> Episode:
     """Two turns of random ids; episode 3 has a third, episode 5 sampled nothing and failed."""
     rng = np.random.default_rng(number)
-    trajectory = Trajectory()
-    for turn in range(3 if number == 3 else 2):
+    trajectory, turns = Trajectory(), 3 if number == 3 else 2
+    for turn in range(turns):
         trajectory.append(rng.integers(0, VOCABULARY, rng.integers(2, 6)).tolist(), Source.ENV, turn)
         n = int(rng.integers(1, 7))
         logprobs = tuple(rng.normal(-3.9, 0.1, n).tolist())
@@ -48,6 +48,7 @@ def episode(number: int, group: str, reward: float | None) -> Episode:
         f"e{number}",
         group_id=group,
         trajectories=() if failed else (trajectory,),
+        steps=tuple(StepRecord(1, 0.0, False, False, state=f"s{turn * (number % 2)}") for turn in range(turns)),
         rewards=(Reward("correct", reward), Reward("step", 0.25, turn=0)),
         outcome=Outcome.FAILED if failed else Outcome.TERMINATED,
     )

@@ -69,6 +69,8 @@ def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> tuple[T
     arrays = {"advantages": weighed.advantages, "returns": weighed.returns}
     arrays |= {SENT["weights"]: weighed.weights, SENT["counted"]: weighed.counted.float()}
     sent = {name: spread(spots, array, [n for _, n in lengths]) for name, array in arrays.items()}
+    shares = [0.0 if spot is None else float(weighed.prompt_shares[spot[0]]) for spot in spots]
+    sent[SENT["prompt_shares"]] = torch.tensor(shares)
     sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences]] * len(spots))
     metrics = algorithm.diagnose(x) | {"rollout/kept": float(x.kept.double().mean())}
     return TensorDict(sent, batch_size=len(spots)), metrics

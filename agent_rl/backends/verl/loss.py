@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ SENT = {
     "advantages": "advantages",
     "weights": "agent_rl_weights",
     "counted": "agent_rl_counted",
+    "prompt_shares": "agent_rl_prompt_shares",
 }
 """Fields of a `Batch` that the loss reads, and their names in verl."""
 WHOLE = "agent_rl_whole"
@@ -59,27 +61,10 @@ def algorithm_loss(
 
 
 def batch_of(padded: TensorDict, like: Tensor) -> Batch:
-    """Build the batch that the loss reads from verl's padded responses, `[B, T]`."""
-    nothing = torch.zeros_like(like, dtype=torch.float32)
-    unknown = torch.full_like(like, -1, dtype=torch.int64)
+    """Build the batch that the loss reads from verl's padded responses, `[B, T]`; what it doesn't read stays 0."""
     known = set(padded.keys())
     sent = {ours: padded[theirs].to(like.device) for ours, theirs in SENT.items() if theirs in known}
-    mask = sent["loss_mask"].bool()
-    arrays = {
-        "token_ids": unknown,
-        "turns": unknown,
-        "versions": unknown,
-        "sources": unknown,
-        "routed_experts": None,
-        "rewards": nothing,
-        "lengths": mask.sum(-1),
-        "episode": unknown[:, 0],
-        "reference_logprobs": sent["old_logprobs"],
-        "sum_pi_squared": nothing,
-        "values": nothing,
-        "returns": nothing,
-        **sent,
-        "loss_mask": mask,
-        "counted": sent["counted"].bool(),
-    }
-    return Batch(**arrays)
+    nothing = torch.zeros_like(like, dtype=torch.float32)
+    unread: dict[str, Any] = {f.name: nothing for f in fields(Batch)} | {"routed_experts": None, "old_experts": None}
+    flags = {name: sent[name].bool() for name in ("loss_mask", "counted")}
+    return Batch(**{**unread, "reference_logprobs": sent["old_logprobs"], **sent, **flags})

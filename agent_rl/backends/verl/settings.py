@@ -8,7 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.tasks import RL_START
 
 
@@ -95,8 +97,14 @@ def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tup
 
 def missing(config: AlgorithmConfig) -> dict[str, bool]:
     """What an algorithm wants, and this backend can't do; True where it is wanted."""
+    algorithm = Algorithm(config)
     return {
-        "a greedy episode of each task": config.advantage["name"] == "over-greedy",
+        "a greedy episode of each task": algorithm.needs_greedy,
+        "a critic": config.critic.where != "none",
+        "continuations of episodes": algorithm.needs_values,
+        "theta's scores of the whole batch": algorithm.needs_theta,
+        "the distributions that tokens came from": config.advantage["name"] == "optimal-baseline",
+        "replayed routes": config.routing != RoutingConfig(),
         "dynamic sampling": config.refill.max_rounds > 1,
     }
 
