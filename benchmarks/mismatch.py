@@ -28,11 +28,12 @@ from agent_rl.backends.embedded.metrics import Row, read_metrics
 from agent_rl.backends.embedded.routing import RouteLog, routed
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import Student, load_student
-from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
+from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.weight_formats import WeightFormat
 from agent_rl.config import load_config
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import spec
+from agent_rl.tasks import distinct_tasks
 
 OUT = Path("runs") / "mismatch"
 ENV = "calculator-v0"
@@ -118,7 +119,7 @@ def settings() -> TrainConfig:
 def probe(student: Student) -> dict[str, float]:
     """Sample 128 episodes and score them twice, with and without their routes replayed."""
     trainer = Trainer(spec(ENV), student, settings())
-    _, episodes = trainer.evaluate(distinct_tasks(spec(ENV), "dev", 128), settings().rollout.params, "probe")
+    _, episodes = trainer.evaluate(distinct_tasks(spec(ENV).tasks, "dev", 128), settings().rollout.params, "probe")
     batch = Experience.of(episodes).rows
     routes = batch.routed_experts
     if routes is None:
@@ -182,7 +183,7 @@ def float32_success(folder: Path) -> float:
     if not known.exists():
         config = settings()
         trainer = Trainer(spec(ENV), load(folder, "float32"), config)
-        tasks = distinct_tasks(spec(ENV), config.eval.split, config.eval.n)
+        tasks = distinct_tasks(spec(ENV).tasks, config.eval.split, config.eval.n)
         params = SamplingParams(temperature=1.0, max_tokens=config.rollout.max_tokens)
         evaluation, _ = trainer.evaluate(tasks, params, "float32")
         known.write_text(json.dumps({"success": evaluation.success.value}))

@@ -35,11 +35,12 @@ from agent_rl.algorithms import Algorithm, Experience
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import MetricsLog, Row, read_metrics
 from agent_rl.backends.embedded.student import Student, load_student
-from agent_rl.backends.embedded.trainer import Trainer, distinct_tasks
+from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import spec
 from agent_rl.rendering.calls import CLOSE, OPEN
+from agent_rl.tasks import distinct_tasks
 from agent_rl.trajectory import Trajectory
 from agent_rl.types import Completion, Episode, FinishReason, Source
 
