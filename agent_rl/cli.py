@@ -20,32 +20,10 @@ from agent_rl.policy import Policy
 from agent_rl.registry import env_ids, load_file, spec
 from agent_rl.rollout import summarise
 from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, read_episodes
+from agent_rl.train import TRAIN_HELP, require_torch, train
 from agent_rl.types import Episode
 from agent_rl.version import __version__
 from agent_rl.view.text import print_episode, print_table
-
-TRAIN_HELP = """\
-Train the embedded model on an environment: warm start, then reinforcement learning.
-
-settings (any key of configs/train.yaml; the most used):
-  env=calculator-v0        what to train on; `agent-rl envs` lists them
-  steps=100 seed=0          how long, and from which random numbers
-  algorithm=grpo           a file in configs/algorithm/; `agent-rl algorithms` lists them
-  model=tiny               a file in configs/model/ (tiny, tiny_moe)
-  rollout.groups=16        tasks per step            rollout.samples=8   episodes per task
-  optimizer.lr=2e-3        learning rate
-  start_from=DIR           a checkpoint to train on from, instead of a fresh model and its warm start
-  episodes=DIR             an earlier run whose stored episodes to learn from, instead of rollouts (algorithm=dpo)
-  env_args.key=value       passed to the environment's constructor
-  resume=runs/latest       go on where a run was stopped (with steps=N: up to there)
-
-examples:
-  agent-rl train
-  agent-rl train env=search-v0 seed=1
-  agent-rl train --import my_envs.py env=shop-v0 steps=100
-  agent-rl train algorithm=gspo algorithm.objective.clip_high_eps=1e-3 --explain
-  agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint optimizer.lr=1e-3
-  agent-rl train resume=runs/latest"""
 
 ROLLOUT_HELP = """\
 Run episodes without training, print them as a table, and store them.
@@ -144,7 +122,7 @@ def _envs(arguments: argparse.Namespace) -> int:
 
 
 def _algorithms(arguments: argparse.Namespace) -> int:
-    _require_torch()
+    require_torch()
     from agent_rl.algorithms import formula
     from agent_rl.backends.embedded.config import TrainConfig
 
@@ -157,66 +135,7 @@ def _algorithms(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    overrides = dict(_pair(text) for text in arguments.overrides)
-    if (backend := overrides.pop("backend", "embedded")) == "verl":
-        return _train_on_verl(arguments)
-    if backend != "embedded":
-        raise ConfigError(f"no backend '{backend}': there are embedded and verl")
-    arguments.overrides = [text for text in arguments.overrides if not text.startswith("backend=")]
-    folder = overrides.pop("resume", None)
-    _require_torch()
-    from agent_rl.backends.embedded.config import TrainConfig
-    from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
-    from agent_rl.view.progress import Progress
-
-    if arguments.explain:
-        from agent_rl.algorithms import explain
-
-        print(explain(load_config("train", TrainConfig, arguments.overrides).algorithm))
-        return 0
-    if folder is not None and set(overrides) - {"steps"}:
-        odd = ", ".join(sorted(set(overrides) - {"steps"}))
-        raise ConfigError(f"{odd} can't change when a run is resumed: it goes on with its own settings (but for steps)")
-    try:
-        with Progress() as progress:
-            if folder is not None:
-                resume_run(Path(folder), progress, steps=_steps(overrides.get("steps")))
-            else:
-                start_run(load_config("train", TrainConfig, arguments.overrides), progress)
-    except Interrupted as hint:
-        print(f"Stopped; {hint}")
-        return 130
-    return 0
-
-
-def _train_on_verl(arguments: argparse.Namespace) -> int:
-    try:
-        import verl as _  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
-            "pip install 'agent-rl[verl]' for one with"
-        ) from error
-    from omegaconf import OmegaConf
-
-    from agent_rl.backends.verl.launch import compose_verl, resume, start
-    from agent_rl.backends.verl.settings import VerlConfig
-
-    given = [text for text in arguments.overrides if not text.startswith("backend=")]
-    if folder := next((text.partition("=")[2] for text in given if text.startswith("resume=")), None):
-        resume(Path(folder))
-        return 0
-    files = [str(Path(file).resolve()) for file in arguments.imports or ()]
-    config = load_config("verl", VerlConfig, [*given, *([f"imports=[{','.join(files)}]"] if files else [])])
-    if arguments.explain:
-        from agent_rl.algorithms import explain
-
-        print(explain(config.algorithm))
-    elif arguments.dry_run:
-        print(OmegaConf.to_yaml(compose_verl(config, Path(config.runs_dir) / "dry-run")))
-    else:
-        print(f"Done: {start(config)}")
-    return 0
+    return train(arguments.overrides, arguments.imports or (), explain=arguments.explain, dry_run=arguments.dry_run)
 
 
 def _rollout(arguments: argparse.Namespace) -> int:
@@ -248,7 +167,7 @@ def _policy(settings: RolloutSettings) -> Policy | str:
     if not Path(settings.policy).is_dir():
         hint = did_you_mean(settings.policy, ("oracle", "demonstrator"))
         raise ConfigError(f"policy={settings.policy} is neither oracle, demonstrator nor a checkpoint's folder.{hint}")
-    _require_torch()
+    require_torch()
     from agent_rl.backends.embedded.student import load_student
     from agent_rl.policy import SamplingParams
 
@@ -291,26 +210,3 @@ def _decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:
         return None
     tokenizer = Tokenizer.from_file(str(file))
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"'{text}' is no setting: write key=value, such as steps=20")
-    return key, value
-
-
-def _steps(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isdigit():
-        raise ConfigError(f"steps={text} must be a whole number")
-    return int(text)
-
-
-def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"this needs {error.name}: pip install 'agent-rl[train]'") from error

@@ -55,6 +55,11 @@ def _keys(config: DictConfig, prefix: str = "") -> set[str]:
     return found
 
 
+def print_config(config: VerlConfig) -> None:
+    """Print verl's full config of a run that would go to `runs_dir`."""
+    print(OmegaConf.to_yaml(compose_verl(config, Path(config.runs_dir) / "dry-run")))
+
+
 def start(config: VerlConfig) -> Path:
     """Train in a new folder below `runs_dir`; return it.
 
