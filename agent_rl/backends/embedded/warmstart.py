@@ -35,7 +35,7 @@ class WarmStartConfig(BaseModel):
     """At most; the gate usually ends the phase sooner."""
     copy_gate: float = Field(0.25, gt=0)
     """The mean copy loss, in nats over five steps, at which cloning begins."""
-    copy_share: float = Field(0.25, ge=0, lt=1)
+    copy_share: float = Field(0.1, ge=0, lt=1)
     """The part of a cloning batch that is still copying."""
     clone_steps: int = Field(400, ge=0)
     env_weight: float = Field(0.2, ge=0, le=1)

@@ -181,6 +181,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "trainer.test_freq": config.eval.every or config.steps,
         "trainer.save_freq": config.checkpoint_every,
         "trainer.resume_mode": "auto",
+        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         "trainer.logger": ["console", "file"],
     }
 

@@ -1,0 +1,98 @@
+"""verl on CPU, with vLLM, Ray and the TransferQueue: a warm-started model learns, and no token is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent_rl.store.episodes import read_episodes
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RUN = {
+    "env": "calculator-v0",
+    "steps": 20,
+    "lr": 1e-3,
+    "checkpoint_every": 20,
+    "rollout": {"groups": 8, "samples": 8, "max_tokens": 56, "context": 128},
+    "eval": {"n": 128, "every": 0},
+}
+
+pytestmark = pytest.mark.e2e
+
+
+def verl(python: Path, folder: Path, *arguments: str, timeout: float = 900) -> list[dict[str, Any]]:
+    """Run `verl_cpu.run` to its end; return the rows of metrics.jsonl, `{"step": ..., "data": ...}`."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}", "CUDA_VISIBLE_DEVICES": ""}
+    command = [str(python), "-m", "verl_cpu.run", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    (run,) = (folder / "runs").glob("2*")
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a warm-started model."""
+    folder = tmp_path_factory.mktemp("warm")
+    settings = ["steps=0", "threads=2", "eval.n=16", f"runs_dir={folder}"]
+    subprocess.run([sys.executable, "-m", "agent_rl", "train", *settings], cwd=ROOT, check=True, capture_output=True)
+    return (folder / "latest" / "checkpoint").resolve()
+
+
+@pytest.fixture(scope="module")
+def trained(
+    verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[dict[str, Any]]]:
+    """A run of twenty steps: its folder and its metrics."""
+    folder = tmp_path_factory.mktemp("verl")
+    rows = verl(verl_python, folder, json.dumps(RUN | {"start_from": str(warm)}))
+    return (folder / "runs" / "latest").resolve(), rows
+
+
+def test_held_out_success_climbs(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, rows = trained
+    (name,) = (k for k in rows[0]["data"] if k.endswith("test/success/mean@1"))
+    before, after = rows[0]["data"][name], rows[-1]["data"][name]
+    print(f"success on {RUN['eval']} tasks: {before:.3f} -> {after:.3f}")
+    assert after >= before + 0.15
+
+
+def test_every_step_starts_on_policy(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, rows = trained
+    steps = [row["data"] for row in rows if row["step"] > 0]
+    assert len(steps) == RUN["steps"]
+    for data in steps:  # mu sampled with the weights of the last sync; theta is them, before its first update
+        assert data["actor/agent_rl/ratio"] == pytest.approx(1.0, abs=0.02)
+        assert data["actor/agent_rl/rollout_gap"] < 0.01
+        assert data["training/off_policy/trajectory_staleness/max"] == 0
+
+
+def test_every_episode_is_stored_with_its_tokens(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = trained
+    episodes = list(read_episodes(folder))
+    assert len(episodes) == len({e.id for e in episodes}) == 20 * 8 * 8
+    versions = [int(e.trajectories[0].policy_versions.max()) for e in episodes if e.trajectories]
+    assert sorted(set(versions)) == list(range(20))
+    assert not [e.error for e in episodes if e.error]
+    assert {len({e.group_id for e in episodes if e.group_id.startswith(f"train-{s:05d}")}) for s in range(1, 21)} == {8}
+
+
+def test_the_checkpoint_is_one_that_the_embedded_engine_loads(
+    trained: tuple[Path, list[dict[str, Any]]], warm: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    folder, _ = trained
+    saved = folder / "checkpoints" / "global_step_20" / "actor" / "huggingface"
+    old, new = load_file(warm / "model.safetensors"), load_file(saved / "model.safetensors")
+    assert set(old) == set(new) and not torch.equal(old["model.norm.weight"], new["model.norm.weight"])

@@ -1,0 +1,27 @@
+"""Run verl on two CPU cores: python -m verl_cpu.run '{"env": ..., "start_from": ...}' [FOLDER to resume]."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from verl_cpu.settings import ENVIRONMENT, SETTINGS
+
+
+def main() -> None:
+    """Train, and print the run's folder on the last line."""
+    os.environ.update(ENVIRONMENT)  # before verl is imported
+    from agent_rl.backends.verl.launch import resume, start
+    from agent_rl.backends.verl.settings import VerlConfig
+
+    given = json.loads(sys.argv[1])
+    if len(sys.argv) > 2:
+        print(resume(Path(sys.argv[2])))
+    else:
+        print(start(VerlConfig.model_validate({**given, "verl": {**SETTINGS, **given.get("verl", {})}})))
+
+
+if __name__ == "__main__":
+    main()
