@@ -44,7 +44,7 @@ def verl(python: Path, folder: Path, *arguments: str, timeout: float = 900) -> l
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a warm-started model."""
     folder = tmp_path_factory.mktemp("warm")
-    settings = ["steps=0", "threads=2", "eval.n=16", f"runs_dir={folder}"]
+    settings = ["steps=0", "threads=1", "eval.n=16", "warm_start.clone_steps=400", f"runs_dir={folder}"]
     subprocess.run([sys.executable, "-m", "agent_rl", "train", *settings], cwd=ROOT, check=True, capture_output=True)
     return (folder / "latest" / "checkpoint").resolve()
 
