@@ -1,0 +1,1 @@
+"""End to end: whole runs from the command line, and real servers; run by .ci/run."""
