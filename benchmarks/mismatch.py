@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -152,7 +153,10 @@ def score(student: Student, batch: Batch, given: torch.Tensor | None) -> tuple[t
 
 
 def print_results(runs: dict[tuple[str, str], list[Path]]) -> None:
-    """Print what every treatment came to, a number a seed; gaps and flips are means over all steps."""
+    """Print what every treatment came to, a number a seed.
+
+    Gaps (of theta in the update, with replayed routes where there are any) and flips are means over all steps.
+    """
     print(
         "| rollout weights | treatment | success, float32 weights | success, rollout weights | gap | flipped tokens |"
     )
@@ -160,13 +164,12 @@ def print_results(runs: dict[tuple[str, str], list[Path]]) -> None:
     for (weights, treatment), folders in runs.items():
         rows = [[r for r in read_metrics(f / "metrics.jsonl") if r["kind"] == "train"] for f in folders]
         served = [json.loads((f / "summary.json").read_text())["eval"]["after"] for f in folders]
+        flips = [mean(run, "routing/flipped_tokens") for run in rows]
         cells = [
             " / ".join(f"{float32_success(f):.1%}" for f in folders),
             " / ".join(f"{success:.1%}" for success in served),
             " / ".join(f"{mean(run, 'train/rollout_gap'):.4f}" for run in rows),
-            " / ".join(f"{mean(run, 'routing/flipped_tokens'):.1%}" for run in rows)
-            if treatment != "bypass"
-            else "unknown",
+            " / ".join("unknown" if math.isnan(share) else f"{share:.1%}" for share in flips),
         ]
         print(f"| {weights} | {treatment} | {' | '.join(cells)} |", flush=True)
 
@@ -199,7 +202,7 @@ def draw(runs: dict[tuple[str, str], list[Path]], figure: Path) -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "agent_rl"
     formats = sorted({weights for weights, _ in runs if weights != "float32"}, key=[w for w, _ in runs].index)
-    _, axes = plt.subplots(1, len(formats), figsize=(6 * len(formats), 4), sharey=True, squeeze=False)
+    _, axes = plt.subplots(1, len(formats), figsize=(7.5 * len(formats), 4), sharey=True, squeeze=False)
     for panel, weights in zip(axes[0], formats, strict=True):
         shown = [key for key in runs if key[0] in (weights, "float32")]
         for number, key in enumerate(shown):
@@ -211,7 +214,7 @@ def draw(runs: dict[tuple[str, str], list[Path]], figure: Path) -> None:
         panel.set_title(f"{ENV}, MoE, {weights} rollout: success of rollouts")
         panel.set_xlabel("GRPO step")
         panel.set_ylim(0, 1.02)
-        panel.legend()
+        panel.legend(bbox_to_anchor=(1, 1), loc="upper left", frameon=False)
     plt.tight_layout()
     plt.savefig(figure, metadata={"Date": None})
 

@@ -42,7 +42,7 @@ class WarmStartConfig(BaseModel):
     """The weight of the tokens that the demonstrator did not write."""
     balance: float = Field(0.02, ge=0)
     """The weight of the load-balancing loss of a mixture of experts, see `routing.balance_loss`; a dense model has
-    none. Without it the router collapses onto one expert, and then neither flips nor replayed routes mean anything."""
+    none. With 0 the busiest of 8 experts got 2.8 times its share after 200 steps of cloning, with 0.02 1.2 times."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=6e-3, muon_lr=0.05, warmup_steps=10, decay_from=0.7)
 
 
