@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 
 def verl(python: Path, folder: Path, *arguments: str, timeout: float = 900) -> list[dict[str, Any]]:
     """Run `verl_cpu.run` to its end; return the rows of metrics.jsonl, `{"step": ..., "data": ...}`."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"}
     command = [str(python), "-m", "verl_cpu.run", *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
