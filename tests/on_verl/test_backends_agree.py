@@ -21,7 +21,7 @@ from agent_rl.backends.verl.rows import rows_of
 from agent_rl.backends.verl.settings import missing
 from agent_rl.config import choices, load_config
 from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, Episode, FinishReason, Outcome, Reward, Source, StepRecord
+from agent_rl.types import Completion, Episode, Failure, FinishReason, Outcome, Reward, Source, StepRecord
 
 VOCABULARY = 50
 
@@ -169,4 +169,16 @@ def test_ids_that_verl_changed_are_found() -> None:
     data["old_log_probs"] = data["rollout_log_probs"]
     data["responses"].values()[3] += 1
     with pytest.raises(RuntimeError, match="came back from verl changed"):
+        weigh(preset("grpo"), receive(keys, extra, padding), data)
+
+
+def test_a_step_in_which_everything_broke_says_why() -> None:
+    failed = [
+        replace(e, trajectories=(), outcome=Outcome.FAILED, error=Failure("policy", "Dead", "gone")) for e in EPISODES
+    ]
+    data, keys, extra, padding = in_verl(failed)
+    data["old_log_probs"] = data["rollout_log_probs"]
+    with pytest.raises(
+        RuntimeError, match=r"none of the 8 episodes.*sampled a token: the first broke in policy: Dead: gone"
+    ):
         weigh(preset("grpo"), receive(keys, extra, padding), data)

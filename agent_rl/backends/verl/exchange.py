@@ -48,8 +48,13 @@ def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> tuple[T
         algorithm: what to compute.
         received: the batch's episodes.
         data: verl's `prompts`, `responses`, `old_log_probs` and, if there is a reference, `ref_log_prob`, all nested.
+
+    Raises:
+        RuntimeError: if no episode sampled anything, or verl changed a token.
     """
     x, known = algorithm.experience(received.episodes), set(data.keys())
+    if x.batch is None:
+        raise RuntimeError(_nothing_sampled(received.episodes))
     prompts, responses = data["prompts"], data["responses"]
     lengths = list(zip(prompts.offsets().diff().tolist(), responses.offsets().diff().tolist(), strict=True))
     spots = [
@@ -74,6 +79,12 @@ def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> tuple[T
     sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences]] * len(spots))
     metrics = algorithm.diagnose(x) | {"rollout/kept": float(x.kept.double().mean())}
     return TensorDict(sent, batch_size=len(spots)), metrics
+
+
+def _nothing_sampled(episodes: Sequence[Episode]) -> str:
+    errors = [e.error for e in episodes if e.error is not None]
+    first = f"the first broke in {errors[0].where}: {errors[0].type}: {errors[0].message}" if errors else "none broke"
+    return f"none of the {len(episodes)} episodes of this step sampled a token: {first}"
 
 
 Spots = Sequence[tuple[int, slice] | None]

@@ -38,7 +38,9 @@ SETTINGS = {
     f"+{_ROLLOUT}.enable_sleep_mode": False,
     f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": 16,
     f"{_ROLLOUT}.max_num_seqs": 64,
-    f"{_ROLLOUT}.max_num_batched_tokens": 2048,
+    # vLLM's CPU sampler can't take a draw back, as it does for a prompt that was cut in two, if requests have seeds
+    f"{_ROLLOUT}.max_num_batched_tokens": 8192,
+    f"{_ROLLOUT}.enable_chunked_prefill": False,
     f"{_ROLLOUT}.load_format": "auto",
     f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 32,
     f"{_ROLLOUT}.agent.num_workers": 1,
