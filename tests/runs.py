@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.embedded.student import load_student
+from agent_rl.backends.embedded.trainer import StepResult, Trainer
+from agent_rl.view.progress import Progress
 
 SMALL = {
     "env": "calculator-v0",
@@ -33,3 +37,26 @@ def told(folder: Path) -> list[dict[str, object]]:
     """The metrics of a run, without those that measure time."""
     rows = read_metrics(folder / "metrics.jsonl")
     return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
+
+
+def killed_run(settings: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Start a run that dies in its fourth step, one step after a checkpoint; return its folder."""
+    real = Trainer.train_step
+
+    def dies(self: Trainer) -> StepResult:
+        if self.step == 3:
+            raise MemoryError("killed")
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "train_step", dies)
+    with pytest.raises(MemoryError):
+        start_run(settings, Progress())
+    monkeypatch.undo()
+    return (Path(settings.runs_dir) / "latest").resolve()
+
+
+def assert_same_run(one: Path, two: Path) -> None:
+    """Check that two runs end with the same weights and told the same metrics, bit for bit."""
+    first, second = weights(one), weights(two)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert told(one) == told(two)

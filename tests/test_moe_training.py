@@ -27,7 +27,7 @@ from agent_rl.registry import spec
 from agent_rl.trajectory import Trajectory
 from agent_rl.types import Episode
 from agent_rl.view.progress import Progress
-from tests.runs import SMALL, config, told, weights
+from tests.runs import SMALL, assert_same_run, config, killed_run
 
 MODEL = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "head_dim": 16}
 MOE = MODEL | {"architecture": "qwen3_moe", "experts": 8, "experts_per_token": 2, "expert_intermediate": 16}
@@ -146,25 +146,14 @@ def test_a_float32_rollout_takes_the_routes_of_training(start: str, tmp_path: Pa
 def test_a_killed_run_goes_on_bit_for_bit(
     routing: dict[str, object], start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen, real = settings(tmp_path, start, routing, updates_per_batch=2), Trainer.train_step
+    chosen = settings(tmp_path, start, routing, updates_per_batch=2)
     whole = start_run(chosen, Progress())
     trained = [row for row in read_metrics(whole / "metrics.jsonl") if row.get("train/samples")]
     assert trained and all(float(str(row["mismatch/gap_mean"])) > 1e-3 for row in trained)
 
-    def dies_in_step_three(self: Trainer):
-        if self.step == 3:
-            raise MemoryError("killed")
-        return real(self)
-
-    monkeypatch.setattr(Trainer, "train_step", dies_in_step_three)
-    with pytest.raises(MemoryError):
-        start_run(chosen, Progress())
-    monkeypatch.undo()
-    killed = (tmp_path / "runs" / "latest").resolve()
+    killed = killed_run(chosen, monkeypatch)
     resume_run(killed, Progress())
-    one, two = weights(whole), weights(killed)
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert told(killed) == told(whole)
+    assert_same_run(whole, killed)
 
 
 def test_a_dense_model_has_no_routes_to_care_for(folder: Path, tmp_path: Path) -> None:

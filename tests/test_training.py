@@ -23,7 +23,7 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.tasks import distinct_tasks
 from agent_rl.types import Source
 from agent_rl.view.progress import Progress
-from tests.runs import config, told, weights
+from tests.runs import assert_same_run, config, killed_run, weights
 
 
 @pytest.fixture
@@ -144,30 +144,19 @@ EVERYTHING = {
 def test_a_killed_run_goes_on_bit_for_bit(
     changes: dict[str, object], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, settings = Trainer.train_step, config(tmp_path, **changes)
+    settings = config(tmp_path, **changes)
     if changes:
         folder = start_run(settings, Progress())
         trained = [row for row in read_metrics(folder / "metrics.jsonl") if row.get("train/samples")]
         assert float(str(trained[0]["train/reference_kl"])) != 0 and float(str(trained[-1]["train/weight"])) > 0.9
 
-    def dies_in_step_three(self: Trainer):  # after the checkpoint of step two, and after step three's episodes
-        if self.step == 3:
-            raise MemoryError("killed")
-        return real(self)
-
-    monkeypatch.setattr(Trainer, "train_step", dies_in_step_three)
-    with pytest.raises(MemoryError):
-        start_run(settings, Progress())
-    monkeypatch.undo()
-    killed = (tmp_path / "runs" / "latest").resolve()
+    killed = killed_run(settings, monkeypatch)
     with (killed / "episodes.jsonl").open("ab") as file:
         file.write(b'{"schema": 1, "id": "torn')
     with pytest.warns(UserWarning, match="torn"):
         resume_run(killed, Progress())
 
-    one, two = weights(folder), weights(killed)
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert told(killed) == told(folder)
+    assert_same_run(folder, killed)
     stored, resumed = ({e.id: e for e in read_episodes(f)} for f in (folder, killed))
     assert stored.keys() == resumed.keys()
     for id, episode in stored.items():

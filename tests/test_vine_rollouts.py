@@ -20,7 +20,7 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.types import Episode
 from agent_rl.view.progress import Progress
 from tests.doubles import Silent
-from tests.runs import config, told, weights
+from tests.runs import assert_same_run, config, killed_run, weights
 
 VINE = {"advantage": "state-values", "vine": {"continuations": 3, "max_episodes": 30}}
 WARM = {"demonstrations": 300, "copy_steps": 5, "clone_steps": 120, "batch": 16}
@@ -121,23 +121,11 @@ def test_a_killed_run_goes_on_bit_for_bit(
 ) -> None:
     settings = config(tmp_path, algorithm=algorithm, start_from=str(talker))
     whole = start_run(settings, Progress())
-    real = Trainer.train_step
-
-    def dies_in_step_three(self: Trainer):
-        if self.step == 3:
-            raise MemoryError("killed")
-        return real(self)
-
-    monkeypatch.setattr(Trainer, "train_step", dies_in_step_three)
-    with pytest.raises(MemoryError):
-        start_run(settings, Progress())
-    monkeypatch.undo()
-    killed = (tmp_path / "runs" / "latest").resolve()
+    killed = killed_run(settings, monkeypatch)
     resume_run(killed, Progress())
-    one, two, first = weights(whole), weights(killed), load_student(talker).model.state_dict()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert any(not torch.equal(one[name], first[name]) for name in one)
-    assert told(killed) == told(whole)
+    assert_same_run(whole, killed)
+    first, last = load_student(talker).model.state_dict(), weights(whole)
+    assert any(not torch.equal(first[name], last[name]) for name in first)
     stored, resumed = ({e.id: e.steps for e in read_episodes(f)} for f in (whole, killed))
     assert stored == resumed and all(isinstance(step.state, str) for steps in stored.values() for step in steps)
 
