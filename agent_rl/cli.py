@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agent_rl.api import run
-from agent_rl.config import choices, load_config
+from agent_rl.config import Section, choices, load_config
 from agent_rl.errors import AgentRLError, ConfigError, did_you_mean
 from agent_rl.policy import Policy
 from agent_rl.registry import env_ids, load_file, spec
@@ -46,13 +46,11 @@ examples:
   agent-rl view runs/latest test-00100-sampled-0000 --tokens   one episode, with the tokens that were sampled"""
 
 
-class RolloutSettings(BaseModel):
+class RolloutSettings(Section):
     """The keys of configs/rollout.yaml."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     env: str
-    env_args: dict[str, JsonValue] = {}
+    env_args: dict[str, JsonValue] = Field(default_factory=dict)
     policy: str = "oracle"
     split: str = "test"
     n: int = Field(16, ge=1)
@@ -128,7 +126,7 @@ def _algorithms(arguments: argparse.Namespace) -> int:
 
     table = Table("algorithm=", "formula", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for name in choices("algorithm"):
-        config = load_config("train", TrainConfig, [f"algorithm={name}"])
+        config = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"])
         table.add_row(name, Text(formula(config.algorithm)))
     Console().print(table)
     return 0

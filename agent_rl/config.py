@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_rl.errors import ConfigError, did_you_mean
 
@@ -14,6 +14,12 @@ M = TypeVar("M", bound=BaseModel)
 
 FREE = ("env_args", "verl")
 """Keys below which anything goes: the environment's constructor, or verl, checks them."""
+
+
+class Section(BaseModel):
+    """A part of a config: it can't be changed, and a key that it doesn't know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def load_config(name: str, schema: type[M], overrides: Sequence[str]) -> M:

@@ -12,7 +12,7 @@ from agent_rl.errors import ConfigError
 TRAIN_HELP = """\
 Train a model on an environment; by default the embedded one: warm start, then reinforcement learning.
 
-settings (any key of configs/train.yaml; the most used):
+settings (any key of configs/backend/embedded.yaml; the most used):
   env=calculator-v0        what to train on; `agent-rl envs` lists them
   steps=100 seed=0          how long, and from which random numbers
   algorithm=grpo           a file in configs/algorithm/; `agent-rl algorithms` lists them
@@ -23,7 +23,7 @@ settings (any key of configs/train.yaml; the most used):
   episodes=DIR             an earlier run whose stored episodes to learn from, instead of rollouts (algorithm=dpo)
   env_args.key=value       passed to the environment's constructor
   resume=runs/latest       go on where a run was stopped (with steps=N: up to there)
-  backend=verl             train start_from=MODEL on Ray with vLLM; then the settings are those of configs/verl.yaml
+  backend=verl             train start_from=MODEL on Ray with vLLM, with the settings of configs/backend/verl.yaml
 
 examples:
   agent-rl train
@@ -57,7 +57,7 @@ def train(
         raise ConfigError("--dry-run prints verl's config: it needs backend=verl")
     require_torch()
     rest = [text for text in overrides if not text.startswith("backend=")]
-    return _on_verl(rest, imports, explain, dry_run) if backend == "verl" else _embedded(rest, given, explain)
+    return _on_verl(rest, given, imports, explain, dry_run) if backend == "verl" else _embedded(rest, given, explain)
 
 
 def _embedded(overrides: Sequence[str], given: dict[str, str], explain: bool) -> int:
@@ -67,7 +67,7 @@ def _embedded(overrides: Sequence[str], given: dict[str, str], explain: bool) ->
     from agent_rl.view.progress import Progress
 
     if explain:
-        print(algorithms.explain(load_config("train", TrainConfig, overrides).algorithm))
+        print(algorithms.explain(load_config("backend/embedded", TrainConfig, overrides).algorithm))
         return 0
     folder = given.pop("resume", None)
     if folder is not None and set(given) - {"steps"}:
@@ -78,21 +78,25 @@ def _embedded(overrides: Sequence[str], given: dict[str, str], explain: bool) ->
             if folder is not None:
                 resume_run(Path(folder), progress, steps=_steps(given.get("steps")))
             else:
-                start_run(load_config("train", TrainConfig, overrides), progress)
+                start_run(load_config("backend/embedded", TrainConfig, overrides), progress)
     except Interrupted as hint:
         print(f"Stopped; {hint}")
         return 130
     return 0
 
 
-def _on_verl(overrides: Sequence[str], imports: Sequence[str], explain: bool, dry_run: bool) -> int:
+def _on_verl(
+    overrides: Sequence[str], given: dict[str, str], imports: Sequence[str], explain: bool, dry_run: bool
+) -> int:
     from agent_rl import algorithms
     from agent_rl.backends.verl.settings import VerlConfig
 
-    resumed = next((text.partition("=")[2] for text in overrides if text.startswith("resume=")), None)
+    resumed = given.get("resume")
     files = ",".join(str(Path(file).resolve()) for file in imports)
     config = (
-        None if resumed else load_config("verl", VerlConfig, [*overrides, *([f"imports=[{files}]"] if files else [])])
+        None
+        if resumed
+        else load_config("backend/verl", VerlConfig, [*overrides, *([f"imports=[{files}]"] if files else [])])
     )
     if explain and config is not None:
         print(algorithms.explain(config.algorithm))

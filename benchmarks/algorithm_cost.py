@@ -93,7 +93,7 @@ def training_step(batch: Batch, config: TrainConfig) -> float:
 
 def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, ...]:
     """Return the CPU times of experience, weighing, diagnosis, and the loss."""
-    settings = load_config("train", TrainConfig, [f"algorithm={preset}"]).algorithm
+    settings = load_config("backend/embedded", TrainConfig, [f"algorithm={preset}"]).algorithm
     algorithm = Algorithm(settings)
     x = algorithm.experience(made)
     noise = 0.01 * torch.randn(x.rows.old_logprobs.shape, generator=torch.Generator().manual_seed(0))
@@ -119,7 +119,7 @@ def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, 
 
 def main() -> None:
     torch.set_num_threads(1)
-    config = load_config("train", TrainConfig, [])
+    config = load_config("backend/embedded", TrainConfig, [])
     made = episodes(TOKENS, np.random.default_rng(0))
     batch = Experience.of(made).rows
     tokens, sampled = int(batch.lengths.sum()), int(batch.loss_mask.sum())

@@ -24,10 +24,10 @@ from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Batch, Experience
 from agent_rl.algorithms.mismatch import route_agreement, token_agreement
+from agent_rl.backends.embedded.batch_scores import score_batch
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import Row, read_metrics
-from agent_rl.backends.embedded.routing import RouteLog, routed
-from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.embedded.routing import RouteLog
 from agent_rl.backends.embedded.student import Student, load_student
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.weight_formats import WeightFormat
@@ -114,7 +114,7 @@ def load(folder: Path, weights: WeightFormat) -> Student:
 
 def settings() -> TrainConfig:
     """Return what all runs have in common."""
-    return load_config("train", TrainConfig, [f"env={ENV}", *COMMON])
+    return load_config("backend/embedded", TrainConfig, [f"env={ENV}", *COMMON])
 
 
 def probe(student: Student) -> dict[str, float]:
@@ -139,17 +139,11 @@ def probe(student: Student) -> dict[str, float]:
     return found
 
 
-@torch.no_grad()
 def score(student: Student, batch: Batch, given: torch.Tensor | None) -> tuple[torch.Tensor, RouteLog]:
     """Return the log-probabilities of a batch in the training forward, `[B, T]`, and its routes."""
-    log, out = RouteLog(batch.lengths, batch.token_ids.shape[1]), torch.zeros_like(batch.rollout_logprobs)
-    for rows in batch.cut_rows(4096):
-        part = batch.rows(rows)
-        width = part.token_ids.shape[1]
-        with routed(student.model, None if given is None else given[rows, :width]) as routes:
-            out[rows, :width] = score_tokens(student.model, part.token_ids).logprobs
-        log.add(rows, routes)
-    return out, log
+    log = RouteLog(batch.lengths, batch.token_ids.shape[1])
+    (logprobs,) = score_batch(student.model, batch, settings(), "logprobs", given=given, log=log)
+    return logprobs, log
 
 
 def print_results(runs: dict[tuple[str, str], list[Path]]) -> None:

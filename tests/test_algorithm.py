@@ -238,7 +238,7 @@ def test_a_config_without_a_meaning_is_refused(settings, message):
 
 
 def preset(name: str) -> AlgorithmConfig:
-    return load_config("train", TrainConfig, [f"algorithm={name}"]).algorithm
+    return load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -268,6 +268,8 @@ def test_a_preset_pushes_towards_the_better_episode(name):
 
 
 def test_an_algorithm_is_explained_with_the_values_in_use():
-    config = load_config("train", TrainConfig, ["algorithm=gspo", "algorithm.objective.clip_low_eps=0.1"]).algorithm
+    config = load_config(
+        "backend/embedded", TrainConfig, ["algorithm=gspo", "algorithm.objective.clip_low_eps=0.1"]
+    ).algorithm
     text = explain(config)
     assert "clip_low_eps=0.1" in text and "GSPO, Zheng et al. 2025" in text and "mean over rows" in text

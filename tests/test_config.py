@@ -9,7 +9,7 @@ from agent_rl.errors import ConfigError
 
 
 def load(*overrides: str) -> TrainConfig:
-    return load_config("train", TrainConfig, overrides)
+    return load_config("backend/embedded", TrainConfig, overrides)
 
 
 def test_the_defaults_compose_and_groups_are_chosen_by_file() -> None:

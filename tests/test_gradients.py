@@ -33,7 +33,7 @@ def model():
 def algorithm(name: str) -> Algorithm:
     extra = {"rloo": ["algorithm.entropy=0.1"], "gspo": ["algorithm.kl.where=loss"]}
     overrides = [f"algorithm={name}", *extra.get(name, [])]
-    return Algorithm(load_config("train", TrainConfig, overrides).algorithm)
+    return Algorithm(load_config("backend/embedded", TrainConfig, overrides).algorithm)
 
 
 def samples_of(order: list[int]) -> list[Sample]:

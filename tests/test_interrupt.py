@@ -155,7 +155,7 @@ def test_an_interruption_without_a_meaning_is_refused():
     wide = ("after_tokens: 9, spread: 9", "spread=9 must")
     for key, message in (late, wide):
         with pytest.raises(ConfigError, match=message):
-            load_config("train", TrainConfig, ["rollout.interrupt={text: hm, " + key + "}"])
+            load_config("backend/embedded", TrainConfig, ["rollout.interrupt={text: hm, " + key + "}"])
     with pytest.raises(ValidationError, match="text"):
         InterruptConfig(after_tokens=4, text="")
 

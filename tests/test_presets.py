@@ -16,7 +16,7 @@ from tests.runs import config
 
 @pytest.mark.parametrize("name", choices("algorithm"))
 def test_a_preset_learns_from_real_rollouts(name: str, folder: Path, tmp_path: Path) -> None:
-    preset = load_config("train", TrainConfig, [f"algorithm={name}"]).algorithm
+    preset = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
     settings = config(tmp_path, algorithm=preset.model_dump())
     student, start = (load_student(folder / "checkpoint", slots=8, context=256) for _ in range(2))
     trainer = Trainer(spec("calculator-v0"), student, settings, start.model)

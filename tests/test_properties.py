@@ -61,7 +61,7 @@ OTHERS = ("length-weighted", "best-of-group", "max-likelihood", "reinforce-pp-ba
 def preset(name: str) -> AlgorithmConfig:
     if name in OTHERS:
         return AlgorithmConfig(advantage=name, proximal="recompute")
-    return load_config("train", TrainConfig, [f"algorithm={name}"]).algorithm
+    return load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
 
 
 def rows(scores: list[float], order: list[int] | None = None, gap: float = 0.2, baseline: float = 0.25) -> Experience:

@@ -16,24 +16,12 @@ from agent_rl.algorithms.advantages.token import (
     settle,
     whiten,
 )
+from tests.tensors import bits, same, t64
 
 NAN = math.nan
 quick = settings(deadline=None, max_examples=30)
 numbers = st.integers(-40, 40).map(lambda i: i / 8)
 factors = st.sampled_from([0.0, 0.5, 0.9, 1.0])
-
-
-def t64(rows):
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def bits(*rows):
-    return torch.tensor([[c == "1" for c in row] for row in rows])
-
-
-def same(got, want, tolerance=1e-12):
-    assert got.dtype == torch.float64
-    torch.testing.assert_close(got, want, rtol=0, atol=tolerance, equal_nan=True)
 
 
 @st.composite

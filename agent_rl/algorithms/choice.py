@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Annotated, Generic, ParamSpec, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
+from pydantic import BaseModel, Field, JsonValue, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
+from agent_rl.config import Section
 from agent_rl.errors import did_you_mean
 
 P = ParamSpec("P")
@@ -44,8 +45,7 @@ class Choice(Generic[R]):
             for name, p in inspect.signature(self.function).parameters.items()
             if p.kind is p.KEYWORD_ONLY
         }
-        config = ConfigDict(extra="forbid", frozen=True)
-        schema: type[BaseModel] = create_model(self.function.__name__, __config__=config, **fields)  # type: ignore[call-overload]
+        schema: type[BaseModel] = create_model(self.function.__name__, __base__=Section, **fields)  # type: ignore[call-overload]
         return schema
 
 

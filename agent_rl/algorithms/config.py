@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agent_rl.algorithms.advantages.choices import ADVANTAGES
 from agent_rl.algorithms.advantages.critic import WITH_CRITIC
@@ -17,6 +17,7 @@ from agent_rl.algorithms.objectives.kl import KLKind
 from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.algorithms.selection import FILTERS, SHAPING
 from agent_rl.algorithms.vine import VineConfig
+from agent_rl.config import Section
 
 Shaping = Annotated[Chosen, BeforeValidator(SHAPING.check), SHAPING]
 Filter = Annotated[Chosen, BeforeValidator(FILTERS.check), FILTERS]
@@ -35,10 +36,8 @@ OFFLINE = ("dpo",)
 """Objectives that learn from episodes whoever sampled them, so from stored ones, too."""
 
 
-class KLConfig(BaseModel):
+class KLConfig(Section):
     """A penalty for leaving a reference policy: the weights that the run started from."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     where: Literal["none", "loss", "reward"] = "none"
     coefficient: float = Field(1e-3, ge=0)
@@ -54,10 +53,8 @@ class KLConfig(BaseModel):
         return self
 
 
-class CriticConfig(BaseModel):
+class CriticConfig(Section):
     """What predicts returns, for the advantages that are taken over such values."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     where: Literal["none", "shared", "separate"] = "none"
     """`shared`: a value head on the policy's own trunk, which then learns from both losses. `separate`: a model of its
@@ -81,10 +78,8 @@ class CriticConfig(BaseModel):
         return self
 
 
-class RefillConfig(BaseModel):
+class RefillConfig(Section):
     """Dynamic sampling: sample more groups until the batch is full of groups that the filters keep."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_rounds: int = Field(1, ge=1)
     """At most; 1 is no dynamic sampling. A batch that isn't full by then is smaller."""
@@ -101,14 +96,12 @@ class RefillConfig(BaseModel):
         return 1 + (self.max_rounds - 1) * self.oversampling
 
 
-class AlgorithmConfig(BaseModel):
+class AlgorithmConfig(Section):
     """The parts of an algorithm, in the order in which they act; `configs/algorithm/` holds the presets.
 
     Whatever is chosen, log-ratios are clamped to ± 20 before exponentiation: a token's in objectives and token
     corrections, a row's sum or mean in sequence ones. Knobs beyond e^± 20 have no effect.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = "grpo"
     shaping: tuple[Shaping, ...] = ()

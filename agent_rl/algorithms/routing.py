@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from agent_rl.algorithms.batch import Batch
 from agent_rl.algorithms.corrections import log_ratio
 from agent_rl.algorithms.mismatch import route_agreement, token_agreement
+from agent_rl.config import Section
 from agent_rl.errors import ConfigError
 
 
-class RoutingConfig(BaseModel):
+class RoutingConfig(Section):
     """What is done about experts that rollout and training don't agree on; for a mixture of experts only."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     replay: Literal["none", "R2", "R3"] = "none"
     """R2: the update takes the routes of old's own forward pass, so that they stay the same over several updates

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
+from agent_rl.config import Section
 from agent_rl.types import Episode
 
 
-class VineConfig(BaseModel):
+class VineConfig(Section):
     """How states are valued."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     continuations: int = Field(4, ge=1)
     """Episodes per state, K; the paper has 9."""

@@ -27,7 +27,7 @@ VOCABULARY = 50
 
 
 def preset(name: str) -> Algorithm:
-    return Algorithm(load_config("train", TrainConfig, [f"algorithm={name}"]).algorithm)
+    return Algorithm(load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm)
 
 
 PRESETS = [name for name in choices("algorithm") if not any(missing(preset(name).config).values())]

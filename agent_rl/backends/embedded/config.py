@@ -1,11 +1,11 @@
-"""The settings of an embedded run, as `configs/train.yaml` holds them; an unknown key is an error."""
+"""The settings of an embedded run, as `configs/backend/embedded.yaml` holds them; an unknown key is an error."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import OFFLINE, AlgorithmConfig
 from agent_rl.algorithms.routing import RoutingConfig
@@ -14,16 +14,13 @@ from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.warmstart import WarmStartConfig
 from agent_rl.backends.embedded.weight_formats import WeightFormat
+from agent_rl.config import Section
 from agent_rl.errors import ConfigError
 from agent_rl.policy.interrupt import Interrupt
 from agent_rl.policy.sampling import SamplingParams
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class InterruptConfig(_Section):
+class InterruptConfig(Section):
     """When a reply is made to answer, as in ScaleRL; `policy.interrupt` says what becomes of its tokens."""
 
     after_tokens: int = Field(ge=1)
@@ -43,7 +40,7 @@ class InterruptConfig(_Section):
         return Interrupt(self.after_tokens, ids, self.per, self.spread, unless)
 
 
-class RolloutConfig(_Section):
+class RolloutConfig(Section):
     """How training episodes are sampled."""
 
     groups: int = Field(16, ge=1)
@@ -57,7 +54,7 @@ class RolloutConfig(_Section):
     """Episodes under way at a time."""
     weights: WeightFormat = "float32"
     """What the engine's copy of the weights is rounded to, as by an inference server that holds such weights; training
-    keeps float32. A simulation, see `precision`: nothing gets faster. Evaluations sample from the engine, too."""
+    keeps float32. A simulation, see `weight_formats`: nothing gets faster. Evaluations sample from the engine, too."""
     interrupt: InterruptConfig | None = None
     """What is done about replies that go on for too long, in training and evaluation; null lets `max_tokens` cut them.
     Training keeps the given tokens out of the loss."""
@@ -80,7 +77,7 @@ class RolloutConfig(_Section):
         return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens)
 
 
-class EvalConfig(_Section):
+class EvalConfig(Section):
     """What is held out, and how often it is looked at."""
 
     split: str = "test"
@@ -96,11 +93,11 @@ class EvalConfig(_Section):
     """At which the warm-started model is evaluated too, to tell pruned noise from a new skill."""
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """One run."""
 
     env: str
-    env_args: dict[str, JsonValue] = {}
+    env_args: dict[str, JsonValue] = Field(default_factory=dict)
     split: str = "train"
     seed: int = Field(0, ge=0)
     name: str | None = None

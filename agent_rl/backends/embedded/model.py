@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from agent_rl.config import Section
 
-class ModelConfig(BaseModel):
+
+class ModelConfig(Section):
     """Shape of the model; the default has 0.7 M parameters."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     architecture: Literal["qwen3", "qwen3_moe"] = "qwen3"
     hidden: int = 128

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
+from agent_rl.config import Section
 
-class OptimizerConfig(BaseModel):
+
+class OptimizerConfig(Section):
     """Learning rates and what surrounds them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     lr: float = Field(5e-4, gt=0)
     """AdamW's."""

@@ -6,8 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
+
+from agent_rl.config import Section
 
 LOGITS_AT_A_TIME = 2**24
 """64 MiB in float32: 29,127 tokens of the default vocabulary of 576, 110 of Qwen's 151,936. Measured: larger pieces
@@ -16,7 +18,7 @@ are no faster."""
 _FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class PrecisionConfig(BaseModel):
+class PrecisionConfig(Section):
     """Formats of the training forward and backward, under theta, old and the reference alike.
 
     Weights and the optimizer's state are float32 whatever is set here, as are the warm start and the engine: a lower
@@ -25,8 +27,6 @@ class PrecisionConfig(BaseModel):
     to ± 20 before exponentiation, in every objective (`objectives.base.MAX_LOG_RATIO`), correction and mismatch metric
     (a row's after they are summed); the k3 estimate of a KL penalty to 10 (`objectives.kl.MAX_K3`).
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     head: Literal["float32", "model"] = "float32"
     """What logits are computed in: float32 even under autocast (MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv

@@ -13,21 +13,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
 from agent_rl.backends.embedded.routing import balance_loss, routed
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.config import Section
 from agent_rl.errors import ConfigError
 from agent_rl.trajectory import Trajectory
 
 
-class WarmStartConfig(BaseModel):
+class WarmStartConfig(Section):
     """How the model is warmed up."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     demonstrations: int = Field(6000, ge=1)
     batch: int = Field(32, ge=1)

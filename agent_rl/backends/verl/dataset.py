@@ -8,7 +8,8 @@ from typing import Any
 from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
-from agent_rl.registry import load_file, spec
+from agent_rl.backends.verl.settings import load_once
+from agent_rl.registry import spec
 from agent_rl.tasks import TaskStream, distinct_tasks
 
 ENDLESS = 2**20
@@ -27,7 +28,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
         split, _, count = name.partition(":")
         settings = config.agent_rl
         for file in settings.imports:
-            load_file(file)
+            load_once(file)
         self.split, self.env = split, str(settings.env)
         source = spec(self.env).tasks
         source.require(split)

@@ -9,9 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_rl.backends.folder import new_folder
-from agent_rl.backends.verl.settings import VerlConfig, agent_loop, verl_settings
+from agent_rl.backends.verl.settings import VerlConfig, agent_loop, load_once, verl_settings
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
-from agent_rl.registry import load_file, spec
+from agent_rl.registry import spec
 
 CONFIG = "config.yaml"
 
@@ -28,9 +28,10 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
 
     with initialize_config_module("verl.trainer.config", version_base=None):
         composed = compose("ppo_trainer")
+    known = _keys(composed)
     for key, value in {**verl_settings(config, folder), **config.verl}.items():
         name = key.removeprefix("+")
-        if not key.startswith("+") and name not in (known := _keys(composed)):
+        if not key.startswith("+") and name not in known:
             hint = did_you_mean(name, known)
             raise ConfigError(f"verl has no setting '{name}'.{hint} One that it does not know needs a '+' in front.")
         OmegaConf.update(composed, name, value, force_add=key.startswith("+"))
@@ -87,7 +88,7 @@ def run(config: VerlConfig, folder: Path) -> Path:
     from agent_rl.backends.verl.runner import Runner
 
     for file in config.imports:
-        load_file(file)
+        load_once(file)
     for split in (config.split, config.eval.split):
         spec(config.env).tasks.require(split)
     folder = folder.resolve()

@@ -10,16 +10,17 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from agent_rl.backends.verl.rows import rewards_of, rows_of
 from agent_rl.backends.verl.sampler import ServerSampler
+from agent_rl.backends.verl.settings import load_once
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.policy.token import TokenPolicy
-from agent_rl.registry import load_file, spec
+from agent_rl.registry import spec
 from agent_rl.rendering import load_renderer
-from agent_rl.rendering.base import Renderer
 from agent_rl.rollout.episode import Job, run_episode
 from agent_rl.tasks import episode_seed
 from agent_rl.types import Episode
 
-_renderers: dict[int, Renderer] = {}
+_renderer_of = functools.cache(load_renderer)
+"""A tokenizer's renderer, made once a process: verl makes an agent loop for every episode."""
 
 
 class EnvAgentLoop(AgentLoopBase):
@@ -42,7 +43,7 @@ class EnvAgentLoop(AgentLoopBase):
     ) -> None:
         super().__init__(*args, **kwargs)
         for file in imports:
-            _load_once(file)
+            load_once(file)
         self._spec, self._env_args, self._seed, self._max_tokens = spec(env), dict(env_args), seed, max_tokens
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
@@ -65,19 +66,7 @@ class EnvAgentLoop(AgentLoopBase):
             env_args=self._env_args,
             id=f"{name}-{session:02d}",
         )
-        return outputs_of(await run_episode(job, TokenPolicy(sampler, self._renderer(), params)))
-
-    def _renderer(self) -> Renderer:
-        """The tokenizer's renderer; made once a process, as an instance lives for one episode only."""
-        key = id(self.tokenizer)
-        if key not in _renderers:
-            _renderers[key] = load_renderer(self.tokenizer)
-        return _renderers[key]
-
-
-@functools.cache
-def _load_once(file: str) -> None:
-    load_file(file)
+        return outputs_of(await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params)))
 
 
 def outputs_of(episode: Episode) -> list[AgentLoopOutput]:

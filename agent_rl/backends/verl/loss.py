@@ -32,18 +32,17 @@ WHOLE = "agent_rl_whole"
 
 def loss_function(config: AlgorithmConfig) -> Any:
     """Return what `set_loss_fn` of verl's workers takes."""
-    return partial(algorithm_loss, settings=config.model_dump(mode="json"))
+    return partial(algorithm_loss, algorithm=Algorithm(config))
 
 
 def algorithm_loss(
-    model_output: dict[str, Tensor], data: TensorDict, dp_group: object = None, *, settings: dict[str, Any]
+    model_output: dict[str, Tensor], data: TensorDict, dp_group: object = None, *, algorithm: Algorithm
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return a micro-batch's share of the loss and its metrics.
 
     FSDP averages gradients over data-parallel ranks, while the shares of all ranks add up to the loss of the batch:
     hence the factor `dp_size`.
     """
-    algorithm = Algorithm(AlgorithmConfig.model_validate(settings))
     logprobs = no_padding_2_padding(model_output["log_probs"], data)
     entropy = model_output.get("entropy")
     entropy = torch.zeros_like(logprobs) if entropy is None else no_padding_2_padding(entropy, data)

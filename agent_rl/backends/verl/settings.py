@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.routing import RoutingConfig
+from agent_rl.config import Section
+from agent_rl.registry import load_file
 from agent_rl.tasks import RL_START
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RolloutConfig(_Section):
+class RolloutConfig(Section):
     """How training episodes are sampled."""
 
     groups: int = Field(64, ge=1)
@@ -32,7 +31,7 @@ class RolloutConfig(_Section):
     """Tokens of a whole episode: vLLM's `max_model_len`."""
 
 
-class EvalConfig(_Section):
+class EvalConfig(Section):
     """What is held out, and how often it is looked at."""
 
     split: str = "test"
@@ -43,11 +42,11 @@ class EvalConfig(_Section):
     temperature: float = Field(1.0, ge=0)
 
 
-class VerlConfig(_Section):
-    """One run, as `configs/verl.yaml` holds it."""
+class VerlConfig(Section):
+    """One run, as `configs/backend/verl.yaml` holds it."""
 
     env: str
-    env_args: dict[str, JsonValue] = {}
+    env_args: dict[str, JsonValue] = Field(default_factory=dict)
     imports: tuple[str, ...] = ()
     """Files that register environments; every worker loads them."""
     split: str = "train"
@@ -65,7 +64,7 @@ class VerlConfig(_Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
-    verl: dict[str, JsonValue] = {}
+    verl: dict[str, JsonValue] = Field(default_factory=dict)
     """Anything else of verl's config: sections within sections, or full keys such as `trainer.nnodes`."""
 
     @field_validator("verl")
@@ -85,6 +84,12 @@ class VerlConfig(_Section):
             if why := next((why for prefix, why in REPLACED.items() if key.lstrip("+").startswith(prefix)), None):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
         return self
+
+
+@functools.cache
+def load_once(file: str) -> None:
+    """Register what a user's file has, once a process."""
+    load_file(file)
 
 
 def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
