@@ -71,7 +71,8 @@ def _prepare(override: str, known: dict[str, bool]) -> str:
 
 def _keys(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, bool]]:
     """Yield every settable key, and whether it is a section."""
-    for name, field in schema.model_fields.items():
+    for attribute, field in schema.model_fields.items():
+        name = field.alias or attribute
         section = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
         yield prefix + name, section
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

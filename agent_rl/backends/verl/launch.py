@@ -93,7 +93,7 @@ def run(config: VerlConfig, folder: Path) -> Path:
         spec(config.env).tasks.require(split)
     folder = folder.resolve()
     composed = compose_verl(config, folder)
-    OmegaConf.save(config.model_dump(mode="json"), folder / CONFIG)
+    OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
     OmegaConf.save(agent_loop(config), folder / "agent_loop.yaml")
     OmegaConf.save(composed, folder / "verl.yaml")
     os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics.jsonl")

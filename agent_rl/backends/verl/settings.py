@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.routing import RoutingConfig
+from agent_rl.backends.asynchrony import AsyncConfig
 from agent_rl.config import Section
 from agent_rl.registry import load_file
 from agent_rl.tasks import RL_START
@@ -59,8 +59,7 @@ class VerlConfig(Section):
     updates_per_batch: int = Field(1, ge=1)
     lr: float = Field(1e-6, gt=0)
     checkpoint_every: int = Field(20, ge=1)
-    mode: Literal["sync", "separate_async"] = "sync"
-    """Whether rollout and training take turns on the same devices, or run at the same time on devices of their own."""
+    asynchrony: AsyncConfig = Field(AsyncConfig(), alias="async")
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
@@ -132,10 +131,16 @@ REPLACED = {
     "actor_rollout_ref.rollout.max_model_len": "set rollout.context",
     "actor_rollout_ref.rollout.multi_turn": "the environment takes the turns",
     "critic.": "there is no critic",
+    "trainer.v1.trainer_mode": "set async.mode",
+    "trainer.v1.sampler.max_off_policy": "set async.max_staleness, async.on_stale",
     "data.": "tasks come from the environment: set env, split, eval",
     "reward.custom_reward_function": "the environment rewards",
 }
 """Keys of verl's config that nothing reads here, by their beginning, and what to set instead."""
+
+
+MODES = {"sync": "sync", "one_step_off": "colocate_async", "separate": "separate_async"}
+"""What verl calls each `async.mode`."""
 
 
 def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
@@ -176,7 +181,10 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         f"{rollout}.val_kwargs.do_sample": config.eval.temperature > 0,
         f"{rollout}.agent.agent_loop_config_path": str(folder / "agent_loop.yaml"),
         f"{rollout}.agent.default_agent_loop": "agent_rl",
-        "trainer.v1.trainer_mode": config.mode,
+        "trainer.v1.trainer_mode": MODES[config.asynchrony.mode],
+        # verl counts the versions that a group spans, its own included
+        "trainer.v1.sampler.max_off_policy_threshold": config.asynchrony.max_staleness + 1,
+        "trainer.v1.sampler.max_off_policy_strategy": config.asynchrony.on_stale,
         "trainer.project_name": "agent_rl",
         "trainer.experiment_name": folder.name,
         "trainer.default_local_dir": str(folder / "checkpoints"),

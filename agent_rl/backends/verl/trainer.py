@@ -5,6 +5,7 @@ from __future__ import annotations
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.metric import reduce_metrics
@@ -68,8 +69,16 @@ class SyncTrainer(AlgorithmTrainer, PPOTrainerSync):
     """Rollout and training take turns on the same devices."""
 
 
+class ColocateAsyncTrainer(AlgorithmTrainer, PPOTrainerColocateAsync):
+    """They take turns on the same devices; a step trains on what was begun during the one before."""
+
+
 class SeparateAsyncTrainer(AlgorithmTrainer, PPOTrainerSeparateAsync):
     """Rollout and training run at the same time, on devices of their own."""
 
 
-TRAINERS: dict[str, type[PPOTrainer]] = {"sync": SyncTrainer, "separate_async": SeparateAsyncTrainer}
+TRAINERS: dict[str, type[PPOTrainer]] = {
+    "sync": SyncTrainer,
+    "colocate_async": ColocateAsyncTrainer,
+    "separate_async": SeparateAsyncTrainer,
+}
