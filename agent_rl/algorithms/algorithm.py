@@ -64,6 +64,11 @@ class Algorithm:
         return self.config.advantage["name"] == "step-grouped"
 
     @property
+    def needs_distributions(self) -> bool:
+        """Whether the advantage weighs by the distributions that tokens came from: by `Batch.sum_pi_squared`."""
+        return self.config.advantage["name"] == "optimal-baseline"
+
+    @property
     def needs_values(self) -> bool:
         """Whether the advantage needs `Experience.state_values`, of continuations that `vine.plan` asks for."""
         return self.config.advantage["name"] == "state-values"

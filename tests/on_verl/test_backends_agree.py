@@ -10,12 +10,13 @@ import torch
 from doubles import example_episode  # site-packages has a `tests`, too
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import response_from_nested
 
-from agent_rl.algorithms import Algorithm, to_samples
+from agent_rl.algorithms import Algorithm, Batch, to_samples
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.verl.exchange import receive, weigh
+from agent_rl.backends.verl.exchange import COMPUTED, prepare, receive, weigh
 from agent_rl.backends.verl.loss import SENT, loss_function
 from agent_rl.backends.verl.rows import rows_of
 from agent_rl.backends.verl.settings import missing
@@ -26,11 +27,27 @@ from agent_rl.types import Completion, Episode, Failure, FinishReason, Outcome, 
 VOCABULARY = 50
 
 
-def preset(name: str) -> Algorithm:
-    return Algorithm(load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm)
+def preset(name: str, *changes: str) -> Algorithm:
+    settings = [f"algorithm={name}", *(f"algorithm.{change}" for change in changes)]
+    return Algorithm(load_config("backend/embedded", TrainConfig, settings).algorithm)
 
 
-PRESETS = [name for name in choices("algorithm") if not any(missing(preset(name).config).values())]
+PRESETS = [(name,) for name in choices("algorithm") if not any(missing(preset(name).config).values())]
+PARTS = [
+    ("a2c", "critic.where=separate"),
+    ("grpo", "advantage=optimal-baseline", "proximal=recompute"),
+    ("rloo", "advantage={name: optimal-baseline, gamma: 0.9}", "proximal=recompute"),
+    ("grpo", "entropy=0.05"),
+    ("grpo", "kl={where: loss, coefficient: 0.3, kind: unbiased}"),
+    ("grpo", "kl={where: loss, coefficient: 0.3, kind: k3+}", "entropy=0.05", "aggregation=seq-mean-token-mean"),
+    ("reinforce", "kl={where: reward, coefficient: 0.3, kind: k1}"),
+    ("m2po", "proximal=recompute", "kl={where: loss, coefficient: 0.3, kind: k2}"),
+    ("grpo", "negative_mask={name: opsm, delta: 0.01}"),
+    ("grpo", "aggregation=token-sum"),
+    ("grpo", "aggregation=prompt-mean", "count_zero_advantage=false"),
+    ("icepop", "rejection={name: worst-token, low: 0.82, high: 1.22}", "denominators=kept"),
+]
+"""What no preset has."""
 
 
 def episode(number: int, group: str, reward: float | None) -> Episode:
@@ -87,24 +104,48 @@ def in_verl(episodes: list[Episode]) -> tuple[TensorDict, list[str], list[dict],
     return data, keys, [r.extra_fields for r in rows], [False] * (len(rows) - 1) + [True]
 
 
-def old_logprobs(data: TensorDict) -> torch.Tensor:
-    """What a forward pass before the update might have said: mu, moved a little."""
-    rng = np.random.default_rng(1)
+def moved(data: TensorDict, seed: int) -> torch.Tensor:
+    """What another policy might have said of the responses: mu, moved a little."""
+    rng = np.random.default_rng(seed)
     mu = data["rollout_log_probs"].unbind()
     return nested([(x + torch.from_numpy(rng.normal(0, 0.1, len(x)))).tolist() for x in mu], torch.float32)
 
 
-def embedded(algorithm: Algorithm, model, old_by_row: dict[tuple[int, ...], torch.Tensor]):
+def computed(algorithm: Algorithm, data: TensorDict) -> dict[str, torch.Tensor]:
+    """What verl's engines have computed by the time that the batch is weighed, but for a critic's values."""
+    recompute = algorithm.config.proximal == "recompute"
+    found = {"old_log_probs": moved(data, 1) if recompute else data["rollout_log_probs"]}
+    if algorithm.needs_reference:
+        found["ref_log_prob"] = moved(data, 2)
+    if algorithm.needs_distributions:
+        found["sum_pi_squared"] = nested([x.exp().mul(2).tolist() for x in moved(data, 3).unbind()], torch.float32)
+    return found
+
+
+def by_ids(data: TensorDict, name: str) -> dict[tuple[int, ...], torch.Tensor]:
+    """A column of verl's, of whole rows, by the ids of the row."""
+    parts = zip(*(data[key].unbind() for key in ("prompts", "responses", name)), strict=True)
+    return {(*p.tolist(), *r.tolist()): torch.cat([torch.zeros(len(p)), x]) for p, r, x in parts}
+
+
+def filled(batch: Batch, data: TensorDict) -> Batch:
+    """The embedded backend's batch with the same numbers; 0 at tokens that were not sampled."""
+    for ours, theirs in COMPUTED.items():
+        if theirs in data.keys():  # noqa: SIM118 - a TensorDict
+            known, column = by_ids(data, theirs), torch.zeros_like(batch.old_logprobs)
+            for row, ids in enumerate(batch.token_ids.tolist()):
+                values = known[tuple(ids[: int(batch.lengths[row])])]
+                column[row, : len(values)] = values
+            batch = replace(batch, **{ours: torch.where(batch.loss_mask, column, 0.0)})
+    return batch
+
+
+def embedded(algorithm: Algorithm, model, data: TensorDict) -> torch.Tensor:
     x = algorithm.experience(EPISODES)
-    if algorithm.config.proximal == "recompute":
-        old = torch.zeros_like(x.rows.old_logprobs)
-        for row, ids in enumerate(x.rows.token_ids.tolist()):
-            known = old_by_row[tuple(ids[: int(x.rows.lengths[row])])]
-            old[row, : len(known)] = known
-        x = replace(x, batch=replace(x.rows, old_logprobs=torch.where(x.rows.loss_mask, old, 0.0)))
-    batch, whole = algorithm.weigh(x)
-    scores = score_tokens(model, batch.token_ids)
-    return algorithm.loss(scores.logprobs, scores.entropy, batch, whole).loss
+    batch, whole = algorithm.weigh(replace(x, batch=filled(x.rows, data)))
+    scores = score_tokens(model, batch.token_ids, entropy_gradient=True)
+    prepared = algorithm.prepare(scores.logprobs.detach().float(), batch).batch
+    return algorithm.loss(scores.logprobs, scores.entropy, prepared, whole).loss
 
 
 def gradient(loss: torch.Tensor, model) -> torch.Tensor:
@@ -113,23 +154,28 @@ def gradient(loss: torch.Tensor, model) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_gradient_of_one_batch_is_the_same_on_both_backends(name: str, ranks: int, model) -> None:
-    algorithm = preset(name)
-    data, keys, extra, padding = in_verl(EPISODES)
-    recompute = algorithm.config.proximal == "recompute"
-    data["old_log_probs"] = old_logprobs(data) if recompute else data["rollout_log_probs"]
-    sent, metrics = weigh(algorithm, receive(keys, extra, padding), data)
-    data.update(sent)
+def as_engine(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Scores of tokens as verl's engine has them: token t's at position t - 1."""
+    return torch.nested.as_nested_tensor([torch.cat([x[1:], x.new_zeros(1)]) for x in rows], layout=torch.jagged)
 
-    prompts, responses = data["prompts"].unbind(), data["responses"].unbind()
-    by_row = {
-        (*p.tolist(), *r.tolist()): torch.cat([torch.zeros(len(p)), old])
-        for p, r, old in zip(prompts, responses, data["old_log_probs"].unbind(), strict=True)
-    }
-    expected_loss = embedded(algorithm, model, by_row)
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", PRESETS + PARTS, ids=" ".join)
+def test_the_gradient_of_one_batch_is_the_same_on_both_backends(case: tuple[str, ...], ranks: int, model) -> None:
+    algorithm = preset(*case)
+    data, keys, extra, padding = in_verl(EPISODES)
+    data.update(computed(algorithm, data))
+    if algorithm.config.critic.where != "none":
+        data["values"] = moved(data, 4)
+    expected_loss = embedded(algorithm, model, data)
     expected = gradient(expected_loss, model)
+
+    weighed = weigh(algorithm, receive(keys, extra, padding), data)
+    data.update(weighed.sent)
+    if algorithm.needs_theta:
+        scored = as_engine([score_tokens(model, i[None]).logprobs[0].detach() for i in data["input_ids"].unbind()])
+        theta = weighed.by_token(response_from_nested(scored, data["response_mask"]).unbind())
+        data.update(prepare(algorithm, weighed, theta)[0])
 
     function, total = loss_function(algorithm.config), torch.zeros(len(expected), dtype=torch.float64)
     value = 0.0
@@ -137,11 +183,10 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(name: str, ranks
         share = list(range(rank, len(keys), ranks))
         for start in range(0, len(share), 3):
             part = tu.index_select_tensor_dict(data, share[start : start + 3])
-            ids = part["input_ids"].unbind()
-            logprobs = [score_tokens(model, i[None]).logprobs[0] for i in ids]
-            # verl's engine scores token t at position t - 1
-            shifted = [torch.cat([x[1:], x.new_zeros(1)]) for x in logprobs]
-            output = {"log_probs": torch.nested.as_nested_tensor(shifted, layout=torch.jagged)}
+            scores = [score_tokens(model, i[None], entropy_gradient=True) for i in part["input_ids"].unbind()]
+            output = {"log_probs": as_engine([x.logprobs[0] for x in scores])}
+            if algorithm.config.entropy:
+                output["entropy"] = as_engine([x.entropy[0] for x in scores])
             tu.assign_non_tensor(part, dp_size=ranks)
             loss, told = function(output, part)
             value += float(told["agent_rl/loss"].values[0])
@@ -149,13 +194,13 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(name: str, ranks
     assert float(expected.norm()) > 1e-3
     assert value == pytest.approx(expected_loss.item(), rel=1e-6, abs=1e-6)
     torch.testing.assert_close(total, expected, rtol=0, atol=1e-5 * float(expected.norm()))
-    assert metrics["rollout/kept"] == pytest.approx(algorithm.experience(EPISODES).kept.double().mean())
+    assert weighed.metrics["rollout/kept"] == pytest.approx(algorithm.experience(EPISODES).kept.double().mean())
 
 
 def test_padding_and_blank_rows_are_not_trained_on() -> None:
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]
-    sent, _ = weigh(preset("grpo"), receive(keys, extra, padding), data)
+    sent = weigh(preset("grpo"), receive(keys, extra, padding), data).sent
     blank = next(i for i, row in enumerate(data["response_mask"].unbind()) if not row.any())
     for row in (blank, len(keys) - 1):
         assert not sent["advantages"].unbind()[row].any() and not sent[SENT["weights"]].unbind()[row].any()

@@ -10,7 +10,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Experience
+from agent_rl.algorithms import Algorithm, Batch, Experience
+from agent_rl.algorithms.objectives.value import critic_metrics
+from agent_rl.algorithms.objectives.whole import Prepared
 from agent_rl.backends.verl.loss import SENT, WHOLE
 from agent_rl.backends.verl.rows import check_ids, episode_of
 from agent_rl.types import Episode
@@ -26,33 +28,72 @@ class Received:
 
 
 def receive(keys: Sequence[str], extra_fields: Sequence[dict[str, Any]], padding: Sequence[bool]) -> Received:
-    """Read the episodes that the rows of a batch carry; keys are verl's `{prompt}_{session}_{number}`."""
-    episodes: list[Episode] = []
-    index: dict[str, int] = {}
-    for key, fields, is_padding in zip(keys, extra_fields, padding, strict=True):
-        episode = None if is_padding else episode_of(fields)
-        if episode is not None:
-            index[key.rpartition("_")[0]] = len(episodes)
-            episodes.append(episode)
+    """Read the episodes that the rows of a batch carry; keys are verl's `{prompt}_{session}_{number}`.
+
+    Episodes are in the order of their ids, whatever order they ended in: of two that are equally good, the first counts
+    as the better one.
+    """
+    carried = {
+        key.rpartition("_")[0]: episode
+        for key, fields, is_padding in zip(keys, extra_fields, padding, strict=True)
+        if not is_padding and (episode := episode_of(fields)) is not None
+    }
+    sessions = sorted(carried, key=lambda session: carried[session].id)
+    index = {session: number for number, session in enumerate(sessions)}
     places = [
         None if is_padding else (index[key.rpartition("_")[0]], int(key.rpartition("_")[2]))
         for key, is_padding in zip(keys, padding, strict=True)
     ]
-    return Received(episodes, places)
+    return Received([carried[session] for session in sessions], places)
 
 
-def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> tuple[TensorDict, dict[str, float]]:
+Spots = Sequence[tuple[int, slice] | None]
+"""For each of verl's rows: our row and the columns of its response; None where there is nothing to train on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A batch that is ready for its losses, or for `prepare`, and what goes back to verl of it."""
+
+    batch: Batch
+    """Every row, in our order."""
+    wanted: Tensor
+    """bool `[B]`: the rows that have a gradient."""
+    spots: Spots
+    lengths: Sequence[int]
+    """Of the responses, by verl's row."""
+    sent: TensorDict
+    """What every row's loss reads, by verl's row."""
+    metrics: dict[str, float]
+
+    def by_token(self, responses: Sequence[Tensor]) -> Tensor:
+        """Put what verl's rows have at the tokens of their responses where our rows have these, `[B, T]`."""
+        return gathered(self.spots, responses, self.batch.old_logprobs)
+
+
+COMPUTED = {
+    "old_logprobs": "old_log_probs",
+    "reference_logprobs": "ref_log_prob",
+    "sum_pi_squared": "sum_pi_squared",
+    "values": "values",
+}
+"""Fields of a `Batch` that verl's engines compute, and their names in verl; all nested over responses."""
+
+
+def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> Weighed:
     """Compute what the loss reads for every row of verl's batch, and the metrics of the algorithm.
 
     Args:
         algorithm: what to compute.
         received: the batch's episodes.
-        data: verl's `prompts`, `responses`, `old_log_probs` and, if there is a reference, `ref_log_prob`, all nested.
+        data: verl's `prompts`, `responses` and, of `COMPUTED`, what the algorithm asks for; all nested.
 
     Raises:
-        RuntimeError: if no episode sampled anything, or verl changed a token.
+        RuntimeError: if no episode sampled anything, or verl changed a token, or did not compute what it must.
     """
     x, known = algorithm.experience(received.episodes), set(data.keys())
+    if lacking := _required(algorithm) - known:
+        raise RuntimeError(f"algorithm={algorithm.config.name} reads {sorted(lacking)}, which verl did not compute")
     if x.batch is None:
         raise RuntimeError(_nothing_sampled(received.episodes))
     prompts, responses = data["prompts"], data["responses"]
@@ -66,29 +107,61 @@ def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> tuple[T
             ids = x.rows.token_ids[spot[0], : int(x.rows.lengths[spot[0]])].tolist()
             check_ids(received.episodes[place[0]], place[1], ids, [i for half in halves for i in half.tolist()])
     batch = x.rows
-    for ours, theirs in (("old_logprobs", "old_log_probs"), ("reference_logprobs", "ref_log_prob")):
+    for ours, theirs in COMPUTED.items():
         if theirs in known:
             batch = replace(batch, **{ours: gathered(spots, data[theirs].unbind(), batch.old_logprobs)})
     x = replace(x, batch=batch)
-    weighed, whole, _ = algorithm.weigh_rows(x)
-    arrays = {"advantages": weighed.advantages, "returns": weighed.returns}
-    arrays |= {SENT["weights"]: weighed.weights, SENT["counted"]: weighed.counted.float()}
-    sent = {name: spread(spots, array, [n for _, n in lengths]) for name, array in arrays.items()}
+    weighed, whole, wanted = algorithm.weigh_rows(x)
+    arrays = {SENT[name]: getattr(weighed, name) for name in ("advantages", "returns", "weights")}
+    arrays |= {SENT[name]: getattr(weighed, name).float() for name in ("counted", "valued")}
+    responses_of = [n for _, n in lengths]
+    sent = {name: spread(spots, array, responses_of) for name, array in arrays.items()}
     shares = [0.0 if spot is None else float(weighed.prompt_shares[spot[0]]) for spot in spots]
     sent[SENT["prompt_shares"]] = torch.tensor(shares)
-    sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences]] * len(spots))
-    metrics = algorithm.diagnose(x) | {"rollout/kept": float(x.kept.double().mean())}
-    return TensorDict(sent, batch_size=len(spots)), metrics
+    sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences, whole.valued]] * len(spots))
+    metrics = algorithm.diagnose(x) | critic_metrics(weighed.values, weighed.returns, weighed.valued)
+    metrics |= {"rollout/kept": float(x.kept.double().mean()), "train/samples": float(wanted.sum())}
+    return Weighed(weighed, wanted, spots, responses_of, TensorDict(sent, batch_size=len(spots)), metrics)
+
+
+def prepare(algorithm: Algorithm, weighed: Weighed, theta: Tensor) -> tuple[TensorDict, dict[str, float]]:
+    """Make the rows ready for one update, where the objective `needs_theta`: replace their advantages and weights.
+
+    Args:
+        algorithm: what to compute.
+        weighed: the batch.
+        theta: log-probabilities of our rows under the weights that are about to be updated, `[B, T]`.
+
+    Returns:
+        What to send, by verl's row, and what the objective reports; nothing to report if no row has a gradient.
+    """
+    whole, rows = weighed.batch, torch.nonzero(weighed.wanted)[:, 0]
+    part = whole.rows(rows.tolist())
+    width = part.token_ids.shape[1]
+    prepared = algorithm.prepare(theta[rows, :width], part) if len(part) else Prepared(part, {})
+    sent = {}
+    for name in ("advantages", "weights"):
+        array = torch.zeros_like(getattr(whole, name))
+        array[rows, :width] = getattr(prepared.batch, name)
+        sent[SENT[name]] = spread(weighed.spots, array, weighed.lengths)
+    return TensorDict(sent, batch_size=len(weighed.spots)), prepared.metrics
+
+
+def _required(algorithm: Algorithm) -> set[str]:
+    """What verl's engines must have computed."""
+    wanted = {
+        "old_logprobs": True,
+        "reference_logprobs": algorithm.needs_reference,
+        "sum_pi_squared": algorithm.needs_distributions,
+        "values": algorithm.config.critic.where != "none",
+    }
+    return {COMPUTED[name] for name, needed in wanted.items() if needed}
 
 
 def _nothing_sampled(episodes: Sequence[Episode]) -> str:
     errors = [e.error for e in episodes if e.error is not None]
     first = f"the first broke in {errors[0].where}: {errors[0].type}: {errors[0].message}" if errors else "none broke"
     return f"none of the {len(episodes)} episodes of this step sampled a token: {first}"
-
-
-Spots = Sequence[tuple[int, slice] | None]
-"""For each of verl's rows: our row and the columns of its response; None where there is nothing to train on."""
 
 
 def own_rows(x: Experience, received: Received) -> list[int | None]:

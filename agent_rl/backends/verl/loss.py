@@ -1,4 +1,4 @@
-"""The loss that verl's workers call: `Algorithm.loss` on a micro-batch, with the denominators of the whole batch."""
+"""The losses that verl's workers call: policy's and critic's on a micro-batch, with the whole batch's denominators."""
 
 from __future__ import annotations
 
@@ -24,15 +24,23 @@ SENT = {
     "weights": "agent_rl_weights",
     "counted": "agent_rl_counted",
     "prompt_shares": "agent_rl_prompt_shares",
+    "values": "values",
+    "returns": "returns",
+    "valued": "agent_rl_valued",
 }
-"""Fields of a `Batch` that the loss reads, and their names in verl."""
+"""Fields of a `Batch` that the losses read, and their names in verl."""
 WHOLE = "agent_rl_whole"
-"""int64 `[B, 2]`: counted tokens and sequences of the whole batch, the same in every row."""
+"""int64 `[B, 3]`: the `Denominators` of the whole batch, the same in every row."""
 
 
 def loss_function(config: AlgorithmConfig) -> Any:
-    """Return what `set_loss_fn` of verl's workers takes."""
+    """Return what `set_loss_fn` of verl's actor workers takes."""
     return partial(algorithm_loss, algorithm=Algorithm(config))
+
+
+def value_loss_function(config: AlgorithmConfig) -> Any:
+    """Return what `set_loss_fn` of verl's critic workers takes."""
+    return partial(critic_loss, algorithm=Algorithm(config))
 
 
 def algorithm_loss(
@@ -42,21 +50,44 @@ def algorithm_loss(
 
     FSDP averages gradients over data-parallel ranks, while the shares of all ranks add up to the loss of the batch:
     hence the factor `dp_size`.
+
+    Raises:
+        RuntimeError: if verl left out what the algorithm reads, the entropies or the reference's log-probabilities.
     """
     logprobs = no_padding_2_padding(model_output["log_probs"], data)
-    entropy = model_output.get("entropy")
-    entropy = torch.zeros_like(logprobs) if entropy is None else no_padding_2_padding(entropy, data)
-    dp_size = int(data["dp_size"])
-    known = set(data.keys())
-    padded = data.select(*known.intersection(SENT.values()), WHOLE).to_padded_tensor()
-    tokens, sequences = padded[WHOLE][0].tolist()
-    terms = algorithm.loss(logprobs, entropy, batch_of(padded, logprobs), Denominators(tokens, sequences))
-    metrics = {
-        f"agent_rl/{name}": Metric(value=value / tokens, aggregation=AggregationType.SUM)
-        for name, value in terms.sums.items()
-    }
-    metrics["agent_rl/loss"] = Metric(value=float(terms.loss.detach()), aggregation=AggregationType.SUM)
-    return terms.loss * dp_size, metrics
+    found = model_output.get("entropy")
+    batch, whole = micro_batch(data, logprobs)
+    if algorithm.config.entropy and found is None:
+        raise RuntimeError(f"algorithm.entropy={algorithm.config.entropy}, and verl's engine computed no entropies")
+    if algorithm.needs_reference and SENT["reference_logprobs"] not in data.keys():  # noqa: SIM118 - a TensorDict
+        raise RuntimeError(f"algorithm={algorithm.config.name} compares with a reference, and verl scored no row by it")
+    entropy = torch.zeros_like(logprobs) if found is None else no_padding_2_padding(found, data)
+    terms = algorithm.loss(logprobs, entropy, batch, whole)
+    sums = {name: value for name, value in terms.sums.items() if name != "entropy" or found is not None}
+    metrics = {f"agent_rl/{name}": _share(value / whole.tokens) for name, value in sums.items()}
+    metrics["agent_rl/loss"] = _share(float(terms.loss.detach()))
+    return terms.loss * int(data["dp_size"]), metrics
+
+
+def critic_loss(
+    model_output: dict[str, Tensor], data: TensorDict, dp_group: object = None, *, algorithm: Algorithm
+) -> tuple[Tensor, dict[str, Any]]:
+    """Return a micro-batch's share of the value loss and its metrics; `dp_size` as in `algorithm_loss`."""
+    values = no_padding_2_padding(model_output["values"], data)
+    batch, whole = micro_batch(data, values)
+    terms = algorithm.value_loss(values, batch, whole)
+    metrics = {f"critic/{name}": _share(value / whole.valued) for name, value in terms.sums.items()}
+    return terms.loss * int(data["dp_size"]), metrics
+
+
+def micro_batch(data: TensorDict, like: Tensor) -> tuple[Batch, Denominators]:
+    """Read the rows of a micro-batch, and what the whole batch counts."""
+    padded = data.select(*set(data.keys()).intersection(SENT.values()), WHOLE).to_padded_tensor()
+    return batch_of(padded, like), Denominators(*padded[WHOLE][0].tolist())
+
+
+def _share(value: float) -> Metric:
+    return Metric(value=value, aggregation=AggregationType.SUM)
 
 
 def batch_of(padded: TensorDict, like: Tensor) -> Batch:
@@ -65,5 +96,5 @@ def batch_of(padded: TensorDict, like: Tensor) -> Batch:
     sent = {ours: padded[theirs].to(like.device) for ours, theirs in SENT.items() if theirs in known}
     nothing = torch.zeros_like(like, dtype=torch.float32)
     unread: dict[str, Any] = {f.name: nothing for f in fields(Batch)} | {"routed_experts": None, "old_experts": None}
-    flags = {name: sent[name].bool() for name in ("loss_mask", "counted")}
+    flags = {name: sent[name].bool() for name in ("loss_mask", "counted", "valued")}
     return Batch(**{**unread, "reference_logprobs": sent["old_logprobs"], **sent, **flags})

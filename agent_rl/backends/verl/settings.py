@@ -12,6 +12,7 @@ from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.backends.asynchrony import AsyncConfig
+from agent_rl.backends.verl import critic
 from agent_rl.config import Section
 from agent_rl.registry import load_file
 from agent_rl.tasks import RL_START
@@ -79,8 +80,9 @@ class VerlConfig(Section):
                 f"algorithm={self.algorithm.name} needs {', '.join(lacking)}, which the verl backend can't do yet; "
                 "backend=embedded can"
             )
+        replaced = REPLACED | (critic.NO_CRITIC if self.algorithm.critic.where == "none" else critic.REPLACED)
         for key in self.verl:
-            if why := next((why for prefix, why in REPLACED.items() if key.lstrip("+").startswith(prefix)), None):
+            if why := next((why for prefix, why in replaced.items() if key.lstrip("+").startswith(prefix)), None):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
         return self
 
@@ -104,10 +106,8 @@ def missing(config: AlgorithmConfig) -> dict[str, bool]:
     algorithm = Algorithm(config)
     return {
         "a greedy episode of each task": algorithm.needs_greedy,
-        "a critic": config.critic.where != "none",
+        "a value head on the policy's trunk (critic.where=separate gives it its own)": config.critic.where == "shared",
         "continuations of episodes": algorithm.needs_values,
-        "theta's scores of the whole batch": algorithm.needs_theta,
-        "the distributions that tokens came from": config.advantage["name"] == "optimal-baseline",
         "replayed routes": config.routing != RoutingConfig(),
         "dynamic sampling": config.refill.max_rounds > 1,
     }
@@ -121,20 +121,30 @@ REPLACED = {
     "actor_rollout_ref.actor.tau_": _OURS,
     "actor_rollout_ref.actor.loss_": _OURS,
     "actor_rollout_ref.actor.entropy_coeff": "set algorithm.entropy",
+    "actor_rollout_ref.actor.calculate_": "what the engine computes is what the algorithm reads",
+    "actor_rollout_ref.actor.grad_clip": "verl reads actor_rollout_ref.actor.optim.clip_grad",
     "actor_rollout_ref.actor.use_kl_loss": "set algorithm.kl",
     "actor_rollout_ref.actor.kl_loss": "set algorithm.kl",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "an update takes the whole batch; set rollout.groups",
     "actor_rollout_ref.actor.ppo_epochs": "set updates_per_batch",
     "actor_rollout_ref.actor.shuffle": "an update takes the whole batch",
+    "actor_rollout_ref.actor.data_loader_seed": "an update takes the whole batch",
+    "actor_rollout_ref.actor.use_prefix_grouper": "verl's v1 trainers don't read it",
     "actor_rollout_ref.rollout.n": "set rollout.samples",
     "actor_rollout_ref.rollout.temperature": "set rollout.temperature",
+    "actor_rollout_ref.rollout.do_sample": "set rollout.temperature",
+    "actor_rollout_ref.rollout.val_kwargs.temperature": "set eval.temperature",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": "set eval.temperature",
     "actor_rollout_ref.rollout.max_model_len": "set rollout.context",
     "actor_rollout_ref.rollout.multi_turn": "the environment takes the turns",
-    "critic.": "there is no critic",
+    "trainer.critic_warmup": "set algorithm.critic.warmup_steps",
+    "trainer.use_v1": "agent_rl's trainers are v1's",
     "trainer.v1.trainer_mode": "set async.mode",
     "trainer.v1.sampler.max_off_policy": "set async.max_staleness, async.on_stale",
     "data.": "tasks come from the environment: set env, split, eval",
     "reward.custom_reward_function": "the environment rewards",
+    "reward.reward_": "the environment rewards",
+    "distillation.": "agent_rl's loss distils nothing",
 }
 """Keys of verl's config that nothing reads here, by their beginning, and what to set instead."""
 
@@ -166,13 +176,14 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
             "algorithm": algorithm.model_dump_json(),
             "episodes": str(folder / "episodes.jsonl"),
         },
-        "algorithm.adv_estimator": "grpo",  # any without a critic: it is never called
+        "algorithm.adv_estimator": "grpo",  # any: it is never called
         "algorithm.rollout_correction.bypass_mode": algorithm.proximal == "rollout",
         "actor_rollout_ref.model.path": config.start_from,
         f"{actor}.ppo_mini_batch_size": config.rollout.groups,
         f"{actor}.ppo_epochs": config.updates_per_batch,
         f"{actor}.optim.lr": config.lr,
-        f"{actor}.use_kl_loss": algorithm.kl.where != "none",  # so that verl keeps a reference and scores under it
+        f"{actor}.use_kl_loss": Algorithm(algorithm).needs_reference,  # so that verl keeps one and scores under it
+        **critic.critic_settings(algorithm.critic, config.start_from, config.rollout.context),
         f"{rollout}.name": "vllm",
         f"{rollout}.n": config.rollout.samples,
         f"{rollout}.temperature": config.rollout.temperature,

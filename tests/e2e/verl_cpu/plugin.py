@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed
+import transformers
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 from verl.utils import import_utils
@@ -136,7 +137,19 @@ def _vllm_by_its_name(version):
     return lookup
 
 
+def _any_attention(load):
+    """verl loads every critic with flash attention, which there is none of."""
+
+    @functools.wraps(load)
+    def from_pretrained(*args, **kwargs):
+        return load(*args, **(kwargs | {"attn_implementation": "sdpa"}))
+
+    return from_pretrained
+
+
 if os.environ.get("VERL_PLATFORM") == "cpu":
     torch.distributed.init_process_group = _one_gloo(torch.distributed.init_process_group)
     importlib.metadata.version = _vllm_by_its_name(importlib.metadata.version)
+    critic = transformers.AutoModelForTokenClassification
+    critic.from_pretrained = _any_attention(critic.from_pretrained)
     import_utils.is_trl_available = lambda: False  # .venv-verl's TRL is newer than the one that verl would patch
