@@ -50,6 +50,18 @@ def test_a_kl_penalty_makes_verl_keep_a_reference(where: str, wanted: bool) -> N
         ("actor_rollout_ref.actor.entropy_coeff", "set algorithm.entropy"),
         ("actor_rollout_ref.rollout.n", "set rollout.samples"),
         ("data.train_files", "tasks come from the environment"),
+        ("algorithm.use_kl_in_reward", "agent_rl's algorithm takes its place"),
+        ("algorithm.filter_groups.enable", "agent_rl's algorithm takes its place"),
+        ("actor_rollout_ref.actor.ppo_epochs", "set updates_per_batch"),
+        ("actor_rollout_ref.actor.kl_loss_coef", "set algorithm.kl"),
+        ("actor_rollout_ref.actor.grad_clip", "verl reads actor_rollout_ref.actor.optim.clip_grad"),
+        ("actor_rollout_ref.actor.calculate_entropy", "what the engine computes is what the algorithm reads"),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature", "set eval.temperature"),
+        ("trainer.critic_warmup", "set algorithm.critic.warmup_steps"),
+        ("trainer.use_v1", "agent_rl's trainers are v1's"),
+        ("reward.reward_model.enable", "the environment rewards"),
+        ("distillation.enabled", "agent_rl's loss distils nothing"),
+        ("critic.fsdp.param_offload", "there is no critic"),
     ],
 )
 def test_a_key_that_verl_would_not_read_is_refused(key: str, why: str) -> None:
@@ -57,9 +69,51 @@ def test_a_key_that_verl_would_not_read_is_refused(key: str, why: str) -> None:
         config(verl={key: 1})
 
 
+CRITIC = {"name": "ppo", "advantage": "gae", "critic": {"where": "separate", "lr": 3e-4, "warmup_steps": 5}}
+
+
+def test_a_critic_in_verl_s_words() -> None:
+    found = verl_settings(config(algorithm=CRITIC, rollout={"context": 65536}), Path("r"))
+    assert found["critic.enable"] is True and found["critic.model.path"] == "/models/m"
+    assert found["critic.optim.lr"] == 3e-4
+    assert found["critic.optim.clip_grad"] == "${actor_rollout_ref.actor.optim.clip_grad}"
+    assert found["+critic.ppo_infer_max_token_len_per_gpu"] == 65536  # no row is longer
+    assert found["trainer.critic_warmup"] == 6  # the first step, of steps from 1, in which the policy learns
+    none = verl_settings(config(), Path("r"))
+    assert [(k, v) for k, v in none.items() if "critic" in k] == [("critic.enable", False)]
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("critic.cliprange_value", "set algorithm.critic.clip_eps"),
+        ("critic.ppo_micro_batch_size_per_gpu", "verl's critic cuts its batches by tokens"),
+        ("critic.use_dynamic_bsz", "verl's critic cuts its batches by tokens"),
+        ("critic.grad_clip", "verl reads critic.optim.clip_grad"),
+        ("critic.loss_agg_mode", "the mean over the tokens that it is trained at"),
+        ("critic.enable", "set algorithm.critic.where"),
+    ],
+)
+def test_a_critic_s_key_that_verl_would_not_read_is_refused(key: str, why: str) -> None:
+    with pytest.raises(ValidationError, match=f"would change nothing: .*{why}"):
+        config(algorithm=CRITIC, verl={key: 1})
+
+
+def test_a_critic_s_other_keys_are_verl_s() -> None:
+    keys = ("critic.fsdp.param_offload", "critic.optim.weight_decay", "+critic.ppo_infer_max_token_len_per_gpu")
+    assert set(config(algorithm=CRITIC, verl=dict.fromkeys(keys, 1)).verl) == set(keys)
+
+
+def test_dpo_makes_verl_keep_a_reference() -> None:
+    dpo = {"objective": "dpo", "advantage": "best-against-worst", "aggregation": "token-sum"}
+    assert verl_settings(config(algorithm=dpo), Path("r"))["actor_rollout_ref.actor.use_kl_loss"] is True
+
+
 def test_an_algorithm_that_can_t_run_is_refused_with_the_reason() -> None:
     with pytest.raises(ValidationError, match=r"algorithm=remax needs a greedy episode of each task.*embedded can"):
         config(algorithm={"name": "remax", "advantage": "over-greedy"})
+    with pytest.raises(ValidationError, match=r"a value head on the policy's trunk \(critic.where=separate gives"):
+        config(algorithm=CRITIC | {"critic": {"where": "shared"}})
     with pytest.raises(ValidationError, match="needs dynamic sampling"):
         config(algorithm={"filters": ["varied-groups"], "refill": {"max_rounds": 2}})
 

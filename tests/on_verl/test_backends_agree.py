@@ -140,10 +140,11 @@ def filled(batch: Batch, data: TensorDict) -> Batch:
     return batch
 
 
-def embedded(algorithm: Algorithm, model, data: TensorDict) -> torch.Tensor:
+def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float = 1.0) -> torch.Tensor:
+    """The embedded backend's loss of the batch."""
     x = algorithm.experience(EPISODES)
     batch, whole = algorithm.weigh(replace(x, batch=filled(x.rows, data)))
-    scores = score_tokens(model, batch.token_ids, entropy_gradient=True)
+    scores = score_tokens(model, batch.token_ids, temperature, entropy_gradient=True)
     prepared = algorithm.prepare(scores.logprobs.detach().float(), batch).batch
     return algorithm.loss(scores.logprobs, scores.entropy, prepared, whole).loss
 

@@ -75,8 +75,7 @@ class AlgorithmTrainer(PPOTrainer):
         batch = super()._compute_old_log_prob(batch, metrics)
         batch.extra_info["calculate_sum_pi_squared"] = False  # else the reference's would take their place
         if wanted:
-            fields = TensorDict({"sum_pi_squared": _responses(batch, "sum_pi_squared")}, batch_size=len(batch))
-            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+            batch = _put(batch, TensorDict({"sum_pi_squared": _responses(batch, "sum_pi_squared")}, len(batch)))
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
@@ -90,8 +89,7 @@ class AlgorithmTrainer(PPOTrainer):
         self.store.flush()
         self.weighed = weigh(self.algorithm, received, data)
         metrics |= self.weighed.metrics
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=self.weighed.sent)
-        return batch
+        return _put(batch, self.weighed.sent)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Take `ppo_epochs` updates of the critic, each on the whole batch."""
@@ -108,7 +106,7 @@ class AlgorithmTrainer(PPOTrainer):
             return batch
         for number in range(updates):
             sent, found = prepare(self.algorithm, self.weighed, self._theta(batch, number))
-            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=sent)
+            batch = _put(batch, sent)
             self._whole(batch, 1)
             metrics |= found | _reported(self.actor_rollout_wg.update_actor(batch), "actor")
         return batch
@@ -151,6 +149,11 @@ def _responses(batch: KVBatchMeta, name: str) -> Tensor:
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name, "response_mask"])
     found: Tensor = response_from_nested(data[name], data["response_mask"])
     return found
+
+
+def _put(batch: KVBatchMeta, fields: TensorDict) -> KVBatchMeta:
+    """Send fields; return the batch that leads workers to them: one from before may list the fields that it had."""
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
 
 def _reported(output: TensorDict, worker: str) -> dict[str, float]:

@@ -150,6 +150,7 @@ def _any_attention(load):
 if os.environ.get("VERL_PLATFORM") == "cpu":
     torch.distributed.init_process_group = _one_gloo(torch.distributed.init_process_group)
     importlib.metadata.version = _vllm_by_its_name(importlib.metadata.version)
+    torch.Tensor.pin_memory = lambda self, *a, **k: self  # for copies to a device; a reference's weights ask for it
     critic = transformers.AutoModelForTokenClassification
     critic.from_pretrained = _any_attention(critic.from_pretrained)
     import_utils.is_trl_available = lambda: False  # .venv-verl's TRL is newer than the one that verl would patch

@@ -1,0 +1,116 @@
+"""One critic, two backends: its values, advantages over them, and the gradient of its loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import response_from_nested
+
+from agent_rl.algorithms import Algorithm, Batch
+from agent_rl.backends.embedded.critic import Critic
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.optimizer import OptimizerConfig
+from agent_rl.backends.verl.exchange import Weighed, receive, weigh
+from agent_rl.backends.verl.loss import loss_function, value_loss_function
+from on_verl.test_backends_agree import EPISODES, VOCABULARY, gradient, in_verl, preset
+
+CASES = [
+    ("ppo",),
+    ("ppo", "critic.clip_eps=null", "critic.coefficient=2"),
+    ("a2c", "critic.where=separate"),
+    ("ppo", "advantage={name: turn-gae, lam: 0.8}"),
+]
+
+
+@pytest.fixture
+def critic(request: pytest.FixtureRequest) -> Critic:
+    tiny = ModelConfig(hidden=32, heads=2, kv_heads=2, head_dim=16, layers=2, intermediate=64)
+    found = Critic(make_model(tiny, VOCABULARY, 0), preset(*request.param), OptimizerConfig())
+    torch.nn.init.normal_(found.head.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    return found.double()
+
+
+def in_engine(critic: Critic, ids: torch.Tensor) -> torch.Tensor:
+    """A row's values as verl's engine has them: at position t, of the state after token t."""
+    return critic.head(critic.trunk(input_ids=ids[None]).last_hidden_state)[0, :, 0]
+
+
+def on_verl(critic: Critic) -> tuple[TensorDict, Weighed]:
+    """The batch as it is when the critic is updated."""
+    data, keys, extra, padding = in_verl(EPISODES)
+    data["old_log_probs"] = data["rollout_log_probs"]
+    with torch.no_grad():
+        values = [in_engine(critic, ids).float() for ids in data["input_ids"].unbind()]
+    nested = torch.nested.as_nested_tensor(values, layout=torch.jagged)
+    data["values"] = response_from_nested(nested, data["response_mask"])  # as verl's _compute_values does
+    weighed = weigh(critic.algorithm, receive(keys, extra, padding), data)
+    data.update(weighed.sent)
+    return data, weighed
+
+
+def embedded(critic: Critic) -> tuple[Batch, torch.Tensor]:
+    """The weighed batch, and the critic's loss on it."""
+    x = critic.algorithm.experience(EPISODES)
+    values = critic.float().values(None, x.rows, token_budget=100)
+    batch, whole = critic.double().algorithm.weigh(replace(x, batch=replace(x.rows, values=values)))
+    return batch, critic.loss(torch.empty(0), batch, whole)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("critic", CASES, indirect=True, ids=" ".join)
+def test_a_critic_learns_the_same_on_both_backends(critic: Critic, ranks: int) -> None:
+    data, weighed = on_verl(critic)
+    batch, expected_loss = embedded(critic)
+    expected = gradient(expected_loss, critic)
+    ours = weighed.batch.rows(torch.nonzero(weighed.wanted)[:, 0].tolist())
+    for name in ("advantages", "returns", "valued"):
+        torch.testing.assert_close(getattr(ours, name), getattr(batch, name), rtol=0, atol=1e-5)
+    assert torch.equal(ours.values[ours.valued] != 0, torch.ones(int(ours.valued.sum()), dtype=torch.bool))
+
+    function, total = value_loss_function(critic.algorithm.config), torch.zeros(len(expected), dtype=torch.float64)
+    reported = 0.0
+    for rank in range(ranks):
+        share = list(range(rank, len(data), ranks))
+        for start in range(0, len(share), 2):
+            part = tu.index_select_tensor_dict(data, share[start : start + 2])
+            values = [in_engine(critic, ids) for ids in part["input_ids"].unbind()]
+            tu.assign_non_tensor(part, dp_size=ranks)
+            loss, told = function({"values": torch.nested.as_nested_tensor(values, layout=torch.jagged)}, part)
+            reported += float(told["critic/vf_loss"].values[0])
+            total += gradient(loss, critic) / ranks
+    assert float(expected.norm()) > 1e-3
+    assert critic.algorithm.config.critic.coefficient * reported == pytest.approx(expected_loss.item(), rel=1e-5)
+    torch.testing.assert_close(total, expected, rtol=0, atol=1e-5 * float(expected.norm()))
+
+
+@pytest.mark.parametrize("critic", CASES[:1], indirect=True, ids=" ".join)
+def test_what_verl_did_not_compute_is_named(critic: Critic) -> None:
+    data, keys, extra, padding = in_verl(EPISODES)
+    data["old_log_probs"] = data["rollout_log_probs"]
+    for algorithm, name in [
+        (critic.algorithm, "values"),
+        (preset("dpo"), "ref_log_prob"),
+        (preset("grpo", "advantage=optimal-baseline", "proximal=recompute"), "sum_pi_squared"),
+    ]:
+        with pytest.raises(RuntimeError, match=rf"reads \['{name}'\], which verl did not compute"):
+            weigh(algorithm, receive(keys, extra, padding), data)
+
+
+def test_a_loss_that_lacks_its_input_says_so() -> None:
+    data, keys, extra, padding = in_verl(EPISODES)
+    data["old_log_probs"] = data["rollout_log_probs"]
+    data.update(weigh(preset("grpo"), receive(keys, extra, padding), data).sent)
+    tu.assign_non_tensor(data, dp_size=1)
+    nothing = torch.nested.as_nested_tensor([x.double() for x in data["input_ids"].unbind()], layout=torch.jagged)
+
+    def lacking(algorithm: Algorithm) -> None:
+        loss_function(algorithm.config)({"log_probs": nothing}, data)
+
+    with pytest.raises(RuntimeError, match=r"algorithm.entropy=0.1, and verl's engine computed no entropies"):
+        lacking(preset("grpo", "entropy=0.1"))
+    with pytest.raises(RuntimeError, match="compares with a reference, and verl scored no row by it"):
+        lacking(preset("grpo", "kl.where=loss"))

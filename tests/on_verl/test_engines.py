@@ -1,0 +1,152 @@
+"""verl's own engines, without Ray: what they compute of a batch is what the embedded backend computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.engine import EngineRegistry
+from verl.workers.utils.padding import response_from_nested
+from verl_cpu.settings import SETTINGS
+
+from agent_rl.backends.embedded.critic import Critic
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.optimizer import OptimizerConfig
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.verl.exchange import receive, weigh
+from agent_rl.backends.verl.launch import compose_verl
+from agent_rl.backends.verl.loss import loss_function, value_loss_function
+from agent_rl.backends.verl.settings import VerlConfig
+from on_verl.test_backends_agree import EPISODES, VOCABULARY, computed, embedded, in_verl, nested, preset
+from on_verl.test_critic_agrees import embedded as embedded_critic
+
+TOLERANCE = 1e-4  # relative: engines compute in float32 here, on GPUs in bfloat16
+FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+EXACT = {f"+{where}.mixed_precision": FLOAT32 for where in ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp")}
+NO_TOKENIZER = {f"+{where}.model.load_tokenizer": False for where in ("actor_rollout_ref", "critic")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A tiny model on disk; with a process group of one."""
+    path = tmp_path_factory.mktemp("engines")
+    tiny = ModelConfig(hidden=32, heads=2, kv_heads=2, head_dim=16, layers=2, intermediate=64)
+    make_model(tiny, VOCABULARY, 0).save_pretrained(path / "model")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}/group", rank=0, world_size=1)
+    yield path
+    torch.distributed.destroy_process_group()
+
+
+def engine(folder: Path, kind: str):
+    """verl's engine of the policy or of a critic, from the settings of a run with a critic."""
+    run = {"env": "calculator-v0", "start_from": str(folder / "model"), "verl": SETTINGS | EXACT | NO_TOKENIZER}
+    config = compose_verl(VerlConfig(**run, algorithm=preset("ppo").config), folder)
+    section, model = (
+        (config.critic, config.critic.model)
+        if kind == "value_model"
+        else (config.actor_rollout_ref.actor, config.actor_rollout_ref.model)
+    )
+    settings, model_config = omega_conf_to_dataclass(section), omega_conf_to_dataclass(model)
+    model_config.model_type = kind
+    made = EngineRegistry.new(
+        model_type=kind,
+        backend=settings.engine.strategy,
+        model_config=model_config,
+        engine_config=settings.engine,
+        optimizer_config=settings.optim,
+        checkpoint_config=settings.checkpoint,
+    )
+    made.initialize()
+    return made
+
+
+def ready(data: TensorDict, **settings: object) -> TensorDict:
+    """A batch as verl's workers hand it to an engine; micro-batches of at most 60 tokens."""
+    data["loss_mask"] = data["response_mask"]
+    data["position_ids"] = nested([range(len(ids)) for ids in data["input_ids"].unbind()])
+    tu.assign_non_tensor(
+        data, temperature=0.8, use_remove_padding=False, use_dynamic_bsz=True, max_token_len_per_gpu=60, **settings
+    )
+    return data
+
+
+def gradient(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    full = {name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for name, p in module.named_parameters()}
+    return {name.removeprefix("model.").removeprefix("trunk."): value.double() for name, value in full.items()}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    norm = torch.cat([x.flatten() for x in expected.values()]).norm()
+    assert norm > 1e-3
+    gaps = {name: float((found[name] - value).abs().max() / norm) for name, value in expected.items()}
+    assert max(gaps.values()) < TOLERANCE, gaps
+
+
+def test_the_distributions_that_tokens_came_from(folder: Path) -> None:
+    actor = engine(folder, "language_model")
+    data, *_ = in_verl(EPISODES)
+    with actor.eval_mode():
+        found = actor.infer_batch(ready(data, calculate_entropy=True, calculate_sum_pi_squared=True))["model_output"]
+    model = type(make_model(ModelConfig(hidden=32), VOCABULARY, 0)).from_pretrained(folder / "model")
+    for row, (ids, prompt) in enumerate(zip(data["input_ids"].unbind(), data["prompts"].unbind(), strict=True)):
+        scores = score_tokens(model, ids[None], 0.8)
+        for theirs, ours in [
+            ("log_probs", scores.logprobs),
+            ("entropy", scores.entropy),
+            ("sum_pi_squared", scores.sum_pi_squared),
+        ]:
+            of_response = response_from_nested(found[theirs], data["response_mask"]).unbind()[row]
+            torch.testing.assert_close(of_response, ours[0, len(prompt) :], rtol=TOLERANCE, atol=1e-6)
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.2])
+def test_the_gradient_of_an_entropy_bonus_is_in_the_engine_s(entropy: float, folder: Path) -> None:
+    algorithm = preset("grpo", f"entropy={entropy}")
+    actor = engine(folder, "language_model")
+    data, keys, extra, padding = in_verl(EPISODES)
+    data.update(computed(algorithm, data))
+    data.update(weigh(algorithm, receive(keys, extra, padding), data).sent)
+    with actor.train_mode():
+        output = actor.forward_backward_batch(
+            ready(data, calculate_entropy=entropy > 0), loss_function(algorithm.config)
+        )
+        found = gradient(actor.module)  # cleared at the end of train_mode
+    model = type(make_model(ModelConfig(hidden=32), VOCABULARY, 0)).from_pretrained(folder / "model")
+    embedded(algorithm, model, data, temperature=0.8).backward()
+    assert_same(found, gradient(model))
+    assert ("agent_rl/entropy" in output["metrics"]) == (entropy > 0)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_a_critic_begins_at_zero_and_learns_what_the_embedded_one_does(folder: Path) -> None:
+    worker, algorithm = engine(folder, "value_model"), preset("ppo")
+    head = worker.module.score
+    assert all(float(p.full_tensor().detach().abs().max()) < 1e-5 for p in head.parameters())
+    model = type(make_model(ModelConfig(hidden=32), VOCABULARY, 0)).from_pretrained(folder / "model")
+    critic = Critic(model, algorithm, OptimizerConfig())
+    torch.nn.init.normal_(critic.head.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        head.weight.to_local().copy_(critic.head.weight)
+
+    data, keys, extra, padding = in_verl(EPISODES)
+    data["old_log_probs"] = data["rollout_log_probs"]
+    with worker.eval_mode():
+        values = worker.infer_batch(ready(data))["model_output"]["values"]
+    data["values"] = response_from_nested(values, data["response_mask"])
+    data.update(weigh(algorithm, receive(keys, extra, padding), data).sent)
+    with worker.train_mode():
+        output = worker.forward_backward_batch(ready(data), value_loss_function(algorithm.config))
+        found = {name.replace("score.", "head."): value for name, value in gradient(worker.module).items()}
+    batch, loss = embedded_critic(critic)
+    critic.zero_grad()
+    loss.backward()
+    assert sum(output["loss"]) == pytest.approx(loss.item(), rel=TOLERANCE)
+    assert_same(found, gradient(critic))
+    assert int(batch.valued.sum()) == int(data["agent_rl_whole"][0, 2])
