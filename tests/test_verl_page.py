@@ -1,0 +1,41 @@
+"""docs/verl_algorithms.md: its table has every preset, with what the preset chooses."""
+
+import re
+
+import pytest
+from tree import ROOT
+
+from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.config import choices, load_config
+
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in (ROOT / "docs" / "verl_algorithms.md").read_text().splitlines()
+    if line.startswith("| ") and not line.startswith("| preset ")
+]
+TABLE = {name: cells for name, *cells in ROWS}
+
+
+def named(cell: str) -> str:
+    """Ours in a cell, the first of its names."""
+    found = re.match(r"`([\w-]+)`", cell)
+    assert found, f"'{cell}' names nothing of ours"
+    return found[1]
+
+
+def test_the_table_has_every_preset() -> None:
+    assert sorted(TABLE) == sorted(choices("algorithm")) and len(ROWS) == len(TABLE)
+
+
+@pytest.mark.parametrize("name", choices("algorithm"))
+def test_a_row_has_what_its_preset_chooses(name: str) -> None:
+    preset: AlgorithmConfig = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
+    *parts, besides = TABLE[name]
+    chosen = [preset.advantage, preset.objective, preset.aggregation]
+    assert [named(cell) for cell in parts] == [c["name"] for c in chosen]
+    assert all(("=" in cell) != (": cases by hand" in cell or "TRL" in cell) for cell in parts)
+    more = [*preset.shaping, *preset.filters, preset.weight, preset.rejection, preset.negative_mask]
+    assert all(f"`{c['name']}`" in besides for c in more if c["name"] != "none")
+    assert ("value loss" in besides) == (preset.critic.where != "none")
+    assert ("norm_adv_by_std_in_grpo=False" in parts[0]) == (preset.advantage.get("std") is False)
