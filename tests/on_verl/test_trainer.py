@@ -1,0 +1,212 @@
+"""agent_rl.backends.verl.trainer, with a queue and workers that remember: what each of them is given, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import trainer_base
+
+from agent_rl.algorithms import Algorithm
+from agent_rl.backends.verl import trainer as module
+from agent_rl.backends.verl.trainer import SyncTrainer
+from agent_rl.errors import ConfigError
+from agent_rl.store.episodes import EpisodeWriter
+from on_verl.test_backends_agree import EPISODES, in_verl, moved, nested, preset
+
+UPDATES = 3
+CONFIG = {
+    "actor_rollout_ref": {
+        "actor": {
+            "ppo_epochs": UPDATES,
+            "loss_agg_mode": "token-mean",
+            "loss_scale_factor": None,
+            "optim": {"total_training_steps": 10, "lr_warmup_steps": 4},
+        },
+        "rollout": {"temperature": 0.7, "calculate_log_probs": False},
+    },
+    "critic": {"ppo_epochs": UPDATES},
+    "trainer": {"critic_warmup": 2},
+}
+
+
+class Queue:
+    """verl's queue, of one batch."""
+
+    def __init__(self, columns: TensorDict) -> None:
+        self.columns = {name: columns[name] for name in columns.keys()}  # noqa: SIM118 - a TensorDict
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
+        return TensorDict({n: self.columns[n] for n in select_fields if n in self.columns}, len(keys))
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: TensorDict) -> KVBatchMeta:
+        self.columns |= {name: fields[name] for name in fields.keys()}  # noqa: SIM118
+        return KVBatchMeta(keys=keys, tags=TAGS, partition_id=partition_id, fields=[*self.columns])
+
+
+class Workers:
+    """Score a token, of the policy by its place in the row and by how often it was updated; remember their updates."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue, self.updates, self.scored = queue, list[dict[str, Any]](), 0
+
+    def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        self.scored += 1
+        rows = [-0.01 * torch.arange(len(i)) - len(self.updates) for i in self.queue.columns["input_ids"].unbind()]
+        found = {"log_probs": nested([r.tolist() for r in rows], torch.float32)}
+        if batch.extra_info["calculate_entropy"]:
+            found["entropy"] = found["log_probs"]
+        if batch.extra_info.get("calculate_sum_pi_squared"):
+            found["sum_pi_squared"] = nested([r.exp().tolist() for r in rows], torch.float32)
+        self.queue.columns |= found
+        return batch
+
+    def compute_ref_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        return self.compute_log_prob(batch)
+
+    def update_actor(self, batch: KVBatchMeta) -> TensorDict:
+        known = self.queue.columns if batch.fields is None else {n: self.queue.columns[n] for n in batch.fields}
+        self.updates.append(dict(known) | dict(batch.extra_info))
+        metrics = {"loss": [1.0 * len(self.updates)], "mfu": [0.5]}
+        return {"metrics": metrics}
+
+    def train_mini_batch(self, batch: KVBatchMeta) -> Workers:
+        self.output = self.update_actor(batch)
+        return self
+
+    def get(self) -> TensorDict:
+        return self.output
+
+
+TAGS: list[dict[str, Any]] = []
+
+
+class Setup:
+    def __init__(self, algorithm: Algorithm, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        columns, keys, extra, padding = in_verl(EPISODES)
+        TAGS[:] = [{"is_padding": x} for x in padding]
+        self.queue = Queue(columns)
+        self.queue.columns["extra_fields"] = _Objects(extra)
+        for where in (module, trainer_base):
+            patch.setattr(where, "tq", self.queue)
+        self.trainer = SyncTrainer.__new__(SyncTrainer)
+        self.trainer.config = OmegaConf.create(
+            CONFIG | {"algorithm": {"rollout_correction": {"bypass_mode": algorithm.config.proximal == "rollout"}}}
+        )
+        self.trainer.algorithm, self.trainer.store = algorithm, EpisodeWriter(folder / f"{algorithm.config.name}.jsonl")
+        self.workers, self.critics = Workers(self.queue), Workers(self.queue)
+        self.trainer.actor_rollout_wg = self.trainer.ref_policy_wg = self.workers
+        self.trainer.critic_wg, self.trainer.ref_in_actor, self.trainer.local_trigger_step = self.critics, False, 0
+        self.batch = KVBatchMeta(keys=keys, tags=TAGS, partition_id="train", fields=None, extra_info={})
+        self.metrics: dict[str, Any] = {}
+
+    def step(self, *parts: str) -> list[dict[str, Any]]:
+        """Do these parts of a step; return what the policy's workers were given."""
+        for part in parts:
+            self.batch = getattr(self.trainer, part)(self.batch, metrics=self.metrics)
+        return self.workers.updates
+
+
+class _Objects(list):
+    def tolist(self) -> list[Any]:
+        return [*self]
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    return lambda *algorithm: Setup(preset(*algorithm), tmp_path, monkeypatch)
+
+
+OLD, REFERENCE = "_compute_old_log_prob", "_compute_ref_log_prob"
+LEARN = ("_compute_advantage", "_update_actor")
+
+
+def test_updates_are_of_the_whole_batch(setup) -> None:
+    made = setup("grpo", "entropy=0.1")
+    (update,) = made.step(OLD, *LEARN)
+    assert update["epochs"] == UPDATES and update["mini_batch_size"] == update["global_batch_size"] == len(TAGS)
+    assert update["temperature"] == 0.7 and update["calculate_entropy"] is True
+    assert {"advantages", "agent_rl_weights", "agent_rl_whole"} <= update.keys()
+    assert made.metrics["actor/loss"] == 1.0 and made.metrics["train/samples"] > 0
+
+
+def test_the_distributions_are_old_s_and_of_the_responses(setup) -> None:
+    made = setup("grpo", "advantage=optimal-baseline", "proximal=recompute", "kl.where=loss")
+    (update,) = made.step(OLD, REFERENCE, *LEARN)
+    batch = made.trainer.weighed.batch
+    places = torch.arange(batch.loss_mask.shape[1]).expand_as(batch.loss_mask)
+    expected = (-0.01 * (places - 1)).exp()  # what the workers say at the position before a token
+    torch.testing.assert_close(batch.sum_pi_squared[batch.loss_mask], expected[batch.loss_mask])
+    assert {"advantages", "agent_rl_weights", "ref_log_prob", "old_log_probs"} <= update.keys()
+
+
+def test_the_batch_is_prepared_anew_for_each_update(setup) -> None:
+    made = setup("dpo")
+    updates = made.step(OLD, REFERENCE, *LEARN)
+    assert [u["epochs"] for u in updates] == [1] * UPDATES and made.workers.scored == 1 + UPDATES
+    # theta is the reference at first: beta sigmoid(0) / two pairs
+    sizes = torch.unique(updates[0]["advantages"].values().abs())
+    torch.testing.assert_close(sizes, torch.tensor([0.0, 0.025]))
+    first, second, third = (u["advantages"].values() for u in updates)
+    assert not torch.equal(first, second) and not torch.equal(second, third)
+    assert made.metrics["train/pairs"] == 2 and made.metrics["actor/loss"] == UPDATES
+
+
+@pytest.mark.parametrize(("proximal", "scored"), [("rollout", UPDATES), ("recompute", UPDATES)])
+def test_old_s_scores_are_theta_s_before_the_first_update(proximal: str, scored: int, setup) -> None:
+    made = setup("m2po", f"proximal={proximal}", "objective.second_moment=0.5")
+    updates = made.step(OLD, *LEARN)
+    assert len(updates) == UPDATES and made.workers.scored == scored
+    assert made.metrics["train/clip_fraction"] > 0
+
+
+def test_each_update_of_a_prepared_batch_is_a_step_of_verl_s_schedule(setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_base.PPOTrainer, "_init_dataloader", lambda self: None)
+    found = []
+    for name in ("grpo", "m2po"):
+        made = setup(name)
+        made.trainer._init_dataloader()
+        found.append(dict(made.trainer.config.actor_rollout_ref.actor.optim))
+    assert found[0] == {"total_training_steps": 10, "lr_warmup_steps": 4}
+    assert found[1] == {"total_training_steps": 10 * UPDATES, "lr_warmup_steps": 4 * UPDATES}
+
+
+def test_a_critic_is_updated_on_the_whole_batch(setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = setup("ppo")
+    made.queue.columns["values"] = moved(made.queue.columns, 4)
+    made.step(OLD, "_compute_advantage", "_update_critic")
+    (update,) = made.critics.updates
+    assert update["epochs"] == UPDATES and update["mini_batch_size"] == len(TAGS)
+    assert {"values", "returns", "agent_rl_valued"} <= update.keys()
+    assert made.metrics["critic/loss"] == 1.0 and made.metrics["perf/mfu/critic"] == 0.5
+    ours = made.metrics["critic/values/mean"]
+
+    def verls(self, batch: KVBatchMeta, metrics: dict[str, float], *more: object) -> None:
+        metrics |= {"critic/values/mean": 99.0, "critic/score/mean": 1.0}
+
+    monkeypatch.setattr(trainer_base.PPOTrainer, "_compute_metrics", verls)
+    made.trainer._compute_metrics(made.batch, made.metrics, {})
+    assert made.metrics["critic/values/mean"] == ours and made.metrics["critic/score/mean"] == 1.0
+
+
+def test_the_first_step_that_learns_must_report_every_feature(setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, told = setup("grpo", "kl.where=loss"), {}
+    monkeypatch.setattr(trainer_base.PPOTrainer, "step", lambda self, metrics, timing: metrics.update(told))
+    told |= {"actor/agent_rl/loss": 0.1, "actor/agent_rl/ratio": 1.0, "train/samples": 3.0}
+    made.trainer.global_steps = 1
+    made.trainer.step({}, {})  # only the critic learns so far
+    made.trainer.global_steps = 2
+    told["train/samples"] = 0.0
+    made.trainer.step({}, {})
+    told["train/samples"] = 3.0
+    with pytest.raises(ConfigError, match=r"a KL penalty \(algorithm.kl\) must report actor/agent_rl/reference_kl"):
+        made.trainer.step({}, {})
+    told["actor/agent_rl/reference_kl"] = 0.0
+    made.trainer.step({}, {})
+    del told["actor/agent_rl/reference_kl"]
+    made.trainer.step({}, {})  # once is enough
