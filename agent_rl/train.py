@@ -91,6 +91,11 @@ def _on_verl(
     from agent_rl import algorithms
     from agent_rl.backends.verl.settings import VerlConfig
 
+    if "episodes" in given:
+        raise ConfigError(
+            f"episodes={given['episodes']}: learning from stored episodes is the embedded backend's; on verl, "
+            "algorithm=dpo learns from pairs of its own rollouts: leave out episodes, or backend=verl"
+        )
     resumed = given.get("resume")
     files = ",".join(str(Path(file).resolve()) for file in imports)
     config = (

@@ -6,6 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from agent_rl.backends.verl.settings import VerlConfig, agent_loop, verl_settings
+from agent_rl.errors import ConfigError
+from agent_rl.train import train
 
 
 def config(**changes: object) -> VerlConfig:
@@ -116,6 +118,11 @@ def test_an_algorithm_that_can_t_run_is_refused_with_the_reason() -> None:
         config(algorithm=CRITIC | {"critic": {"where": "shared"}})
     with pytest.raises(ValidationError, match="needs dynamic sampling"):
         config(algorithm={"filters": ["varied-groups"], "refill": {"max_rounds": 2}})
+
+
+def test_stored_episodes_are_the_embedded_backend_s() -> None:
+    with pytest.raises(ConfigError, match="episodes=runs/x: learning from stored episodes is the embedded backend's"):
+        train(["backend=verl", "start_from=m", "algorithm=dpo", "episodes=runs/x"])
 
 
 def test_the_agent_loop_s_file_names_the_environment() -> None:
