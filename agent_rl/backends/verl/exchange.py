@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,13 +42,16 @@ def receive(keys: Sequence[str], extra_fields: Sequence[dict[str, Any]], padding
     return Received(episodes, places)
 
 
-def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> tuple[TensorDict, dict[str, float]]:
+def weigh(
+    algorithm: Algorithm, received: Received, data: TensorDict, routes: Mapping[str, str] = MappingProxyType({})
+) -> tuple[TensorDict, dict[str, float]]:
     """Compute what the loss reads for every row of verl's batch, and the metrics of the algorithm.
 
     Args:
         algorithm: what to compute.
         received: the batch's episodes.
         data: verl's `prompts`, `responses`, `old_log_probs` and, if there is a reference, `ref_log_prob`, all nested.
+        routes: the fields of it that hold routes, by what they are in our batch.
 
     Raises:
         RuntimeError: if no episode sampled anything, or verl changed a token.
@@ -69,6 +73,8 @@ def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> tuple[T
     for ours, theirs in (("old_logprobs", "old_log_probs"), ("reference_logprobs", "ref_log_prob")):
         if theirs in known:
             batch = replace(batch, **{ours: gathered(spots, data[theirs].unbind(), batch.old_logprobs)})
+    for ours, theirs in routes.items():
+        batch = replace(batch, **{ours: gathered_routes(spots, data[theirs].unbind(), batch.token_ids)})
     x = replace(x, batch=batch)
     weighed, whole, _ = algorithm.weigh_rows(x)
     arrays = {"advantages": weighed.advantages, "returns": weighed.returns}
@@ -105,6 +111,15 @@ def gathered(spots: Spots, responses: Sequence[Tensor], like: Tensor) -> Tensor:
     for spot, values in zip(spots, responses, strict=True):
         if spot is not None:
             out[spot] = values.to(out.dtype)
+    return out
+
+
+def gathered_routes(spots: Spots, rows: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Put the routes of verl's rows, of prompt and response, into `[B, T, layers, top_k]`; -1 elsewhere."""
+    out = rows[0].new_full((*like.shape, *rows[0].shape[1:]), -1)
+    for spot, routes in zip(spots, rows, strict=True):
+        if spot is not None:
+            out[spot[0], : len(routes)] = routes
     return out
 
 

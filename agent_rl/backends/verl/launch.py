@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_rl.backends.folder import new_folder
+from agent_rl.backends.verl.routes import STRATEGY, THEIRS, captured_routes
 from agent_rl.backends.verl.settings import VerlConfig, agent_loop, load_once, verl_settings
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.registry import spec
@@ -26,8 +27,9 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
+    strategy = config.verl.get(STRATEGY)
     with initialize_config_module("verl.trainer.config", version_base=None):
-        composed = compose("ppo_trainer")
+        composed = compose("ppo_trainer", [f"model_engine={strategy}"] if strategy in THEIRS else [])
     known = _keys(composed)
     for key, value in {**verl_settings(config, folder), **config.verl}.items():
         name = key.removeprefix("+")
@@ -94,7 +96,7 @@ def run(config: VerlConfig, folder: Path) -> Path:
     folder = folder.resolve()
     composed = compose_verl(config, folder)
     OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
-    OmegaConf.save(agent_loop(config), folder / "agent_loop.yaml")
+    OmegaConf.save(agent_loop(config, captured_routes(config.algorithm.routing, composed)), folder / "agent_loop.yaml")
     OmegaConf.save(composed, folder / "verl.yaml")
     os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics.jsonl")
     run_ppo(composed, task_runner_class=Runner)

@@ -6,8 +6,10 @@ import functools
 import json
 from typing import Any
 
+import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from agent_rl.backends.verl.routes import OURS, ROLLOUT, RouteShape
 from agent_rl.backends.verl.rows import rewards_of, rows_of
 from agent_rl.backends.verl.sampler import ServerSampler
 from agent_rl.backends.verl.settings import load_once
@@ -38,6 +40,7 @@ class EnvAgentLoop(AgentLoopBase):
         imports: list[str],
         seed: int,
         max_tokens: int,
+        routes: dict[str, int] | None = None,
         tools: object = None,
         **kwargs: Any,
     ) -> None:
@@ -45,6 +48,8 @@ class EnvAgentLoop(AgentLoopBase):
         for file in imports:
             load_once(file)
         self._spec, self._env_args, self._seed, self._max_tokens = spec(env), dict(env_args), seed, max_tokens
+        self._routes = None if routes is None else RouteShape(**routes)
+        self._strategy = str(self.config.actor_rollout_ref.actor.strategy)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run the row's task; return one output per trajectory."""
@@ -66,7 +71,9 @@ class EnvAgentLoop(AgentLoopBase):
             env_args=self._env_args,
             id=f"{name}-{session:02d}",
         )
-        return outputs_of(await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params)))
+        episode = await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params))
+        outputs = outputs_of(episode)
+        return outputs if self._routes is None else with_routes(outputs, self._routes, self._strategy)
 
 
 def outputs_of(episode: Episode) -> list[AgentLoopOutput]:
@@ -94,3 +101,21 @@ def outputs_of(episode: Episode) -> list[AgentLoopOutput]:
         )
         for row in rows
     ]
+
+
+class RoutedOutput(AgentLoopOutput):
+    """An output whose routes travel as they are: verl's would be of 16 bits, with expert 0 for what is not known."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        return {**super().as_dict(), ROLLOUT: torch.from_numpy(self.routed_experts)}
+
+
+def with_routes(outputs: list[AgentLoopOutput], shape: RouteShape, strategy: str) -> list[AgentLoopOutput]:
+    """Give every output routes of the shape that all rows of a batch must have, in the form that its engine reads."""
+    for output in outputs:
+        length = len(output.prompt_ids) + len(output.response_ids)
+        output.routed_experts = shape.row(output.routed_experts, length)
+    if strategy in OURS:
+        return [RoutedOutput(**dict(output)) for output in outputs]
+    return [output.model_copy(update={ROLLOUT: output.routed_experts.clip(0)}) for output in outputs]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.backends.asynchrony import AsyncConfig
+from agent_rl.backends.verl.routes import STRATEGY, RouteShape, routing_settings
 from agent_rl.config import Section
 from agent_rl.registry import load_file
 from agent_rl.tasks import RL_START
@@ -108,7 +109,6 @@ def missing(config: AlgorithmConfig) -> dict[str, bool]:
         "continuations of episodes": algorithm.needs_values,
         "theta's scores of the whole batch": algorithm.needs_theta,
         "the distributions that tokens came from": config.advantage["name"] == "optimal-baseline",
-        "replayed routes": config.routing != RoutingConfig(),
         "dynamic sampling": config.refill.max_rounds > 1,
     }
 
@@ -126,6 +126,8 @@ REPLACED = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": "an update takes the whole batch; set rollout.groups",
     "actor_rollout_ref.actor.ppo_epochs": "set updates_per_batch",
     "actor_rollout_ref.actor.shuffle": "an update takes the whole batch",
+    "actor_rollout_ref.actor.megatron.router_replay": "set algorithm.routing.replay",
+    "actor_rollout_ref.actor.veomni.router_replay": "set algorithm.routing.replay",
     "actor_rollout_ref.rollout.n": "set rollout.samples",
     "actor_rollout_ref.rollout.temperature": "set rollout.temperature",
     "actor_rollout_ref.rollout.max_model_len": "set rollout.context",
@@ -181,6 +183,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         f"{rollout}.val_kwargs.do_sample": config.eval.temperature > 0,
         f"{rollout}.agent.agent_loop_config_path": str(folder / "agent_loop.yaml"),
         f"{rollout}.agent.default_agent_loop": "agent_rl",
+        **routing_settings(algorithm.routing, config.verl.get(STRATEGY)),
         "trainer.v1.trainer_mode": MODES[config.asynchrony.mode],
         # verl counts the versions that a group spans, its own included
         "trainer.v1.sampler.max_off_policy_threshold": config.asynchrony.max_staleness + 1,
@@ -199,7 +202,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
     }
 
 
-def agent_loop(config: VerlConfig) -> list[dict[str, JsonValue]]:
+def agent_loop(config: VerlConfig, routes: RouteShape | None = None) -> list[dict[str, JsonValue]]:
     """Return the agent loop's file: what verl makes an `EnvAgentLoop` from, for every episode."""
     return [
         {
@@ -210,5 +213,6 @@ def agent_loop(config: VerlConfig) -> list[dict[str, JsonValue]]:
             "imports": list(config.imports),
             "seed": config.seed,
             "max_tokens": config.rollout.max_tokens,
+            "routes": None if routes is None else asdict(routes),
         }
     ]

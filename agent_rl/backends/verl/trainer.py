@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ray
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -13,8 +15,10 @@ from verl.utils.py_functional import rename_dict
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.verl.engine import RoutedDetachedWorker, RoutedWorker
 from agent_rl.backends.verl.exchange import receive, weigh
 from agent_rl.backends.verl.loss import loss_function
+from agent_rl.backends.verl.routes import OLD, ROLLOUT, queued, told
 from agent_rl.store.episodes import EpisodeWriter
 
 
@@ -23,24 +27,41 @@ class AlgorithmTrainer(PPOTrainer):
 
     algorithm: Algorithm
     store: EpisodeWriter
+    routes: dict[str, str]
+    """Those in verl's queue, see `routes.queued`."""
+    routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
 
     def _setup(self) -> None:
-        super()._setup()
         settings = self.config.data.agent_rl
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
+        self.routes = queued(self.algorithm.config.routing, self.config)
+        super()._setup()
         self.store = EpisodeWriter(settings.episodes)
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self.routes:
+            actors = {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys()
+            self.role_worker_mapping |= dict.fromkeys(actors, ray.remote(self.routed_worker))
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
+        """Score old, with the rollout's routes if they are replayed; its own come back if anybody asks for them."""
+        replay = ROLLOUT if self.algorithm.config.routing.replay == "R3" else ""
+        with told(batch.extra_info, replay, record=OLD in self.routes.values()):
+            return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Weigh the batch, and send every row what the loss reads."""
         names = ["prompts", "responses", "response_mask", "old_log_probs", "ref_log_prob", "extra_fields"]
+        names += self.routes.values()
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         received = receive(batch.keys, data.pop("extra_fields").tolist(), padding)
         for episode in received.episodes:
             self.store.write(episode)
         self.store.flush()
-        sent, found = weigh(self.algorithm, received, data)
+        sent, found = weigh(self.algorithm, received, data, self.routes)
         metrics |= found
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=sent)
         return batch
@@ -59,7 +80,8 @@ class AlgorithmTrainer(PPOTrainer):
             dataloader_kwargs={"shuffle": False},
             temperature=self.config.actor_rollout_ref.rollout.temperature,
         )
-        output = rename_dict(self.actor_rollout_wg.update_actor(batch)["metrics"], "actor/")
+        with told(batch.extra_info, {"none": "", "R2": OLD, "R3": ROLLOUT}[self.algorithm.config.routing.replay]):
+            output = rename_dict(self.actor_rollout_wg.update_actor(batch)["metrics"], "actor/")
         output["perf/mfu/actor"] = output.pop("actor/mfu")
         metrics |= reduce_metrics(output)
         return batch
@@ -75,6 +97,8 @@ class ColocateAsyncTrainer(AlgorithmTrainer, PPOTrainerColocateAsync):
 
 class SeparateAsyncTrainer(AlgorithmTrainer, PPOTrainerSeparateAsync):
     """Rollout and training run at the same time, on devices of their own."""
+
+    routed_worker = RoutedDetachedWorker
 
 
 TRAINERS: dict[str, type[PPOTrainer]] = {
