@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
-os.environ.update(WANDB_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", VLLM_NO_USAGE_STATS="1")
+sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
+from verl_cpu.settings import ENVIRONMENT  # verl's FSDP on CPU, as in the end-to-end tests
+
+os.environ.update(ENVIRONMENT, WANDB_MODE="disabled")
 
 try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # theirs, at import
         import verl
+        import verl.experimental.separation.engine_workers
+        import verl.workers.engine
         import verl.workers.utils.losses
 except ImportError as error:
     verl, problem = None, f"verl can't be imported ({error}): `make test-verl` installs it and runs these tests"
