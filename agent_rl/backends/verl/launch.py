@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,7 +22,7 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
     """Return verl's full config for a run, resolved and checked against verl's own schema.
 
     Raises:
-        ConfigError: if verl has no such key, or finds the config wrong.
+        ConfigError: if verl has no such key, or finds the config wrong, or can't do what is asked about routes.
     """
     from hydra import compose, initialize_config_module
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -44,6 +45,8 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
         )
     except (OmegaConfBaseException, AssertionError, ValueError) as error:
         raise ConfigError(f"verl refuses the config: {error}") from error
+    routes = captured_routes(config.algorithm.routing, composed)
+    OmegaConf.update(composed, "data.agent_rl.routes", None if routes is None else asdict(routes), force_add=True)
     full: DictConfig = composed
     return full
 
@@ -96,7 +99,7 @@ def run(config: VerlConfig, folder: Path) -> Path:
     folder = folder.resolve()
     composed = compose_verl(config, folder)
     OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
-    OmegaConf.save(agent_loop(config, captured_routes(config.algorithm.routing, composed)), folder / "agent_loop.yaml")
+    OmegaConf.save(agent_loop(config), folder / "agent_loop.yaml")
     OmegaConf.save(composed, folder / "verl.yaml")
     os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics.jsonl")
     run_ppo(composed, task_runner_class=Runner)

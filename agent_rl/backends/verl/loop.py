@@ -40,7 +40,6 @@ class EnvAgentLoop(AgentLoopBase):
         imports: list[str],
         seed: int,
         max_tokens: int,
-        routes: dict[str, int] | None = None,
         tools: object = None,
         **kwargs: Any,
     ) -> None:
@@ -48,8 +47,6 @@ class EnvAgentLoop(AgentLoopBase):
         for file in imports:
             load_once(file)
         self._spec, self._env_args, self._seed, self._max_tokens = spec(env), dict(env_args), seed, max_tokens
-        self._routes = None if routes is None else RouteShape(**routes)
-        self._strategy = str(self.config.actor_rollout_ref.actor.strategy)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run the row's task; return one output per trajectory."""
@@ -72,8 +69,9 @@ class EnvAgentLoop(AgentLoopBase):
             id=f"{name}-{session:02d}",
         )
         episode = await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params))
-        outputs = outputs_of(episode)
-        return outputs if self._routes is None else with_routes(outputs, self._routes, self._strategy)
+        outputs, routes = outputs_of(episode), self.data_config.agent_rl.routes
+        strategy = self.config.actor_rollout_ref.actor.strategy
+        return outputs if routes is None else with_routes(outputs, RouteShape(**routes), strategy)
 
 
 def outputs_of(episode: Episode) -> list[AgentLoopOutput]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -12,7 +11,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.asynchrony import AsyncConfig
-from agent_rl.backends.verl.routes import STRATEGY, RouteShape, routing_settings
+from agent_rl.backends.verl.routes import STRATEGY, routing_settings
 from agent_rl.config import Section
 from agent_rl.registry import load_file
 from agent_rl.tasks import RL_START
@@ -202,7 +201,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
     }
 
 
-def agent_loop(config: VerlConfig, routes: RouteShape | None = None) -> list[dict[str, JsonValue]]:
+def agent_loop(config: VerlConfig) -> list[dict[str, JsonValue]]:
     """Return the agent loop's file: what verl makes an `EnvAgentLoop` from, for every episode."""
     return [
         {
@@ -213,6 +212,5 @@ def agent_loop(config: VerlConfig, routes: RouteShape | None = None) -> list[dic
             "imports": list(config.imports),
             "seed": config.seed,
             "max_tokens": config.rollout.max_tokens,
-            "routes": None if routes is None else asdict(routes),
         }
     ]
