@@ -63,8 +63,8 @@ class AlgorithmTrainer(PPOTrainer):
         self.store.flush()
         sent, found = weigh(self.algorithm, received, data, self.routes)
         metrics |= found
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=sent)
-        return batch
+        # the batch that a put returns lists its fields: one from before would not lead workers to what was sent
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=sent)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Take `ppo_epochs` updates on the whole batch: its denominators are those of the whole."""
