@@ -25,7 +25,7 @@ from agent_rl.algorithms.routing import replayed_routes
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.routing import RouteLog
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.replay import routed
+from agent_rl.backends.replay import routed, routers
 from agent_rl.backends.verl.engine import RoutedEngine
 from agent_rl.backends.verl.exchange import receive, weigh
 from agent_rl.backends.verl.loss import loss_function
@@ -174,6 +174,7 @@ def test_loss_and_gradient_are_the_embedded_trainer_s(
     algorithm = algorithm_of(**routing)
     expected_loss, expected, told = embedded(model, algorithm)
     loss, gradient, metrics = by_verl(engine, algorithm, packed)
+    assert not any(router._forward_hooks for router in routers(engine.module))
     assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-5 * float(expected.norm()))
     assert metrics == pytest.approx(metrics | told, rel=1e-4, abs=1e-5) and "routing/agreement" in metrics
