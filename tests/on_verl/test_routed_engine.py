@@ -95,7 +95,7 @@ def nested(lists: list[list[float]], dtype: torch.dtype = torch.int64) -> Tensor
 
 
 def queue(packed: bool) -> tuple[TensorDict, list[str], list[dict[str, object]]]:
-    """verl's rows of the episodes, in another order, in micro-batches of three."""
+    """verl's rows of the episodes, in another order; in micro-batches of 40 tokens if packed, else of three rows."""
     found = [(f"p{e.group_id}_{i}_{n}", row) for i, e in enumerate(EPISODES) for n, row in enumerate(rows_of(e))]
     keys, rows = zip(*[found[i] for i in np.random.default_rng(0).permutation(len(found))], strict=True)
     routes = [torch.from_numpy(r.routed_experts) for r in rows]
@@ -112,9 +112,8 @@ def queue(packed: bool) -> tuple[TensorDict, list[str], list[dict[str, object]]]
         },
         batch_size=len(rows),
     )
-    tu.assign_non_tensor(
-        data, use_remove_padding=packed, use_dynamic_bsz=False, micro_batch_size_per_gpu=3, temperature=1.0
-    )
+    cut = {"use_dynamic_bsz": True, "max_token_len_per_gpu": 40} if packed else {"use_dynamic_bsz": False}
+    tu.assign_non_tensor(data, use_remove_padding=packed, micro_batch_size_per_gpu=3, temperature=1.0, **cut)
     return data, list(keys), [r.extra_fields for r in rows]
 
 
