@@ -22,7 +22,7 @@ RUN = {
     "steps": 3,
     "lr": 1e-3,
     "checkpoint_every": 3,
-    "rollout": {"groups": 4, "samples": 8, "max_tokens": 56, "context": 128},
+    "rollout": {"groups": 8, "samples": 8, "max_tokens": 56, "context": 128},
     "eval": {"n": 8, "every": 0},
 }
 
@@ -31,9 +31,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of a mixture of experts after a short warm start."""
+    """The checkpoint of a mixture of experts after a short warm start: unsure of its tokens and routes."""
     folder = tmp_path_factory.mktemp("warm-moe")
-    settings = ["model=tiny_moe", "steps=0", "threads=1", "eval.n=8", "warm_start.clone_steps=150"]
+    settings = ["model=tiny_moe", "steps=0", "threads=1", "eval.n=8", "warm_start.clone_steps=20"]
     command = [sys.executable, "-m", "agent_rl", "train", *settings, f"runs_dir={folder}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return (folder / "latest" / "checkpoint").resolve()
@@ -65,7 +65,7 @@ def test_vllm_takes_the_experts_that_a_training_forward_takes(verl_python: Path,
 
 
 def test_replaying_the_rollout_s_routes_closes_the_gap(verl_python: Path, warm: Path, tmp_path: Path) -> None:
-    """vLLM in bfloat16, training in float32: experts flip; with their routes replayed, less is left of the gap."""
+    """vLLM in bfloat16, training in float32: at tokens with other experts, replay leaves less than half of the gap."""
     half = {"actor_rollout_ref.rollout.dtype": "bfloat16"}
     runs = {}
     for name, routing in {"free": {}, "replayed": {"replay": "R3"}}.items():
@@ -76,5 +76,6 @@ def test_replaying_the_rollout_s_routes_closes_the_gap(verl_python: Path, warm: 
         print(name, [[data[name] for data in runs[which]] for which in ("free", "replayed")])
     free, replayed = runs["free"], runs["replayed"]
     assert all(data["routing/flipped_tokens"] > 0.01 for data in [*free, *replayed])
+    assert mean(free, "mismatch/gap_flipped") > 2 * mean(free, "mismatch/gap_same")
     assert mean(replayed, "mismatch/gap_flipped") < mean(free, "mismatch/gap_flipped") / 2
     assert mean(replayed, "mismatch/gap_mean") < mean(free, "mismatch/gap_mean")
