@@ -1,6 +1,7 @@
 """agent_rl.algorithms: batches, what episodes become, aggregation."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,3 +130,12 @@ def test_aggregation_by_hand_and_nothing_leaks_from_outside_the_mask(chosen, exp
 def test_denominators_count_what_was_sampled():
     assert Denominators.of(MASK) == Denominators(tokens=4, sequences=2)
     assert Denominators.of(MASK[2:]) == Denominators.of(MASK[:0]) == Denominators(1, 1)
+
+
+def test_routes_of_two_widths_keep_their_experts() -> None:
+    """An engine sends what its highest expert needs: one row fits in a byte, the next one does not."""
+    narrow, wide = np.full((3, 1, 1), 127, np.int8), np.full((2, 1, 1), 200, np.int16)
+    samples = [replace(example_sample(len(r), [1]), routed_experts=r) for r in (narrow, wide)]
+    batch = collate(samples)
+    assert batch.routed_experts is not None
+    assert batch.routed_experts[..., 0, 0].tolist() == [[127] * 3, [200, 200, -1]]

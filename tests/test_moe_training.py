@@ -15,13 +15,14 @@ from agent_rl.backends.embedded import batch_scores
 from agent_rl.backends.embedded import trainer as trainer_module
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import read_metrics
-from agent_rl.backends.embedded.routing import RouteLog, Routes, routed, routers
+from agent_rl.backends.embedded.routing import RouteLog
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import Scores, score_tokens
 from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warmstart import warm_start
 from agent_rl.backends.embedded.weight_formats import RoundedForward
+from agent_rl.backends.replay import Routes, routed, routers
 from agent_rl.errors import ConfigError
 from agent_rl.registry import spec
 from agent_rl.trajectory import Trajectory

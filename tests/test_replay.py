@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from agent_rl.backends.embedded.engine import Engine
 from agent_rl.backends.embedded.model import ModelConfig, make_model
-from agent_rl.backends.embedded.routing import RouteLog, Routes, balance_loss, routed, routers
+from agent_rl.backends.embedded.routing import RouteLog, balance_loss
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.replay import Routes, routed, routers
 from agent_rl.errors import ConfigError
 from agent_rl.policy import SamplingParams
 from tests.engines import TINY, VOCAB, Record, play_all, ragged_plans, shaken, tiny

@@ -208,7 +208,9 @@ def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
         turns=padded([s.turns for s in samples], -1, torch.int64),
         versions=padded([s.policy_versions for s in samples], -1, torch.int64),
         sources=padded([s.sources for s in samples], -1, torch.int64),
-        routed_experts=padded(routes, -1, torch.from_numpy(routes[0][:0]).dtype) if routes else None,
+        routed_experts=padded(routes, -1, torch.from_numpy(np.empty(0, np.result_type(*routes))).dtype)
+        if routes
+        else None,
         lengths=torch.tensor([len(s.token_ids) for s in samples]),
         episode=torch.tensor([s.episode for s in samples]),
         group=torch.full((len(samples),), -1),

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from agent_rl.backends.embedded.cache import Feed, SlotCache
 from agent_rl.backends.embedded.forward import Forward, StepOutput, make_forward
 from agent_rl.backends.embedded.sampler import sample
+from agent_rl.backends.replay import expert_dtype
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.types import Completion, ExpertArray, FinishReason
@@ -272,8 +273,7 @@ class Engine:
 
 def narrow(experts: Tensor, count: int) -> ExpertArray:
     """Return expert indices as the narrowest signed integers that hold them and -1."""
-    dtype = next(d for d in (np.int8, np.int16, np.int32) if count - 1 <= np.iinfo(d).max)
-    return experts.cpu().numpy().astype(dtype)
+    return experts.cpu().numpy().astype(expert_dtype(count))
 
 
 def _slot(sequence: Sequence) -> int:

@@ -20,10 +20,11 @@ from agent_rl.backends.embedded.batch_scores import score_batch
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
-from agent_rl.backends.embedded.routing import RouteLog, routed, routers
+from agent_rl.backends.embedded.routing import RouteLog
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.stored import StoredGroups
 from agent_rl.backends.embedded.student import Student
+from agent_rl.backends.replay import routed, routers
 from agent_rl.backends.vine import require_hooks, value_states
 from agent_rl.errors import ConfigError
 from agent_rl.policy.sampling import SamplingParams

@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
-from agent_rl.backends.embedded.routing import balance_loss, routed
+from agent_rl.backends.embedded.routing import balance_loss
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.replay import routed
 from agent_rl.config import Section
 from agent_rl.errors import ConfigError
 from agent_rl.trajectory import Trajectory

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -80,13 +81,16 @@ COMPUTED = {
 """Fields of a `Batch` that verl's engines compute, and their names in verl; all nested over responses."""
 
 
-def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> Weighed:
+def weigh(
+    algorithm: Algorithm, received: Received, data: TensorDict, routes: Mapping[str, str] = MappingProxyType({})
+) -> Weighed:
     """Compute what the loss reads for every row of verl's batch, and the metrics of the algorithm.
 
     Args:
         algorithm: what to compute.
         received: the batch's episodes.
         data: verl's `prompts`, `responses` and, of `COMPUTED`, what the algorithm asks for; all nested.
+        routes: the fields of it that hold routes, by what they are in our batch.
 
     Raises:
         RuntimeError: if no episode sampled anything, or verl changed a token, or did not compute what it must.
@@ -110,6 +114,8 @@ def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> Weighed
     for ours, theirs in COMPUTED.items():
         if theirs in known:
             batch = replace(batch, **{ours: gathered(spots, data[theirs].unbind(), batch.old_logprobs)})
+    for ours, theirs in routes.items():
+        batch = replace(batch, **{ours: gathered_routes(spots, data[theirs].unbind(), batch.token_ids)})
     x = replace(x, batch=batch)
     weighed, whole, wanted = algorithm.weigh_rows(x)
     arrays = {SENT[name]: getattr(weighed, name) for name in ("advantages", "returns", "weights")}
@@ -178,6 +184,15 @@ def gathered(spots: Spots, responses: Sequence[Tensor], like: Tensor) -> Tensor:
     for spot, values in zip(spots, responses, strict=True):
         if spot is not None:
             out[spot] = values.to(out.dtype)
+    return out
+
+
+def gathered_routes(spots: Spots, rows: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Put the routes of verl's rows, of prompt and response, into `[B, T, layers, top_k]`; -1 elsewhere."""
+    out = rows[0].new_full((*like.shape, *rows[0].shape[1:]), -1)
+    for spot, routes in zip(spots, rows, strict=True):
+        if spot is not None:
+            out[spot[0], : len(routes)] = routes
     return out
 
 

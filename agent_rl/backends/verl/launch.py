@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_rl.backends.folder import new_folder
+from agent_rl.backends.verl.routes import STRATEGY, THEIRS, captured_routes
 from agent_rl.backends.verl.settings import VerlConfig, agent_loop, load_once, verl_settings
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.registry import spec
@@ -20,14 +22,15 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
     """Return verl's full config for a run, resolved and checked against verl's own schema.
 
     Raises:
-        ConfigError: if verl has no such key, or finds the config wrong.
+        ConfigError: if verl has no such key, or finds the config wrong, or can't do what is asked about routes.
     """
     from hydra import compose, initialize_config_module
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
+    strategy = config.verl.get(STRATEGY)
     with initialize_config_module("verl.trainer.config", version_base=None):
-        composed = compose("ppo_trainer")
+        composed = compose("ppo_trainer", [f"model_engine={strategy}"] if strategy in THEIRS else [])
     known = _keys(composed)
     for key, value in {**verl_settings(config, folder), **config.verl}.items():
         name = key.removeprefix("+")
@@ -42,6 +45,8 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
         )
     except (OmegaConfBaseException, AssertionError, ValueError) as error:
         raise ConfigError(f"verl refuses the config: {error}") from error
+    routes = captured_routes(config.algorithm.routing, composed)
+    OmegaConf.update(composed, "data.agent_rl.routes", None if routes is None else asdict(routes), force_add=True)
     full: DictConfig = composed
     return full
 

@@ -6,8 +6,10 @@ import functools
 import json
 from typing import Any
 
+import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from agent_rl.backends.verl.routes import OURS, ROLLOUT, RouteShape
 from agent_rl.backends.verl.rows import rewards_of, rows_of
 from agent_rl.backends.verl.sampler import ServerSampler
 from agent_rl.backends.verl.settings import load_once
@@ -66,7 +68,10 @@ class EnvAgentLoop(AgentLoopBase):
             env_args=self._env_args,
             id=f"{name}-{session:02d}",
         )
-        return outputs_of(await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params)))
+        episode = await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params))
+        outputs, routes = outputs_of(episode), self.data_config.agent_rl.routes
+        strategy = self.config.actor_rollout_ref.actor.strategy
+        return outputs if routes is None else with_routes(outputs, RouteShape(**routes), strategy)
 
 
 def outputs_of(episode: Episode) -> list[AgentLoopOutput]:
@@ -94,3 +99,21 @@ def outputs_of(episode: Episode) -> list[AgentLoopOutput]:
         )
         for row in rows
     ]
+
+
+class RoutedOutput(AgentLoopOutput):
+    """An output whose routes travel as they are: verl's would be of 16 bits, with expert 0 for what is not known."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        return {**super().as_dict(), ROLLOUT: torch.from_numpy(self.routed_experts)}
+
+
+def with_routes(outputs: list[AgentLoopOutput], shape: RouteShape, strategy: str) -> list[AgentLoopOutput]:
+    """Give every output routes of the shape that all rows of a batch must have, in the form that its engine reads."""
+    for output in outputs:
+        length = len(output.prompt_ids) + len(output.response_ids)
+        output.routed_experts = shape.row(output.routed_experts, length)
+    if strategy in OURS:
+        return [RoutedOutput(**dict(output)) for output in outputs]
+    return [output.model_copy(update={ROLLOUT: output.routed_experts.clip(0)}) for output in outputs]

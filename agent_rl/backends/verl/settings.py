@@ -10,9 +10,9 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.backends.asynchrony import AsyncConfig
 from agent_rl.backends.verl import critic
+from agent_rl.backends.verl.routes import STRATEGY, routing_settings
 from agent_rl.config import Section
 from agent_rl.registry import load_file
 from agent_rl.tasks import RL_START
@@ -108,7 +108,6 @@ def missing(config: AlgorithmConfig) -> dict[str, bool]:
         "a greedy episode of each task": algorithm.needs_greedy,
         "a value head on the policy's trunk (critic.where=separate gives it its own)": config.critic.where == "shared",
         "continuations of episodes": algorithm.needs_values,
-        "replayed routes": config.routing != RoutingConfig(),
         "dynamic sampling": config.refill.max_rounds > 1,
     }
 
@@ -130,6 +129,8 @@ REPLACED = {
     "actor_rollout_ref.actor.shuffle": "an update takes the whole batch",
     "actor_rollout_ref.actor.data_loader_seed": "an update takes the whole batch",
     "actor_rollout_ref.actor.use_prefix_grouper": "verl's v1 trainers don't read it",
+    "actor_rollout_ref.actor.megatron.router_replay": "set algorithm.routing.replay",
+    "actor_rollout_ref.actor.veomni.router_replay": "set algorithm.routing.replay",
     "actor_rollout_ref.rollout.n": "set rollout.samples",
     "actor_rollout_ref.rollout.temperature": "set rollout.temperature",
     "actor_rollout_ref.rollout.do_sample": "set rollout.temperature",
@@ -192,6 +193,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         f"{rollout}.val_kwargs.do_sample": config.eval.temperature > 0,
         f"{rollout}.agent.agent_loop_config_path": str(folder / "agent_loop.yaml"),
         f"{rollout}.agent.default_agent_loop": "agent_rl",
+        **routing_settings(algorithm.routing, config.verl.get(STRATEGY)),
         "trainer.v1.trainer_mode": MODES[config.asynchrony.mode],
         # verl counts the versions that a group spans, its own included
         "trainer.v1.sampler.max_off_policy_threshold": config.asynchrony.max_staleness + 1,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import ray
 import transfer_queue as tq
 from omegaconf import open_dict
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -19,9 +21,11 @@ from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.verl.engine import RoutedDetachedWorker, RoutedWorker
 from agent_rl.backends.verl.exchange import COMPUTED, Weighed, prepare, receive, weigh
 from agent_rl.backends.verl.expected import require_metrics
 from agent_rl.backends.verl.loss import loss_function, value_loss_function
+from agent_rl.backends.verl.routes import OLD, REPLAYED, ROLLOUT, queued, told
 from agent_rl.store.episodes import EpisodeWriter
 
 
@@ -34,15 +38,25 @@ class AlgorithmTrainer(PPOTrainer):
     """The batch of this step, for objectives that prepare it before each update."""
     checked: bool = False
     """Whether a step has reported all that the algorithm asks for."""
+    routes: dict[str, str]
+    """Those in verl's queue, see `routes.queued`."""
+    routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
 
     def _setup(self) -> None:
         settings = self.config.data.agent_rl
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
+        self.routes = queued(self.algorithm.config.routing, self.config)
         super()._setup()
         self.store = EpisodeWriter(settings.episodes)
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
         if self.use_critic:
             self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config))
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self.routes:
+            actors = {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys()
+            self.role_worker_mapping |= dict.fromkeys(actors, ray.remote(self.routed_worker))
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()

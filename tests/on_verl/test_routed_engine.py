@@ -1,0 +1,183 @@
+"""A mixture of experts on verl's FSDP2, sharded over one process, replays and records as the embedded one does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+from doubles import example_episode
+from engines import shaken
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import PreTrainedModel
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.utils.padding import response_from_nested
+
+from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.routing import replayed_routes
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.routing import RouteLog
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.replay import routed, routers
+from agent_rl.backends.verl.engine import RoutedEngine
+from agent_rl.backends.verl.exchange import receive, weigh
+from agent_rl.backends.verl.loss import loss_function
+from agent_rl.backends.verl.routes import OLD, RECORD, REPLAY, ROLLOUT
+from agent_rl.backends.verl.rows import rows_of
+from agent_rl.trajectory import Trajectory
+from agent_rl.types import Completion, Episode, FinishReason, Reward, Source
+
+VOCABULARY, LAYERS, TOP_K, EXPERTS = 50, 2, 2, 4
+FULL = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    tiny = ModelConfig(
+        architecture="qwen3_moe", hidden=32, heads=2, kv_heads=2, head_dim=16, layers=LAYERS,
+        experts=EXPERTS, experts_per_token=TOP_K, expert_intermediate=16, max_positions=64,
+    )  # fmt: skip
+    return shaken(make_model(tiny, VOCABULARY, 0))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "checkpointed"])
+def engine(
+    model: PreTrainedModel, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RoutedEngine]:
+    """The engine with the same weights; with gradient checkpointing, too."""
+    folder = tmp_path_factory.mktemp("engine")
+    model.save_pretrained(folder)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
+    engine = RoutedEngine(
+        HFModelConfig(
+            path=str(folder),
+            load_tokenizer=False,
+            enable_gradient_checkpointing=request.param,
+            override_config={"attn_implementation": "sdpa"},
+        ),
+        FSDPEngineConfig(strategy="fsdp2", model_dtype="fp32", mixed_precision=FULL, use_torch_compile=False),
+        FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
+        CheckpointConfig(),
+    )
+    engine.initialize()
+    yield engine
+    torch.distributed.destroy_process_group()
+
+
+def episode(number: int, reward: float) -> Episode:
+    """Two turns of random ids; the rollout routed every position but the last."""
+    rng = np.random.default_rng(number)
+    trajectory = Trajectory()
+    for turn in range(2):
+        before = len(trajectory)
+        trajectory.append(rng.integers(0, VOCABULARY, rng.integers(2, 6)).tolist(), Source.ENV, turn)
+        n = int(rng.integers(2, 7))
+        logprobs, ids = tuple(rng.normal(-3.9, 0.1, n).tolist()), tuple(rng.integers(0, VOCABULARY, n).tolist())
+        fed = len(trajectory) + n - before - (turn == 0)  # what was new to the server, but for the last token
+        picks = rng.random((fed, LAYERS, EXPERTS)).argsort(-1)[..., :TOP_K].astype(np.int8)
+        trajectory.append_completion(Completion(ids, logprobs, logprobs, FinishReason.STOP, (0,) * n, picks), turn)
+    rewards = (Reward("correct", reward),)
+    return example_episode(f"e{number}", group_id="ab"[number // 3], trajectories=(trajectory,), rewards=rewards)
+
+
+EPISODES = [episode(i, reward) for i, reward in enumerate([1.0, 0.0, 0.5, 1.0, 0.0, 0.75])]
+
+
+def nested(lists: list[list[float]], dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.nested.as_nested_tensor([torch.tensor(x, dtype=dtype) for x in lists], layout=torch.jagged)
+
+
+def queue(packed: bool) -> tuple[TensorDict, list[str], list[dict[str, object]]]:
+    """verl's rows of the episodes, in another order; in micro-batches of 40 tokens if packed, else of three rows."""
+    found = [(f"p{e.group_id}_{i}_{n}", row) for i, e in enumerate(EPISODES) for n, row in enumerate(rows_of(e))]
+    keys, rows = zip(*[found[i] for i in np.random.default_rng(0).permutation(len(found))], strict=True)
+    routes = [torch.from_numpy(r.routed_experts) for r in rows]
+    data = TensorDict(
+        {
+            "prompts": nested([r.prompt_ids for r in rows]),
+            "responses": nested([r.response_ids for r in rows]),
+            "input_ids": nested([r.prompt_ids + r.response_ids for r in rows]),
+            "position_ids": nested([[*range(len(r.prompt_ids + r.response_ids))] for r in rows]),
+            "response_mask": nested([r.response_mask for r in rows]),
+            "loss_mask": nested([r.response_mask for r in rows]),
+            "rollout_log_probs": nested([r.response_logprobs for r in rows], torch.float32),
+            ROLLOUT: torch.nested.as_nested_tensor(routes, layout=torch.jagged),
+        },
+        batch_size=len(rows),
+    )
+    cut = {"use_dynamic_bsz": True, "max_token_len_per_gpu": 40} if packed else {"use_dynamic_bsz": False}
+    tu.assign_non_tensor(data, use_remove_padding=packed, micro_batch_size_per_gpu=3, temperature=1.0, **cut)
+    return data, list(keys), [r.extra_fields for r in rows]
+
+
+def by_verl(engine: RoutedEngine, algorithm: Algorithm, packed: bool) -> tuple[float, Tensor, dict[str, float]]:
+    """One step as the trainer and its workers take it: the loss, its gradient, and what the driver reports."""
+    data, keys, extra = queue(packed)
+    replay = algorithm.config.routing.replay
+    tu.assign_non_tensor(data, **{RECORD: True, REPLAY: ROLLOUT if replay == "R3" else ""})
+    with engine.eval_mode():
+        scored = engine.infer_batch(data)["model_output"]
+    data[OLD] = scored[OLD]
+    data["old_log_probs"] = response_from_nested(scored["log_probs"], data["response_mask"])
+    both = {"routed_experts": ROLLOUT, "old_experts": OLD}
+    sent, metrics = weigh(algorithm, receive(keys, extra, [False] * len(keys)), data, both)
+    data.update(sent)
+    tu.assign_non_tensor(data, **{RECORD: False, REPLAY: {"none": "", "R2": OLD, "R3": ROLLOUT}[replay]})
+    with engine.train_mode(zero_grad_on_exit=False):
+        engine.optimizer_zero_grad()
+        told = engine.forward_backward_batch(data, loss_function(algorithm.config))["metrics"]
+    gradients = {name: p.grad.full_tensor() for name, p in engine.module.named_parameters()}
+    engine.optimizer_zero_grad()
+    loss = float(told["agent_rl/loss"].aggregate())
+    return loss, torch.cat([gradients[name].flatten() for name in sorted(gradients)]), metrics
+
+
+def embedded(model: PreTrainedModel, algorithm: Algorithm) -> tuple[float, Tensor, dict[str, float]]:
+    """The same as the embedded trainer takes it."""
+    x = algorithm.experience(EPISODES)
+    log = RouteLog(x.rows.lengths, x.rows.token_ids.shape[1])
+    given = x.rows.routed_experts if algorithm.config.routing.replay == "R3" else None
+    with torch.no_grad(), routed(model, given) as routes:
+        old = score_tokens(model, x.rows.token_ids).logprobs
+    log.add(range(len(x.rows)), routes)
+    old = torch.where(x.rows.loss_mask, old, 0.0)
+    x = replace(x, batch=replace(x.rows, old_logprobs=old, old_experts=log.own))
+    batch, whole = algorithm.weigh(x)
+    model.zero_grad()
+    with routed(model, replayed_routes(batch, algorithm.config.routing.replay)):
+        scores = score_tokens(model, batch.token_ids)
+    loss = algorithm.loss(scores.logprobs, scores.entropy, batch, whole).loss
+    loss.backward()
+    gradients = dict(model.named_parameters())
+    flat = torch.cat([gradients[name].grad.flatten() for name in sorted(gradients)])
+    return loss.item(), flat, algorithm.diagnose(x)
+
+
+def algorithm_of(**routing: object) -> Algorithm:
+    settings = {"proximal": "recompute", "weight": {"name": "token-tis", "cap": 50.0}, "routing": routing}
+    return Algorithm(AlgorithmConfig.model_validate(settings))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("routing", [{}, {"replay": "R2"}, {"replay": "R3"}, {"replay": "R3", "min_agreement": 0.4}])
+def test_loss_and_gradient_are_the_embedded_trainer_s(
+    routing: dict[str, object], packed: bool, engine: RoutedEngine, model: PreTrainedModel
+) -> None:
+    algorithm = algorithm_of(**routing)
+    expected_loss, expected, told = embedded(model, algorithm)
+    loss, gradient, metrics = by_verl(engine, algorithm, packed)
+    assert not any(router._forward_hooks for router in routers(engine.module))
+    assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-5 * float(expected.norm()))
+    assert metrics == pytest.approx(metrics | told, rel=1e-4, abs=1e-5) and "routing/agreement" in metrics
+    assert metrics["routing/flipped_tokens"] > 0
+    if routing == {"replay": "R3"}:
+        _, free, _ = embedded(model, algorithm_of())
+        assert float((free - gradient).norm()) > 0.1 * float(expected.norm())  # what the model would learn without
