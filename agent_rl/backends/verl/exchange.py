@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from agent_rl.backends.verl.loss import SENT, WHOLE
 from agent_rl.backends.verl.rows import check_ids, episode_of
 from agent_rl.types import Episode
 
+SAMPLES = "train/samples"
+"""The metric that counts the rows with a gradient."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -23,6 +26,17 @@ class Received:
     episodes: list[Episode]
     places: list[tuple[int, int] | None]
     """By row: episode and number of its row; None for verl's padding."""
+    greedy: Sequence[Episode] = ()
+    """Episodes of the same groups that took the likeliest tokens, where the algorithm asked for them."""
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    """By episode id: what is to be expected from the state before each turn on, `[K]`, where it was asked for."""
+
+    def experience(self, algorithm: Algorithm) -> Experience:
+        """Return what an algorithm learns from."""
+        x = algorithm.experience(self.episodes, self.greedy)
+        if not self.values:
+            return x
+        return replace(x, state_values=torch.stack([self.values[e.id] for e in self.episodes]))
 
 
 def receive(keys: Sequence[str], extra_fields: Sequence[dict[str, Any]], padding: Sequence[bool]) -> Received:
@@ -52,7 +66,7 @@ def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> tuple[T
     Raises:
         RuntimeError: if no episode sampled anything, or verl changed a token.
     """
-    x, known = algorithm.experience(received.episodes), set(data.keys())
+    x, known = received.experience(algorithm), set(data.keys())
     if x.batch is None:
         raise RuntimeError(_nothing_sampled(received.episodes))
     prompts, responses = data["prompts"], data["responses"]
@@ -70,7 +84,7 @@ def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> tuple[T
         if theirs in known:
             batch = replace(batch, **{ours: gathered(spots, data[theirs].unbind(), batch.old_logprobs)})
     x = replace(x, batch=batch)
-    weighed, whole, _ = algorithm.weigh_rows(x)
+    weighed, whole, wanted = algorithm.weigh_rows(x)
     arrays = {"advantages": weighed.advantages, "returns": weighed.returns}
     arrays |= {SENT["weights"]: weighed.weights, SENT["counted"]: weighed.counted.float()}
     sent = {name: spread(spots, array, [n for _, n in lengths]) for name, array in arrays.items()}
@@ -78,6 +92,7 @@ def weigh(algorithm: Algorithm, received: Received, data: TensorDict) -> tuple[T
     sent[SENT["prompt_shares"]] = torch.tensor(shares)
     sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences]] * len(spots))
     metrics = algorithm.diagnose(x) | {"rollout/kept": float(x.kept.double().mean())}
+    metrics[SAMPLES] = float(wanted.sum())
     return TensorDict(sent, batch_size=len(spots)), metrics
 
 

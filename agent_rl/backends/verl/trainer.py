@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -13,7 +15,8 @@ from verl.utils.py_functional import rename_dict
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.backends.verl.exchange import receive, weigh
+from agent_rl.backends.verl.collector import Collector
+from agent_rl.backends.verl.exchange import SAMPLES, receive, weigh
 from agent_rl.backends.verl.loss import loss_function
 from agent_rl.store.episodes import EpisodeWriter
 
@@ -23,6 +26,7 @@ class AlgorithmTrainer(PPOTrainer):
 
     algorithm: Algorithm
     store: EpisodeWriter
+    replay_buffer: Any
 
     def _setup(self) -> None:
         super()._setup()
@@ -30,13 +34,22 @@ class AlgorithmTrainer(PPOTrainer):
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
         self.store = EpisodeWriter(settings.episodes)
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
+        self.replay_buffer = Collector(
+            self.replay_buffer,
+            self.algorithm,
+            self.store,
+            self._submit_batch_to_rollout,
+            env=settings.env,
+            samples=self.config.actor_rollout_ref.rollout.n,
+            seed=settings.seed,
+        )
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Weigh the batch, and send every row what the loss reads."""
         names = ["prompts", "responses", "response_mask", "old_log_probs", "ref_log_prob", "extra_fields"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        received = receive(batch.keys, data.pop("extra_fields").tolist(), padding)
+        received = self.replay_buffer.add_to(receive(batch.keys, data.pop("extra_fields").tolist(), padding))
         for episode in received.episodes:
             self.store.write(episode)
         self.store.flush()
@@ -46,7 +59,12 @@ class AlgorithmTrainer(PPOTrainer):
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
-        """Take `ppo_epochs` updates on the whole batch: its denominators are those of the whole."""
+        """Take `ppo_epochs` updates on the whole batch: its denominators are those of the whole.
+
+        None if nothing has a gradient: momentum and weight decay alone are no step.
+        """
+        if not metrics[SAMPLES]:
+            return batch
         actor = self.config.actor_rollout_ref.actor
         batch.extra_info.update(
             calculate_entropy=self.algorithm.config.entropy > 0,
