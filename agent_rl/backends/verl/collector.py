@@ -135,10 +135,10 @@ class Collector:
 
     def _worth(self, groups: Sequence[Group]) -> list[bool]:
         """Whether the filters keep anything of each group."""
-        if not groups:
-            return []
-        kept = iter(self._algorithm.experience([e for group in groups for e in group.episodes]).kept.tolist())
-        return [any([next(kept) for _ in group.episodes]) for group in groups]
+        episodes = [e for group in groups for e in group.episodes]
+        kept = self._algorithm.experience(episodes).kept.tolist() if episodes else []
+        worthy = {e.group_id for e, keep in zip(episodes, kept, strict=True) if keep}
+        return [group.episodes[0].group_id in worthy for group in groups]
 
     def _value(self, step: int, episodes: list[Episode]) -> dict[str, float]:
         """Value the states of the batch by running on from them; return the metrics of `Vine.values`."""

@@ -81,8 +81,8 @@ class VerlConfig(Section):
             )
         if Algorithm(self.algorithm).needs_values and self.asynchrony.mode != "sync":
             raise ValueError(
-                f"async.mode={self.asynchrony.mode}: algorithm={self.algorithm.name} values states with the weights that "
-                "sampled them, which are gone by the time that a batch is there: set async.mode=sync"
+                f"async.mode={self.asynchrony.mode}: algorithm={self.algorithm.name} values states with the weights "
+                "that sampled them, which are gone by the time that a batch is there: set async.mode=sync"
             )
         for key in self.verl:
             if why := next((why for prefix, why in REPLACED.items() if key.lstrip("+").startswith(prefix)), None):
