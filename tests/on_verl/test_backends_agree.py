@@ -56,6 +56,16 @@ def episode(number: int, group: str, reward: float | None) -> Episode:
 
 REWARDS = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, None, 0.75]
 EPISODES = [episode(i, "ab"[i // 4], reward) for i, reward in enumerate(REWARDS)]
+GREEDY = [episode(20, "a", 0.5), episode(21, "b", 0.25)]
+VALUES = {e.id: torch.tensor([0.6, 0.3 + 0.05 * i, 0.1 * i]) for i, e in enumerate(EPISODES)}
+"""What states are worth, for who asks: episodes' first, and some later ones."""
+
+
+def asked(algorithm: Algorithm) -> dict[str, object]:
+    return {
+        "greedy": GREEDY if algorithm.needs_greedy else (),
+        "values": VALUES if algorithm.needs_values else {},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +105,9 @@ def old_logprobs(data: TensorDict) -> torch.Tensor:
 
 
 def embedded(algorithm: Algorithm, model, old_by_row: dict[tuple[int, ...], torch.Tensor]):
-    x = algorithm.experience(EPISODES)
+    x = algorithm.experience(EPISODES, GREEDY if algorithm.needs_greedy else ())
+    if algorithm.needs_values:
+        x = replace(x, state_values=torch.stack([VALUES[e.id] for e in EPISODES]))
     if algorithm.config.proximal == "recompute":
         old = torch.zeros_like(x.rows.old_logprobs)
         for row, ids in enumerate(x.rows.token_ids.tolist()):
@@ -120,7 +132,9 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(name: str, ranks
     data, keys, extra, padding = in_verl(EPISODES)
     recompute = algorithm.config.proximal == "recompute"
     data["old_log_probs"] = old_logprobs(data) if recompute else data["rollout_log_probs"]
-    sent, metrics = weigh(algorithm, receive(keys, extra, padding), data)
+    received = replace(receive(keys, extra, padding), **asked(algorithm))
+    assert [e.id for e in received.episodes] != [e.id for e in EPISODES]  # verl's order is its own
+    sent, metrics = weigh(algorithm, received, data)
     data.update(sent)
 
     prompts, responses = data["prompts"].unbind(), data["responses"].unbind()

@@ -121,13 +121,12 @@ class Collector:
 
     def _groups(self, batch: KVBatchMeta) -> list[Group]:
         """Read a batch's groups, in the order of their ids; one without a sampled episode is none."""
-        extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
         groups: dict[str, Group] = {}
-        for key, fields in zip(batch.keys, extra["extra_fields"].tolist(), strict=True):
+        for key, episode in _carried(batch):
             prompt, session, _ = key.rsplit("_", 2)
             group, greedy = groups.setdefault(prompt, Group()), int(session) >= self._samples
             (group.greedy_keys if greedy else group.keys).append(key)
-            if (episode := episode_of(fields)) is not None:
+            if episode is not None:
                 (group.greedy if greedy else group.episodes).append(episode)
         for group in groups.values():
             group.episodes.sort(key=lambda e: e.id)
@@ -168,9 +167,7 @@ class Collector:
         tu.assign_non_tensor_data(rows, "global_steps", step)
         self._submit(rows)
         batch, _ = self._buffer.sample(step, "train", len(branches))
-        extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-        fields = zip(batch.keys, extra["extra_fields"].tolist(), strict=True)
-        found = {key.split("_")[0]: e for key, f in fields if (e := episode_of(f)) is not None}
+        found = {key.split("_")[0]: episode for key, episode in _carried(batch) if episode is not None}
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         if lost := len(branches) - len(found):
             raise RuntimeError(
@@ -178,3 +175,9 @@ class Collector:
                 "the agent loop's workers, at 'Error in _run_prompt'"
             )
         return [found[prompt] for prompt in branches]
+
+
+def _carried(batch: KVBatchMeta) -> list[tuple[str, Episode | None]]:
+    """Return the keys of a batch's rows, each with the episode that it carries."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    return list(zip(batch.keys, map(episode_of, data.pop("extra_fields").tolist()), strict=True))
