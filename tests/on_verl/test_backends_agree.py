@@ -9,6 +9,7 @@ import pytest
 import torch
 from doubles import example_episode  # site-packages has a `tests`, too
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from agent_rl.algorithms import Algorithm, to_samples
@@ -19,6 +20,7 @@ from agent_rl.backends.verl.exchange import receive, weigh
 from agent_rl.backends.verl.loss import SENT, loss_function
 from agent_rl.backends.verl.rows import rows_of
 from agent_rl.backends.verl.settings import missing
+from agent_rl.backends.verl.trainer import SyncTrainer
 from agent_rl.config import choices, load_config
 from agent_rl.trajectory import Trajectory
 from agent_rl.types import Completion, Episode, Failure, FinishReason, Outcome, Reward, Source, StepRecord
@@ -116,7 +118,7 @@ def embedded(algorithm: Algorithm, model, old_by_row: dict[tuple[int, ...], torc
         x = replace(x, batch=replace(x.rows, old_logprobs=torch.where(x.rows.loss_mask, old, 0.0)))
     batch, whole = algorithm.weigh(x)
     scores = score_tokens(model, batch.token_ids)
-    return algorithm.loss(scores.logprobs, scores.entropy, batch, whole).loss
+    return algorithm.loss(scores.logprobs, scores.entropy, batch, whole).loss, len(batch)
 
 
 def gradient(loss: torch.Tensor, model) -> torch.Tensor:
@@ -142,7 +144,7 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(name: str, ranks
         (*p.tolist(), *r.tolist()): torch.cat([torch.zeros(len(p)), old])
         for p, r, old in zip(prompts, responses, data["old_log_probs"].unbind(), strict=True)
     }
-    expected_loss = embedded(algorithm, model, by_row)
+    expected_loss, samples = embedded(algorithm, model, by_row)
     expected = gradient(expected_loss, model)
 
     function, total = loss_function(algorithm.config), torch.zeros(len(expected), dtype=torch.float64)
@@ -163,6 +165,7 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(name: str, ranks
     assert float(expected.norm()) > 1e-3
     assert value == pytest.approx(expected_loss.item(), rel=1e-6, abs=1e-6)
     torch.testing.assert_close(total, expected, rtol=0, atol=1e-5 * float(expected.norm()))
+    assert metrics["train/samples"] == samples
     assert metrics["rollout/kept"] == pytest.approx(algorithm.experience(EPISODES).kept.double().mean())
 
 
@@ -196,3 +199,14 @@ def test_a_step_in_which_everything_broke_says_why() -> None:
         RuntimeError, match=r"none of the 8 episodes.*sampled a token: the first broke in policy: Dead: gone"
     ):
         weigh(preset("grpo"), receive(keys, extra, padding), data)
+
+
+def test_where_nothing_has_a_gradient_no_update_is_taken() -> None:
+    equal = [replace(e, rewards=(Reward("correct", 1.0),)) for e in EPISODES]
+    data, keys, extra, padding = in_verl(equal)
+    data["old_log_probs"] = data["rollout_log_probs"]
+    _, metrics = weigh(preset("grpo"), receive(keys, extra, padding), data)
+    assert metrics["train/samples"] == 0
+    trainer = SyncTrainer.__new__(SyncTrainer)  # without a worker group that could update anything
+    batch = KVBatchMeta(keys=["a"], tags=[{}])
+    assert trainer._update_actor(batch, metrics) is batch
