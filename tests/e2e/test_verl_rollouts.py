@@ -1,4 +1,4 @@
-"""verl on CPU, asked for more than a batch: greedy episodes, groups in place of those that teach nothing, continuations."""
+"""verl on CPU, asked for more than a batch: greedy episodes, continuations, groups in place of dropped ones."""
 
 from __future__ import annotations
 
