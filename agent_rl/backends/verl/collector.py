@@ -29,11 +29,10 @@ from agent_rl.types import Episode
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The sampled episodes of one task, its greedy one if there is one, and the keys of their rows in verl's queue."""
+    """The sampled episodes of one task, the keys of their rows in verl's queue, and the greedy one, if there is one."""
 
-    keys: list[str] = field(default_factory=list)
     episodes: list[Episode] = field(default_factory=list)
-    greedy_keys: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
     greedy: list[Episode] = field(default_factory=list)
 
 
@@ -85,8 +84,8 @@ class Collector:
         self._greedy = [e for group in groups for e in group.greedy]
         keys = [key for group in groups for key in group.keys]
         tags = {key: tag for batch in offered for key, tag in zip(batch.keys, batch.tags, strict=True)}
-        if unused := [key for key in tags if key not in set(keys)]:
-            tq.kv_clear(keys=unused, partition_id=partition_id)
+        if unused := tags.keys() - keys:
+            tq.kv_clear(keys=[*unused], partition_id=partition_id)
         if algorithm.needs_values:
             metrics |= self._value(global_steps, [e for group in groups for e in group.episodes])
         return KVBatchMeta(partition_id=partition_id, keys=keys, tags=[tags[key] for key in keys]), metrics
@@ -111,13 +110,11 @@ class Collector:
             last = self._groups(batch)
             state = offer(state, self._worth(last) if refill.max_rounds > 1 else [True] * len(last))
             batches, groups, metrics = [*batches, batch], [*groups, *last], metrics | found
-        taken = [groups[place] for place in state.taken] or last
-        used = {id(group) for group in taken}
-        for dropped in (group for group in groups if id(group) not in used):
-            for episode in dropped.episodes:
-                self._store.write(episode)
+        taken = set(state.taken or range(len(groups) - len(last), len(groups)))
+        for episode in (e for place, group in enumerate(groups) if place not in taken for e in group.episodes):
+            self._store.write(episode)
         metrics |= {"rollout/rounds": float(state.rounds), "rollout/batch_filled": len(state.taken) / target}
-        return batches, taken, metrics
+        return batches, [groups[place] for place in sorted(taken)], metrics
 
     def _groups(self, batch: KVBatchMeta) -> list[Group]:
         """Read a batch's groups, in the order of their ids; one without a sampled episode is none."""
@@ -125,7 +122,8 @@ class Collector:
         for key, episode in _carried(batch):
             prompt, session, _ = key.rsplit("_", 2)
             group, greedy = groups.setdefault(prompt, Group()), int(session) >= self._samples
-            (group.greedy_keys if greedy else group.keys).append(key)
+            if not greedy:
+                group.keys.append(key)
             if episode is not None:
                 (group.greedy if greedy else group.episodes).append(episode)
         for group in groups.values():
