@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import Silent  # site-packages has a `tests`, too
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
+from agent_rl.backends.verl import launch
 from agent_rl.backends.verl.branches import SNAPSHOTS, dump_branch
 from agent_rl.backends.verl.dataset import TaskDataset
 from agent_rl.backends.verl.loop import EnvAgentLoop
 from agent_rl.backends.verl.rows import episode_of
 from agent_rl.backends.verl.settings import VerlConfig, verl_settings
+from agent_rl.errors import ConfigError
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.calls import write_call
 from agent_rl.rollout.branch import Branch
@@ -119,3 +122,10 @@ def test_a_branch_is_run_on_from_where_it_leaves_its_episode(turn: int) -> None:
     told = ["", "1+2=3", "1+2=3; 2*3=6"][: turn + 1]
     assert [s.state for s in episode.steps][: turn + 1] == told
     assert episode.steps[-1].state == {0: "2*3=6", 1: "1+2=3; 2*3=6", 2: "1+2=3; 2*3=6"}[turn]
+
+
+def test_an_environment_that_can_t_be_continued_is_refused_at_once(tmp_path: Path) -> None:
+    settings = {"env": Silent.id, "start_from": "m", "algorithm": VINE, "eval": {"split": "eval"}}
+    with pytest.raises(ConfigError, match=r"silent-v0 has no snapshots: list .* in Silent.snapshot_attributes"):
+        launch.run(VerlConfig.model_validate(settings), tmp_path)
+    assert not any(tmp_path.iterdir())
