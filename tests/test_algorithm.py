@@ -75,6 +75,10 @@ def test_a_greedy_episode_is_the_baseline_of_its_group():
     batch, whole = algorithm.weigh(x)
     assert batch.advantages.sum(-1).tolist() == [0.75 * 4, -0.25 * 4]  # group b has no baseline, so no advantage
     assert whole == Denominators(16, 4)
+    assert algorithm.diagnose(x)["rollout/greedy"] == 0.25
+    assert "rollout/greedy" not in algorithm.diagnose(algorithm.experience(EPISODES))
+    both = algorithm.experience(EPISODES, greedy=[episode("greedy", 0.25, "a"), episode("other", 1.0, "b")])
+    assert algorithm.diagnose(both)["rollout/greedy"] == (4 * 0.25 + 2 * 1.0) / 6
 
 
 def test_shaping_comes_before_the_advantage():

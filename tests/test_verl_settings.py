@@ -112,12 +112,34 @@ def test_dpo_makes_verl_keep_a_reference() -> None:
 
 
 def test_an_algorithm_that_can_t_run_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValidationError, match=r"algorithm=remax needs a greedy episode of each task.*embedded can"):
-        config(algorithm={"name": "remax", "advantage": "over-greedy"})
     with pytest.raises(ValidationError, match=r"a value head on the policy's trunk \(critic.where=separate gives"):
         config(algorithm=CRITIC | {"critic": {"where": "shared"}})
-    with pytest.raises(ValidationError, match="needs dynamic sampling"):
-        config(algorithm={"filters": ["varied-groups"], "refill": {"max_rounds": 2}})
+
+
+VINE = {"name": "vineppo", "advantage": "state-values", "vine": {"continuations": 2, "max_episodes": 8}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "asked"),
+    [
+        ({}, {}),
+        ({"advantage": "over-greedy"}, {"__rollout_n__": 7, "greedy": 6}),
+        (VINE, {"snapshots": True}),
+        ({"filters": ["varied-groups"], "refill": {"max_rounds": 2}}, {}),
+    ],
+    ids=["grpo", "remax", "vineppo", "dapo"],
+)
+def test_what_rows_ask_of_the_agent_loop(algorithm: dict[str, object], asked: dict[str, object]) -> None:
+    found = verl_settings(config(algorithm=algorithm, rollout={"samples": 6}), Path("r"))
+    data = found["+data.agent_rl"]
+    assert isinstance(data, dict) and data["asked"] == asked
+    assert found["actor_rollout_ref.rollout.n"] == 6 and found["data.gen_batch_size"] == 1
+
+
+def test_states_are_valued_by_the_weights_that_sampled_them_or_not_at_all() -> None:
+    config(algorithm=VINE, **{"async": {"mode": "sync"}})
+    with pytest.raises(ValidationError, match=r"async.mode=one_step_off: algorithm=vineppo values states.*mode=sync"):
+        config(algorithm=VINE, **{"async": {"mode": "one_step_off"}})
 
 
 def test_stored_episodes_are_the_embedded_backend_s() -> None:

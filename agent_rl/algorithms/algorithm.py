@@ -128,9 +128,14 @@ class Algorithm:
 
     @torch.no_grad()
     def diagnose(self, x: Experience) -> dict[str, float]:
-        """Say how old the tokens are and, where old is recomputed, how far it is from mu and what corrects for that."""
+        """Say how old the tokens are and, where old is recomputed, how far it is from mu and what corrects for that.
+
+        And what greedy episodes scored, where there are any: the mean over the episodes that are compared with them.
+        """
         batch, trained = x.rows, x.trained
         ages = policy_version_histogram(batch.versions, int(batch.versions.max()))
+        if x.baselines.isfinite().any():
+            ages["rollout/greedy"] = float(x.baselines.nanmean())
         if self.config.proximal == "rollout":
             return ages
         before = torch.cat([torch.full_like(batch.sources[:, :1], -1), batch.sources[:, :-1]], -1)

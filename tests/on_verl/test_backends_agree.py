@@ -9,6 +9,7 @@ import pytest
 import torch
 from doubles import example_episode  # site-packages has a `tests`, too
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
@@ -20,6 +21,7 @@ from agent_rl.backends.verl.exchange import COMPUTED, prepare, receive, weigh
 from agent_rl.backends.verl.loss import SENT, loss_function
 from agent_rl.backends.verl.rows import rows_of
 from agent_rl.backends.verl.settings import missing
+from agent_rl.backends.verl.trainer import SyncTrainer
 from agent_rl.config import choices, load_config
 from agent_rl.trajectory import Trajectory
 from agent_rl.types import Completion, Episode, Failure, FinishReason, Outcome, Reward, Source, StepRecord
@@ -73,6 +75,16 @@ def episode(number: int, group: str, reward: float | None) -> Episode:
 
 REWARDS = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, None, 0.75]
 EPISODES = [episode(i, "ab"[i // 4], reward) for i, reward in enumerate(REWARDS)]
+GREEDY = [episode(20, "a", 0.5), episode(21, "b", 0.25)]
+VALUES = {e.id: torch.tensor([0.6, 0.3 + 0.05 * i, 0.1 * i]) for i, e in enumerate(EPISODES)}
+"""What states are worth, for who asks: episodes' first, and some later ones."""
+
+
+def asked(algorithm: Algorithm) -> dict[str, object]:
+    return {
+        "greedy": GREEDY if algorithm.needs_greedy else (),
+        "values": VALUES if algorithm.needs_values else {},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -140,13 +152,15 @@ def filled(batch: Batch, data: TensorDict) -> Batch:
     return batch
 
 
-def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float = 1.0) -> torch.Tensor:
-    """The embedded backend's loss of the batch."""
-    x = algorithm.experience(EPISODES)
+def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float = 1.0) -> tuple[torch.Tensor, int]:
+    """The embedded backend's loss of the batch, and how many rows have a gradient."""
+    x = algorithm.experience(EPISODES, GREEDY if algorithm.needs_greedy else ())
+    if algorithm.needs_values:
+        x = replace(x, state_values=torch.stack([VALUES[e.id] for e in EPISODES]))
     batch, whole = algorithm.weigh(replace(x, batch=filled(x.rows, data)))
     scores = score_tokens(model, batch.token_ids, temperature, entropy_gradient=True)
     prepared = algorithm.prepare(scores.logprobs.detach().float(), batch).batch
-    return algorithm.loss(scores.logprobs, scores.entropy, prepared, whole).loss
+    return algorithm.loss(scores.logprobs, scores.entropy, prepared, whole).loss, len(batch)
 
 
 def gradient(loss: torch.Tensor, model) -> torch.Tensor:
@@ -168,10 +182,11 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(case: tuple[str,
     data.update(computed(algorithm, data))
     if algorithm.config.critic.where != "none":
         data["values"] = moved(data, 4)
-    expected_loss = embedded(algorithm, model, data)
+    expected_loss, samples = embedded(algorithm, model, data)
     expected = gradient(expected_loss, model)
 
-    weighed = weigh(algorithm, receive(keys, extra, padding), data)
+    received = replace(receive(keys, extra, padding), **asked(algorithm))
+    weighed = weigh(algorithm, received, data)
     data.update(weighed.sent)
     if algorithm.needs_theta:
         scored = as_engine([score_tokens(model, i[None]).logprobs[0].detach() for i in data["input_ids"].unbind()])
@@ -195,6 +210,7 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(case: tuple[str,
     assert float(expected.norm()) > 1e-3
     assert value == pytest.approx(expected_loss.item(), rel=1e-6, abs=1e-6)
     torch.testing.assert_close(total, expected, rtol=0, atol=1e-5 * float(expected.norm()))
+    assert weighed.metrics["train/samples"] == samples
     assert weighed.metrics["rollout/kept"] == pytest.approx(algorithm.experience(EPISODES).kept.double().mean())
 
 
@@ -228,3 +244,14 @@ def test_a_step_in_which_everything_broke_says_why() -> None:
         RuntimeError, match=r"none of the 8 episodes.*sampled a token: the first broke in policy: Dead: gone"
     ):
         weigh(preset("grpo"), receive(keys, extra, padding), data)
+
+
+def test_where_nothing_has_a_gradient_no_update_is_taken() -> None:
+    equal = [replace(e, rewards=(Reward("correct", 1.0),)) for e in EPISODES]
+    data, keys, extra, padding = in_verl(equal)
+    data["old_log_probs"] = data["rollout_log_probs"]
+    metrics = weigh(preset("grpo"), receive(keys, extra, padding), data).metrics
+    assert metrics["train/samples"] == 0
+    trainer = SyncTrainer.__new__(SyncTrainer)  # without a worker group that could update anything
+    batch = KVBatchMeta(keys=["a"], tags=[{}])
+    assert trainer._update_actor(batch, metrics) is batch

@@ -33,6 +33,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
         source = spec(self.env).tasks
         source.require(split)
         self._first = int(settings.first)
+        self._asked = dict(settings.asked)
         self._stream = TaskStream(source, split, int(settings.seed))
         self._tasks = distinct_tasks(source, split, int(count)) if count else None
 
@@ -41,7 +42,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         task = self._stream.at(self._first + index) if self._tasks is None else self._tasks[index]
-        return {
+        row = {
             "raw_prompt": [{"role": "user", "content": ""}],  # verl counts these; the environment's `reset` opens
             "task": json.dumps(task),
             "split": self.split,
@@ -49,3 +50,4 @@ class TaskDataset(Dataset[dict[str, Any]]):
             "data_source": f"{self.env}/{self.split}",
             "reward_model": {"style": "environment", "ground_truth": ""},
         }
+        return row | self._asked if self._tasks is None else row

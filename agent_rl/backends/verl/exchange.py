@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,9 @@ from agent_rl.backends.verl.loss import SENT, WHOLE
 from agent_rl.backends.verl.rows import check_ids, episode_of
 from agent_rl.types import Episode
 
+SAMPLES = "train/samples"
+"""The metric that counts the rows with a gradient."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -26,6 +29,17 @@ class Received:
     episodes: list[Episode]
     places: list[tuple[int, int] | None]
     """By row: episode and number of its row; None for verl's padding."""
+    greedy: Sequence[Episode] = ()
+    """Episodes of the same groups that took the likeliest tokens, where the algorithm asked for them."""
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    """By episode id: what is to be expected from the state before each turn on, `[K]`, where it was asked for."""
+
+    def experience(self, algorithm: Algorithm) -> Experience:
+        """Return what an algorithm learns from."""
+        x = algorithm.experience(self.episodes, self.greedy)
+        if not self.values:
+            return x
+        return replace(x, state_values=torch.stack([self.values[e.id] for e in self.episodes]))
 
 
 def receive(keys: Sequence[str], extra_fields: Sequence[dict[str, Any]], padding: Sequence[bool]) -> Received:
@@ -95,7 +109,7 @@ def weigh(
     Raises:
         RuntimeError: if no episode sampled anything, or verl changed a token, or did not compute what it must.
     """
-    x, known = algorithm.experience(received.episodes), set(data.keys())
+    x, known = received.experience(algorithm), set(data.keys())
     if lacking := _required(algorithm) - known:
         raise RuntimeError(f"algorithm={algorithm.config.name} reads {sorted(lacking)}, which verl did not compute")
     if x.batch is None:
@@ -126,7 +140,7 @@ def weigh(
     sent[SENT["prompt_shares"]] = torch.tensor(shares)
     sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences, whole.valued]] * len(spots))
     metrics = algorithm.diagnose(x) | critic_metrics(weighed.values, weighed.returns, weighed.valued)
-    metrics |= {"rollout/kept": float(x.kept.double().mean()), "train/samples": float(wanted.sum())}
+    metrics |= {"rollout/kept": float(x.kept.double().mean()), SAMPLES: float(wanted.sum())}
     return Weighed(weighed, wanted, spots, responses_of, TensorDict(sent, batch_size=len(spots)), metrics)
 
 

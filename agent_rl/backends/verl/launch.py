@@ -9,9 +9,11 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from agent_rl.algorithms import Algorithm
 from agent_rl.backends.folder import new_folder
 from agent_rl.backends.verl.routes import STRATEGY, THEIRS, captured_routes
 from agent_rl.backends.verl.settings import VerlConfig, agent_loop, load_once, verl_settings
+from agent_rl.backends.vine import require_hooks
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.registry import spec
 
@@ -96,6 +98,7 @@ def run(config: VerlConfig, folder: Path) -> Path:
         load_once(file)
     for split in (config.split, config.eval.split):
         spec(config.env).tasks.require(split)
+    require_hooks(spec(config.env), Algorithm(config.algorithm))
     folder = folder.resolve()
     composed = compose_verl(config, folder)
     OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)

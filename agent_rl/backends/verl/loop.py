@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from agent_rl.backends.verl.branches import load_continuation
 from agent_rl.backends.verl.routes import OURS, ROLLOUT, RouteShape
 from agent_rl.backends.verl.rows import rewards_of, rows_of
 from agent_rl.backends.verl.sampler import ServerSampler
@@ -49,29 +50,35 @@ class EnvAgentLoop(AgentLoopBase):
         self._spec, self._env_args, self._seed, self._max_tokens = spec(env), dict(env_args), seed, max_tokens
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
-        """Run the row's task; return one output per trajectory."""
-        task = json.loads(row["task"])
-        step, index, session = int(row["global_steps"]), int(row["index"]), int(row["session_id"])
-        name = f"{row['split']}-{step:05d}-{index:07d}"
+        """Run the row's task, or the branch that it holds; return one output per trajectory."""
+        greedy = row.get("greedy") == row["session_id"]
         params = SamplingParams(
-            temperature=float(sampling_params["temperature"]),
+            temperature=0.0 if greedy else float(sampling_params["temperature"]),
             top_p=float(sampling_params["top_p"]),
             top_k=max(0, int(sampling_params["top_k"])),
             max_tokens=self._max_tokens,
         )
         sampler = ServerSampler(self.server_manager, int(self.rollout_config.max_model_len))
-        job = Job(
-            self._spec,
-            task,
-            episode_seed(self._seed * 1_000_003 + step, task, session),
-            name,
-            env_args=self._env_args,
-            id=f"{name}-{session:02d}",
-        )
+        job = load_continuation(row["branch"], self._spec) if "branch" in row else self._job(row, greedy)
         episode = await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params))
         outputs, routes = outputs_of(episode), self.data_config.agent_rl.routes
         strategy = self.config.actor_rollout_ref.actor.strategy
         return outputs if routes is None else with_routes(outputs, RouteShape(**routes), strategy)
+
+    def _job(self, row: dict[str, Any], greedy: bool) -> Job:
+        """What a row of the dataset asks for; the greedy episode of a group plays in the world of its first."""
+        task, number = json.loads(row["task"]), 0 if greedy else int(row["session_id"])
+        step, index = int(row["global_steps"]), int(row["index"])
+        name = f"{row['split']}-{step:05d}-{index:07d}"
+        return Job(
+            self._spec,
+            task,
+            episode_seed(self._seed * 1_000_003 + step, task, number),
+            name,
+            env_args=self._env_args,
+            id=f"{name}-greedy" if greedy else f"{name}-{number:02d}",
+            snapshots=bool(row.get("snapshots")),
+        )
 
 
 def outputs_of(episode: Episode) -> list[AgentLoopOutput]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent_rl.algorithms.batch import to_samples
+from agent_rl.backends.verl.branches import SNAPSHOTS, pack_snapshots, with_snapshots
 from agent_rl.store.codec import dump_line, load_line
 from agent_rl.types import JSON, Episode, ExpertArray
 
@@ -52,13 +53,15 @@ def rows_of(episode: Episode) -> list[Row]:
         )
     rows = found or [Row([0], [0], [0], [0.0], None, (0, 0), {})]
     rows[0].extra_fields[EPISODE] = dump_line(episode).decode()
+    if episode.snapshots:
+        rows[0].extra_fields[SNAPSHOTS] = pack_snapshots(episode)
     return rows
 
 
 def episode_of(extra_fields: dict[str, JSON]) -> Episode | None:
-    """Return the episode that a row carries; only an episode's first row does."""
+    """Return the episode that a row carries, its snapshots packed; only an episode's first row does."""
     line = extra_fields.get(EPISODE)
-    return load_line(str(line).encode()) if line is not None else None
+    return with_snapshots(load_line(str(line).encode()), extra_fields) if line is not None else None
 
 
 def rewards_of(episode: Episode) -> dict[str, float]:

@@ -80,6 +80,11 @@ class VerlConfig(Section):
                 f"algorithm={self.algorithm.name} needs {', '.join(lacking)}, which the verl backend can't do yet; "
                 "backend=embedded can"
             )
+        if Algorithm(self.algorithm).needs_values and self.asynchrony.mode != "sync":
+            raise ValueError(
+                f"async.mode={self.asynchrony.mode}: algorithm={self.algorithm.name} values states with the weights "
+                "that sampled them, which are gone by the time that a batch is there: set async.mode=sync"
+            )
         replaced = REPLACED | (critic.NO_CRITIC if self.algorithm.critic.where == "none" else critic.REPLACED)
         for key in self.verl:
             if why := next((why for prefix, why in replaced.items() if key.lstrip("+").startswith(prefix)), None):
@@ -105,10 +110,7 @@ def missing(config: AlgorithmConfig) -> dict[str, bool]:
     """What an algorithm wants, and this backend can't do; True where it is wanted."""
     algorithm = Algorithm(config)
     return {
-        "a greedy episode of each task": algorithm.needs_greedy,
         "a value head on the policy's trunk (critic.where=separate gives it its own)": config.critic.where == "shared",
-        "continuations of episodes": algorithm.needs_values,
-        "dynamic sampling": config.refill.max_rounds > 1,
     }
 
 
@@ -163,6 +165,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "data.train_files": config.split,
         "data.val_files": f"{config.eval.split}:{config.eval.n}",
         "data.train_batch_size": config.rollout.groups,
+        "data.gen_batch_size": 1,  # dynamic sampling asks for any number of tasks
         "data.val_batch_size": None,
         "data.shuffle": False,
         "data.validation_shuffle": False,
@@ -176,6 +179,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
             "first": RL_START,
             "algorithm": algorithm.model_dump_json(),
             "episodes": str(folder / "episodes.jsonl"),
+            "asked": asked(config),
         },
         "algorithm.adv_estimator": "grpo",  # any: it is never called
         "algorithm.rollout_correction.bypass_mode": algorithm.proximal == "rollout",
@@ -210,6 +214,13 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         "trainer.logger": ["console", "file"],
     }
+
+
+def asked(config: VerlConfig) -> dict[str, JsonValue]:
+    """Return what every row of training tasks asks of the agent loop, by column."""
+    algorithm, samples = Algorithm(config.algorithm), config.rollout.samples
+    greedy: dict[str, JsonValue] = {"__rollout_n__": samples + 1, "greedy": samples}  # verl's sessions count from 0
+    return (greedy if algorithm.needs_greedy else {}) | ({"snapshots": True} if algorithm.needs_values else {})
 
 
 def agent_loop(config: VerlConfig) -> list[dict[str, JsonValue]]:

@@ -1,0 +1,78 @@
+"""agent_rl.backends.verl.branches: a continuation goes to another process and is what it would be in this one."""
+
+import asyncio
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from agent_rl.backends.verl.branches import SNAPSHOTS, dump_branch, load_continuation
+from agent_rl.backends.verl.rows import episode_of, rows_of
+from agent_rl.errors import ConfigError
+from agent_rl.policy import Policy, SamplingParams, TokenPolicy
+from agent_rl.rollout import Job, continuation, run_episode
+from agent_rl.types import Episode, Message, ToolCall
+from tests.doubles import CALL, Dice, ScriptedSampler, dice_spec, small_renderer
+
+TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolCall("x", "roll")))
+
+
+class Fair(Dice):
+    """Dice whose state is how far its random numbers have got."""
+
+    snapshot_attributes = ("rng",)
+
+    def state_hash(self):
+        return str(self.rng.bit_generator.state)
+
+
+SPEC = dice_spec(Fair, None)
+
+
+def replying(*replies: Message) -> TokenPolicy:
+    renderer = small_renderer()
+    return TokenPolicy(ScriptedSampler([renderer.reply(r) for r in replies]), renderer, SamplingParams(max_tokens=64))
+
+
+def run(job: Job, policy: Policy) -> Episode:
+    return asyncio.run(run_episode(job, policy))
+
+
+PARENT = run(
+    Job(SPEC, {}, 5, "g", id="first", snapshots=True, env_args={"sides": 8}),
+    replying(CALL, TWO_CALLS, Message("assistant", "6")),
+)
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_a_continuation_crosses_as_text(turn: int) -> None:
+    (row,) = rows_of(PARENT)
+    travelled = episode_of(json.loads(json.dumps(row.extra_fields)))
+    assert travelled is not None and len(travelled.snapshots) == 3
+    job = continuation(SPEC, travelled, turn, 77)
+    assert job.branch is not None
+    policies = [replying(CALL, Message("assistant", "6")) for _ in range(2)]
+    crossed = run(load_continuation(dump_branch(job.branch), SPEC), policies[0])
+    here = run(continuation(SPEC, PARENT, turn, 77), policies[1])
+    assert crossed.error is None
+    assert (crossed.messages, crossed.rewards, crossed.parent) == (here.messages, here.rewards, ("first", turn))
+    # whatever the environment rolls from there on hangs on the snapshot
+    assert [s.state for s in crossed.steps] == [s.state for s in here.steps]
+    assert len({s.state for s in crossed.steps}) == turn + 2
+    assert (crossed.seed, crossed.env_args, crossed.group_id) == (5, {"sides": 8}, "g")
+    (ours,), (theirs,) = (policy.sampler.sessions for policy in policies)  # type: ignore[attr-defined]
+    assert ours.ledger == theirs.ledger and ours.seed == 77
+
+
+def test_snapshots_travel_with_the_first_row_and_only_where_there_are_any() -> None:
+    assert SNAPSHOTS in rows_of(PARENT)[0].extra_fields
+    assert SNAPSHOTS not in rows_of(replace(PARENT, snapshots=()))[0].extra_fields
+
+
+@pytest.mark.parametrize("snapshot", [lambda: 0, (n for n in "ab")], ids=["a lambda", "a generator"])
+def test_a_snapshot_that_can_t_travel_is_named(snapshot: object) -> None:
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        pickle.dumps(snapshot)
+    with pytest.raises(ConfigError, match=r"snapshot of dice-v0 can't go to another process.*snapshot_attributes"):
+        rows_of(replace(PARENT, snapshots=(snapshot,)))
