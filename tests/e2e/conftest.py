@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,12 @@ def verl_python() -> Path:
     if not python.exists():
         missing(f"the tests of the verl backend: {python} is missing; `make setup-verl` makes it")
     return python
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a warm-started model."""
+    folder = tmp_path_factory.mktemp("warm")
+    settings = ["steps=0", "threads=1", "eval.n=16", "warm_start.clone_steps=400", f"runs_dir={folder}"]
+    subprocess.run([sys.executable, "-m", "agent_rl", "train", *settings], cwd=ROOT, check=True, capture_output=True)
+    return (folder / "latest" / "checkpoint").resolve()

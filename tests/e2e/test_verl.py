@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +9,8 @@ import pytest
 import torch
 
 from agent_rl.store.episodes import read_episodes
+from tests.e2e.servers import complete
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 RUN = {
     "env": "calculator-v0",
     "steps": 20,
@@ -28,35 +23,14 @@ RUN = {
 pytestmark = pytest.mark.e2e
 
 
-def verl(python: Path, folder: Path, *arguments: str, timeout: float = 900) -> list[dict[str, Any]]:
-    """Run `verl_cpu.run` to its end; return the rows of metrics.jsonl, `{"step": ..., "data": ...}`."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"}
-    command = [str(python), "-m", "verl_cpu.run", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    (run,) = (folder / "runs").glob("2*")
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of a warm-started model."""
-    folder = tmp_path_factory.mktemp("warm")
-    settings = ["steps=0", "threads=1", "eval.n=16", "warm_start.clone_steps=400", f"runs_dir={folder}"]
-    subprocess.run([sys.executable, "-m", "agent_rl", "train", *settings], cwd=ROOT, check=True, capture_output=True)
-    return (folder / "latest" / "checkpoint").resolve()
-
-
 @pytest.fixture(scope="module")
 def trained(
     verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[dict[str, Any]]]:
     """A run of twenty steps: its folder and its metrics."""
     folder = tmp_path_factory.mktemp("verl")
-    rows = verl(verl_python, folder, json.dumps(RUN | {"start_from": str(warm)}))
-    return (folder / "runs" / "latest").resolve(), rows
+    running = complete(verl_python, folder, RUN | {"start_from": str(warm)})
+    return running.run.resolve(), running.rows()
 
 
 def test_held_out_success_climbs(trained: tuple[Path, list[dict[str, Any]]]) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from agent_rl.backends.budget import BudgetConfig
+from agent_rl.backends.verl.continued import Continued
 from agent_rl.backends.verl.rows import rewards_of, rows_of
 from agent_rl.backends.verl.sampler import ServerSampler
 from agent_rl.backends.verl.settings import load_once
+from agent_rl.env import Budget
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.registry import spec
@@ -19,6 +23,8 @@ from agent_rl.rollout.episode import Job, run_episode
 from agent_rl.tasks import episode_seed
 from agent_rl.types import Episode
 
+LONGEST_S = 3600.0
+"""How long an episode may take where neither the environment nor the run says it."""
 _renderer_of = functools.cache(load_renderer)
 """A tokenizer's renderer, made once a process: verl makes an agent loop for every episode."""
 
@@ -38,6 +44,7 @@ class EnvAgentLoop(AgentLoopBase):
         imports: list[str],
         seed: int,
         max_tokens: int,
+        budget: dict[str, Any],
         tools: object = None,
         **kwargs: Any,
     ) -> None:
@@ -45,6 +52,7 @@ class EnvAgentLoop(AgentLoopBase):
         for file in imports:
             load_once(file)
         self._spec, self._env_args, self._seed, self._max_tokens = spec(env), dict(env_args), seed, max_tokens
+        self._budget = episode_budget(self._spec.budget, budget)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run the row's task; return one output per trajectory."""
@@ -57,16 +65,23 @@ class EnvAgentLoop(AgentLoopBase):
             top_k=max(0, int(sampling_params["top_k"])),
             max_tokens=self._max_tokens,
         )
-        sampler = ServerSampler(self.server_manager, int(self.rollout_config.max_model_len))
+        sampler = Continued(ServerSampler(self.server_manager, int(self.rollout_config.max_model_len)))
         job = Job(
             self._spec,
             task,
             episode_seed(self._seed * 1_000_003 + step, task, session),
             name,
+            self._budget,
             env_args=self._env_args,
             id=f"{name}-{session:02d}",
         )
         return outputs_of(await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params)))
+
+
+def episode_budget(own: Budget, wanted: dict[str, Any]) -> Budget:
+    """Return an episode's budget; nothing is waited for without an end, as its whole group would wait with it."""
+    budget = BudgetConfig.model_validate(wanted).instead_of(own)
+    return budget if budget.seconds is not None else replace(budget, seconds=LONGEST_S)
 
 
 def outputs_of(episode: Episode) -> list[AgentLoopOutput]:

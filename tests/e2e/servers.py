@@ -1,0 +1,107 @@
+"""Runs on verl that tests start, watch, kill and resume, each with all the processes that it leads to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MARK = "AGENT_RL_TEST_RUN"
+"""The environment variable that tells a run's processes from everybody else's: all of them inherit it."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A run, from `verl_cpu.run`."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    """Where it was started; its own folder is `runs/latest` in it."""
+    log: Path
+    mark: str
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "runs" / "latest"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, `{"step": ..., "data": ...}`."""
+        file = self.run / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+
+    def finish(self, timeout: float) -> int:
+        """Wait for the end; return the exit status."""
+        return self.process.wait(timeout)
+
+    def until(self, condition: Callable[[Running], object], timeout: float) -> None:
+        """Wait for a condition; fail if the run ends first."""
+        deadline = time.monotonic() + timeout
+        while not condition(self):
+            assert self.process.poll() is None, f"it ended too early: {self.tail()}"
+            assert time.monotonic() < deadline, f"not within {timeout} s: {self.tail()}"
+            time.sleep(0.2)
+
+    def processes(self) -> dict[int, str]:
+        """The command lines of what is alive of it, by process id."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes():
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except (OSError, UnicodeDecodeError):
+                continue
+        return {pid: command for pid, command in found.items() if command}  # a zombie has none
+
+    def gone(self, timeout: float) -> dict[int, str]:
+        """Wait until nothing of it is left; return what still is."""
+        deadline = time.monotonic() + timeout
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return left
+
+    def kill(self) -> None:
+        """End all of it, the hard way."""
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:]
+
+
+def begin(python: Path, folder: Path, *arguments: str) -> Running:
+    """Start `verl_cpu.run`."""
+    mark = uuid.uuid4().hex
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}", MARK: mark}
+    log = folder / f"log-{mark}.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(python), "-m", "verl_cpu.run", *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    return Running(process, folder, log, mark)
+
+
+def complete(python: Path, folder: Path, settings: dict[str, Any], timeout: float = 900) -> Running:
+    """Run to the end, which must be a good one."""
+    running = begin(python, folder, json.dumps(settings))
+    try:
+        assert running.finish(timeout) == 0, running.tail()
+    finally:
+        running.kill()
+    return running
