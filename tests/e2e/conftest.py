@@ -37,7 +37,9 @@ def verl_python() -> Path:
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of a warm-started model."""
+    """The checkpoint of a warm-started model; one that AGENT_RL_WARM names is taken as it is."""
+    if given := os.environ.get("AGENT_RL_WARM"):
+        return Path(given).resolve()
     folder = tmp_path_factory.mktemp("warm")
     settings = ["steps=0", "threads=1", "eval.n=16", "warm_start.clone_steps=400", f"runs_dir={folder}"]
     subprocess.run([sys.executable, "-m", "agent_rl", "train", *settings], cwd=ROOT, check=True, capture_output=True)
