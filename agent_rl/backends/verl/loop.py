@@ -44,7 +44,7 @@ class EnvAgentLoop(AgentLoopBase):
         imports: list[str],
         seed: int,
         max_tokens: int,
-        budget: dict[str, Any],
+        budget: dict[str, Any] | None = None,
         tools: object = None,
         **kwargs: Any,
     ) -> None:
@@ -52,7 +52,7 @@ class EnvAgentLoop(AgentLoopBase):
         for file in imports:
             load_once(file)
         self._spec, self._env_args, self._seed, self._max_tokens = spec(env), dict(env_args), seed, max_tokens
-        self._budget = episode_budget(self._spec.budget, dict(budget))
+        self._budget = episode_budget(self._spec.budget, dict(budget or {}))
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run the row's task; return one output per trajectory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -55,19 +54,26 @@ def _engine_fault(server: Any) -> str | None:
 def stop_episodes(manager: Any) -> None:
     """Cancel the episodes that are under way, so that their environments are closed; wait for that for a while."""
 
-    def count(begin: bool) -> Iterator[int]:
-        def cancel(worker: Any) -> int:
-            for task in worker.background_tasks if begin else ():
-                task.cancel()
-            return len(worker.background_tasks)
-
-        yield from ray.get([w.__ray_call__.remote(cancel) for w in manager.agent_loop_workers], timeout=CLOSE_S)
+    def ask(question: Any) -> list[int]:
+        answers = [worker.__ray_call__.remote(question) for worker in manager.agent_loop_workers]
+        found: list[int] = ray.get(answers, timeout=CLOSE_S)
+        return found
 
     deadline = time.monotonic() + CLOSE_S
     try:
-        left = sum(count(begin=True))
-        while left and time.monotonic() < deadline:
+        ask(_cancel)
+        while any(ask(_under_way)) and time.monotonic() < deadline:
             time.sleep(0.2)
-            left = sum(count(begin=False))
     except RayError:  # a worker that is gone or stuck has nothing to close
         return
+
+
+def _cancel(worker: Any) -> None:
+    """Run in a worker: cancel its tasks, which cancel the episodes that they wait for."""
+    for task in worker.background_tasks:
+        task.cancel()
+
+
+def _under_way(worker: Any) -> int:
+    """Run in a worker: return how many groups are not done."""
+    return len(worker.background_tasks)
