@@ -18,6 +18,7 @@ class BudgetConfig(Section):
     """Of the whole context."""
     tool_calls: int | None = Field(None, ge=1)
     seconds: float | None = Field(None, gt=0)
+    """By the clock: waiting for the policy counts, also while it gets new weights."""
 
     def instead_of(self, own: Budget) -> Budget:
         """Return an environment's budget with the limits that are set here in place of its own."""

@@ -16,12 +16,13 @@ CLOSE_S = 30.0
 """How long environments get to close."""
 
 
-def watched(trainer: Any, manager: Any) -> list[Watched]:
+def watched(trainer: Any, loops: Any) -> list[Watched]:
     """Return what to watch: the inference servers and the workers that run the episodes.
 
     Not the trainer's own workers: verl waits for their answers, and hears of it when one dies.
     """
-    servers = [handle for m in trainer._rollout_server_managers() for handle in m.server_handles]
+    managers = [trainer.llm_server_manager, getattr(trainer, "standalone_server_manager", None)]
+    servers = [handle for manager in managers if manager is not None for handle in manager.server_handles]
     return [
         *(Watched(f"inference server {i}", _asking(s, _engine_fault)) for i, s in enumerate(servers)),
         *(
@@ -32,7 +33,7 @@ def watched(trainer: Any, manager: Any) -> list[Watched]:
                 "an environment blocks its event loop. Make what takes long async, or run it in a thread (sync tools "
                 "are, unless they are inline)",
             )
-            for i, worker in enumerate(manager.agent_loop_workers)
+            for i, worker in enumerate(loops.agent_loop_workers)
         ),
     ]
 
@@ -51,11 +52,11 @@ def _engine_fault(server: Any) -> str | None:
     return "vLLM's engine has died; its log says why" if engine is not None and engine.errored else None
 
 
-def stop_episodes(manager: Any) -> None:
+def stop_episodes(loops: Any) -> None:
     """Cancel the episodes that are under way, so that their environments are closed; wait for that for a while."""
 
     def ask(question: Any) -> list[int]:
-        answers = [worker.__ray_call__.remote(question) for worker in manager.agent_loop_workers]
+        answers = [worker.__ray_call__.remote(question) for worker in loops.agent_loop_workers]
         found: list[int] = ray.get(answers, timeout=CLOSE_S)
         return found
 
