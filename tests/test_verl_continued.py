@@ -113,10 +113,12 @@ def test_every_position_s_routes_are_handed_on_once(seen: int | None) -> None:
 
 
 def test_a_closed_session_does_not_go_on() -> None:
-    async def run() -> Completion:
-        session = Continued(ServerSampler(Server(aborted(5)), 64)).open(7)
-        session.close()
-        return await session.sample([1], SamplingParams(max_tokens=5), frozenset())
+    class Closing(Server):
+        async def generate(self, *args: Any, **kwargs: Any) -> Output:
+            session.close()
+            return await super().generate(*args, **kwargs)
 
-    reply = asyncio.run(run())
-    assert reply.finish_reason is FinishReason.ABORT and reply.token_ids == (5,)
+    server = Closing(aborted(5))
+    session = Continued(ServerSampler(server, 64)).open(7)
+    reply = asyncio.run(session.sample([1], SamplingParams(max_tokens=5), frozenset()))
+    assert reply.finish_reason is FinishReason.ABORT and len(server.asked) == 1
