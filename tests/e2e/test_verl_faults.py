@@ -24,7 +24,7 @@ BOUND = 90.0
 
 @pytest.fixture(scope="module")
 def faulty(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run whose environment crashes and hangs now and then, and whose vLLM is killed in the third step or later."""
+    """A run whose environment crashes and hangs now and then, and whose vLLM is killed after two steps."""
     folder = tmp_path_factory.mktemp("faulty")
     settings = {
         "env": "faulty-v0",
@@ -58,7 +58,7 @@ def test_episodes_that_crash_or_hang_are_outcomes_and_steps_are_completed(faulty
     hung = [e for e in episodes if e.stop_reason is StopReason.SECONDS]
     assert crashed and hung
     assert all(e.outcome is Outcome.FAILED and e.error.where == "step" for e in crashed if e.error)
-    assert all(e.outcome is Outcome.TRUNCATED and 5 <= e.seconds < 10 for e in hung)
+    assert all(e.outcome is Outcome.TRUNCATED and 4.9 < e.seconds < 10 for e in hung)
     first = Counter(e.id.split("-")[1] for e in episodes)["00001"]
     assert first == 16  # whole groups, none refilled
 
