@@ -70,9 +70,8 @@ def _embedded(overrides: Sequence[str], given: dict[str, str], explain: bool) ->
         print(algorithms.explain(load_config("backend/embedded", TrainConfig, overrides).algorithm))
         return 0
     folder = given.pop("resume", None)
-    if folder is not None and set(given) - {"steps"}:
-        odd = ", ".join(sorted(set(given) - {"steps"}))
-        raise ConfigError(f"{odd} can't change when a run is resumed: it goes on with its own settings (but for steps)")
+    if folder is not None:
+        _check_resumed(set(given))
     try:
         with Progress() as progress:
             if folder is not None:
@@ -97,6 +96,9 @@ def _on_verl(
             "algorithm=dpo learns from pairs of its own rollouts: leave out episodes, or backend=verl"
         )
     resumed = given.get("resume")
+    if resumed is not None:
+        asked = {"--import": bool(imports), "--explain": explain, "--dry-run": dry_run}
+        _check_resumed(set(given) - {"resume"} | {name for name, is_asked in asked.items() if is_asked})
     files = ",".join(str(Path(file).resolve()) for file in imports)
     config = (
         None
@@ -114,12 +116,17 @@ def _on_verl(
     from agent_rl.backends.verl.launch import print_config, resume, start
 
     if resumed is not None:
-        print(f"Done: {resume(Path(resumed))}")
+        print(f"Done: {resume(Path(resumed), steps=_steps(given.get('steps')))}")
     elif config is not None and dry_run:
         print_config(config)
     elif config is not None:
         print(f"Done: {start(config)}")
     return 0
+
+
+def _check_resumed(given: set[str]) -> None:
+    if odd := ", ".join(sorted(given - {"steps"})):
+        raise ConfigError(f"{odd} can't change when a run is resumed: it goes on with its own settings (but for steps)")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -11,10 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.backends.folder import new_folder
+from agent_rl.backends.verl.faults import FAULT, explain
+from agent_rl.backends.verl.resume import go_back, last_checkpoint
 from agent_rl.backends.verl.routes import STRATEGY, THEIRS, captured_routes
 from agent_rl.backends.verl.settings import VerlConfig, agent_loop, load_once, verl_settings
 from agent_rl.backends.vine import require_hooks
-from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
+from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, did_you_mean
 from agent_rl.registry import spec
 
 CONFIG = "config.yaml"
@@ -77,19 +79,37 @@ def start(config: VerlConfig) -> Path:
     return run(config, new_folder(config.runs_dir, config.name or config.env.replace("/", "-")))
 
 
-def resume(folder: Path) -> Path:
-    """Go on where a run's last checkpoint left it, with its own settings.
+def resume(folder: Path, *, steps: int | None = None) -> Path:
+    """Go on where a run's last checkpoint left it, with its own settings; anew if it did not get so far.
+
+    Args:
+        folder: a run's folder.
+        steps: a new total number of steps, instead of the configured one.
 
     Raises:
-        CheckpointError: if the folder is no run.
+        CheckpointError: if the folder is no run, or its checkpoint is of no use.
+        ConfigError: if there is nothing left to do.
+        StoreError: if the run is still going.
     """
+    folder = folder.resolve()
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
-    return run(VerlConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG))), folder)
+    config = VerlConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
+    if steps is not None:
+        config = config.model_copy(update={"steps": steps})
+    if (done := last_checkpoint(folder / "checkpoints")) >= config.steps:
+        raise ConfigError(f"the run is at step {done} already: give more with steps=N to go on")
+    return run(config, folder, go_back(folder))
 
 
-def run(config: VerlConfig, folder: Path) -> Path:
-    """Train in a folder, from its last checkpoint if it has one; return it."""
+def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
+    """Train in a folder, from the checkpoint of a step if it is not 0; return the folder.
+
+    Raises:
+        ConfigError: if the environment or verl's config can't do what is asked.
+        InfrastructureError: if a process that the run depends on was lost.
+    """
+    from ray.exceptions import RayError
     from verl.trainer.main_ppo import run_ppo
 
     from agent_rl.backends.verl.runner import Runner
@@ -104,6 +124,12 @@ def run(config: VerlConfig, folder: Path) -> Path:
     OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
     OmegaConf.save(agent_loop(config), folder / "agent_loop.yaml")
     OmegaConf.save(composed, folder / "verl.yaml")
-    os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics.jsonl")
-    run_ppo(composed, task_runner_class=Runner)
+    (folder / FAULT).unlink(missing_ok=True)
+    composed.trainer.val_before_train = step == 0  # the checkpoint was evaluated
+    try:
+        run_ppo(composed, task_runner_class=Runner)
+    except RayError as error:
+        if (fault := explain(folder)) is None:
+            raise
+        raise InfrastructureError(f"{fault}. Go on with: agent-rl train backend=verl resume={folder}") from error
     return folder

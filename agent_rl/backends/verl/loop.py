@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from typing import Any
 
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from agent_rl.backends.budget import BudgetConfig
 from agent_rl.backends.verl.branches import load_continuation
+from agent_rl.backends.verl.continued import Continued
 from agent_rl.backends.verl.routes import OURS, ROLLOUT, RouteShape
 from agent_rl.backends.verl.rows import rewards_of, rows_of
 from agent_rl.backends.verl.sampler import ServerSampler
 from agent_rl.backends.verl.settings import load_once
+from agent_rl.env import Budget
 from agent_rl.policy.sampling import SamplingParams
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.registry import spec
@@ -22,6 +26,8 @@ from agent_rl.rollout.episode import Job, run_episode
 from agent_rl.tasks import episode_seed
 from agent_rl.types import Episode
 
+LONGEST_S = 3600.0
+"""How long an episode may take where neither the environment nor the run says it."""
 _renderer_of = functools.cache(load_renderer)
 """A tokenizer's renderer, made once a process: verl makes an agent loop for every episode."""
 
@@ -41,6 +47,7 @@ class EnvAgentLoop(AgentLoopBase):
         imports: list[str],
         seed: int,
         max_tokens: int,
+        budget: dict[str, Any] | None = None,
         tools: object = None,
         **kwargs: Any,
     ) -> None:
@@ -48,6 +55,7 @@ class EnvAgentLoop(AgentLoopBase):
         for file in imports:
             load_once(file)
         self._spec, self._env_args, self._seed, self._max_tokens = spec(env), dict(env_args), seed, max_tokens
+        self._budget = episode_budget(self._spec.budget, dict(budget or {}))
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run the row's task, or the branch that it holds; return one output per trajectory."""
@@ -58,7 +66,7 @@ class EnvAgentLoop(AgentLoopBase):
             top_k=max(0, int(sampling_params["top_k"])),
             max_tokens=self._max_tokens,
         )
-        sampler = ServerSampler(self.server_manager, int(self.rollout_config.max_model_len))
+        sampler = Continued(ServerSampler(self.server_manager, int(self.rollout_config.max_model_len)))
         job = load_continuation(row["branch"], self._spec) if "branch" in row else self._job(row, greedy)
         episode = await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params))
         outputs, routes = outputs_of(episode), self.data_config.agent_rl.routes
@@ -75,10 +83,17 @@ class EnvAgentLoop(AgentLoopBase):
             task,
             episode_seed(self._seed * 1_000_003 + step, task, number),
             name,
+            self._budget,
             env_args=self._env_args,
             id=f"{name}-greedy" if greedy else f"{name}-{number:02d}",
             snapshots=bool(row.get("snapshots")),
         )
+
+
+def episode_budget(own: Budget, wanted: dict[str, Any]) -> Budget:
+    """Return an episode's budget; nothing is waited for without an end, as its whole group would wait with it."""
+    budget = BudgetConfig.model_validate(wanted).instead_of(own)
+    return budget if budget.seconds is not None else replace(budget, seconds=LONGEST_S)
 
 
 def outputs_of(episode: Episode) -> list[AgentLoopOutput]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ray
 from omegaconf import DictConfig, OmegaConf
+
+from agent_rl.backends.verl.faults import Watchdog, end_with
 
 
 @ray.remote
@@ -21,6 +25,7 @@ class Runner:
         from verl.utils.logging_utils import configure_verl_logging
 
         from agent_rl.backends.verl.trainer import TRAINERS
+        from agent_rl.backends.verl.watch import stop_episodes, watched
 
         configure_verl_logging()
         config.transfer_queue.enable = True
@@ -35,7 +40,12 @@ class Runner:
                 teacher_client=trainer.get_teacher_client(),
                 reward_loop_worker_handles=trainer.get_reward_handles(),
             )
-            trainer.fit(manager)
+            folder = Path(config.data.agent_rl.episodes).parent
+            with Watchdog(watched(trainer, manager), end_with(folder)):
+                try:
+                    trainer.fit(manager)
+                finally:
+                    stop_episodes(manager)
             trainer.logger.finish(exit_code=0)
         finally:
             tq.close()

@@ -11,7 +11,9 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.asynchrony import AsyncConfig
+from agent_rl.backends.budget import BudgetConfig
 from agent_rl.backends.verl import critic
+from agent_rl.backends.verl.modes import asynchronous, impossible
 from agent_rl.backends.verl.routes import STRATEGY, routing_settings
 from agent_rl.config import Section
 from agent_rl.registry import load_file
@@ -30,6 +32,8 @@ class RolloutConfig(Section):
     """Of one reply."""
     context: int = Field(8192, ge=2)
     """Tokens of a whole episode: vLLM's `max_model_len`."""
+    budget: BudgetConfig = BudgetConfig()
+    """Of one episode."""
 
 
 class EvalConfig(Section):
@@ -80,6 +84,8 @@ class VerlConfig(Section):
                 f"algorithm={self.algorithm.name} needs {', '.join(lacking)}, which the verl backend can't do yet; "
                 "backend=embedded can"
             )
+        if why := impossible(self.asynchrony, self.verl):
+            raise ValueError(why)
         if Algorithm(self.algorithm).needs_values and self.asynchrony.mode != "sync":
             raise ValueError(
                 f"async.mode={self.asynchrony.mode}: algorithm={self.algorithm.name} values states with the weights "
@@ -144,6 +150,10 @@ REPLACED = {
     "trainer.use_v1": "agent_rl's trainers are v1's",
     "trainer.v1.trainer_mode": "set async.mode",
     "trainer.v1.sampler.max_off_policy": "set async.max_staleness, async.on_stale",
+    "trainer.v1.separate_async.parameter_sync_step": "the servers get new weights after every update",
+    "trainer.v1.separate_async.num_warmup_batches": "one batch is sampled ahead: set async.max_staleness",
+    "trainer.v1.colocate_async.num_warmup_batches": "one batch is sampled ahead: that is one_step_off",
+    "actor_rollout_ref.hybrid_engine": "set async.mode",
     "data.": "tasks come from the environment: set env, split, eval",
     "reward.custom_reward_function": "the environment rewards",
     "reward.reward_": "the environment rewards",
@@ -152,14 +162,11 @@ REPLACED = {
 """Keys of verl's config that nothing reads here, by their beginning, and what to set instead."""
 
 
-MODES = {"sync": "sync", "one_step_off": "colocate_async", "separate": "separate_async"}
-"""What verl calls each `async.mode`."""
-
-
 def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
     """Return what the settings are in verl's config; a key with `+` is one that verl does not know."""
     algorithm, rollout, actor = config.algorithm, "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     return {
+        **asynchronous(config.asynchrony),
         "data.custom_cls.path": "pkg://agent_rl.backends.verl.dataset",
         "data.custom_cls.name": "TaskDataset",
         "data.train_files": config.split,
@@ -179,6 +186,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
             "first": RL_START,
             "algorithm": algorithm.model_dump_json(),
             "episodes": str(folder / "episodes.jsonl"),
+            "max_staleness": 0 if config.asynchrony.mode == "sync" else config.asynchrony.max_staleness,
             "asked": asked(config),
         },
         "algorithm.adv_estimator": "grpo",  # any: it is never called
@@ -198,10 +206,6 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         f"{rollout}.agent.agent_loop_config_path": str(folder / "agent_loop.yaml"),
         f"{rollout}.agent.default_agent_loop": "agent_rl",
         **routing_settings(algorithm.routing, config.verl.get(STRATEGY)),
-        "trainer.v1.trainer_mode": MODES[config.asynchrony.mode],
-        # verl counts the versions that a group spans, its own included
-        "trainer.v1.sampler.max_off_policy_threshold": config.asynchrony.max_staleness + 1,
-        "trainer.v1.sampler.max_off_policy_strategy": config.asynchrony.on_stale,
         "trainer.project_name": "agent_rl",
         "trainer.experiment_name": folder.name,
         "trainer.default_local_dir": str(folder / "checkpoints"),
@@ -212,7 +216,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "trainer.save_freq": config.checkpoint_every,
         "trainer.resume_mode": "auto",
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        "trainer.logger": ["console", "file"],
+        "trainer.logger": ["console"],  # and our own metrics.jsonl
     }
 
 
@@ -234,5 +238,6 @@ def agent_loop(config: VerlConfig) -> list[dict[str, JsonValue]]:
             "imports": list(config.imports),
             "seed": config.seed,
             "max_tokens": config.rollout.max_tokens,
+            "budget": config.rollout.budget.model_dump(exclude_none=True),
         }
     ]

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from verl_cpu.settings import ENVIRONMENT, SETTINGS
+from verl_cpu.settings import ENVIRONMENT, FOLDER, SEPARATE, SETTINGS
 
 
 def main() -> None:
@@ -20,7 +20,10 @@ def main() -> None:
     if len(sys.argv) > 2:
         print(resume(Path(sys.argv[2])))
     else:
-        print(start(VerlConfig.model_validate({**given, "verl": {**SETTINGS, **given.get("verl", {})}})))
+        settings = SETTINGS
+        if given.get("async", {}).get("mode") == "separate":
+            settings = SETTINGS | SEPARATE | {FOLDER: str(Path.cwd())}
+        print(start(VerlConfig.model_validate({**given, "verl": {**settings, **given.get("verl", {})}})))
 
 
 if __name__ == "__main__":

@@ -54,3 +54,12 @@ SETTINGS = {
     "+ray_kwargs.ray_init.num_gpus": 1,
     "+ray_kwargs.ray_init.include_dashboard": False,
 }
+
+SEPARATE = {
+    f"{_ROLLOUT}.checkpoint_engine.backend": "file",
+    f"{_ROLLOUT}.checkpoint_engine.custom_backend_module": "verl_cpu.weights",
+    "+ray_kwargs.ray_init.num_gpus": 2,
+}
+"""More of them where rollout has devices of its own."""
+FOLDER = f"+{_ROLLOUT}.checkpoint_engine.engine_kwargs.file.folder"
+"""Where they exchange the weights."""

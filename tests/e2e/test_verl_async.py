@@ -1,0 +1,139 @@
+"""Asynchronous training on verl: no token is older than promised, some are stale, and a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent_rl.store.episodes import read_episodes
+from agent_rl.types import Episode
+from tests.e2e.servers import Running, begin, complete
+
+pytestmark = pytest.mark.e2e
+
+GROUPS, SAMPLES = 4, 4
+RUN: dict[str, Any] = {
+    "env": "calculator-v0",
+    "steps": 6,
+    "lr": 1e-3,
+    "checkpoint_every": 2,
+    "rollout": {"groups": GROUPS, "samples": SAMPLES, "max_tokens": 56, "context": 128},
+    "eval": {"n": 8, "every": 0},
+}
+
+
+def ages(run: Path) -> list[Counter[int]]:
+    """For every step, how many sampled tokens were how old: by the versions that stand beside the stored tokens.
+
+    Episodes are stored when they are trained on, a batch a step; step `s` updates version `s - 1`.
+    """
+    episodes = list(read_episodes(run))
+    batch = GROUPS * SAMPLES
+    assert len(episodes) % batch == 0 and len({e.id for e in episodes}) == len(episodes)
+    steps = [episodes[at : at + batch] for at in range(0, len(episodes), batch)]
+    return [Counter(number - v for e in step for v in versions(e)) for number, step in enumerate(steps)]
+
+
+def versions(episode: Episode) -> list[int]:
+    return [v for t in episode.trajectories for v in t.policy_versions[t.loss_mask].tolist()]
+
+
+def reported(rows: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
+    return {row["step"]: row["data"] for row in rows if "training/global_step" in row["data"]}
+
+
+def tasks(run: Path) -> list[str]:
+    """The numbers of the tasks that were trained on, once a group, in order; ids end with task and sample."""
+    return list(dict.fromkeys(e.id.split("-")[2] for e in read_episodes(run)))
+
+
+@pytest.fixture(scope="module")
+def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run in `separate` that was killed in its fourth step or later, and resumed: what was seen on the way."""
+    folder = tmp_path_factory.mktemp("separate")
+    asynchronous = {"mode": "separate", "max_staleness": 2}
+    first = begin(verl_python, folder, json.dumps(RUN | {"start_from": str(warm), "async": asynchronous}))
+    try:
+        first.until(lambda run: 3 in reported(run.rows()), timeout=500)
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+        left = first.gone(timeout=60)
+    finally:
+        first.kill()
+    killed = {"left": left, "episodes": [e.id for e in read_episodes(first.run)], "rows": first.rows()}
+    second = begin(verl_python, folder, "{}", str(first.run))
+    try:
+        assert second.finish(timeout=500) == 0, second.tail()
+    finally:
+        second.kill()
+    return {"killed": killed, "resumed": second}
+
+
+def test_no_token_is_older_than_promised_and_some_are_stale(separate: dict[str, Any]) -> None:
+    found = ages(separate["resumed"].run)
+    print("tokens by staleness, a step each:", [dict(sorted(step.items())) for step in found])
+    assert len(found) == RUN["steps"]
+    assert all(0 <= age <= 2 for step in found for age in step)
+    assert any(age > 0 for step in found for age in step)
+    for step, data in reported(separate["resumed"].rows()).items():  # the same is reported
+        assert data["policy_version/staleness_0"] == pytest.approx(found[step - 1][0] / found[step - 1].total())
+
+
+def test_a_weight_update_cuts_replies_in_two_and_every_token_keeps_its_version(separate: dict[str, Any]) -> None:
+    rows = reported(separate["resumed"].rows()).values()
+    assert max(row["training/off_policy/trajectory_spans/max"] for row in rows) >= 2
+    for row in rows:  # of tokens of each version: theta's own are on policy
+        assert row["actor/agent_rl/ratio"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_nothing_is_left_of_a_run_that_was_killed(separate: dict[str, Any]) -> None:
+    assert separate["killed"]["left"] == {}
+
+
+def test_a_resumed_run_has_one_record_of_every_step(separate: dict[str, Any]) -> None:
+    killed, resumed = separate["killed"], separate["resumed"]
+    assert [row["step"] for row in resumed.rows()] == [0, 1, 2, 3, 4, 5, 6]
+    assert resumed.rows()[:3] == killed["rows"][:3]
+    assert resumed.rows()[3] != killed["rows"][3]  # run anew
+    trained = [e.id for e in read_episodes(resumed.run)]
+    done = 2 * GROUPS * SAMPLES  # by the checkpoint of step 2
+    assert trained[:done] == killed["episodes"][:done]
+    assert {e.id for e in read_episodes(f"{resumed.run}/episodes.jsonl.undone-1")} == set(killed["episodes"][done:])
+    assert len(set(tasks(resumed.run))) == RUN["steps"] * GROUPS  # no task twice
+
+
+def test_the_optimizer_goes_on(separate: dict[str, Any]) -> None:
+    (file,) = (separate["resumed"].run / "checkpoints/global_step_6/actor").glob("optim*.pt")
+    state = torch.load(file, weights_only=False)["state"]
+    assert {int(parameter["step"]) for parameter in state.values()} == {6}
+
+
+@pytest.fixture(scope="module")
+def one_step_off(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    folder = tmp_path_factory.mktemp("one-step-off")
+    faulty = {
+        "env": "faulty-v0",
+        "imports": [str(Path(__file__).parent / "verl_cpu" / "faulty.py")],
+        "env_args": {"counted": str(folder / "counted"), "share": 0},
+    }
+    settings = RUN | faulty | {"start_from": str(warm), "async": {"mode": "one_step_off"}, "steps": 4}
+    return complete(verl_python, folder, settings)
+
+
+def test_one_step_off_is_one_step_off(one_step_off: Running) -> None:
+    found = ages(one_step_off.run)
+    print("tokens by staleness, a step each:", [dict(sorted(step.items())) for step in found])
+    assert len(found) == 4 and set(found[0]) == {0}
+    assert {age for step in found for age in step} == {0, 1}
+
+
+def test_episodes_under_way_at_the_end_close_their_environments(one_step_off: Running) -> None:
+    signs = Counter((one_step_off.folder / "counted").read_text())
+    assert signs["+"] == signs["-"] > 4 * GROUPS * SAMPLES

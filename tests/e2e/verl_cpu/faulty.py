@@ -1,0 +1,45 @@
+"""faulty-v0: the calculator, in which some training episodes crash and some hang; `imports` it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from agent_rl.env import Budget
+from agent_rl.envs.calculator import Calculator, make_task
+from agent_rl.registry import register
+from agent_rl.types import Message, Step, Task
+
+
+def faulty_task(split: str, index: int) -> Task:
+    """Return a task of the calculator; held-out ones have no faults."""
+    return {**make_task(split, index), "faults": split == "train"}
+
+
+@register("faulty-v0", tasks=faulty_task, splits=("train", "test"), budget=Budget(turns=6, tokens=128))
+class Faulty(Calculator):
+    """One episode in eight crashes, one hangs; a file counts how many environments were made (+) and closed (-)."""
+
+    def __init__(self, counted: str, share: float = 0.125) -> None:
+        self.counted, self.share = Path(counted), share
+        self.count("+")
+
+    def count(self, sign: str) -> None:
+        with self.counted.open("a") as file:
+            file.write(sign)
+
+    def reset(self, task: Task, rng: np.random.Generator) -> str:
+        self.draw = float(rng.random()) if task["faults"] else 1.0
+        return super().reset(task, rng)
+
+    async def step(self, action: Message) -> Step:
+        if self.draw < self.share:
+            raise RuntimeError("the display broke")
+        if self.draw < 2 * self.share:
+            await asyncio.Event().wait()
+        return await super().step(action)
+
+    async def close(self) -> None:
+        self.count("-")

@@ -1,0 +1,147 @@
+"""How verl's episodes end that would not end by themselves: by their budget, or because the run is over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+from verl.workers.rollout.replica import TokenOutput
+
+from agent_rl.backends.verl import watch
+from agent_rl.backends.verl.loop import LONGEST_S, EnvAgentLoop, episode_budget
+from agent_rl.backends.verl.rows import episode_of
+from agent_rl.backends.verl.watch import stop_episodes
+from agent_rl.env import Budget, Env
+from agent_rl.registry import register
+from agent_rl.rendering import load_renderer, train_tokenizer
+from agent_rl.types import Episode, Message, Outcome, Step, StopReason, Task
+
+TOKENIZER = train_tokenizer(["hello there"] * 9, 500)
+CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"max_model_len": 400, "multi_turn": {}}}, "data": {}})
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+closed: list[str] = []
+
+
+@register("never-v0", tasks=lambda split, index: {"n": index}, splits=("train",), budget=Budget())
+class Never(Env):
+    """Never answers."""
+
+    def reset(self, task: Task, rng: np.random.Generator) -> str:
+        return "hello"
+
+    async def step(self, action: Message) -> Step:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def score(self, episode: Episode) -> list[Any]:
+        return []
+
+    async def close(self) -> None:
+        await asyncio.sleep(0.05)  # takes a while
+        closed.append("never")
+
+
+class Server:
+    """verl's client: answers at once, or never."""
+
+    def __init__(self, *, answers: bool = True) -> None:
+        self.answers = answers
+        self.asked = asyncio.Event()
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        self.asked.set()
+        if not self.answers:
+            await asyncio.Event().wait()
+        ids = load_renderer(TOKENIZER).reply(Message("assistant", "hello"))
+        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"min_global_steps": 3})
+
+
+def start(server: Server, **arguments: Any) -> Any:
+    loop = EnvAgentLoop(
+        DictConfigWrap(CONFIG),
+        server,
+        TOKENIZER,
+        None,
+        None,
+        DictConfigWrap(CONFIG.data),
+        env="never-v0",
+        env_args={},
+        imports=[],
+        seed=0,
+        max_tokens=64,
+        **arguments,
+    )
+    return loop.run(SAMPLING, task=json.dumps({"n": 0}), split="train", index=0, session_id=0, global_steps=1)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_closed() -> None:
+    closed.clear()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_environment_or_a_server_that_never_answers_ends_by_the_budget(answers: bool) -> None:
+    async def run() -> Any:
+        (output,) = await start(Server(answers=answers), budget=OmegaConf.create({"seconds": 0.2}))
+        return output
+
+    episode = episode_of(asyncio.run(asyncio.wait_for(run(), 10)).extra_fields)
+    assert episode is not None and episode.stop_reason is StopReason.SECONDS
+    assert episode.outcome is Outcome.TRUNCATED and closed == ["never"]
+    assert bool(episode.trajectories and len(episode.trajectories[0])) == answers
+
+
+def test_nothing_is_waited_for_without_an_end() -> None:
+    assert episode_budget(Budget(turns=3, seconds=None), {}) == Budget(turns=3, seconds=LONGEST_S)
+    assert episode_budget(Budget(seconds=9), {}).seconds == 9
+    assert episode_budget(Budget(seconds=9), {"seconds": 7200, "turns": 2}) == Budget(turns=2, seconds=7200)
+
+
+def test_an_episode_that_verl_cancels_closes_its_environment() -> None:
+    async def run() -> None:
+        server = Server()
+        task = asyncio.create_task(start(server))
+        await server.asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert closed == ["never"]
+
+
+def test_at_the_end_of_a_run_every_episode_is_cancelled_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def worker() -> Any:
+            async def group() -> None:  # as verl runs one: it settles with all of its episodes
+                await asyncio.gather(*(start(Server()) for _ in range(2)), return_exceptions=True)
+
+            tasks = {loop.create_task(group()) for _ in range(2)}
+            for task in tasks:
+                task.add_done_callback(tasks.discard)
+            found = SimpleNamespace(background_tasks=tasks)
+
+            async def call(question: Any) -> Any:
+                return question(found)
+
+            found.__ray_call__ = SimpleNamespace(remote=call)
+            return found
+
+        def get(answers: list[Any], timeout: float) -> list[Any]:
+            return [asyncio.run_coroutine_threadsafe(answer, loop).result(timeout) for answer in answers]
+
+        monkeypatch.setattr(watch.ray, "get", get)
+        manager = SimpleNamespace(agent_loop_workers=[worker(), worker()])
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(stop_episodes, manager)
+        assert len(closed) == 8  # closed by the time that it returns
+
+    asyncio.run(run())

@@ -1,0 +1,88 @@
+"""agent_rl.backends.verl.faults: what is lost, or stuck, is named once and ends the run."""
+
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from agent_rl.backends.verl import faults
+from agent_rl.backends.verl.faults import Watchdog, Watched, end_with, explain
+
+
+class Asked:
+    """A process: futures that the test answers."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[str | None]] = []
+
+    def __call__(self) -> Future[str | None]:
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+def test_a_process_that_answers_is_asked_again() -> None:
+    asked = Asked()
+    part = Watched("worker 0", asked)
+    assert part.fault(0) is None and len(asked.futures) == 1
+    assert part.fault(5) is None and len(asked.futures) == 1  # one question at a time
+    asked.futures[0].set_result(None)
+    assert part.fault(10) is None and part.fault(15) is None and len(asked.futures) == 2
+    asked.futures[1].set_result("its engine has died")
+    assert part.fault(20) == "worker 0: its engine has died"
+
+
+def test_a_process_that_is_gone_is_named_with_the_first_thing_that_is_known() -> None:
+    asked = Asked()
+    part = Watched("worker 0", asked)
+    part.fault(0)
+    asked.futures[0].set_exception(ConnectionError("\n  killed by signal 9\nand a long trace"))
+    assert part.fault(5) == "worker 0 is gone: ConnectionError:   killed by signal 9"
+
+
+def test_only_what_must_answer_is_stuck_and_only_after_its_patience() -> None:
+    busy, stuck = Watched("server 0", Asked()), Watched("worker 0", Asked(), patience=60, advice="make it async")
+    assert busy.fault(100) is None and stuck.fault(100) is None
+    assert busy.fault(10_000) is None and stuck.fault(160) is None
+    assert stuck.fault(161) == "worker 0 has not answered for 61 s: make it async"
+
+
+def test_an_answer_in_time_renews_the_patience() -> None:
+    asked = Asked()
+    part = Watched("worker 0", asked, patience=60)
+    part.fault(0)
+    asked.futures[0].set_result(None)
+    part.fault(50)
+    part.fault(55)  # asks again
+    assert part.fault(110) is None and part.fault(116) is not None
+
+
+def test_the_watchdog_barks_once_with_the_first_fault() -> None:
+    said: list[str] = []
+
+    def broken() -> Future[str | None]:
+        answer: Future[str | None] = Future()
+        answer.set_result("broken")
+        return answer
+
+    with Watchdog([Watched("server 0", Asked()), Watched("worker 0", broken)], said.append, every=0.01):
+        time.sleep(0.3)
+    assert said == ["worker 0: broken"]
+
+
+def test_a_watchdog_that_is_left_says_nothing_more() -> None:
+    asked, said = Asked(), list[str]()
+    with Watchdog([Watched("worker 0", asked)], said.append, every=0.01):
+        while not asked.futures:
+            pass
+    asked.futures[0].set_result("broken")
+    assert not said and not [t for t in threading.enumerate() if t.name == "watchdog"]
+
+
+def test_the_end_leaves_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses: list[int] = []
+    monkeypatch.setattr(faults.os, "_exit", statuses.append)
+    assert explain(tmp_path) is None
+    end_with(tmp_path)("worker 0: broken")
+    assert statuses == [1] and explain(tmp_path) == "worker 0: broken"

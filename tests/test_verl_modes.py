@@ -1,0 +1,94 @@
+"""agent_rl.backends.verl.modes, .staleness and agent_rl.backends.budget: what asynchrony asks of verl."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from agent_rl.backends.budget import BudgetConfig
+from agent_rl.backends.verl.settings import VerlConfig, agent_loop, verl_settings
+from agent_rl.backends.verl.staleness import check_staleness
+from agent_rl.env import Budget
+from tests.doubles import example_episode
+
+SAMPLER = "trainer.v1.sampler"
+
+
+def config(**changes: object) -> VerlConfig:
+    return VerlConfig.model_validate({"env": "calculator-v0", "start_from": "/models/m"} | changes)
+
+
+def settings(**asynchrony: object) -> dict[str, object]:
+    return dict(verl_settings(config(**{"async": asynchrony}), Path("/runs/r")))
+
+
+@pytest.mark.parametrize(
+    ("mode", "theirs"), [("sync", "sync"), ("one_step_off", "colocate_async"), ("separate", "separate_async")]
+)
+def test_the_mode_in_verl_s_words(mode: str, theirs: str) -> None:
+    found = settings(mode=mode)
+    assert found["trainer.v1.trainer_mode"] == theirs
+    assert (found.get("actor_rollout_ref.hybrid_engine") is False) == (mode == "separate")
+
+
+def test_rollout_on_devices_of_its_own_has_what_it_needs() -> None:
+    found = settings(mode="separate", max_staleness=3, on_stale="wait")
+    assert found["trainer.v1.separate_async.parameter_sync_step"] == 1  # so that verl's steps are updates
+    assert found["trainer.v1.separate_async.num_warmup_batches"] == 1
+    assert found[f"{SAMPLER}.max_off_policy_threshold"] == 4 and found[f"{SAMPLER}.max_off_policy_strategy"] == "wait"
+    assert found["data.train_batch_size"] == found["actor_rollout_ref.actor.ppo_mini_batch_size"]
+    assert found["actor_rollout_ref.rollout.n_gpus_per_node"] == "${trainer.n_gpus_per_node}"
+    assert found["actor_rollout_ref.rollout.checkpoint_engine.backend"] == "nccl"
+
+
+def test_the_trainer_knows_what_it_has_to_keep() -> None:
+    def limit(**asynchrony: object) -> object:
+        agent_rl = settings(**asynchrony)["+data.agent_rl"]
+        assert isinstance(agent_rl, dict)
+        return agent_rl["max_staleness"]
+
+    assert limit(mode="separate", max_staleness=3) == 3 and limit(mode="one_step_off") == 1
+    assert limit(mode="sync", max_staleness=3) == 0
+
+
+@pytest.mark.parametrize(
+    ("asynchrony", "verl", "why"),
+    [
+        ({"mode": "one_step_off", "max_staleness": 2}, {}, r"max_staleness=2 is more than.*one_step_off can have"),
+        (
+            {"mode": "separate"},
+            {"actor_rollout_ref.rollout.checkpoint_engine.backend": "naive"},
+            "=naive can't send weights to other devices",
+        ),
+        ({"mode": "separate"}, {"actor_rollout_ref.rollout.nnodes": 0}, "nnodes=0 leaves async.mode=separate no"),
+        ({}, {"trainer.v1.separate_async.num_warmup_batches": 2}, "one batch is sampled ahead"),
+        ({}, {"trainer.v1.separate_async.parameter_sync_step": 4}, "new weights after every update"),
+        ({}, {"actor_rollout_ref.hybrid_engine": True}, "set async.mode"),
+    ],
+)
+def test_what_can_t_work_is_refused(asynchrony: dict[str, object], verl: dict[str, object], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        config(**{"async": asynchrony, "verl": verl})
+
+
+def test_a_token_s_staleness_counts_from_the_weights_about_to_be_updated() -> None:
+    episode = example_episode()  # two tokens by version 7, then one each by 7 and 8
+    found = check_staleness([episode, example_episode(trajectories=())], version=9, limit=2)
+    assert found["policy_version/staleness_2"] == 0.75 and found["policy_version/staleness_1"] == 0.25
+    with pytest.raises(RuntimeError, match=r"episode e0 has a token that version 7.*version 9.*staleness of 1"):
+        check_staleness([episode], version=9, limit=1)
+    assert check_staleness([example_episode(trajectories=())], version=9, limit=0) == {}
+
+
+def test_a_run_s_budget_takes_the_place_of_the_environment_s_where_it_is_set() -> None:
+    own = Budget(turns=6, tokens=256, seconds=None)
+    assert BudgetConfig().instead_of(own) == own
+    assert BudgetConfig(seconds=30, turns=2).instead_of(own) == replace(own, seconds=30, turns=2)
+    with pytest.raises(ValidationError, match="greater than 0"):
+        BudgetConfig(seconds=0)
+
+
+def test_the_agent_loop_is_told_the_budget() -> None:
+    (loop,) = agent_loop(config(rollout={"budget": {"seconds": 5}}))
+    assert loop["budget"] == {"seconds": 5}
