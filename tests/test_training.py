@@ -11,10 +11,11 @@ import torch
 from agent_rl.algorithms import Experience
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.backends.embedded.rollouts import shuffled
 from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import load_student, new_student
-from agent_rl.backends.embedded.trainer import Trainer, shuffled
+from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.folder import new_folder
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policy import SamplingParams
