@@ -31,7 +31,7 @@ from agent_rl.policy.sampling import SamplingParams
 from agent_rl.registry import EnvSpec
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
 from agent_rl.rollout.metrics import trajectory_metrics
-from agent_rl.tasks import episode_seed
+from agent_rl.tasks import EVALUATION_SEED, episode_seed
 from agent_rl.types import Episode, Task
 
 
@@ -211,9 +211,10 @@ class Trainer:
     ) -> tuple[Evaluation, list[Episode]]:
         """Run each task once; the same tag and weights give the same episodes."""
         self.student.engine.update_weights(self.step)
+        args = self.config.env_args
         jobs = [
-            Job(self.spec, t, episode_seed(2**31, t, 0), tag, env_args=self.config.env_args, id=f"{tag}-{i:04d}")
-            for i, t in enumerate(tasks)
+            Job(self.spec, task, episode_seed(EVALUATION_SEED, task, 0), tag, env_args=args, id=f"{tag}-{i:04d}")
+            for i, task in enumerate(tasks)
         ]
         policy = self.rollouts.policy(params)
         episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots, on_episode=on_episode))

@@ -8,6 +8,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from agent_rl.backends.verl.names import names_of, seed_of
 from agent_rl.backends.verl.rows import rewards_of, rows_of
 from agent_rl.backends.verl.sampler import ServerSampler
 from agent_rl.backends.verl.settings import load_once
@@ -16,7 +17,6 @@ from agent_rl.policy.token import TokenPolicy
 from agent_rl.registry import spec
 from agent_rl.rendering import load_renderer
 from agent_rl.rollout.episode import Job, run_episode
-from agent_rl.tasks import episode_seed
 from agent_rl.types import Episode
 
 _renderer_of = functools.cache(load_renderer)
@@ -49,8 +49,6 @@ class EnvAgentLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run the row's task; return one output per trajectory."""
         task = json.loads(row["task"])
-        step, index, session = int(row["global_steps"]), int(row["index"]), int(row["session_id"])
-        name = f"{row['split']}-{step:05d}-{index:07d}"
         params = SamplingParams(
             temperature=float(sampling_params["temperature"]),
             top_p=float(sampling_params["top_p"]),
@@ -58,14 +56,8 @@ class EnvAgentLoop(AgentLoopBase):
             max_tokens=self._max_tokens,
         )
         sampler = ServerSampler(self.server_manager, int(self.rollout_config.max_model_len))
-        job = Job(
-            self._spec,
-            task,
-            episode_seed(self._seed * 1_000_003 + step, task, session),
-            name,
-            env_args=self._env_args,
-            id=f"{name}-{session:02d}",
-        )
+        group, id = names_of(row, greedy=params.temperature == 0)
+        job = Job(self._spec, task, seed_of(row, task, self._seed), group, env_args=self._env_args, id=id)
         return outputs_of(await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params)))
 
 

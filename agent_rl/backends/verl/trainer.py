@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -15,6 +17,7 @@ from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.exchange import receive, weigh
 from agent_rl.backends.verl.loss import loss_function
+from agent_rl.backends.verl.recorder import Recorder
 from agent_rl.store.episodes import EpisodeWriter
 
 
@@ -23,6 +26,7 @@ class AlgorithmTrainer(PPOTrainer):
 
     algorithm: Algorithm
     store: EpisodeWriter
+    replay_buffer: Any
 
     def _setup(self) -> None:
         super()._setup()
@@ -30,6 +34,7 @@ class AlgorithmTrainer(PPOTrainer):
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
         self.store = EpisodeWriter(settings.episodes)
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
+        self.replay_buffer = Recorder(self.replay_buffer, self.store, _extra_fields)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Weigh the batch, and send every row what the loss reads."""
@@ -63,6 +68,12 @@ class AlgorithmTrainer(PPOTrainer):
         output["perf/mfu/actor"] = output.pop("actor/mfu")
         metrics |= reduce_metrics(output)
         return batch
+
+
+def _extra_fields(batch: KVBatchMeta) -> list[dict[str, Any]]:
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    found: list[dict[str, Any]] = data.pop("extra_fields").tolist()
+    return found
 
 
 class SyncTrainer(AlgorithmTrainer, PPOTrainerSync):
