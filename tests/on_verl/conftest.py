@@ -13,6 +13,7 @@ try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # theirs, at import
         import verl
+        import verl.experimental.agent_loop
         import verl.workers.utils.losses
 except ImportError as error:
     verl, problem = None, f"verl can't be imported ({error}): `make test-verl` installs it and runs these tests"
