@@ -24,6 +24,7 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.tasks import distinct_tasks
 from agent_rl.types import Source
 from agent_rl.view.progress import Progress
+from tests.doubles import assert_plays_again
 from tests.runs import assert_same_run, config, killed_run, weights
 
 
@@ -77,6 +78,11 @@ def test_every_episode_is_stored_once_with_the_ids_that_were_sampled(folder: Pat
         (trajectory,) = episode.trajectories
         assert trajectory.loss_mask.sum() == np.isfinite(trajectory.logprobs).sum() > 0
         assert trajectory.spans[0].source is Source.PROMPT
+
+
+def test_stored_episodes_play_again_as_they_were(folder: Path) -> None:
+    whole = [assert_plays_again(e) for e in read_episodes(folder)]
+    assert len(whole) == 96 and any(whole)
 
 
 def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> None:
