@@ -12,7 +12,7 @@ from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
 
-from agent_rl.aio import call, maybe_await, run_together
+from agent_rl.aio import call, run_together
 from agent_rl.errors import ConfigError, DefinitionError
 from agent_rl.rewards import RewardComponent, RewardMethod, checked_reward, collect_rewards, declared_members
 from agent_rl.tool import AnyTool, Tool, ToolSpec, call_tools
@@ -219,7 +219,8 @@ class ToolEnv(Env):
         """Make the message's tool calls, or take it as an answer."""
         if action.tool_calls:
             return Step(await call_tools(self.toolbox, action.tool_calls, self))
-        return await maybe_await(self.on_answer(action))
+        thread = f"{type(self).__name__}.on_answer" if self.blocking else None
+        return await call(functools.partial(self.on_answer, action), thread=thread)
 
     def on_answer(self, action: Message) -> Step | Awaitable[Step]:
         """Take a message without tool calls, sync or async; ends the episode unless overridden."""

@@ -12,7 +12,7 @@ import pytest
 from agent_rl.backends.embedded.engine import Engine
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.verl.sampler import ServerSampler
-from agent_rl.env import Budget, Env
+from agent_rl.env import Budget, Env, ToolEnv
 from agent_rl.policy import Policy, TokenPolicy
 from agent_rl.registry import EnvSpec
 from agent_rl.rewards import reward
@@ -186,3 +186,25 @@ def test_without_the_declaration_all_run_on_the_event_loop() -> None:
         blocking = True
 
     assert [run_dice(play("6"), cls=cls).reward for cls in (Plain, Threaded)] == [1.0, 0.0]
+
+
+def test_a_tool_environment_s_answer_and_rewards_get_threads_too() -> None:
+    threads: dict[str, str] = {}
+
+    class Checked(ToolEnv):
+        blocking = True
+
+        def reset(self, task, rng):
+            return "say something"
+
+        def on_answer(self, action):
+            threads["answer"] = threading.current_thread().name
+            return Step(terminated=True)
+
+        @reward
+        def one(self, episode) -> float:
+            threads["one"] = threading.current_thread().name
+            return 1.0
+
+    assert run_dice(play("6"), cls=Checked).reward == 1.0
+    assert threads == {"answer": "Checked.on_answer", "one": "Checked.one"}
