@@ -1,4 +1,4 @@
-"""Three small ways to wait: for what may be async or not, for several at once, for a thread of its own."""
+"""Small ways to wait: for what may be async or not, for several at once, for a thread of its own."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ async def maybe_await(value: T | Awaitable[T]) -> T:
     if inspect.isawaitable(value):
         return await value
     return value
+
+
+async def call(function: Callable[[], T | Awaitable[T]], *, thread: str | None = None) -> T:
+    """Call what may be async or not; `thread` names a thread of its own for one that blocks, see `in_thread`."""
+    return await maybe_await(function() if thread is None else await in_thread(function, thread))
 
 
 async def run_together(starts: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

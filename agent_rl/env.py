@@ -12,9 +12,9 @@ from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
 
-from agent_rl.aio import maybe_await, run_together
+from agent_rl.aio import call, run_together
 from agent_rl.errors import ConfigError, DefinitionError
-from agent_rl.rewards import RewardComponent, checked_reward, collect_rewards, declared_members
+from agent_rl.rewards import RewardComponent, RewardMethod, checked_reward, collect_rewards, declared_members
 from agent_rl.tool import AnyTool, Tool, ToolSpec, call_tools
 from agent_rl.types import Episode, Message, Reward, Step, Task
 
@@ -69,6 +69,10 @@ class Env:
     snapshot_attributes: ClassVar[Sequence[str] | None] = None
     """The names of all attributes that change after `reset` (with that of the `rng`, if it is drawn from later on):
     what the default `snapshot` copies. None: not declared, so there are no snapshots."""
+    blocking: ClassVar[bool] = False
+    """Whether sync methods take long enough to keep others waiting (a simulator, `time.sleep`, a blocking HTTP client).
+    Each call then runs in a thread of its own while other episodes go on, for about 0.1 ms more; one that the budget's
+    seconds run out on goes on in the background. Without it, all run on the event loop, one after the other."""
     _calls_tools: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -166,8 +170,9 @@ class Env:
         return tuple(await run_together(starts))
 
     async def _score_one(self, component: RewardComponent, episode: Episode) -> Reward:
-        value = await maybe_await(getattr(self, component.attribute)(episode))
         where = f"{type(self).__name__}.{component.attribute}"
+        method: RewardMethod = getattr(self, component.attribute)
+        value = await call(functools.partial(method, episode), thread=where if self.blocking else None)
         return Reward(component.name, checked_reward(value, where), component.weight)
 
     def oracle(self) -> Script:
@@ -214,7 +219,8 @@ class ToolEnv(Env):
         """Make the message's tool calls, or take it as an answer."""
         if action.tool_calls:
             return Step(await call_tools(self.toolbox, action.tool_calls, self))
-        return await maybe_await(self.on_answer(action))
+        thread = f"{type(self).__name__}.on_answer" if self.blocking else None
+        return await call(functools.partial(self.on_answer, action), thread=thread)
 
     def on_answer(self, action: Message) -> Step | Awaitable[Step]:
         """Take a message without tool calls, sync or async; ends the episode unless overridden."""

@@ -20,6 +20,8 @@ TaskFunction: TypeAlias = Callable[[str, int], Task]
 DEFAULT_SPLITS = ("train", "eval")
 RL_START = 2**24
 """Where the tasks of reinforcement learning begin in a `TaskStream`: behind those of the demonstrations."""
+EVALUATION_SEED = 2**31
+"""The run seed of every evaluation's episodes: two evaluations of a task differ in the policy only."""
 
 
 class TaskSource:

@@ -21,6 +21,7 @@ settings (any key of configs/backend/embedded.yaml; the most used):
   optimizer.lr=2e-3        learning rate
   start_from=DIR           a checkpoint to train on from, instead of a fresh model and its warm start
   episodes=DIR             an earlier run whose stored episodes to learn from, instead of rollouts (algorithm=dpo)
+  async.mode=one_step_off  learn from what weights async.max_staleness=1 updates ago sampled
   env_args.key=value       passed to the environment's constructor
   resume=runs/latest       go on where a run was stopped (with steps=N: up to there)
   backend=verl             train start_from=MODEL on Ray with vLLM, with the settings of configs/backend/verl.yaml

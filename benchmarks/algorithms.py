@@ -45,9 +45,10 @@ def main() -> int:
     return 0 if all(climbed) else 1
 
 
-def reinforce(preset: str, seed: int, warm: Path, steps: int, common: list[str]) -> Path:
+def reinforce(preset: str, seed: int, warm: Path, steps: int, common: list[str], name: str = "") -> Path:
+    """Train a preset from a warm start; return its run's folder."""
     settings = [f"algorithm={preset}", f"steps={steps}", f"start_from={warm / 'checkpoint'}", *common]
-    return train(preset, seed, settings)
+    return train(name or preset, seed, settings)
 
 
 def train(name: str, seed: int, settings: list[str]) -> Path:

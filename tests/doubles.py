@@ -261,3 +261,22 @@ def example_sample(length: int, sampled: list[int], reward: float = 1.0, seed: i
         episode_id=f"{length}-{seed}",
         group_id="g",
     )
+
+
+def play_again(episode: Episode) -> Episode:
+    """Give a stored episode's own answers to its environment once more."""
+    from agent_rl.registry import spec
+
+    answers = [m for m in episode.messages if m.role == "assistant"]
+    job = Job(spec(episode.env), episode.task, episode.seed, episode.group_id, env_args=episode.env_args, id=episode.id)
+    return asyncio.run(run_episode(job, play(*answers)))
+
+
+def assert_plays_again(episode: Episode) -> bool:
+    """Check that it comes out as it did; return whether that was all of it, not cut off in the midst of a reply."""
+    again = play_again(episode)
+    assert again.messages[: len(episode.messages)] == episode.messages, episode.id
+    whole = episode.stop_reason not in (StopReason.LENGTH, StopReason.TOKENS)
+    if whole:
+        assert (again.steps, again.rewards, again.outcome) == (episode.steps, episode.rewards, episode.outcome)
+    return whole

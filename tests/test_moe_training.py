@@ -143,11 +143,12 @@ def test_a_float32_rollout_takes_the_routes_of_training(start: str, tmp_path: Pa
     assert metrics["routing/agreement"] > 0.999 and metrics["mismatch/gap_max"] < 1e-3
 
 
+@pytest.mark.parametrize("mode", ["sync", "one_step_off"])
 @pytest.mark.parametrize("routing", [{"replay": "R2"}, {"replay": "R3", "min_agreement": 0.6}], ids=["R2", "R3"])
 def test_a_killed_run_goes_on_bit_for_bit(
-    routing: dict[str, object], start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    routing: dict[str, object], mode: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = settings(tmp_path, start, routing, updates_per_batch=2)
+    chosen = settings(tmp_path, start, routing, updates_per_batch=2, **{"async": {"mode": mode}})
     whole = start_run(chosen, Progress())
     trained = [row for row in read_metrics(whole / "metrics.jsonl") if row.get("train/samples")]
     assert trained and all(float(str(row["mismatch/gap_mean"])) > 1e-3 for row in trained)

@@ -11,10 +11,11 @@ import torch
 from agent_rl.algorithms import Experience
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.backends.embedded.rollouts import shuffled
 from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.student import load_student, new_student
-from agent_rl.backends.embedded.trainer import Trainer, shuffled
+from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.folder import new_folder
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policy import SamplingParams
@@ -23,6 +24,7 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.tasks import distinct_tasks
 from agent_rl.types import Source
 from agent_rl.view.progress import Progress
+from tests.doubles import assert_plays_again
 from tests.runs import assert_same_run, config, killed_run, weights
 
 
@@ -76,6 +78,11 @@ def test_every_episode_is_stored_once_with_the_ids_that_were_sampled(folder: Pat
         (trajectory,) = episode.trajectories
         assert trajectory.loss_mask.sum() == np.isfinite(trajectory.logprobs).sum() > 0
         assert trajectory.spans[0].source is Source.PROMPT
+
+
+def test_stored_episodes_play_again_as_they_were(folder: Path) -> None:
+    whole = [assert_plays_again(e) for e in read_episodes(folder)]
+    assert len(whole) == 96 and any(whole)
 
 
 def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> None:

@@ -8,51 +8,35 @@ import numpy as np
 import pytest
 import torch
 
+from agent_rl.backends.embedded.rollouts import Sampled
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.embedded.student import demonstrate, load_student, new_student
+from agent_rl.backends.embedded.student import load_student
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.backends.embedded.warmstart import warm_start
 from agent_rl.errors import ConfigError
 from agent_rl.registry import spec
 from agent_rl.rollout import continuation, run_jobs
 from agent_rl.store.episodes import read_episodes
-from agent_rl.types import Episode
 from agent_rl.view.progress import Progress
 from tests.doubles import Silent
 from tests.runs import assert_same_run, config, killed_run, weights
 
 VINE = {"advantage": "state-values", "vine": {"continuations": 3, "max_episodes": 30}}
-WARM = {"demonstrations": 300, "copy_steps": 5, "clone_steps": 120, "batch": 16}
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model that has learned the form of tool calls, so that its episodes have several turns."""
-    folder = tmp_path_factory.mktemp("talker")
-    settings = config(folder, warm_start=WARM)
-    student = new_student(spec(settings.env), settings)
-    played = demonstrate(spec(settings.env), settings, settings.warm_start.demonstrations, student.renderer)
-    student.model.train()
-    trajectories = [e.trajectories[0] for e in played]
-    warm_start(student.model, trajectories, settings.warm_start, tokenizer=student.tokenizer, seed=0)
-    student.save(folder)
-    return folder
 
 
 @pytest.fixture
 def trainer(talker: Path, tmp_path: Path) -> Trainer:
-    """A trainer that starts from that model."""
+    """A trainer that starts from a model whose episodes have several turns."""
     return Trainer(spec("calculator-v0"), load_student(talker, slots=8, context=256), config(tmp_path, algorithm=VINE))
 
 
-def sampled(trainer: Trainer) -> list[Episode]:
+def sampled(trainer: Trainer) -> Sampled:
     trainer.student.engine.update_weights(trainer.step)
-    return trainer._sample()[1]
+    return trainer.rollouts.sample(trainer.step)
 
 
 def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(trainer: Trainer) -> None:
-    episodes = [e for e in sampled(trainer) if e.trainable]
+    episodes = [e for e in sampled(trainer).batch if e.trainable]
     turns = [(e, turn) for e in episodes for turn in range(e.turns)]
     assert max(turn for _, turn in turns) >= 1
     jobs = [continuation(trainer.spec, e, turn, seed) for seed, (e, turn) in enumerate(turns)]
@@ -75,10 +59,10 @@ def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(tra
 
 
 def test_values_are_the_means_of_continuations_that_can_be_run_again(trainer: Trainer) -> None:
-    batch = sampled(trainer)
-    x = trainer.algorithm.experience(batch)
-    valued, metrics = trainer._valued(x, batch)
-    again, _ = trainer._valued(x, batch)
+    given = sampled(trainer)
+    batch = given.batch
+    valued, metrics = trainer.rollouts.value(0, given)
+    again, _ = trainer.rollouts.value(0, given)
     torch.testing.assert_close(valued.state_values, again.state_values, rtol=0, atol=0, equal_nan=True)
     known = valued.state_values.isfinite()
     assert metrics["vine/episodes"] == 30 and metrics["vine/valued"] == 10 <= metrics["vine/states"]
@@ -92,8 +76,7 @@ def test_values_are_the_means_of_continuations_that_can_be_run_again(trainer: Tr
     # three continuations that earn 0, .1, 1 or 1.1 each
     thirds = {round((a + b + c) / 3, 6) for a in (0, 0.1, 1, 1.1) for b in (0, 0.1, 1, 1.1) for c in (0, 0.1, 1, 1.1)}
     assert {round(v, 6) for v in valued.state_values[known].tolist()} <= thirds
-    trainer.step += 1
-    other, _ = trainer._valued(x, batch)
+    other, _ = trainer.rollouts.value(1, given)
     assert not torch.equal(other.state_values.nan_to_num(-1), valued.state_values.nan_to_num(-1))
 
 
@@ -105,11 +88,10 @@ def test_continuations_are_neither_stored_nor_trained_on(trainer: Trainer) -> No
 
 
 def test_a_control_shuffles_what_continuations_earn_too(trainer: Trainer) -> None:
-    batch = sampled(trainer)
-    x = trainer.algorithm.experience(batch)
-    plain, _ = trainer._valued(x, batch)
-    trainer.config = trainer.config.model_copy(update={"shuffle_rewards": True})
-    dealt, _ = trainer._valued(x, batch)
+    given = sampled(trainer)
+    plain, _ = trainer.rollouts.value(0, given)
+    trainer.rollouts.config = trainer.config.model_copy(update={"shuffle_rewards": True})
+    dealt, _ = trainer.rollouts.value(0, given)
     known = plain.state_values.isfinite()
     assert torch.equal(known, dealt.state_values.isfinite())
     assert not torch.equal(plain.state_values[known], dealt.state_values[known])

@@ -127,13 +127,17 @@ class Algorithm:
         return batch, Denominators.of(counted, found.valued), wanted
 
     @torch.no_grad()
-    def diagnose(self, x: Experience) -> dict[str, float]:
+    def diagnose(self, x: Experience, version: int | None = None) -> dict[str, float]:
         """Say how old the tokens are and, where old is recomputed, how far it is from mu and what corrects for that.
 
         And what greedy episodes scored, where there are any: the mean over the episodes that are compared with them.
+
+        Args:
+            x: the experience of a step; `old_logprobs` are final.
+            version: of the weights that are about to be trained; the newest that sampled if left out.
         """
         batch, trained = x.rows, x.trained
-        ages = policy_version_histogram(batch.versions, int(batch.versions.max()))
+        ages = policy_version_histogram(batch.versions, int(batch.versions.max()) if version is None else version)
         if x.baselines.isfinite().any():
             ages["rollout/greedy"] = float(x.baselines.nanmean())
         if self.config.proximal == "rollout":

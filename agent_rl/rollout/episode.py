@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import traceback
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from agent_rl.aio import maybe_await
+from agent_rl.aio import call
 from agent_rl.env import Budget, Env, messages_of
 from agent_rl.errors import PolicyError
 from agent_rl.policy.base import Conversation, Opening, Policy, Resumable
@@ -31,6 +33,9 @@ from agent_rl.types import (
     Task,
 )
 from agent_rl.version import __version__
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ class _Run:
     async def talk(self, env: Env) -> StopReason:
         self.where = "reset"
         rng = np.random.default_rng(self.job.seed)
-        observation = messages_of(await maybe_await(env.reset(self.job.task, rng)))
+        observation = messages_of(await self.call(env.reset, self.job.task, rng))
         if self.job.branch is None:
             self.where = "policy"
             self.conversation = conversation = self.policy.start(Opening(env, env.tools, self.job.seed))
@@ -172,7 +177,7 @@ class _Run:
             if self.budget.tool_calls is not None and self.calls > self.budget.tool_calls:
                 return StopReason.TOOL_CALLS
             self.where = "step"
-            step = await maybe_await(env.step(reply.message))
+            step = await self.call(env.step, reply.message)
             observation = messages_of(step.observation)
             self.record(len(observation), float(step.reward), step.terminated, step.truncated)
             ended = self.ended(step.terminated, step.truncated)
@@ -183,7 +188,7 @@ class _Run:
     async def resume(self, env: Env, branch: Branch) -> Conversation:
         """Take up the dialogue where the branch leaves its episode."""
         self.where = "restore"
-        await maybe_await(env.restore(branch.snapshot))
+        await self.call(env.restore, branch.snapshot)
         turn = self.replies = branch.turn
         prefix, self.calls = branch.prefix, branch.tool_calls
         self.messages += prefix.messages
@@ -197,12 +202,17 @@ class _Run:
     async def look(self, env: Env) -> None:
         """Take note of the state that the policy is about to reply in."""
         self.where = "state_hash"
-        self.state = await maybe_await(env.state_hash())
+        self.state = await self.call(env.state_hash)
         if self.state is not None and not isinstance(self.state, str):
             raise TypeError(f"state_hash returned {self.state!r}: return a str, or None")
         if self.job.snapshots:
             self.where = "snapshot"
-            self.snapshots.append(await maybe_await(env.snapshot()))
+            self.snapshots.append(await self.call(env.snapshot))
+
+    async def call(self, method: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the environment, sync or async, where it keeps nobody waiting."""
+        thread = f"{self.job.spec.id} {self.where}" if self.job.spec.cls.blocking else None
+        return await call(functools.partial(method, *args, **kwargs), thread=thread)
 
     def record(self, messages: int, reward: float, terminated: bool, truncated: bool) -> None:
         """Take note of the environment's answer."""
@@ -265,16 +275,18 @@ class _Run:
         return time.perf_counter() - self.started
 
     async def close(self) -> None:
-        closes = [resource.close for resource in (self.conversation, self.env) if resource is not None]
+        self.where = "close"
+        closes = [functools.partial(call, c.close) for c in (self.conversation,) if c is not None]
+        closes += [functools.partial(self.call, e.close) for e in (self.env,) if e is not None]
         problems = [problem for close in closes if (problem := await _close(close))]
         for problem in problems:  # the episode is whole; a leak deserves a word, not the loss of the episode
             warnings.warn(f"{self.job.spec.id}: close() failed: {problem}", RuntimeWarning, stacklevel=2)
 
 
-async def _close(close: Callable[[], object]) -> str | None:
+async def _close(close: Callable[[], Awaitable[object]]) -> str | None:
     """Close one thing; return what went wrong."""
     try:
-        await maybe_await(close())
+        await close()
     except (Exception, asyncio.CancelledError) as error:
         if _from_outside(error):
             raise

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from agent_rl.store.episodes import read_episodes
+from agent_rl.types import Episode
+from tests.doubles import assert_plays_again
 from tests.e2e.servers import complete
 
 RUN = {
@@ -54,11 +57,38 @@ def test_every_step_starts_on_policy(trained: tuple[Path, list[dict[str, Any]]])
 def test_every_episode_is_stored_with_its_tokens(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, _ = trained
     episodes = list(read_episodes(folder))
-    assert len(episodes) == len({e.id for e in episodes}) == 20 * 8 * 8
-    versions = [int(e.trajectories[0].policy_versions.max()) for e in episodes if e.trajectories]
+    training = [e for e in episodes if e.id.startswith("train-")]
+    assert len({e.id for e in episodes}) == len(episodes) and len(training) == 20 * 8 * 8
+    versions = [int(e.trajectories[0].policy_versions.max()) for e in training if e.trajectories]
     assert sorted(set(versions)) == list(range(20))
     assert not [e.error for e in episodes if e.error]
-    assert {len({e.group_id for e in episodes if e.group_id.startswith(f"train-{s:05d}")}) for s in range(1, 21)} == {8}
+    assert {len({e.group_id for e in training if e.group_id.startswith(f"train-{s:05d}")}) for s in range(1, 21)} == {8}
+
+
+def test_evaluations_are_stored_and_are_what_was_reported(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, rows = trained
+    evaluated: dict[str, list[Episode]] = {}
+    for episode in read_episodes(folder):
+        if not episode.id.startswith("train-"):
+            evaluated.setdefault(episode.group_id, []).append(episode)
+    assert {tag: len(found) for tag, found in evaluated.items()} == {
+        f"test-{step:05d}-sampled": 128 for step in (0, 20)
+    }
+    for found, row in zip(evaluated.values(), (rows[0], rows[-1]), strict=True):
+        (name,) = (k for k in row["data"] if k.endswith("test/success/mean@1"))
+        assert float(np.mean([e.success for e in found])) == pytest.approx(row["data"][name])
+    before, after = ({e.seed for e in found} for found in evaluated.values())
+    assert before == after and len(before) == 128
+
+
+def test_stored_episodes_play_again_as_they_were_and_can_be_read(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = trained
+    episodes = list(read_episodes(folder))
+    whole = sum(assert_plays_again(e) for e in episodes)
+    assert whole > 0.5 * len(episodes)
+    command = [sys.executable, "-m", "agent_rl", "view", str(folder), "test-00020-sampled-0000", "--tokens"]
+    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "test-00020-sampled-0000" in shown and "compute" in shown
 
 
 def test_the_checkpoint_is_one_that_the_embedded_engine_loads(

@@ -19,6 +19,7 @@ try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # theirs, at import
         import verl
+        import verl.experimental.agent_loop
         import verl.experimental.separation.engine_workers
         import verl.trainer.ppo.v1
         import verl.workers.engine

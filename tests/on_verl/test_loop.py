@@ -1,131 +1,133 @@
-"""agent_rl.backends.verl.loop and .dataset: what a row asks for is what is sampled, with a server that has a script."""
+"""EnvAgentLoop as verl's workers run it: many at once on one event loop, on rows of the dataset, with a fake server."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+import functools
+import threading
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
-import pytest
-from doubles import Silent  # site-packages has a `tests`, too
 from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
-from verl.workers.rollout.replica import TokenOutput
+from transformers import PreTrainedTokenizerFast
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from agent_rl.backends.verl import launch
-from agent_rl.backends.verl.branches import SNAPSHOTS, dump_branch
+from agent_rl import Env, Episode, Step, register, reward
 from agent_rl.backends.verl.dataset import TaskDataset
 from agent_rl.backends.verl.loop import EnvAgentLoop
 from agent_rl.backends.verl.rows import episode_of
-from agent_rl.backends.verl.settings import VerlConfig, verl_settings
-from agent_rl.errors import ConfigError
-from agent_rl.rendering import load_renderer, train_tokenizer
-from agent_rl.rendering.calls import write_call
-from agent_rl.rollout.branch import Branch
-from agent_rl.types import Episode, Message, ToolCall
+from agent_rl.rendering.tokenizer import train_tokenizer
+from agent_rl.store.codec import dump_line
+
+N = 16
+PATIENCE = 20.0
 
 
-def call(operator: str, left: int, right: int) -> Message:
-    arguments = {"operator": operator, "left": left, "right": right}
-    return Message("assistant", tool_calls=(ToolCall("c", "calculator", arguments),))
+class Answered(Env):
+    def reset(self, task, rng):
+        return "say something"
+
+    def step(self, action):
+        return Step(terminated=True)
 
 
-CALL, AGAIN = call("+", 1, 2), call("*", 3, 2)
-TOKENIZER = train_tokenizer([write_call(m.tool_calls[0]) for m in (CALL, AGAIN)] * 9, 500)
-RENDERER = load_renderer(TOKENIZER)
-CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"max_model_len": 400, "multi_turn": {}}}, "data": {}})
-SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": -1}
-REMAX = {"advantage": "over-greedy"}
-VINE = {"advantage": "state-values", "vine": {"continuations": 2, "max_episodes": 6}}
+@register("judged-v0", tasks=lambda split, index: {"number": index})
+class Judged(Answered):
+    """Its judge answers nobody before everybody has asked."""
+
+    asked: ClassVar[asyncio.Barrier]
+
+    @reward
+    async def judged(self, episode) -> float:
+        async with asyncio.timeout(PATIENCE):
+            await self.asked.wait()
+        return 1.0
 
 
-@dataclass
+@register("simulated-v0", tasks=lambda split, index: {"number": index})
+class Simulated(Answered):
+    """Blocks until all episodes are in its step."""
+
+    blocking = True
+    met: ClassVar[threading.Barrier]
+
+    def step(self, action):
+        self.met.wait(PATIENCE)
+        return Step(reward=1.0, terminated=True)
+
+
 class Server:
-    """verl's client: says these messages in turn, and remembers what it was asked."""
+    """verl's client, which marks tokens with the version of the weights and remembers what it was asked."""
 
-    replies: list[Message]
-    asked: list[tuple[list[int], dict[str, Any]]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
-        self.asked.append((prompt_ids, sampling_params))
-        ids = RENDERER.reply(self.replies[len(self.asked) - 1])
-        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"min_global_steps": 3})
-
-
-def rows(algorithm: dict[str, object], files: str) -> TaskDataset:
-    settings = verl_settings(
-        VerlConfig.model_validate(
-            {"env": "calculator-v0", "start_from": "m", "algorithm": algorithm, "rollout": {"samples": 2}}
-        ),
-        Path("r"),
-    )
-    return TaskDataset(files, OmegaConf.create({"agent_rl": settings["+data.agent_rl"]}))
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        self.asked.append(sampling_params)
+        await asyncio.sleep(0)
+        ids, fields = [40, min(sampling_params["stop_token_ids"])], {"min_global_steps": 2, "max_global_steps": 2}
+        told = {"log_probs": [-1.0, -0.5], "routed_experts": None, "stop_reason": "completed", "extra_fields": fields}
+        return SimpleNamespace(token_ids=ids, **told)
 
 
-def run(row: dict[str, Any], session: int, *replies: Message) -> tuple[Episode, dict[str, Any], Server]:
-    """Run a row as an agent loop's worker does; return the episode, what its row carries, and the server."""
-    server = Server([*replies])
-    arguments: dict[str, Any] = {"env": "calculator-v0", "env_args": {}, "imports": [], "seed": 0, "max_tokens": 64}
-
-    async def output() -> Any:
-        loop = EnvAgentLoop(
-            DictConfigWrap(CONFIG), server, TOKENIZER, None, None, DictConfigWrap(CONFIG.data), **arguments
-        )
-        (output,) = await loop.run(SAMPLING, **row, session_id=session, global_steps=4)
-        return output
-
-    carried = asyncio.run(output()).extra_fields
-    episode = episode_of(carried)
-    assert episode is not None and episode.error is None, episode and episode.error
-    return episode, carried, server
+@functools.cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(["say something"], 432)
 
 
-def row_of(algorithm: dict[str, object]) -> dict[str, Any]:
-    row = rows(algorithm, "train")[0]
-    return {name: value for name, value in row.items() if name != "__rollout_n__"}  # verl takes it out
+def rows_of_dataset(env: str, files: str, n: int) -> list[dict[str, Any]]:
+    settings = {"agent_rl": {"env": env, "imports": [], "seed": 5, "first": 100, "asked": {}}}
+    dataset = TaskDataset(files, OmegaConf.create(settings))
+    return [dataset[i] for i in range(n)]
 
 
-def test_the_session_after_the_last_is_greedy_and_plays_in_the_first_one_s_world() -> None:
-    assert rows(REMAX, "train")[0]["__rollout_n__"] == 3
-    found = [run(row_of(REMAX), session, CALL, Message("assistant", "3")) for session in range(3)]
-    assert [[params["temperature"] for _, params in server.asked] for *_, server in found] == [
-        [0.7, 0.7],
-        [0.7, 0.7],
-        [0.0, 0.0],
-    ]
-    first, second, greedy = (episode for episode, *_ in found)
-    assert (first.id, greedy.id) == ("train-00004-0000000-00", "train-00004-0000000-greedy")
-    assert greedy.seed == first.seed != second.seed and greedy.group_id == first.group_id
-    assert not any(SNAPSHOTS in carried for _, carried, _ in found)
+def run_loops(env: str, rows: list[dict[str, Any]], server: Server, temperature: float = 1.0) -> list[Episode]:
+    """Run a row each as a worker would; return the episodes that travel in their outputs."""
+    rollout = {"max_model_len": 128}
+    config = DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}))
+    asked = {"temperature": temperature, "top_p": 1.0, "top_k": -1}
+
+    async def run(row: dict[str, Any]) -> list[AgentLoopOutput]:
+        settings = {"env": env, "env_args": {}, "imports": [], "seed": 5, "max_tokens": 4}
+        given = (config, server, tokenizer(), None, RLHFDataset, DictConfigWrap(OmegaConf.create({})))
+        loop = EnvAgentLoop(*given, **settings)
+        return await loop.run(asked, **row, global_steps=3, session_id=0)
+
+    async def main() -> list[list[AgentLoopOutput]]:
+        return await asyncio.gather(*map(run, rows))
+
+    episodes = []
+    for (output,) in asyncio.run(main()):
+        episode = episode_of(output.extra_fields)
+        assert episode is not None and output.reward_score == (episode.reward or 0.0)
+        episodes.append(episode)
+    return episodes
 
 
-def test_a_row_without_columns_of_ours_asks_for_nothing_more() -> None:
-    for row in (rows({}, "train")[0], rows(REMAX, "test:3")[0], rows(VINE, "test:3")[0]):
-        assert not {"__rollout_n__", "greedy", "snapshots"} & row.keys()
-    *_, server = run(row_of({}), 2, Message("assistant", "3"))
-    assert server.asked[0][1]["temperature"] == 0.7
+def test_judges_of_all_episodes_are_asked_together() -> None:
+    Judged.asked = asyncio.Barrier(N)
+    episodes = run_loops("judged-v0", rows_of_dataset("judged-v0", "train", N), Server())
+    assert [e.reward for e in episodes] == [1.0] * N
 
 
-@pytest.mark.parametrize("turn", [0, 1, 2])
-def test_a_branch_is_run_on_from_where_it_leaves_its_episode(turn: int) -> None:
-    parent, carried, old = run(row_of(VINE), 1, CALL, AGAIN, Message("assistant", "3"))
-    assert len(carried[SNAPSHOTS]) == len(parent.snapshots) == 3
-    row = {"branch": dump_branch(Branch(parent, turn, 55)), "uid": "u", "index": 0}
-    episode, _, server = run(row, 0, AGAIN, Message("assistant", "7"))
-    assert episode.parent == (parent.id, turn)
-    assert server.asked[0][0] == old.asked[turn][0]  # the ids that were sampled after, then and now
-    assert [params["temperature"] for _, params in server.asked] == [0.7, 0.7]
-    assert server.asked[0][1]["seed"] == 55
-    assert episode.messages[: 1 + 2 * turn] == parent.messages[: 1 + 2 * turn]
-    # what the calculator has told by each turn, the calls before the branch included
-    told = ["", "1+2=3", "1+2=3; 2*3=6"][: turn + 1]
-    assert [s.state for s in episode.steps][: turn + 1] == told
-    assert episode.steps[-1].state == {0: "2*3=6", 1: "1+2=3; 2*3=6", 2: "1+2=3; 2*3=6"}[turn]
+def test_an_environment_that_blocks_keeps_no_other_episode_of_its_worker_waiting() -> None:
+    Simulated.met = threading.Barrier(N)
+    episodes = run_loops("simulated-v0", rows_of_dataset("simulated-v0", "train", N), Server())
+    assert [(e.reward, e.error) for e in episodes] == [(1.0, None)] * N
 
 
-def test_an_environment_that_can_t_be_continued_is_refused_at_once(tmp_path: Path) -> None:
-    settings = {"env": Silent.id, "start_from": "m", "algorithm": VINE, "eval": {"split": "eval"}}
-    with pytest.raises(ConfigError, match=r"silent-v0 has no snapshots: list .* in Silent.snapshot_attributes"):
-        launch.run(VerlConfig.model_validate(settings), tmp_path)
-    assert not any(tmp_path.iterdir())
+def test_rows_of_training_and_of_evaluation_give_episodes_that_can_be_told_apart() -> None:
+    Judged.asked = asyncio.Barrier(4)
+    server = Server()
+    training = run_loops("judged-v0", rows_of_dataset("judged-v0", "train", 4), server)
+    evaluated = run_loops("judged-v0", rows_of_dataset("judged-v0", "train:4", 4), server)
+    greedy = run_loops("judged-v0", rows_of_dataset("judged-v0", "train:4", 4), server, temperature=0.0)
+    assert [e.id for e in training] == [f"train-00003-000000{i}-00" for i in range(4)]
+    assert len({e.group_id for e in training}) == 4
+    assert [e.id for e in evaluated] == [f"train-00003-sampled-000{i}" for i in range(4)]
+    assert {e.group_id for e in evaluated} == {"train-00003-sampled"}
+    assert [e.id for e in greedy] == [f"train-00003-greedy-000{i}" for i in range(4)]
+    assert [s["temperature"] for s in server.asked] == [1.0] * 8 + [0.0] * 4
+    assert {int(v) for e in training for v in e.trajectories[0].policy_versions if v >= 0} == {2}
+    assert len({dump_line(e) for e in (*training, *evaluated, *greedy)}) == 12

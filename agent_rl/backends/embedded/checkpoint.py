@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer
+from agent_rl.backends.embedded.rollouts import Sampled, load_sampled, save_sampled
 from agent_rl.backends.embedded.student import Student
 from agent_rl.errors import CheckpointError
 
-STATE = "trainer_state.pt"
+STATE, AHEAD = "trainer_state.pt", "sampled_ahead.pt"
 
 
 def save_checkpoint(
-    folder: Path, student: Student, optimizer: Optimizer, step: int, critic: Critic | None = None
+    folder: Path,
+    student: Student,
+    optimizer: Optimizer,
+    step: int,
+    critic: Critic | None = None,
+    ahead: Collection[Sampled] = (),
 ) -> None:
-    """Write a checkpoint. Whoever is killed meanwhile leaves the previous one whole."""
+    """Write a checkpoint, batches `ahead` of their step included. A kill meanwhile leaves the previous one whole."""
     new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -27,6 +34,8 @@ def save_checkpoint(
     torch.save({"step": step, "optimizer": optimizer.state_dict()}, new / STATE)
     if critic is not None:
         critic.save(new)
+    if ahead:
+        save_sampled(new / AHEAD, ahead)
     for file in new.iterdir():
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
@@ -55,3 +64,8 @@ def load_state(folder: Path, optimizer: Optimizer, critic: Critic | None = None)
     if critic is not None:
         critic.load(folder)
     return int(state["step"])
+
+
+def load_ahead(folder: Path) -> list[Sampled]:
+    """Return the batches that were sampled ahead of the checkpoint's step, the next one's first."""
+    return load_sampled(folder / AHEAD) if (folder / AHEAD).exists() else []

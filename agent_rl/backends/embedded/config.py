@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import OFFLINE, AlgorithmConfig
 from agent_rl.algorithms.routing import RoutingConfig
+from agent_rl.backends.asynchrony import AsyncConfig
 from agent_rl.backends.embedded.model import ModelConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
@@ -116,6 +117,10 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(20, ge=1)
     shuffle_rewards: bool = False
     """A control: rewards are dealt out at random within each step, so nothing can be learned."""
+    asynchrony: AsyncConfig = Field(AsyncConfig(), alias="async")
+    """With `one_step_off` so many batches as `max_staleness` says are sampled ahead: each is that many updates old, the
+    first ones as old as the run. Nothing gets faster, as this process does one thing after the other; it shows what
+    learning from old tokens does to an algorithm, and comes out the same each time."""
     model: ModelConfig = ModelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -145,7 +150,14 @@ class TrainConfig(Section):
             )
         if self.episodes is not None and self.algorithm.refill.max_rounds > 1:
             raise ValueError("refill samples more groups; of stored episodes there are as many as there are")
+        if problem := _async_problem(self.asynchrony, self.episodes):
+            raise ValueError(problem)
         return self
+
+    @property
+    def steps_ahead(self) -> int:
+        """How many batches are sampled before their turn comes."""
+        return 0 if self.asynchrony.mode == "sync" else self.asynchrony.max_staleness
 
     def describe_training(self) -> str:
         """Say what the steps learn from."""
@@ -163,3 +175,22 @@ class TrainConfig(Section):
                 f"model.max_positions={self.model.max_positions}"
             )
         return budget_tokens
+
+
+def _async_problem(config: AsyncConfig, episodes: str | None) -> str | None:
+    """Say what of `async` can't be had in one process, and what to set instead."""
+    if config.mode == "separate":
+        return (
+            "async.mode=separate samples and trains at the same time, and this backend is one process that does one "
+            "after the other: set async.mode=one_step_off, or backend=verl"
+        )
+    if config.on_stale != AsyncConfig().on_stale:
+        return f"async.on_stale={config.on_stale}: batches are sampled in turn here, so none is ever too old"
+    if config.mode == "sync" and config.max_staleness != AsyncConfig().max_staleness:
+        return (
+            f"async.max_staleness={config.max_staleness} changes nothing with async.mode=sync, where no token is "
+            "stale: set async.mode=one_step_off"
+        )
+    if config.mode != "sync" and episodes is not None:
+        return f"async.mode={config.mode} samples ahead, and with episodes={episodes} nothing is sampled"
+    return None

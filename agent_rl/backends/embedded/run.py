@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_state, save_checkpoint
+from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_ahead, load_state, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.metrics import MetricsLog
 from agent_rl.backends.embedded.report import evaluation_tag, summarise_run, write_run_report
@@ -57,7 +57,7 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
     require_hooks(env, Algorithm(config.algorithm))
     stored = _find_groups(config, env) if config.episodes else None
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
-    OmegaConf.save(config.model_dump(mode="json"), folder / CONFIG)
+    OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
     with _Run(folder, env, config, progress) as run:
         student = run.load(config.start_from) if config.start_from else run.prepare()
         if Algorithm(config.algorithm).needs_reference:
@@ -89,7 +89,7 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
     config = TrainConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
-        OmegaConf.save(config.model_dump(mode="json"), folder / CONFIG)
+        OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
     env = spec(config.env)
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     with _Run(folder, env, config, progress) as run:
@@ -98,6 +98,7 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
         trainer = Trainer(env, student, config, _reference(folder), stored)
         trainer.step = load_state(checkpoint, trainer.optimizer, trainer.critic)
+        trainer.ahead.extend(load_ahead(checkpoint))
         progress.say(f"Going on from step {trainer.step} of {config.steps} in {folder}")
         run.train(trainer)
         return run.finish(trainer)
@@ -207,9 +208,8 @@ class _Run:
             last = trainer.step == config.steps
             if last or self.stop.asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
-                save_checkpoint(
-                    self.folder / CHECKPOINT, trainer.student, trainer.optimizer, trainer.step, trainer.critic
-                )
+                state = (trainer.optimizer, trainer.step, trainer.critic, trainer.ahead)
+                save_checkpoint(self.folder / CHECKPOINT, trainer.student, *state)
             if not last:
                 self.check_stop(f"go on with: agent-rl train resume={self.folder}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
-from agent_rl.algorithms.filters import Refill, next_round, offer
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.algorithms.objectives.whole import Prepared
 from agent_rl.algorithms.routing import RoutingConfig, replayed_routes
@@ -20,20 +20,20 @@ from agent_rl.backends.embedded.batch_scores import score_batch
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.rollouts import Rollouts, Sampled, shuffled
 from agent_rl.backends.embedded.routing import RouteLog
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.stored import StoredGroups
 from agent_rl.backends.embedded.student import Student
 from agent_rl.backends.replay import routed, routers
-from agent_rl.backends.vine import require_hooks, value_states
+from agent_rl.backends.vine import require_hooks
 from agent_rl.errors import ConfigError
 from agent_rl.policy.sampling import SamplingParams
-from agent_rl.policy.token import TokenPolicy
 from agent_rl.registry import EnvSpec
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
 from agent_rl.rollout.metrics import trajectory_metrics
-from agent_rl.tasks import RL_START, TaskStream, episode_seed
-from agent_rl.types import Episode, Reward, Task
+from agent_rl.tasks import EVALUATION_SEED, episode_seed
+from agent_rl.types import Episode, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +67,19 @@ class Trainer:
         self.optimizer = Optimizer(student.model, config.optimizer, scale_loss=half)
         wanted = config.algorithm.critic.where != "none"
         self.critic = Critic(student.model, self.algorithm, config.optimizer) if wanted else None
-        self.tasks = TaskStream(spec.tasks, config.split, config.seed)
+        self.rollouts = Rollouts(spec, student, config, self.algorithm)
+        self.ahead = deque[Sampled]()
+        """The batches of the steps to come that were sampled already, the next one's first."""
         self.step = 0
 
     def train_step(self) -> StepResult:
-        """Sample a batch with the present weights, or read a stored one; learn from it, advance."""
+        """Sample a batch with the present weights, or take one that is waiting or stored; learn from it, advance."""
         if self.stored is not None:
             return self._stored_step(self.stored)
+        sampled = self._next()
+        episodes, refill = sampled.episodes, sampled.refill
         started = time.perf_counter()
-        engine = self.student.engine
-        before = engine.tokens
-        engine.update_weights(self.step)
-        episodes, batch, state = self._sample()
-        x = self.algorithm.experience(batch, self._greedy(state) if self.algorithm.needs_greedy else ())
-        x, valuing = self._valued(x, batch) if self.algorithm.needs_values else (x, {})
-        sampled = time.perf_counter()
-        metrics = self.update(x) | valuing
+        metrics = self.update(sampled.experience(self.algorithm)) | sampled.metrics
         done = time.perf_counter()
         self.step += 1
         evaluation = summarise(episodes)
@@ -93,14 +90,23 @@ class Trainer:
             "rollout/tool_calls": evaluation.tool_calls,
             "rollout/tool_errors": evaluation.tool_errors,
             "rollout/failed": float(evaluation.failed),
-            "rollout/rounds": float(state.rounds),
-            "rollout/batch_filled": len(state.taken) / state.target,
+            "rollout/rounds": float(refill.rounds),
+            "rollout/batch_filled": len(refill.taken) / refill.target,
             "rollout/truncated": float(np.mean([e.stop_reason != "done" for e in episodes])),
-            "perf/rollout_s": sampled - started,
-            "perf/update_s": done - sampled,
-            "perf/sampled_tokens_per_s": (engine.tokens - before) / (sampled - started),
+            "perf/rollout_s": sampled.seconds,
+            "perf/update_s": done - started,
+            "perf/sampled_tokens_per_s": sampled.tokens / sampled.seconds,
         }
         return StepResult(episodes, evaluation, metrics)
+
+    def _next(self) -> Sampled:
+        """Return this step's batch, after sampling those that are due with the present weights."""
+        self.student.engine.update_weights(self.step)
+        while not self.ahead or (
+            len(self.ahead) <= self.config.steps_ahead and self.step + len(self.ahead) < self.config.steps
+        ):
+            self.ahead.append(self.rollouts.sample(self.step + len(self.ahead)))
+        return self.ahead.popleft()
 
     def _stored_step(self, stored: StoredGroups) -> StepResult:
         """Learn from stored groups; nothing is sampled, so there is nothing to store."""
@@ -114,59 +120,6 @@ class Trainer:
         metrics |= {"perf/read_s": read - started, "perf/update_s": time.perf_counter() - read}
         return StepResult([], summarise(episodes), metrics)
 
-    def _sample(self) -> tuple[list[Episode], list[Episode], Refill]:
-        """Sample groups until the batch is full: everything sampled, the batch, and how the batch came about."""
-        config, engine, size = self.config, self.student.engine, self.config.rollout.samples
-        policy = self._policy(config.rollout.params)
-        refill, episodes = config.algorithm.refill, list[Episode]()
-        state = refill.start(config.rollout.groups)
-        while groups := next_round(state):
-            jobs = self._jobs(range(state.offered, state.offered + groups))
-            new = asyncio.run(run_jobs(jobs, policy, concurrency=engine.slots))
-            if config.shuffle_rewards:
-                new = shuffled(new, np.random.default_rng([3, config.seed, self.step, state.offered]))
-            kept = self.algorithm.experience(new).kept.view(groups, size).any(1)
-            state = offer(state, kept.tolist() if refill.max_rounds > 1 else [True] * groups)
-            episodes += new
-        return episodes, [e for g in state.taken for e in episodes[g * size : (g + 1) * size]], state
-
-    def _policy(self, params: SamplingParams) -> TokenPolicy:
-        return self.student.policy(params, self.config.rollout.interrupt)
-
-    def _greedy(self, state: Refill) -> list[Episode]:
-        """Run each group of the batch once more, greedily: a baseline, neither stored nor trained on."""
-        jobs = [self._jobs(range(group, group + 1))[0] for group in state.taken]
-        policy = self._policy(replace(self.config.rollout.params, temperature=0.0))
-        return asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots))
-
-    def _valued(self, x: Experience, batch: Sequence[Episode]) -> tuple[Experience, dict[str, float]]:
-        """Value the states of the batch by running on from them: episodes that are neither stored nor trained on."""
-        config = self.config
-
-        def run(jobs: list[Job]) -> list[Episode]:
-            policy = self._policy(config.rollout.params)
-            continued = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots))
-            rng = np.random.default_rng([5, config.seed, self.step])
-            return shuffled(continued, rng) if config.shuffle_rewards else continued
-
-        rng = np.random.default_rng([4, config.seed, self.step])
-        return value_states(x, batch, self.spec, self.algorithm, rng, run)
-
-    def _jobs(self, groups: range) -> list[Job]:
-        """The jobs of some of the step's groups; ids tell a resumed run what it already wrote."""
-        config, jobs = self.config, []
-        stride = int(config.rollout.groups * config.algorithm.refill.most)
-        for group in groups:
-            task = self.tasks.at(RL_START + self.step * stride + group)
-            name = f"train-{self.step:05d}-{group:03d}"
-            # a finite split meets a task again in a later step; the step keeps its episodes from repeating
-            round_seed = config.seed * 1_000_003 + self.step
-            for sample in range(config.rollout.samples):
-                seed = episode_seed(round_seed, task, sample)
-                id, branching = f"{name}-{sample:02d}", self.algorithm.needs_values
-                jobs.append(Job(self.spec, task, seed, name, env_args=config.env_args, id=id, snapshots=branching))
-        return jobs
-
     def update(self, x: Experience) -> dict[str, float]:
         """Take `updates_per_batch` gradient steps on what was experienced; none if there is nothing to learn from."""
         config = self.config
@@ -175,7 +128,7 @@ class Trainer:
             return metrics
         x, measured = self._scored(x)
         metrics |= measured
-        metrics |= self.algorithm.diagnose(x)
+        metrics |= self.algorithm.diagnose(x, self.step if self.stored is None else None)
         batch, whole = self.algorithm.weigh(x)
         metrics |= self.algorithm.advantage_metrics(x, batch)
         metrics["train/samples"] = float(len(batch))
@@ -259,24 +212,11 @@ class Trainer:
     ) -> tuple[Evaluation, list[Episode]]:
         """Run each task once; the same tag and weights give the same episodes."""
         self.student.engine.update_weights(self.step)
+        args = self.config.env_args
         jobs = [
-            Job(self.spec, t, episode_seed(2**31, t, 0), tag, env_args=self.config.env_args, id=f"{tag}-{i:04d}")
-            for i, t in enumerate(tasks)
+            Job(self.spec, task, episode_seed(EVALUATION_SEED, task, 0), tag, env_args=args, id=f"{tag}-{i:04d}")
+            for i, task in enumerate(tasks)
         ]
-        policy = self._policy(params)
+        policy = self.rollouts.policy(params)
         episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots, on_episode=on_episode))
         return summarise(episodes), episodes
-
-
-def shuffled(episodes: Sequence[Episode], rng: np.random.Generator) -> list[Episode]:
-    """Deal the episodes' total rewards out at random: a control from which nothing can be learned."""
-    scored = [i for i, e in enumerate(episodes) if e.reward is not None]
-    dealt = list(episodes)
-    for i, j in zip(scored, rng.permutation(scored), strict=True):
-        total = episodes[j].reward
-        dealt[i] = replace(episodes[i], rewards=(*_muted(episodes[i]), Reward("shuffled", total, source="control")))
-    return dealt
-
-
-def _muted(episode: Episode) -> list[Reward]:
-    return [replace(reward, weight=0.0) for reward in episode.rewards]

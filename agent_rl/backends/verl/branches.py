@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from agent_rl.env import Budget
 from agent_rl.errors import ConfigError
 from agent_rl.registry import EnvSpec
 from agent_rl.rollout import Job, continuation
@@ -50,10 +51,10 @@ def dump_branch(branch: Branch) -> str:
     return json.dumps({"episode": line, "turn": branch.turn, "seed": branch.seed, "snapshot": branch.snapshot})
 
 
-def load_continuation(text: str, spec: EnvSpec) -> Job:
-    """Return the job that runs on from a branch that `dump_branch` wrote."""
+def load_continuation(text: str, spec: EnvSpec, budget: Budget) -> Job:
+    """Return the job that runs on from a branch that `dump_branch` wrote, within an episode's budget."""
     row = json.loads(text)
     snapshot = pickle.loads(base64.b64decode(row["snapshot"]))
     turn = int(row["turn"])
     episode = replace(load_line(row["episode"].encode()), snapshots=(None,) * turn + (snapshot,))
-    return continuation(spec, episode, turn, int(row["seed"]))
+    return continuation(spec, episode, turn, int(row["seed"]), budget=budget)

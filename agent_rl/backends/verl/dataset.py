@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
+from agent_rl.backends.verl.names import EVALUATION
 from agent_rl.backends.verl.settings import load_once
 from agent_rl.registry import spec
 from agent_rl.tasks import TaskStream, distinct_tasks
@@ -46,6 +47,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
             "raw_prompt": [{"role": "user", "content": ""}],  # verl counts these; the environment's `reset` opens
             "task": json.dumps(task),
             "split": self.split,
+            EVALUATION: self._tasks is not None,
             "index": index,
             "data_source": f"{self.env}/{self.split}",
             "reward_model": {"style": "environment", "ground_truth": ""},

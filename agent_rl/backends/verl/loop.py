@@ -13,6 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from agent_rl.backends.budget import BudgetConfig
 from agent_rl.backends.verl.branches import load_continuation
 from agent_rl.backends.verl.continued import Continued
+from agent_rl.backends.verl.names import names_of, seed_of
 from agent_rl.backends.verl.routes import OURS, ROLLOUT, RouteShape
 from agent_rl.backends.verl.rows import rewards_of, rows_of
 from agent_rl.backends.verl.sampler import ServerSampler
@@ -23,7 +24,6 @@ from agent_rl.policy.token import TokenPolicy
 from agent_rl.registry import spec
 from agent_rl.rendering import load_renderer
 from agent_rl.rollout.episode import Job, run_episode
-from agent_rl.tasks import episode_seed
 from agent_rl.types import Episode
 
 LONGEST_S = 3600.0
@@ -59,33 +59,33 @@ class EnvAgentLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run the row's task, or the branch that it holds; return one output per trajectory."""
-        greedy = row.get("greedy") == row["session_id"]
+        compared = row.get("greedy") == row["session_id"]
         params = SamplingParams(
-            temperature=0.0 if greedy else float(sampling_params["temperature"]),
+            temperature=0.0 if compared else float(sampling_params["temperature"]),
             top_p=float(sampling_params["top_p"]),
             top_k=max(0, int(sampling_params["top_k"])),
             max_tokens=self._max_tokens,
         )
         sampler = Continued(ServerSampler(self.server_manager, int(self.rollout_config.max_model_len)))
-        job = load_continuation(row["branch"], self._spec) if "branch" in row else self._job(row, greedy)
-        episode = await run_episode(job, TokenPolicy(sampler, _renderer_of(self.tokenizer), params))
+        episode = await run_episode(self._job(row, params), TokenPolicy(sampler, _renderer_of(self.tokenizer), params))
         outputs, routes = outputs_of(episode), self.data_config.agent_rl.routes
         strategy = self.config.actor_rollout_ref.actor.strategy
         return outputs if routes is None else with_routes(outputs, RouteShape(**routes), strategy)
 
-    def _job(self, row: dict[str, Any], greedy: bool) -> Job:
-        """What a row of the dataset asks for; the greedy episode of a group plays in the world of its first."""
-        task, number = json.loads(row["task"]), 0 if greedy else int(row["session_id"])
-        step, index = int(row["global_steps"]), int(row["index"])
-        name = f"{row['split']}-{step:05d}-{index:07d}"
+    def _job(self, row: dict[str, Any], params: SamplingParams) -> Job:
+        """What a row asks for."""
+        if "branch" in row:
+            return load_continuation(row["branch"], self._spec, self._budget)
+        task, greedy = json.loads(row["task"]), params.temperature == 0
+        group, id = names_of(row, greedy=greedy)
         return Job(
             self._spec,
             task,
-            episode_seed(self._seed * 1_000_003 + step, task, number),
-            name,
+            seed_of(row, task, self._seed, greedy=greedy),
+            group,
             self._budget,
             env_args=self._env_args,
-            id=f"{name}-greedy" if greedy else f"{name}-{number:02d}",
+            id=id,
             snapshots=bool(row.get("snapshots")),
         )
 

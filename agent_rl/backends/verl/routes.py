@@ -23,6 +23,8 @@ THEIRS = ("megatron", "veomni")
 """Those that replay with verl's."""
 ROLLOUT, OLD = "routed_experts", "agent_rl_old_experts"
 """Fields of verl's queue, integers `[length, layers, top_k]` a row: the rollout's routes, and old's own."""
+REPLAYED = {"none": "", "R2": OLD, "R3": ROLLOUT}
+"""The field whose routes an update takes, by `algorithm.routing.replay`."""
 REPLAY, RECORD = "agent_rl_replay", "agent_rl_record"
 """What a call to the workers is told: the field whose routes they take, or "", and whether to send back their own."""
 CAPTURE = "actor_rollout_ref.rollout.enable_rollout_routing_replay"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,15 +20,21 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
+from verl.utils.tracking import Tracking
+from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.verl.collector import Collector
 from agent_rl.backends.verl.engine import RoutedDetachedWorker, RoutedWorker
-from agent_rl.backends.verl.exchange import COMPUTED, Weighed, prepare, receive, weigh
+from agent_rl.backends.verl.exchange import COMPUTED, SAMPLES, Weighed, prepare, receive, weigh
 from agent_rl.backends.verl.expected import require_metrics
 from agent_rl.backends.verl.loss import loss_function, value_loss_function
+from agent_rl.backends.verl.recorder import Recorder
+from agent_rl.backends.verl.resume import METRICS, MetricsFile, note
 from agent_rl.backends.verl.routes import OLD, REPLAYED, ROLLOUT, queued, told
+from agent_rl.backends.verl.staleness import check_staleness
 from agent_rl.store.episodes import EpisodeWriter
 
 
@@ -34,23 +43,29 @@ class AlgorithmTrainer(PPOTrainer):
 
     algorithm: Algorithm
     store: EpisodeWriter
+    replay_buffer: Any
+    routes: dict[str, str]
+    """Those in verl's queue, see `routes.queued`."""
+    routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
     weighed: Weighed
     """The batch of this step, for objectives that prepare it before each update."""
     checked: bool = False
     """Whether a step has reported all that the algorithm asks for."""
-    routes: dict[str, str]
-    """Those in verl's queue, see `routes.queued`."""
-    routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
+
+    # Set-up, in the order in which verl calls it
 
     def _setup(self) -> None:
-        settings = self.config.data.agent_rl
+        settings, samples = self.config.data.agent_rl, self.config.actor_rollout_ref.rollout.n
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
         self.routes = queued(self.algorithm.config.routing, self.config)
-        super()._setup()
         self.store = EpisodeWriter(settings.episodes)
+        super()._setup()
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
         if self.use_critic:
             self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config))
+        buffer = Recorder(self.replay_buffer, self.store, _extra_fields)
+        submit, world = self._submit_batch_to_rollout, {"env": settings.env, "seed": settings.seed}
+        self.replay_buffer = Collector(buffer, self.algorithm, self.store, submit, samples=samples, **world)
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -66,6 +81,26 @@ class AlgorithmTrainer(PPOTrainer):
                 actor.optim.total_training_steps *= actor.ppo_epochs
                 actor.optim.lr_warmup_steps *= actor.ppo_epochs if actor.optim.lr_warmup_steps > 0 else 1
 
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        # verl saves the queue before it clears the rows of the step
+        items = (tq.kv_list("train") or {}).get("train", {})
+        groups = {key for key, tag in items.items() if tag.get("is_prompt", False)}
+        if trained := [key for key in items if key not in groups and key.split("_", 1)[0] not in groups]:
+            tq.kv_clear(keys=trained, partition_id="train")
+
+    @property
+    def logger(self) -> Tracking:
+        """Verl's loggers, and ours."""
+        return self._logger
+
+    @logger.setter
+    def logger(self, loggers: Tracking) -> None:
+        loggers.logger["agent_rl"] = MetricsFile(self.store.path.with_name(METRICS))
+        self._logger = loggers
+
+    # A step, in verl's order
+
     def step(self, metrics: dict[str, float], timing_raw: dict[str, float]) -> KVBatchMeta:
         """Take a step; the first one that learns must report all that the algorithm has.
 
@@ -73,36 +108,43 @@ class AlgorithmTrainer(PPOTrainer):
             ConfigError: if a feature of the algorithm left no trace in the metrics.
         """
         batch = super().step(metrics, timing_raw)
-        if (
-            not self.checked
-            and metrics.get("train/samples", 1)
-            and self.config.trainer.critic_warmup <= self.global_steps
-        ):
+        learned = metrics.get(SAMPLES, 1) and self.config.trainer.critic_warmup <= self.global_steps
+        if learned and not self.checked:
             require_metrics(self.algorithm.config, metrics)
             self.checked = True
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
-        """Score the batch under old, and where the advantage asks for it say how sure old was."""
+        """Score the batch under old.
+
+        With the rollout's routes if they are replayed. Its own routes, and how sure it was, come back if asked for.
+        """
+        replay = ROLLOUT if self.algorithm.config.routing.replay == "R3" else ""
         wanted = self.algorithm.needs_distributions
         batch.extra_info["calculate_sum_pi_squared"] = wanted
-        batch = super()._compute_old_log_prob(batch, metrics)
+        with told(batch.extra_info, replay, record=OLD in self.routes.values()):
+            batch = super()._compute_old_log_prob(batch, metrics)
         batch.extra_info["calculate_sum_pi_squared"] = False  # else the reference's would take their place
         if wanted:
             batch = _put(batch, TensorDict({"sum_pi_squared": _responses(batch, "sum_pi_squared")}, len(batch)))
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
-        """Weigh the batch, and send every row what the loss reads."""
-        names = ["prompts", "responses", "response_mask", "extra_fields", *COMPUTED.values()]
+        """Store the batch's episodes, weigh it, and send every row what the loss reads.
+
+        Raises:
+            RuntimeError: if verl changed a token, or one is older than the run allows.
+        """
+        names = ["prompts", "responses", "response_mask", "extra_fields", *COMPUTED.values(), *self.routes.values()]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        received = receive(batch.keys, data.pop("extra_fields").tolist(), padding)
+        received = self.replay_buffer.add_to(receive(batch.keys, data.pop("extra_fields").tolist(), padding))
         for episode in received.episodes:
             self.store.write(episode)
         self.store.flush()
-        self.weighed = weigh(self.algorithm, received, data)
-        metrics |= self.weighed.metrics
+        self.weighed = weigh(self.algorithm, received, data, self.routes)
+        limit = self.config.data.agent_rl.max_staleness
+        metrics |= self.weighed.metrics | check_staleness(received.episodes, self.global_steps - 1, limit)
         return _put(batch, self.weighed.sent)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
@@ -112,17 +154,23 @@ class AlgorithmTrainer(PPOTrainer):
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
-        """Take `ppo_epochs` updates, each on the whole batch: its denominators are those of the whole."""
-        updates = self.config.actor_rollout_ref.actor.ppo_epochs
-        if not self.algorithm.needs_theta:
-            self._whole(batch, updates)
-            metrics |= _reported(self.actor_rollout_wg.update_actor(batch), "actor")
+        """Take `ppo_epochs` updates, each on the whole batch: its denominators are those of the whole.
+
+        None if nothing has a gradient: momentum and weight decay alone are no step.
+        """
+        if not metrics[SAMPLES]:
             return batch
-        for number in range(updates):
+        updates = self.config.actor_rollout_ref.actor.ppo_epochs
+        for number in range(updates) if self.algorithm.needs_theta else ():
             sent, found = prepare(self.algorithm, self.weighed, self._theta(batch, number))
-            batch = _put(batch, sent)
-            self._whole(batch, 1)
-            metrics |= found | _reported(self.actor_rollout_wg.update_actor(batch), "actor")
+            metrics |= found
+            batch = self._update(_put(batch, sent), 1, metrics)
+        return batch if self.algorithm.needs_theta else self._update(batch, updates, metrics)
+
+    def _update(self, batch: KVBatchMeta, updates: int, metrics: dict[str, float]) -> KVBatchMeta:
+        self._whole(batch, updates)
+        with self._replaying(batch):
+            metrics |= _reported(self.actor_rollout_wg.update_actor(batch), "actor")
         return batch
 
     def _theta(self, batch: KVBatchMeta, number: int) -> Tensor:
@@ -134,8 +182,13 @@ class AlgorithmTrainer(PPOTrainer):
             return self.weighed.batch.old_logprobs
         temperature = self.config.actor_rollout_ref.rollout.temperature
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
-        self.actor_rollout_wg.compute_log_prob(batch)
+        with self._replaying(batch):
+            self.actor_rollout_wg.compute_log_prob(batch)
         return self.weighed.by_token(_responses(batch, "log_probs").unbind())
+
+    def _replaying(self, batch: KVBatchMeta) -> AbstractContextManager[None]:
+        """Have theta take the routes that the algorithm replays."""
+        return told(batch.extra_info, REPLAYED[self.algorithm.config.routing.replay])
 
     def _whole(self, batch: KVBatchMeta, updates: int) -> None:
         """Tell the workers that an update takes the whole batch."""
@@ -151,11 +204,21 @@ class AlgorithmTrainer(PPOTrainer):
             distillation_only=False,
         )
 
+    def _save_checkpoint(self) -> None:
+        note(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}", self.store)
+        super()._save_checkpoint()
+
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add verl's metrics; a critic's are of the tokens that it is trained at, where verl's are of all."""
         ours = {name: value for name, value in metrics.items() if name.startswith("critic/")}
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics |= ours
+
+
+def _extra_fields(batch: KVBatchMeta) -> list[dict[str, Any]]:
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    found: list[dict[str, Any]] = data.pop("extra_fields").tolist()
+    return found
 
 
 def _responses(batch: KVBatchMeta, name: str) -> Tensor:
@@ -184,9 +247,24 @@ class SyncTrainer(AlgorithmTrainer, PPOTrainerSync):
 class ColocateAsyncTrainer(AlgorithmTrainer, PPOTrainerColocateAsync):
     """They take turns on the same devices; a step trains on what was begun during the one before."""
 
+    def get_llm_client(self) -> LLMServerClient:
+        """Return a client that hands on aborted requests: `Continued` goes on with them."""
+        return self.llm_server_manager.get_client()
+
 
 class SeparateAsyncTrainer(AlgorithmTrainer, PPOTrainerSeparateAsync):
     """Rollout and training run at the same time, on devices of their own."""
+
+    routed_worker = RoutedDetachedWorker
+
+    def _setup(self) -> None:
+        # verl 0.9.1 passes print's `flush` to a logger there, which raises where INFO is logged
+        logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
+        super()._setup()
+
+    def get_llm_client(self) -> LLMServerClient:
+        """Return a client that hands on aborted requests: `Continued` goes on with them."""
+        return self.standalone_server_manager.get_client()
 
 
 TRAINERS: dict[str, type[PPOTrainer]] = {

@@ -1,0 +1,73 @@
+"""Episodes that branch, through verl's rows and back: each sampled token is trained on once, with the same loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from doubles import CALL, ScriptedSampler, UnprovenRenderer, run_dice, small_renderer
+from verl.utils import tensordict_utils as tu
+
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.verl.exchange import receive, weigh
+from agent_rl.backends.verl.loss import SENT, WHOLE, loss_function
+from agent_rl.policy import TokenPolicy
+from agent_rl.types import Episode, Message, Reward
+from on_verl.test_backends_agree import gradient, in_verl, preset
+
+UNPROVEN: list[set[int]] = [set(), {1}, {2}, {1, 2, 3}, {1, 3}, {3}]
+"""The turns of each episode that begin a new trajectory."""
+
+
+def branching(number: int, unproven: set[int]) -> tuple[Episode, int]:
+    """An episode of four turns, and how many tokens its engine sampled."""
+    renderer = small_renderer()
+    answer = Message("assistant", str(number))
+    replies = [renderer.reply(m) for m in (CALL, CALL, CALL, answer)]
+    policy = TokenPolicy(ScriptedSampler(replies), UnprovenRenderer(renderer, unproven))
+    episode = run_dice(policy)
+    rewards = (Reward("correct", float(number % 2)), Reward("step", 0.5 * (number == 3), turn=1))
+    steps = tuple(replace(step, state=f"rolled {turn} times") for turn, step in enumerate(episode.steps))
+    named = replace(episode, id=f"e{number}", group_id="ab"[number // 3], rewards=rewards, steps=steps)
+    return named, sum(map(len, replies))
+
+
+@pytest.fixture(scope="module")
+def played() -> tuple[list[Episode], int]:
+    found = [branching(number, unproven) for number, unproven in enumerate(UNPROVEN)]
+    episodes = [episode for episode, _ in found]
+    assert [len(e.trajectories) for e in episodes] == [1, 2, 2, 4, 3, 2]
+    return episodes, sum(sampled for _, sampled in found)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "gspo", "gigpo"])
+def test_every_sampled_token_is_trained_on_once(name: str, played: tuple[list[Episode], int]) -> None:
+    episodes, sampled = played
+    algorithm = preset(name)
+    data, keys, extra, padding = in_verl(episodes)
+    assert len(keys) == sum(len(e.trajectories) for e in episodes) + 1
+    data["old_log_probs"] = data["rollout_log_probs"]
+    assert sum(int(mask.sum()) for mask in data["response_mask"].unbind()) == sampled
+    sent, _ = weigh(algorithm, receive(keys, extra, padding), data)
+    assert int(sent[WHOLE][0, 0]) == sampled == sum(int(x.sum()) for x in sent[SENT["counted"]].unbind())
+    for mask, weights in zip(data["response_mask"].unbind(), sent[SENT["weights"]].unbind(), strict=True):
+        assert not weights[~mask.bool()].any()  # nothing that a fork repeats
+
+    model = make_model(ModelConfig(hidden=32, heads=2, kv_heads=2, head_dim=16, layers=2, intermediate=64), 432, 0)
+    model = model.double()
+    batch, whole = algorithm.weigh(algorithm.experience(episodes))
+    scores = score_tokens(model, batch.token_ids)
+    expected_loss = algorithm.loss(scores.logprobs, scores.entropy, batch, whole).loss
+    expected = gradient(expected_loss, model)
+    assert float(expected.norm()) > 1e-4
+
+    data.update(sent)
+    logprobs = [score_tokens(model, ids[None]).logprobs[0] for ids in data["input_ids"].unbind()]
+    shifted = [torch.cat([x[1:], x.new_zeros(1)]) for x in logprobs]  # verl's engine scores token t at position t - 1
+    tu.assign_non_tensor(data, dp_size=1)
+    output = {"log_probs": torch.nested.as_nested_tensor(shifted, layout=torch.jagged)}
+    loss, _ = loss_function(algorithm.config)(output, data)
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-6, abs=1e-7)
+    torch.testing.assert_close(gradient(loss, model), expected, rtol=0, atol=1e-5 * float(expected.norm()))

@@ -1,0 +1,162 @@
+"""`async.mode=one_step_off` on the embedded backend: whose weights sampled what, and what a kill leaves of it."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from pydantic import ValidationError
+
+from agent_rl.backends.embedded.checkpoint import load_ahead
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.backends.embedded.rollouts import Sampled, load_sampled, save_sampled
+from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.student import load_student
+from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.config import load_config
+from agent_rl.registry import spec
+from agent_rl.store.codec import dump_line
+from agent_rl.store.episodes import read_episodes
+from agent_rl.tasks import distinct_tasks
+from agent_rl.types import Episode
+from agent_rl.view.progress import Progress
+from tests.runs import assert_same_run, config, killed_run, weights
+
+VINE = {"advantage": "state-values", "vine": {"continuations": 2, "max_episodes": 12}}
+REMAX = {"advantage": "over-greedy"}
+CORRECTED = {"proximal": "recompute", "weight": {"name": "token-tis", "cap": 5.0}}
+DYNAMIC = CORRECTED | {"filters": ["varied-groups"], "refill": {"max_rounds": 3, "oversampling": 2.0}}
+
+
+def settings(tmp_path: Path, talker: Path, max_staleness: int, algorithm: dict[str, object], **changes: object):
+    ahead = {"mode": "one_step_off", "max_staleness": max_staleness}
+    return config(tmp_path, start_from=str(talker), algorithm=algorithm, **{"async": ahead}, **changes)
+
+
+def trainer_of(chosen: TrainConfig) -> Trainer:
+    return Trainer(spec(chosen.env), load_student(str(chosen.start_from), slots=8, context=256), chosen)
+
+
+def lines(episodes: Iterable[Episode]) -> list[bytes]:
+    """All that there is to tell of episodes, but for the time that they took."""
+    return [dump_line(replace(e, seconds=0.0), experts=True) for e in episodes]
+
+
+def versions(episodes: list[Episode]) -> set[int]:
+    """The weights that sampled the tokens of some episodes."""
+    return {int(v) for e in episodes for t in e.trajectories for v in t.policy_versions[t.loss_mask]}
+
+
+def assert_same_batch(one: Sampled, two: Sampled) -> None:
+    assert lines(one.episodes) == lines(two.episodes) and lines(one.greedy) == lines(two.greedy)
+    assert (one.refill, one.metrics) == (two.refill, two.metrics)
+    assert (one.state_values is None) == (two.state_values is None)
+    if one.state_values is not None and two.state_values is not None:
+        torch.testing.assert_close(one.state_values, two.state_values, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_step_trains_on_tokens_of_weights_that_many_updates_ago(k: int, talker: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(settings(tmp_path, talker, k, CORRECTED, steps=5))
+    for step in range(5):
+        result = trainer.train_step()
+        oldest = max(0, step - k)
+        assert versions(result.episodes) == {oldest}
+        assert {e.id[:11] for e in result.episodes} == {f"train-{step:05d}"}
+        assert result.metrics[f"policy_version/staleness_{step - oldest}"] == 1.0
+        assert len(trainer.ahead) == min(k, 4 - step)  # nothing is sampled that no step trains on
+    _, episodes = trainer.evaluate(distinct_tasks(trainer.spec.tasks, "dev", 4), trainer.config.rollout.params, "dev")
+    assert versions(episodes) == {5}
+
+
+def test_a_correction_sees_how_far_theta_has_come_from_the_weights_that_sampled(talker: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(settings(tmp_path, talker, 1, CORRECTED))
+    first, second = (trainer.train_step().metrics for _ in range(2))
+    assert first["train/samples"] and second["train/samples"]
+    assert first["mismatch/gap_mean"] < 1e-5 < 1e-3 < second["mismatch/gap_mean"]  # old is recomputed, mu is not
+    assert first["train/weight"] == pytest.approx(1.0, abs=1e-4) and abs(second["train/weight"] - 1) > 1e-3
+    assert second["train/ratio"] == pytest.approx(1.0, abs=1e-4)  # against old
+
+
+@pytest.mark.parametrize("algorithm", [CORRECTED, REMAX, VINE, DYNAMIC], ids=["corrected", "remax", "vine", "dynamic"])
+def test_what_waits_is_what_the_weights_before_the_update_sample(
+    algorithm: dict[str, object], talker: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(settings(tmp_path, talker, 1, algorithm))
+    assert trainer.train_step().metrics["train/samples"]
+    (waiting,) = trainer.ahead
+    fresh = trainer_of(trainer.config)
+    fresh.rollouts.sample(0)
+    assert_same_batch(waiting, fresh.rollouts.sample(1))
+    assert versions(waiting.greedy) == ({0} if algorithm is REMAX else set())
+    assert (waiting.state_values is not None) == (algorithm is VINE)
+    trainer.student.engine.update_weights(1)
+    assert lines(trainer.rollouts.sample(1).episodes) != lines(waiting.episodes)
+
+    save_sampled(tmp_path / "ahead.pt", trainer.ahead)
+    (read,) = load_sampled(tmp_path / "ahead.pt")
+    assert_same_batch(waiting, read)
+
+
+@pytest.mark.parametrize(
+    ("k", "changes"),
+    [
+        (1, {"algorithm": {}}),
+        (2, {"algorithm": CORRECTED, "updates_per_batch": 2}),
+        (1, {"algorithm": REMAX, "shuffle_rewards": True}),
+        (2, {"algorithm": VINE}),
+        (1, {"algorithm": DYNAMIC}),
+    ],
+    ids=["grpo", "corrected", "remax-control", "vine", "dynamic"],
+)
+def test_a_killed_run_goes_on_bit_for_bit(
+    k: int, changes: dict[str, object], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(tmp_path, talker, k, **changes)
+    whole = start_run(chosen, Progress())
+    killed = killed_run(chosen, monkeypatch)
+    assert "async" in OmegaConf.load(killed / "config.yaml")
+    assert len(load_ahead(killed / "checkpoint")) == min(k, 2)
+    resume_run(killed, Progress())
+    assert_same_run(whole, killed)
+    assert not load_ahead(killed / "checkpoint")
+    stored, resumed = ({e.id: e for e in read_episodes(folder)} for folder in (whole, killed))
+    assert lines(stored[id] for id in sorted(stored)) == lines(resumed[id] for id in sorted(resumed))
+    trained = [row for row in read_metrics(killed / "metrics.jsonl") if row["kind"] == "train"]
+    assert [row.get(f"policy_version/staleness_{k}", 0) for row in trained] == [float(s >= k) for s in range(4)]
+    start = load_student(talker).model.state_dict()
+    assert any(not torch.equal(start[name], value) for name, value in weights(killed).items())
+
+
+def test_a_finished_run_goes_on_with_what_can_still_be_sampled(talker: Path, tmp_path: Path) -> None:
+    folder = start_run(settings(tmp_path, talker, 2, {}, steps=2), Progress())
+    resume_run(folder, Progress(), steps=5)
+    found = {e.id[:11]: versions([e]) for e in read_episodes(folder) if e.id.startswith("train")}
+    assert found == {f"train-{step:05d}": {version} for step, version in enumerate([0, 0, 2, 2, 2])}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"mode": "separate"}, r"async\.mode=separate.* one process .*set async\.mode=one_step_off, or backend=verl"),
+        ({"mode": "one_step_off", "on_stale": "wait"}, r"async\.on_stale=wait: batches are sampled in turn"),
+        ({"max_staleness": 2}, r"async\.max_staleness=2 changes nothing.*set async\.mode=one_step_off"),
+    ],
+)
+def test_what_means_nothing_in_one_process_is_refused(changes: dict[str, object], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        config(tmp_path, **{"async": changes})
+
+
+def test_stored_episodes_are_not_sampled_ahead(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="with episodes=elsewhere nothing is sampled"):
+        algorithm = load_config("backend/embedded", TrainConfig, ["algorithm=dpo"]).algorithm.model_dump()
+        config(tmp_path, algorithm=algorithm, episodes="elsewhere", **{"async": {"mode": "one_step_off"}})
+
+
+def test_the_section_is_set_on_the_command_line() -> None:
+    chosen = load_config("backend/embedded", TrainConfig, ["async.mode=one_step_off", "async.max_staleness=3"])
+    assert chosen.steps_ahead == 3 and load_config("backend/embedded", TrainConfig, []).steps_ahead == 0

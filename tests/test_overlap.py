@@ -1,0 +1,210 @@
+"""Slow environments and judges: while one episode waits, the others go on; on a server and on the embedded engine."""
+
+import asyncio
+import copy
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from agent_rl.backends.embedded.engine import Engine
+from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.verl.sampler import ServerSampler
+from agent_rl.env import Budget, Env, ToolEnv
+from agent_rl.policy import Policy, TokenPolicy
+from agent_rl.registry import EnvSpec
+from agent_rl.rewards import reward
+from agent_rl.rollout import Job, run_jobs
+from agent_rl.tasks import TaskSource
+from agent_rl.types import Episode, Outcome, Step, StopReason
+from tests.doubles import play, run_dice, small_renderer
+from tests.engines import TINY
+
+N = 16
+SECONDS = 0.5
+PATIENCE = 20.0
+"""Seconds after which who waits for another that never comes gives up: the test has failed."""
+
+
+class Answered(Env):
+    """Takes any answer."""
+
+    def reset(self, task, rng):
+        self.task = task
+        return "say something"
+
+    def step(self, action):
+        return Step(terminated=True)
+
+
+class Judged(Answered):
+    """Its judge answers nobody before everybody has asked."""
+
+    asked: ClassVar[asyncio.Barrier]
+
+    @reward
+    async def judged(self, episode) -> float:
+        async with asyncio.timeout(PATIENCE):
+            return float(await self.asked.wait() < N)
+
+
+class Slow(Answered):
+    """Its judge takes its time."""
+
+    @reward
+    async def judged(self, episode) -> float:
+        await asyncio.sleep(SECONDS)
+        return 1.0
+
+
+class Simulated(Answered):
+    """Blocks in every method until all episodes are in it: each must have a thread of its own."""
+
+    blocking = True
+    met: ClassVar[dict[str, threading.Barrier]]
+
+    def reset(self, task, rng):
+        self.met["reset"].wait(PATIENCE)
+        return super().reset(task, rng)
+
+    def step(self, action):
+        self.met["step"].wait(PATIENCE)
+        return super().step(action)
+
+    @reward
+    def judged(self, episode) -> float:
+        self.met["judged"].wait(PATIENCE)
+        return 1.0
+
+    def close(self) -> None:
+        self.met["close"].wait(PATIENCE)
+
+
+class Stuck(Answered):
+    """The first of all hangs in its step until the others have ended."""
+
+    blocking = True
+    ended: ClassVar[threading.Semaphore]
+
+    def step(self, action):
+        waited = self.task["number"] != 0 or all(self.ended.acquire(timeout=PATIENCE) for _ in range(N - 1))
+        return Step(reward=float(waited), terminated=True)
+
+    def close(self) -> None:
+        self.ended.release()
+
+
+class Hanging(Answered):
+    """Never answers."""
+
+    blocking = True
+    released: ClassVar[threading.Event]
+
+    def step(self, action):
+        self.released.wait(PATIENCE)
+        return super().step(action)
+
+
+class Server:
+    """Answers as verl's client does, after others had their turn."""
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        await asyncio.sleep(0)
+        told = {"routed_experts": None, "stop_reason": "completed", "extra_fields": {"min_global_steps": 0}}
+        return SimpleNamespace(token_ids=[40], log_probs=[-1.0], **told)
+
+
+@pytest.fixture(params=["server", "embedded"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    """Replies with one token, whichever it is."""
+    renderer = copy.copy(small_renderer())
+    renderer.stop_ids = frozenset(range(432))
+    if request.param == "server":
+        return TokenPolicy(ServerSampler(Server(), 256), renderer)
+    return TokenPolicy(Engine(make_model(ModelConfig(**TINY), 432, seed=0), slots=N, max_len=256), renderer)
+
+
+def episodes_of(cls: type[Env], policy: Policy, budget: Budget | None = None, n: int = N) -> list[Episode]:
+    spec = EnvSpec("slow-v0", cls, TaskSource(), budget or Budget())
+    return asyncio.run(run_jobs([Job(spec, {"number": i}, i) for i in range(n)], policy, concurrency=n))
+
+
+def test_judges_are_asked_together(policy: Policy) -> None:
+    Judged.asked = asyncio.Barrier(N)
+    assert [e.value("judged") for e in episodes_of(Judged, policy)] == [1.0] * N
+
+
+def test_sixteen_slow_rewards_take_hardly_longer_than_one(policy: Policy) -> None:
+    started = time.monotonic()
+    episodes = episodes_of(Slow, policy)
+    assert [e.value("judged") for e in episodes] == [1.0] * N
+    assert SECONDS <= time.monotonic() - started < N * SECONDS / 2
+
+
+def test_methods_that_block_keep_nobody_else_waiting(policy: Policy) -> None:
+    Simulated.met = {where: threading.Barrier(N) for where in ("reset", "step", "judged", "close")}
+    episodes = episodes_of(Simulated, policy)
+    assert [e.error for e in episodes] == [None] * N and [e.value("judged") for e in episodes] == [1.0] * N
+    assert all(barrier.n_waiting == 0 and not barrier.broken for barrier in Simulated.met.values())
+
+
+def test_the_others_sample_and_end_while_one_is_stuck(policy: Policy) -> None:
+    Stuck.ended = threading.Semaphore(0)
+    episodes = episodes_of(Stuck, policy)
+    assert [e.reward for e in episodes] == [1.0] * N
+    assert episodes[0].seconds == max(e.seconds for e in episodes)
+
+
+def test_an_environment_that_never_answers_is_out_of_time() -> None:
+    Hanging.released = threading.Event()
+    renderer = copy.copy(small_renderer())
+    renderer.stop_ids = frozenset(range(432))
+    (episode,) = episodes_of(Hanging, TokenPolicy(ServerSampler(Server(), 256), renderer), Budget(seconds=0.2), n=1)
+    Hanging.released.set()
+    assert (episode.stop_reason, episode.outcome) == (StopReason.SECONDS, Outcome.TRUNCATED)
+
+
+def test_what_a_thread_raises_is_the_episode_s_failure() -> None:
+    class Broken(Answered):
+        blocking = True
+
+        def step(self, action):
+            raise OSError("the simulator is gone")
+
+    episode = run_dice(play("6"), cls=Broken)
+    assert episode.error is not None and (episode.error.where, episode.error.type) == ("step", "OSError")
+
+
+def test_without_the_declaration_all_run_on_the_event_loop() -> None:
+    class Plain(Answered):
+        def step(self, action):
+            return Step(reward=float(threading.current_thread() is threading.main_thread()), terminated=True)
+
+    class Threaded(Plain):
+        blocking = True
+
+    assert [run_dice(play("6"), cls=cls).reward for cls in (Plain, Threaded)] == [1.0, 0.0]
+
+
+def test_a_tool_environment_s_answer_and_rewards_get_threads_too() -> None:
+    threads: dict[str, str] = {}
+
+    class Checked(ToolEnv):
+        blocking = True
+
+        def reset(self, task, rng):
+            return "say something"
+
+        def on_answer(self, action):
+            threads["answer"] = threading.current_thread().name
+            return Step(terminated=True)
+
+        @reward
+        def one(self, episode) -> float:
+            threads["one"] = threading.current_thread().name
+            return 1.0
+
+    assert run_dice(play("6"), cls=Checked).reward == 1.0
+    assert threads == {"answer": "Checked.on_answer", "one": "Checked.one"}

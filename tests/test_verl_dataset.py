@@ -1,0 +1,42 @@
+"""agent_rl.backends.verl.dataset: the rows that verl's loader asks for, made without verl."""
+
+import json
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from agent_rl.backends.verl.dataset import ENDLESS, TaskDataset
+from agent_rl.errors import ConfigError
+from agent_rl.registry import spec
+from agent_rl.tasks import RL_START, TaskStream, distinct_tasks, task_key
+
+
+def settings(**changes: object) -> DictConfig:
+    given = {"env": "calculator-v0", "imports": [], "seed": 3, "first": RL_START, "asked": {}}
+    return OmegaConf.create({"agent_rl": given | changes})
+
+
+def test_training_rows_are_the_tasks_of_the_embedded_trainer_in_its_order() -> None:
+    dataset = TaskDataset("train", settings())
+    stream = TaskStream(spec("calculator-v0").tasks, "train", 3)
+    rows = [dataset[i] for i in range(40)]
+    assert [json.loads(row["task"]) for row in rows] == [stream.at(RL_START + i) for i in range(40)]
+    assert [row["index"] for row in rows] == list(range(40)) and len(dataset) == ENDLESS
+    assert {(row["split"], row["evaluation"], row["data_source"]) for row in rows} == {
+        ("train", False, "calculator-v0/train")
+    }
+    assert TaskDataset("train", settings(seed=4))[0]["task"] != rows[0]["task"]
+
+
+def test_an_evaluation_has_so_many_different_tasks_and_is_marked_as_one() -> None:
+    dataset = TaskDataset("test:50", settings())
+    rows = [dataset[i] for i in range(len(dataset))]
+    assert [json.loads(row["task"]) for row in rows] == distinct_tasks(spec("calculator-v0").tasks, "test", 50)
+    assert len({task_key(json.loads(row["task"])) for row in rows}) == len(rows) == 50
+    assert all(row["evaluation"] and row["split"] == "test" for row in rows)
+
+
+def test_verl_gives_files_as_a_list_and_a_split_must_be_there() -> None:
+    assert TaskDataset(["test:2"], settings())[1] == TaskDataset("test:2", settings())[1]
+    with pytest.raises(ConfigError, match="nowhere"):
+        TaskDataset("nowhere", settings())
