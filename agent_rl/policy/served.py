@@ -94,11 +94,6 @@ class ServedSession:
         answer = await self._ask(self._settings(params, stop_ids))
         self._replies += 1
         sampled, logprobs = [int(i) for i in answer.token_ids], tuple(float(x) for x in answer.logprobs)
-        if len(logprobs) != len(sampled) or not (sampled or answer.aborted):
-            raise PolicyError(
-                f"the engine returned {len(sampled)} tokens and {len(logprobs)} log-probabilities: there must be one "
-                f"each, and at least one token ({self._sampler.hint})"
-            )
         self._ids += sampled
         stopped = bool(sampled) and sampled[-1] in stop_ids
         greedy = params.temperature == 0
@@ -144,7 +139,14 @@ class ServedSession:
         sampler = self._sampler
         self._call = asyncio.ensure_future(sampler.generate(self._request, list(self._ids), settings))
         try:
-            return await self._call
+            answer = await self._call
+            tokens, logprobs = len(answer.token_ids), len(answer.logprobs)
+            if logprobs != tokens or not (tokens or answer.aborted):
+                raise PolicyError(
+                    f"the engine returned {tokens} tokens and {logprobs} log-probabilities: there must be one each, "
+                    f"and at least one token ({sampler.hint})"
+                )
+            return answer
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._over is not None and not (task is not None and task.cancelling()):

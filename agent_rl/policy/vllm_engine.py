@@ -10,6 +10,12 @@ from agent_rl.errors import ConfigError, PolicyError, did_you_mean
 from agent_rl.policy.served import Answer, Settings
 from agent_rl.types import JSON
 
+_SAID = {
+    "model": "by policy.model",
+    "max_model_len": "by policy.context",
+    "logprobs_mode": "always, as nothing else is what was sampled from",
+}
+
 
 class LocalEngine:
     """vLLM's `AsyncLLM`; every method runs in the event loop that `open` ran in.
@@ -18,19 +24,18 @@ class LocalEngine:
         model: a folder in Hugging Face's format, or a model's name there.
         context: the longest sequence; None for the model's own.
         arguments: any other of vLLM's engine arguments, such as `tensor_parallel_size`.
+
+    Raises:
+        ConfigError: if an argument is one of those that stand for themselves.
     """
 
     def __init__(self, model: str, context: int | None, arguments: Mapping[str, JSON]) -> None:
-        self._arguments: dict[str, Any] = {
-            "logprobs_mode": "processed_logprobs",
-            "max_model_len": context,
-            **arguments,
-            "model": model,
-        }
+        taken = {"model": model, "max_model_len": context, "logprobs_mode": "processed_logprobs"}
+        if twice := next((name for name in arguments if name in taken), None):
+            raise ConfigError(f"policy.engine.{twice} would be said twice: it is {taken[twice]} {_SAID[twice]}")
+        self._arguments: dict[str, Any] = {**taken, **arguments}
         self._requests = 0
-        self.root = model
-        self.context_limit = context
-        self.processed = self._arguments["logprobs_mode"] == "processed_logprobs"
+        self.root, self.context_limit, self.processed = model, context, True
 
     async def open(self) -> None:
         """Load the model and start the engine's process.

@@ -61,12 +61,11 @@ class Server:
         url: such as http://host:8000, with or without /v1.
         concurrency: requests under way at most; further ones wait here.
         context: the longest sequence to allow; None for the server's.
-        pause: seconds before the second try; see `PAUSE`.
     """
 
-    def __init__(self, url: str, concurrency: int = 64, context: int | None = None, pause: float = PAUSE) -> None:
+    def __init__(self, url: str, concurrency: int = 64, context: int | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._concurrency, self._pause = concurrency, pause
+        self._concurrency = concurrency
         self.model = self.root = ""
         self.context_limit = context
         self.processed = True
@@ -90,6 +89,14 @@ class Server:
             limits=httpx.Limits(max_connections=None),
         )
         self._room = asyncio.Semaphore(self._concurrency)
+        try:
+            await self._look()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _look(self) -> None:
+        """Find out which model it has."""
         try:
             models = _Models.model_validate(await self._send("GET", "/v1/models")).data
         except ValidationError as error:
@@ -140,7 +147,7 @@ class Server:
     async def _send(self, method: str, path: str, body: Settings | None = None) -> Any:
         import httpx
 
-        problem, pause = "", self._pause
+        problem, pause = "", PAUSE
         for tried in range(TRIES):
             if tried:
                 await asyncio.sleep(pause)
