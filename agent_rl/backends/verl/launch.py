@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from agent_rl.backends.folder import new_folder
+from agent_rl.backends.verl.check import belongs, check, mistyped
 from agent_rl.backends.verl.settings import VerlConfig, agent_loop, load_once, verl_settings
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.registry import spec
@@ -23,25 +23,18 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
         ConfigError: if verl has no such key, or finds the config wrong.
     """
     from hydra import compose, initialize_config_module
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
 
     with initialize_config_module("verl.trainer.config", version_base=None):
         composed = compose("ppo_trainer")
     known = _keys(composed)
     for key, value in {**verl_settings(config, folder), **config.verl}.items():
         name = key.removeprefix("+")
-        if not key.startswith("+") and name not in known:
-            hint = did_you_mean(name, known)
-            raise ConfigError(f"verl has no setting '{name}'.{hint} One that it does not know needs a '+' in front.")
-        OmegaConf.update(composed, name, value, force_add=key.startswith("+"))
-    try:
-        OmegaConf.resolve(composed)
-        validate_config(
-            config=composed, use_reference_policy=need_reference_policy(composed), use_critic=need_critic(composed)
-        )
-    except (OmegaConfBaseException, AssertionError, ValueError) as error:
-        raise ConfigError(f"verl refuses the config: {error}") from error
+        if not key.startswith("+") and name not in known and not belongs(composed, name):
+            raise ConfigError(f"verl has no setting '{name}'.{did_you_mean(name, known)}")
+        if problem := mistyped(composed, name, value):
+            raise ConfigError(problem)
+        OmegaConf.update(composed, name, value, force_add=True)
+    check(composed)
     full: DictConfig = composed
     return full
 

@@ -80,7 +80,8 @@ class VerlConfig(Section):
                 "backend=embedded can"
             )
         for key in self.verl:
-            if why := next((why for prefix, why in REPLACED.items() if key.lstrip("+").startswith(prefix)), None):
+            whole = f"{key.lstrip('+')}="
+            if why := next((why for prefix, why in REPLACED.items() if whole.startswith(prefix)), None):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
         return self
 
@@ -126,7 +127,7 @@ REPLACED = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": "an update takes the whole batch; set rollout.groups",
     "actor_rollout_ref.actor.ppo_epochs": "set updates_per_batch",
     "actor_rollout_ref.actor.shuffle": "an update takes the whole batch",
-    "actor_rollout_ref.rollout.n": "set rollout.samples",
+    "actor_rollout_ref.rollout.n=": "set rollout.samples",
     "actor_rollout_ref.rollout.temperature": "set rollout.temperature",
     "actor_rollout_ref.rollout.max_model_len": "set rollout.context",
     "actor_rollout_ref.rollout.multi_turn": "the environment takes the turns",
@@ -136,7 +137,7 @@ REPLACED = {
     "data.": "tasks come from the environment: set env, split, eval",
     "reward.custom_reward_function": "the environment rewards",
 }
-"""Keys of verl's config that nothing reads here, by their beginning, and what to set instead."""
+"""Keys of verl's config that nothing reads here, by their beginning (with `=`, whole), and what to set instead."""
 
 
 MODES = {"sync": "sync", "one_step_off": "colocate_async", "separate": "separate_async"}
