@@ -103,7 +103,7 @@ def test_close_ends_a_sample_under_way_with_abort() -> None:
         with pytest.raises(PolicyError, match="already sampling"):
             await session.sample([2], SamplingParams(), STOP)
         session.close()
-        found = await sampling
+        found = await asyncio.wait_for(sampling, 5)
         with pytest.raises(PolicyError, match="it was closed"):
             await session.sample([2], SamplingParams(), STOP)
         return found
