@@ -1,4 +1,4 @@
-"""Small ways to wait: for what may be async or not, for several at once, for a thread of its own."""
+"""Small ways to wait: for what may be async or not, for several at once, for a thread, for another thread's loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TypeVar, cast
 
 T = TypeVar("T")
@@ -69,3 +69,35 @@ async def in_thread(function: Callable[[], T], name: str) -> T:
     if error is not None:
         raise error
     return cast(T, value)
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for what must outlive `asyncio.run`: connections, an engine's tasks."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def wait(self, coroutine: Coroutine[object, object, T]) -> T:
+        """Run there; block until it is done."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def run(self, coroutine: Coroutine[object, object, T]) -> T:
+        """Run there; a cancellation here cancels it there."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    def close(self) -> None:
+        """Cancel what still runs, and end the thread."""
+
+        async def drain() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._loop.shutdown_asyncgens()
+
+        self.wait(drain())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from agent_rl.api import run
 from agent_rl.config import Section, choices, load_config
-from agent_rl.errors import AgentRLError, ConfigError, did_you_mean
-from agent_rl.policy import Policy
+from agent_rl.errors import AgentRLError, ConfigError
+from agent_rl.policy import SamplingParams
+from agent_rl.policy.choose import PolicyConfig, open_policy
 from agent_rl.registry import env_ids, load_file, spec
 from agent_rl.rollout import summarise
 from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, read_episodes
@@ -30,13 +31,18 @@ Run episodes without training, print them as a table, and store them.
 
 settings (configs/rollout.yaml):
   env=calculator-v0 split=test n=16 samples=1 seed=0
-  policy=oracle            oracle, demonstrator, or a checkpoint's folder
-  temperature=1.0          of a checkpoint; 0 is greedy
+  policy=oracle            oracle, demonstrator, vllm, or a checkpoint's folder
+  policy.model=DIR         with policy=vllm: run vLLM here, on this folder or name
+  policy.url=URL           with policy=vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
+  temperature=1.0          of a model; 0 is greedy
+  max_tokens=56            of one reply
   out=FILE                 where the episodes go
 
 examples:
   agent-rl rollout env=search-v0
-  agent-rl rollout policy=runs/latest/checkpoint temperature=0 n=64"""
+  agent-rl rollout policy=runs/latest/checkpoint temperature=0 n=64
+  agent-rl rollout policy=vllm policy.model=Qwen/Qwen3-4B max_tokens=1024 policy.context=8192
+  agent-rl rollout policy=vllm policy.url=http://localhost:8000 max_tokens=1024"""
 
 VIEW_HELP = """\
 Read stored episodes.
@@ -51,7 +57,7 @@ class RolloutSettings(Section):
 
     env: str
     env_args: dict[str, JsonValue] = Field(default_factory=dict)
-    policy: str = "oracle"
+    policy: PolicyConfig = PolicyConfig()
     split: str = "test"
     n: int = Field(16, ge=1)
     samples: int = Field(1, ge=1)
@@ -140,15 +146,17 @@ def _rollout(arguments: argparse.Namespace) -> int:
     settings = load_config("rollout", RolloutSettings, arguments.overrides)
     env = spec(settings.env)
     out = Path(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout/episodes.jsonl")
-    episodes = run(
-        settings.env,
-        _policy(settings),
-        n=settings.n,
-        samples=settings.samples,
-        split=settings.split,
-        seed=settings.seed,
-        env_args=settings.env_args,
-    )
+    params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
+    with open_policy(settings.policy, params, env.budget.tokens) as policy:
+        episodes = run(
+            settings.env,
+            policy,
+            n=settings.n,
+            samples=settings.samples,
+            split=settings.split,
+            seed=settings.seed,
+            env_args=settings.env_args,
+        )
     with EpisodeWriter(out) as writer:
         for episode in episodes:
             writer.write(episode)
@@ -157,21 +165,6 @@ def _rollout(arguments: argparse.Namespace) -> int:
     print(f"{env.id}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
     print(f"{len(episodes)} episodes in {out}; read one: agent-rl view {out} {episodes[0].id[:12]}")
     return 0
-
-
-def _policy(settings: RolloutSettings) -> Policy | str:
-    if settings.policy in ("oracle", "demonstrator"):
-        return settings.policy
-    if not Path(settings.policy).is_dir():
-        hint = did_you_mean(settings.policy, ("oracle", "demonstrator"))
-        raise ConfigError(f"policy={settings.policy} is neither oracle, demonstrator nor a checkpoint's folder.{hint}")
-    require_torch()
-    from agent_rl.backends.embedded.student import load_student
-    from agent_rl.policy import SamplingParams
-
-    context = spec(settings.env).budget.tokens or 1024
-    student = load_student(settings.policy, context=context)
-    return student.policy(SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens))
 
 
 def _view(arguments: argparse.Namespace) -> int:

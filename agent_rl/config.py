@@ -12,8 +12,8 @@ from agent_rl.errors import ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 
-FREE = ("env_args", "verl")
-"""Keys below which anything goes: the environment's constructor, or verl, checks them."""
+FREE = ("env_args", "verl", "policy.engine")
+"""Keys below which anything goes: the environment's constructor, verl or vLLM checks them."""
 
 
 class Section(BaseModel):
@@ -57,8 +57,10 @@ def _prepare(override: str, known: dict[str, bool]) -> str:
     key, equals, value = override.partition("=")
     if not equals:
         raise ConfigError(f"'{override}' is no override: write key=value, such as steps=20")
-    if key.split(".")[0] in FREE and "." in key:
+    if any(key.startswith(f"{free}.") for free in FREE):
         return f"++{override}"
+    if known.get(key) and f"{key}.name" in known and not choices(key) and not value.startswith("{"):
+        return f"++{key}.name={value}"  # a section that has a name is chosen by it
     names = choices(key) if known.get(key, True) and not value.startswith("{") else []
     if key not in known and not names:
         raise ConfigError(f"no setting '{key}'.{did_you_mean(key, known)} --help lists them.")

@@ -64,3 +64,11 @@ def test_a_budget_larger_than_the_model_is_refused() -> None:
 
 def test_the_rollout_file_has_exactly_the_keys_of_its_schema() -> None:
     assert set(load_config("rollout", RolloutSettings, []).model_dump()) == set(RolloutSettings.model_fields)
+
+
+def test_a_section_with_a_name_is_chosen_by_it() -> None:
+    settings = load_config("rollout", RolloutSettings, ["policy=vllm", "policy.model=m", "policy.engine.dtype=float32"])
+    assert (settings.policy.name, settings.policy.model) == ("vllm", "m")
+    assert settings.policy.engine == {"dtype": "float32"} and settings.policy.concurrency == 64
+    later = load_config("rollout", RolloutSettings, ["policy.url=http://h:1", "policy=vllm"])
+    assert (later.policy.name, later.policy.url) == ("vllm", "http://h:1")

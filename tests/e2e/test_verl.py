@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import torch
 from agent_rl.store.episodes import read_episodes
 from agent_rl.types import Episode
 from tests.doubles import assert_plays_again
-from tests.e2e.servers import complete
+from tests.e2e.servers import ROOT, complete
 
 RUN = {
     "env": "calculator-v0",
@@ -100,3 +103,16 @@ def test_the_checkpoint_is_one_that_the_embedded_engine_loads(
     saved = folder / "checkpoints" / "global_step_20" / "actor" / "huggingface"
     old, new = load_file(warm / "model.safetensors"), load_file(saved / "model.safetensors")
     assert set(old) == set(new) and not torch.equal(old["model.norm.weight"], new["model.norm.weight"])
+
+
+def test_the_metrics_that_the_docs_name_are_logged(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, rows = trained
+    logged = {name for row in rows for name in row["data"]}
+    table = (ROOT / "docs" / "verl.md").read_text().partition("## 6.")[2].partition("With `algorithm.proximal")[0]
+    named = [
+        n
+        for line in re.findall(r"^\| `.*", table, re.M)
+        for n in re.findall(r"`([a-z_-]+/[^`]+)`", line.split(" | ")[0])
+    ]
+    assert len(named) >= 15
+    assert {n.replace("ENV/SPLIT", "calculator-v0/test") for n in named} <= logged

@@ -20,7 +20,6 @@ from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.exchange import COMPUTED, prepare, receive, weigh
 from agent_rl.backends.verl.loss import SENT, loss_function
 from agent_rl.backends.verl.rows import rows_of
-from agent_rl.backends.verl.settings import missing
 from agent_rl.backends.verl.trainer import SyncTrainer
 from agent_rl.config import choices, load_config
 from agent_rl.trajectory import Trajectory
@@ -34,7 +33,7 @@ def preset(name: str, *changes: str) -> Algorithm:
     return Algorithm(load_config("backend/embedded", TrainConfig, settings).algorithm)
 
 
-PRESETS = [(name,) for name in choices("algorithm") if not any(missing(preset(name).config).values())]
+PRESETS = [(name,) for name in choices("algorithm") if preset(name).config.critic.where != "shared"]
 PARTS = [
     ("a2c", "critic.where=separate"),
     ("grpo", "advantage=optimal-baseline", "proximal=recompute"),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.backends.folder import new_folder
+from agent_rl.backends.verl.check import belongs, check, mistyped
 from agent_rl.backends.verl.faults import FAULT, explain
 from agent_rl.backends.verl.resume import go_back, last_checkpoint
 from agent_rl.backends.verl.routes import STRATEGY, THEIRS, captured_routes
@@ -29,8 +28,6 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
         ConfigError: if verl has no such key, or finds the config wrong, or can't do what is asked about routes.
     """
     from hydra import compose, initialize_config_module
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
 
     strategy = config.verl.get(STRATEGY)
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -38,17 +35,12 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
     known = _keys(composed)
     for key, value in {**verl_settings(config, folder), **config.verl}.items():
         name = key.removeprefix("+")
-        if not key.startswith("+") and name not in known:
-            hint = did_you_mean(name, known)
-            raise ConfigError(f"verl has no setting '{name}'.{hint} One that it does not know needs a '+' in front.")
-        OmegaConf.update(composed, name, value, force_add=key.startswith("+"))
-    try:
-        OmegaConf.resolve(composed)
-        validate_config(
-            config=composed, use_reference_policy=need_reference_policy(composed), use_critic=need_critic(composed)
-        )
-    except (OmegaConfBaseException, AssertionError, ValueError) as error:
-        raise ConfigError(f"verl refuses the config: {error}") from error
+        if not key.startswith("+") and name not in known and not belongs(composed, name):
+            raise ConfigError(f"verl has no setting '{name}'.{did_you_mean(name, known)}")
+        if problem := mistyped(composed, name, value):
+            raise ConfigError(problem)
+        OmegaConf.update(composed, name, value, force_add=True)
+    check(composed)
     routes = captured_routes(config.algorithm.routing, composed)
     OmegaConf.update(composed, "data.agent_rl.routes", None if routes is None else asdict(routes), force_add=True)
     full: DictConfig = composed

@@ -78,11 +78,10 @@ class VerlConfig(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> VerlConfig:
-        lacking = [what for what, wanted in missing(self.algorithm).items() if wanted]
-        if lacking:
+        if self.algorithm.critic.where == "shared":
             raise ValueError(
-                f"algorithm={self.algorithm.name} needs {', '.join(lacking)}, which the verl backend can't do yet; "
-                "backend=embedded can"
+                f"algorithm={self.algorithm.name}: an engine of verl's has one head, so that the policy and its critic "
+                "can't share a trunk: set algorithm.critic.where=separate, or backend=embedded"
             )
         if why := impossible(self.asynchrony, self.verl):
             raise ValueError(why)
@@ -93,7 +92,8 @@ class VerlConfig(Section):
             )
         replaced = REPLACED | (critic.NO_CRITIC if self.algorithm.critic.where == "none" else critic.REPLACED)
         for key in self.verl:
-            if why := next((why for prefix, why in replaced.items() if key.lstrip("+").startswith(prefix)), None):
+            whole = f"{key.lstrip('+')}="
+            if why := next((why for prefix, why in replaced.items() if whole.startswith(prefix)), None):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
         return self
 
@@ -110,14 +110,6 @@ def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tup
             yield from _flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def missing(config: AlgorithmConfig) -> dict[str, bool]:
-    """What an algorithm wants, and this backend can't do; True where it is wanted."""
-    algorithm = Algorithm(config)
-    return {
-        "a value head on the policy's trunk (critic.where=separate gives it its own)": config.critic.where == "shared",
-    }
 
 
 _OURS = "agent_rl's algorithm takes its place, see `agent-rl train --explain`"
@@ -139,7 +131,7 @@ REPLACED = {
     "actor_rollout_ref.actor.use_prefix_grouper": "verl's v1 trainers don't read it",
     "actor_rollout_ref.actor.megatron.router_replay": "set algorithm.routing.replay",
     "actor_rollout_ref.actor.veomni.router_replay": "set algorithm.routing.replay",
-    "actor_rollout_ref.rollout.n": "set rollout.samples",
+    "actor_rollout_ref.rollout.n=": "set rollout.samples",
     "actor_rollout_ref.rollout.temperature": "set rollout.temperature",
     "actor_rollout_ref.rollout.do_sample": "set rollout.temperature",
     "actor_rollout_ref.rollout.val_kwargs.temperature": "set eval.temperature",
@@ -159,7 +151,7 @@ REPLACED = {
     "reward.reward_": "the environment rewards",
     "distillation.": "agent_rl's loss distils nothing",
 }
-"""Keys of verl's config that nothing reads here, by their beginning, and what to set instead."""
+"""Keys of verl's config that nothing reads here, by their beginning (with `=`, whole), and what to set instead."""
 
 
 def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:

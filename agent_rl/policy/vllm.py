@@ -1,0 +1,85 @@
+"""vllm_policy: a policy that vLLM samples, in this program or behind an address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from agent_rl.aio import LoopThread
+from agent_rl.errors import ConfigError
+from agent_rl.policy.sampling import SamplingParams
+from agent_rl.policy.served import Answer, ServedSampler, Settings
+from agent_rl.policy.token import TokenPolicy
+from agent_rl.policy.vllm_engine import LocalEngine
+from agent_rl.policy.vllm_server import Server
+from agent_rl.rendering import load_renderer
+from agent_rl.rendering.base import Renderer
+from agent_rl.types import JSON
+
+
+@contextmanager
+def vllm_policy(
+    model: str | None = None,
+    *,
+    url: str | None = None,
+    tokenizer: str | None = None,
+    renderer: str | None = None,
+    params: SamplingParams | None = None,
+    context: int | None = None,
+    concurrency: int = 64,
+    engine: Mapping[str, JSON] | None = None,
+) -> Iterator[TokenPolicy]:
+    """Yield a policy over vLLM, to roll out without training; on leaving, the engine or the connections are closed.
+
+    Args:
+        model: a folder in Hugging Face's format, or a model's name there; it is loaded into this program.
+        url: the address of a vLLM server, instead: http://host:8000.
+        tokenizer: its folder or name, if it is not with the model; a server's model is looked for where the server
+            says that it loaded it from.
+        renderer: as in `load_renderer`.
+        params: how to sample.
+        context: the longest sequence, in tokens; None for what the model or the server allows.
+        concurrency: requests under way at a server at most.
+        engine: more of vLLM's engine arguments, with `model` only.
+
+    Raises:
+        ConfigError: if what is asked for can't be, with the way out.
+        PolicyError: if the server can't be reached, or gives no token ids.
+    """
+    params = params or SamplingParams()
+    if (model is None) == (url is None):
+        raise ConfigError("policy=vllm needs policy.model=DIR, to run vLLM here, or policy.url=http://host:port")
+    if url is not None and engine:
+        raise ConfigError(f"policy.engine.{next(iter(engine))} is for policy.model: a server was started with its own")
+    known = tokenizer or model
+    rendered = None if known is None else _renderer(known, renderer)  # a mistake here shows before a model is loaded
+    client = LocalEngine(model, context, engine or {}) if model is not None else Server(url or "", concurrency, context)
+    loop = LoopThread("vllm")
+
+    async def generate(sequence: str, token_ids: list[int], settings: Settings) -> Answer:
+        return await loop.run(client.generate(sequence, token_ids, settings))
+
+    try:
+        loop.wait(client.open())
+        try:
+            sampler = ServedSampler(generate, client.context_limit, processed=client.processed)
+            sampler.require(params)
+            yield TokenPolicy(sampler, rendered or _renderer(client.root, renderer), params)
+        finally:
+            loop.wait(client.close())
+    finally:
+        loop.close()
+
+
+def _renderer(tokenizer: str, name: str | None) -> Renderer:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ConfigError(
+            f"policy=vllm needs {error.name}, for the tokenizer: pip install 'agent-rl[train]'"
+        ) from error
+    try:
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no tokenizer in '{tokenizer}': name its folder with policy.tokenizer ({error})") from error
+    return load_renderer(loaded, name)

@@ -1,0 +1,126 @@
+"""A stand-in for a vLLM server, on a free port of this machine: its wire format, and its ways to fail."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import select
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class FakeVLLM:
+    """Gives the scripted replies, in order; a context manager. What it was asked is in `asked`."""
+
+    root: Path
+    """Where its tokenizer lies."""
+    replies: Sequence[Sequence[int]] = ()
+    failures: Sequence[int] = ()
+    """Statuses that come before the first answer of all; 0 hangs up without one."""
+    token_ids: bool = True
+    """Servers before 0.10.2 had none."""
+    processed: bool = True
+    logprobs: bool = True
+    experts: bool = False
+    max_model_len: int | None = 96
+    key: str | None = None
+    finish: str = "stop"
+    hangs: bool = False
+    """Whether it never answers but the probe."""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    under_way: int = 0
+    most: int = 0
+    """Requests under way at once, at most."""
+    delay: float = 0.0
+
+    def __enter__(self) -> FakeVLLM:
+        fake, self._replies, self._failures = self, deque(self.replies), deque(self.failures)
+        self.lock, self.hung_up, self.hanging = threading.Lock(), threading.Event(), threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.answer({})
+
+            def do_POST(self) -> None:
+                self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def answer(self, body: dict[str, Any]) -> None:
+                status, answer = fake.respond(self, body)
+                if not status:
+                    self.close_connection = True
+                    return
+                text = json.dumps(answer).encode() if isinstance(answer, dict) else answer
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def respond(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> tuple[int, Any]:
+        """Return the status, 0 to hang up, and the body."""
+        if self._failures:
+            status = self._failures.popleft()
+            return status, {"error": {"message": f"failing with {status}", "code": status}}
+        if self.key and handler.headers.get("Authorization") != f"Bearer {self.key}":
+            return 401, {"error": "Unauthorized"}
+        if handler.path == "/v1/models":
+            return 200, {"data": [{"id": "served", "root": str(self.root), "max_model_len": self.max_model_len}]}
+        if handler.path != "/v1/completions":
+            return 404, {"detail": "Not Found"}
+        if body["max_tokens"] == 1 and body["top_k"] == 1:  # the probe
+            return self.choice(body, [5], [0.0 if self.processed else -0.7])
+        self.asked.append(body)
+        if self.hangs:
+            self.hanging.set()
+            select.select([handler.connection], [], [], 20)  # readable once the other side has hung up
+            self.hung_up.set()
+            return 0, None
+        with self.lock:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            ids = list(self._replies.popleft())[: body["max_tokens"]]
+        threading.Event().wait(self.delay)
+        with self.lock:
+            self.under_way -= 1
+        return self.choice(body, ids, [-0.25 * (i + 1) for i in range(len(ids))])
+
+    def choice(self, body: dict[str, Any], ids: list[int], logprobs: list[float]) -> tuple[int, Any]:
+        found: dict[str, Any] = {"index": 0, "text": "?", "finish_reason": self.finish}
+        if self.token_ids and body.get("return_token_ids"):
+            found["token_ids"] = ids
+        if self.logprobs and body.get("logprobs") == 0:
+            found["logprobs"] = {"token_logprobs": logprobs, "tokens": ["?"] * len(ids)}
+        if self.experts:
+            found["routed_experts"] = self.routes(len(body["prompt"]) + len(ids) - 1)
+        return 200, {"id": "cmpl-1", "object": "text_completion", "choices": [found]}
+
+    def routes(self, positions: int) -> str:
+        array = np.arange(positions * 4, dtype=np.uint8).reshape(positions, 2, 2)
+        with io.BytesIO() as buffer:
+            np.save(buffer, array, allow_pickle=False)
+            return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,81 @@
+"""docs/verl.md: its commands compose, its settings exist, and its messages are the ones that are raised."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from agent_rl.backends.verl.launch import compose_verl
+from agent_rl.backends.verl.settings import VerlConfig
+from agent_rl.cli import RolloutSettings
+from agent_rl.config import _keys, choices, load_config
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "verl.md").read_text()
+COMMANDS = [
+    shlex.split(line[2:])
+    for block in re.findall(r"```console\n(.*?)```", PAGE, re.S)
+    for line in block.split("\n")
+    if line
+]
+QUOTED = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"```.*?```", "", PAGE, flags=re.S))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_its_commands_compose(command: list[str]) -> None:
+    program, name, *rest = command
+    assert program == "agent-rl" and name in ("train", "rollout", "view")
+    settings = [word for word in rest if "=" in word]
+    if name == "rollout":
+        load_config("rollout", RolloutSettings, settings)
+    elif "backend=verl" in settings:
+        settings.remove("backend=verl")
+        compose_verl(load_config("backend/verl", VerlConfig, settings), Path("/runs/r"))
+
+
+def test_its_settings_exist() -> None:
+    ours = {key for key, _ in chain(_keys(VerlConfig), _keys(RolloutSettings))}
+    words = [word.partition("=") for quoted in QUOTED for word in quoted.split()]
+    composed = compose_verl(load_config("backend/verl", VerlConfig, ["start_from=/m"]), Path("/runs/r"))
+    theirs = [(key, value) for key, _, value in words if key.startswith("verl.") and key != "verl.KEY"]
+    assert len(theirs) >= 5
+    for key, value in theirs:
+        if value:
+            compose_verl(load_config("backend/verl", VerlConfig, ["start_from=/m", f"{key}={value}"]), Path("/runs/r"))
+        else:
+            assert OmegaConf.select(composed, key.removeprefix("verl."), default="missing") != "missing", key
+    groups = (
+        "algorithm",
+        "hardware",
+        "async.",
+        "rollout.",
+        "algorithm.",
+        "updates_per_batch",
+        "runs_dir",
+        "start_from",
+    )
+    named = [(key, value) for key, _, value in words if key.startswith(groups) and "/" not in key]
+    assert len(named) >= 12
+    for key, value in named:
+        assert key in ours, key
+        assert not value or value in choices(key) or key not in ("algorithm", "hardware"), f"{key}={value}"
+    assert {"icepop", "decoupled_ppo", "m2po"} <= set(choices("algorithm"))
+
+
+def test_its_messages_are_raised() -> None:
+    sources = [*ROOT.glob("agent_rl/backends/verl/*.py"), *ROOT.glob("agent_rl/policy/*.py")]
+    text = re.sub(r'"\s*\n\s*f?"', "", "\n".join(file.read_text() for file in sources))
+    table = PAGE.partition("## 7.")[2].partition("## 8.")[0]
+    messages = re.findall(r"^\| `([^`]+)`", table, re.M)
+    assert len(messages) == 10
+    assert [message for message in messages if message not in text] == []
+
+
+def test_it_names_every_preset_of_hardware() -> None:
+    assert [name for name in choices("hardware") if f"`{name}`" not in PAGE] == []
+    assert len(PAGE.splitlines()) <= 150

@@ -1,0 +1,104 @@
+"""What `--dry-run` checks without a GPU: every preset of hardware composes, and what can't work is said by key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from agent_rl.backends.verl.launch import compose_verl
+from agent_rl.backends.verl.settings import VerlConfig
+from agent_rl.config import choices, load_config
+from agent_rl.errors import ConfigError
+
+ACTOR, ROLLOUT = "verl.actor_rollout_ref.actor", "verl.actor_rollout_ref.rollout"
+NODES = "hardware=nodes_2x8x80gb_async"
+
+
+def composed(*overrides: str, model: str = "/models/m") -> DictConfig:
+    settings = load_config("backend/verl", VerlConfig, [f"start_from={model}", *overrides])
+    return compose_verl(settings, Path("/runs/r"))
+
+
+@pytest.mark.parametrize("name", choices("hardware"))
+def test_every_preset_composes_and_fits(name: str) -> None:
+    found = composed(f"hardware={name}")
+    actor, rollout = found.actor_rollout_ref.actor, found.actor_rollout_ref.rollout
+    gpus = found.trainer.nnodes * found.trainer.n_gpus_per_node
+    assert gpus == (1 if name == "gpu_80gb" else 8)
+    assert actor.strategy == "fsdp2" and actor.use_dynamic_bsz is True
+    assert actor.ppo_max_token_len_per_gpu >= rollout.max_model_len == 8192
+    assert actor.fsdp_config.model_dtype == "fp32"  # the 16 bytes a parameter of the presets' arithmetic
+    assert (found.trainer.v1.trainer_mode == "separate_async") == name.startswith("nodes") == bool(rollout.nnodes)
+    assert rollout.enable_prefix_caching and rollout.free_cache_engine and rollout.logprobs_mode == "processed_logprobs"
+    assert actor.fsdp_config.param_offload is False
+
+
+def test_the_command_line_is_stronger_than_the_hardware() -> None:
+    assert composed(f"{ACTOR}.ppo_max_token_len_per_gpu=9000").actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 9000
+    assert composed(NODES, f"{ROLLOUT}.nnodes=3").actor_rollout_ref.rollout.nnodes == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        # types, where verl would take anything
+        ([f"{ACTOR}.ppo_max_token_len_per_gpu=many"], r"max_token_len_per_gpu='many': input should be a valid int"),
+        ([f"{ACTOR}.use_dynamic_bsz=perhaps"], r"use_dynamic_bsz='perhaps'"),
+        ([f"{ACTOR}.fsdp_config.offload_policy=7"], r"fsdp_config\.offload_policy=7"),
+        (["verl.trainer.n_gpus_per_node=all"], r"trainer\.n_gpus_per_node='all'"),
+        # keys
+        ([f"{ROLLOUT}.tensor_parallel=2"], r"verl has no setting 'actor_rollout_ref.rollout.tensor_parallel'"),
+        # verl's own checks
+        ([f"{ACTOR}.strategy=fdsp"], r"verl refuses the config: .*strategy fdsp not supported"),
+        ([f"{ACTOR}.fsdp_config.model_dtype=fp12"], r"unexpected precision: fp12"),
+        ([f"{ACTOR}.use_dynamic_bsz=false"], r"ppo_micro_batch_size_per_gpu"),
+        ([f"{ROLLOUT}.pipeline_model_parallel_size=2"], r"pipeline_model_parallel_size > 1"),
+        ([f"{ROLLOUT}.expert_parallel_size=2"], r"expert_parallel_size must be equal to"),
+        # sizes
+        (["hardware=gpu_8x80gb", f"{ROLLOUT}.tensor_model_parallel_size=3"], r"size=3 .*does not divide .*_per_node=8"),
+        ([f"{ROLLOUT}.tensor_model_parallel_size=2"], r"does not divide trainer\.nnodes \* trainer\.n_gpus_per_node=1"),
+        ([f"{ROLLOUT}.tensor_model_parallel_size=0"], r"tensor_model_parallel_size=0"),
+        (["rollout.context=20000"], r"ppo_max_token_len_per_gpu=16384 can't hold one episode of rollout.context=20000"),
+        ([f"{ROLLOUT}.gpu_memory_utilization=70"], r"gpu_memory_utilization=70(\.0)? is a share"),
+        ([f"{ROLLOUT}.enable_chunked_prefill=false", f"{ROLLOUT}.max_num_batched_tokens=4096"], r"batched_tokens=4096"),
+        ([f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], r"parallel_size=2 does not divide the 1 GPUs"),
+        # the mode and the hardware
+        ([NODES, "async.mode=sync"], r"rollout\.nnodes=1 is for async\.mode=separate.*the mode is sync: set async"),
+        ([NODES, "async.mode=one_step_off"], r"the mode is one_step_off"),
+        ([NODES, f"{ROLLOUT}.checkpoint_engine.backend=naive"], r"naive can't send weights"),
+        ([NODES, f"{ROLLOUT}.tensor_model_parallel_size=16"], r"does not divide actor_rollout_ref\.rollout\.nnodes"),
+    ],
+)  # fmt: skip
+def test_what_can_t_work_is_said_by_key(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        composed(*overrides)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"does not divide .*; .*is a share.*; .*can't hold one episode"):
+        composed(
+            f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.gpu_memory_utilization=2", "rollout.context=20000"
+        )
+
+
+def test_a_key_that_only_verl_s_dataclass_knows() -> None:
+    assert composed(f"{ROLLOUT}.enable_sleep_mode=false").actor_rollout_ref.rollout.enable_sleep_mode is False
+    sdpa = "verl.actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    assert composed(sdpa).actor_rollout_ref.model.override_config == {"attn_implementation": "sdpa"}
+    with pytest.raises(ConfigError, match=r"verl has no setting 'actor_rollout_ref.rollout.enable_slep_mode'"):
+        composed(f"{ROLLOUT}.enable_slep_mode=false")
+    config = load_config("backend/verl", VerlConfig, ["start_from=/m"])
+    wrong = config.model_copy(update={"verl": {**config.verl, "+actor_rollout_ref.rollout.enable_slep_mode": False}})
+    with pytest.raises(ConfigError, match=r"RolloutConfig has no 'enable_slep_mode'. Did you mean 'enable_sleep_mode'"):
+        compose_verl(wrong, Path("/runs/r"))
+
+
+def test_a_model_that_is_here_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 12, "max_position_embeddings": 4096}))
+    with pytest.raises(
+        ConfigError, match=r"size=8 does not divide the model's 12 .*; .*context=8192 is more than .*4096"
+    ):
+        composed("hardware=gpu_8x80gb", f"{ROLLOUT}.tensor_model_parallel_size=8", model=str(tmp_path))

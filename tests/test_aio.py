@@ -1,0 +1,67 @@
+"""agent_rl.aio.LoopThread: an event loop that outlives those of its callers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from agent_rl.aio import LoopThread
+
+
+async def where() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    return asyncio.get_running_loop(), threading.current_thread()
+
+
+def test_every_caller_s_loop_reaches_the_same_one() -> None:
+    loop = LoopThread("there")
+    places = [asyncio.run(loop.run(where())), asyncio.run(loop.run(where())), loop.wait(where())]
+    assert len(set(places)) == 1 and places[0][1] is not threading.current_thread()
+    loop.close()
+    assert places[0][0].is_closed() and not places[0][1].is_alive()
+
+
+def test_errors_come_back_and_cancellations_go_there() -> None:
+    cancelled = threading.Event()
+
+    async def fails() -> None:
+        raise KeyError("broken")
+
+    async def hangs() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def waits() -> None:
+        async with asyncio.timeout(0.01):
+            await loop.run(hangs())
+
+    loop = LoopThread("there")
+    with pytest.raises(KeyError, match="broken"):
+        asyncio.run(loop.run(fails()))
+    with pytest.raises(TimeoutError):
+        asyncio.run(waits())
+    assert cancelled.wait(5)
+    loop.close()
+
+
+def test_close_cancels_what_still_runs() -> None:
+    ended: list[str] = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    async def begin() -> asyncio.Task[None]:
+        task = asyncio.create_task(forever())
+        await asyncio.sleep(0)
+        return task
+
+    loop = LoopThread("there")
+    task = loop.wait(begin())
+    loop.close()
+    assert ended == ["cancelled"] and task.cancelled()

@@ -1,0 +1,159 @@
+"""agent_rl.policy.served: one sequence on an engine that is sent the whole of it with every request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from agent_rl.errors import ConfigError, PolicyError
+from agent_rl.policy.sampling import SamplingParams
+from agent_rl.policy.served import Answer, ServedSampler, ServedSession, Settings
+from agent_rl.types import Completion, FinishReason
+
+STOP = frozenset({9})
+
+
+class Engine:
+    """Gives these answers, and remembers what it was asked; None waits until it is cancelled."""
+
+    def __init__(self, *answers: Answer | Exception | None) -> None:
+        self.answers = iter(answers)
+        self.asked: list[tuple[str, list[int], Settings]] = []
+        self.cancelled = 0
+
+    async def generate(self, sequence: str, token_ids: list[int], settings: Settings) -> Answer:
+        self.asked.append((sequence, token_ids, settings))
+        answer = next(self.answers)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        assert answer is not None
+        return answer
+
+
+def run(engine: Engine, work: Callable[[ServedSession], Awaitable[Completion]], limit: int | None = 64) -> Completion:
+    async def inside() -> Completion:
+        return await work(ServedSampler(engine.generate, limit).open(7))
+
+    return asyncio.run(inside())
+
+
+@pytest.mark.parametrize(
+    ("params", "logprobs", "raw"),
+    [
+        (SamplingParams(), (-0.5,), (-0.5,)),
+        (SamplingParams(temperature=0), (0.0,), (-0.5,)),  # greedy: a point mass, as the embedded engine has it
+        (SamplingParams(temperature=0.7), (-0.5,), ()),
+        (SamplingParams(top_p=0.9), (-0.5,), ()),
+        (SamplingParams(top_k=5), (-0.5,), ()),
+        (SamplingParams(min_p=0.1), (-0.5,), ()),
+    ],
+)
+def test_which_log_probabilities_are_known(
+    params: SamplingParams, logprobs: tuple[float, ...], raw: tuple[float, ...]
+) -> None:
+    found = run(Engine(Answer([9], [-0.5])), lambda session: session.sample([1], params, STOP))
+    assert (found.logprobs, found.raw_logprobs, found.finish_reason) == (logprobs, raw, FinishReason.STOP)
+
+
+def test_a_reply_ends_where_the_context_does() -> None:
+    engine = Engine(Answer([5, 6, 7], [-1.0] * 3))
+    found = run(engine, lambda session: session.sample([1] * 5, SamplingParams(max_tokens=20), STOP), limit=8)
+    assert engine.asked[0][2]["max_tokens"] == 3 and found.finish_reason is FinishReason.LENGTH
+
+    with pytest.raises(
+        PolicyError, match="8 tokens leave no room in the engine's context of 8: raise its max_model_len"
+    ):
+        run(engine, lambda session: session.sample([1] * 8, SamplingParams(), STOP), limit=8)
+    with pytest.raises(PolicyError, match="needs at least one token id"):
+        run(engine, lambda session: session.sample([], SamplingParams(), STOP))
+    assert len(engine.asked) == 1
+
+
+def test_each_request_of_a_sequence_has_a_seed_of_its_own_and_the_same_ones_again() -> None:
+    def seeds() -> list[object]:
+        engine = Engine(Answer([5], [-1.0]), Answer([6], [-1.0]))
+
+        async def work(session: ServedSession) -> Completion:
+            await session.sample([1], SamplingParams(), STOP)
+            return await session.sample([], SamplingParams(), STOP)
+
+        run(engine, work)
+        assert [ids for _, ids, _ in engine.asked] == [[1], [1, 5]]
+        return [settings["seed"] for _, _, settings in engine.asked]
+
+    assert seeds() == seeds() == [7, 8]
+
+
+def test_close_ends_a_sample_under_way_with_abort() -> None:
+    engine = Engine(None)
+
+    async def work(session: ServedSession) -> Completion:
+        sampling = asyncio.create_task(session.sample([1], SamplingParams(), STOP))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(PolicyError, match="already sampling"):
+            await session.sample([2], SamplingParams(), STOP)
+        session.close()
+        found = await asyncio.wait_for(sampling, 5)
+        with pytest.raises(PolicyError, match="it was closed"):
+            await session.sample([2], SamplingParams(), STOP)
+        return found
+
+    found = run(engine, work)
+    assert (found.finish_reason, found.token_ids, engine.cancelled) == (FinishReason.ABORT, (), 1)
+
+
+def test_a_cancelled_call_reaches_the_engine_and_ends_the_sequence() -> None:
+    engine = Engine(None)
+
+    async def work(session: ServedSession) -> Completion:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await session.sample([1], SamplingParams(), STOP)
+        with pytest.raises(PolicyError, match="over: a call was cancelled"):
+            await session.sample([2], SamplingParams(), STOP)
+        session.close()
+        return Completion((), (), (), FinishReason.ABORT, ())
+
+    run(engine, work)
+    assert engine.cancelled == 1 and len(engine.asked) == 1
+
+
+@pytest.mark.parametrize("failure", [PolicyError("no answer"), Answer([5, 6], [-1.0]), Answer([], [])])
+def test_a_failed_call_ends_the_sequence(failure: Exception | Answer) -> None:
+    engine = Engine(failure, Answer([5], [-1.0]))
+
+    async def work(session: ServedSession) -> Completion:
+        with pytest.raises(PolicyError):
+            await session.sample([1], SamplingParams(), STOP)
+        with pytest.raises(PolicyError, match="this sequence is over: a call failed"):
+            await session.sample([2], SamplingParams(), STOP)
+        return Completion((), (), (), FinishReason.ABORT, ())
+
+    run(engine, work)
+    assert len(engine.asked) == 1
+
+
+def test_routes_are_handed_on_once_in_the_narrowest_type() -> None:
+    routes = np.arange(300, 300 + 6 * 2, dtype=np.int64).reshape(6, 2, 1)
+    found = run(Engine(Answer([5], [-1.0], routed_experts=routes)), lambda s: s.sample([1] * 6, SamplingParams(), STOP))
+    assert found.routed_experts is not None and found.routed_experts.dtype == np.int16
+    assert np.array_equal(found.routed_experts, routes)
+
+
+def test_an_engine_that_reports_the_model_s_own_softmax_must_sample_from_it() -> None:
+    raw = ServedSampler(Engine().generate, 64, processed=False)
+    for fine in (SamplingParams(max_tokens=5), SamplingParams(temperature=0)):
+        raw.require(fine)
+    with pytest.raises(ConfigError, match=r"temperature=0.5.*--logprobs-mode processed_logprobs"):
+        raw.require(SamplingParams(temperature=0.5))
+    ServedSampler(Engine().generate, 64).require(SamplingParams(temperature=0.5))

@@ -1,0 +1,198 @@
+"""policy=vllm with a model, against a stand-in for the package: what is asked of vLLM, and what is made of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_rl.errors import ConfigError, PolicyError
+from agent_rl.policy import SamplingParams, TokenPolicy
+from agent_rl.policy.vllm import vllm_policy
+from agent_rl.rendering import train_tokenizer
+from agent_rl.types import Completion, FinishReason
+
+STOP = frozenset({2})
+
+
+@dataclass
+class EngineArgs:
+    """vLLM's AsyncEngineArgs."""
+
+    model: str
+    max_model_len: int | None = None
+    logprobs_mode: str = "raw_logprobs"
+    dtype: str = "auto"
+    enable_chunked_prefill: bool | None = None
+
+
+@dataclass
+class Params:
+    """vLLM's SamplingParams."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    max_tokens: int
+    stop_token_ids: list[int]
+    seed: int
+    logprobs: int
+    detokenize: bool
+    output_kind: str
+
+
+@dataclass
+class FakeEngine:
+    """vLLM's AsyncLLM; answers with [5, 2]."""
+
+    arguments: EngineArgs
+    asked: list[tuple[list[int], Params, str]] = field(default_factory=list)
+    closed: int = 0
+    aborted: int = 0
+    trouble: str = ""
+
+    @property
+    def model_config(self) -> SimpleNamespace:
+        return SimpleNamespace(max_model_len=self.arguments.max_model_len or 40)
+
+    async def generate(self, prompt: dict[str, list[int]], params: Params, request: str) -> AsyncIterator[Any]:
+        self.asked.append((prompt["prompt_token_ids"], params, request))
+        if self.trouble == "dies":
+            raise ValueError("EngineCore died")
+        if self.trouble == "empty":
+            return
+        if self.trouble == "hangs":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.aborted += 1
+        logprobs = [
+            {5: SimpleNamespace(logprob=-0.5)},
+            {2: SimpleNamespace(logprob=-0.25), 7: SimpleNamespace(logprob=0)},
+        ]
+        routes = np.zeros((len(prompt["prompt_token_ids"]) + 1, 2, 1), np.uint8)
+        reason = "abort" if self.trouble == "abort" else "stop"
+        one = SimpleNamespace(token_ids=[5, 2], logprobs=logprobs, finish_reason=reason, routed_experts=routes)
+        yield SimpleNamespace(outputs=[one])
+
+    def shutdown(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]:
+    """The engines that were made; a package vllm that makes them."""
+    made: list[FakeEngine] = []
+
+    def from_engine_args(arguments: EngineArgs) -> FakeEngine:
+        if arguments.dtype == "float7":
+            raise ValueError("no float7")
+        made.append(FakeEngine(arguments))
+        return made[-1]
+
+    contents = {
+        "vllm": {"__version__": "0.30.0", "SamplingParams": Params},
+        "vllm.engine": {},
+        "vllm.engine.arg_utils": {"AsyncEngineArgs": EngineArgs},
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
+        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY="final")},
+        "vllm.v1": {},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_engine_args=from_engine_args)},
+    }
+    for name, members in contents.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    train_tokenizer(["compute 3*4"], 432).save_pretrained(path)
+    return str(path)
+
+
+def ask(policy: TokenPolicy, seconds: float | None = None) -> Completion:
+    async def work() -> Completion:
+        async with asyncio.timeout(seconds):
+            return await policy.sampler.open(7).sample([1, 3], SamplingParams(max_tokens=8), STOP)
+
+    return asyncio.run(work())
+
+
+def test_what_vllm_is_asked_and_what_comes_back(engines: list[FakeEngine], folder: str) -> None:
+    with vllm_policy(folder, engine={"dtype": "float32"}) as policy:
+        found = ask(policy)
+        ask(policy)
+        assert policy.sampler.context_limit == 40
+    (engine,) = engines
+    assert engine.arguments == EngineArgs(folder, None, "processed_logprobs", "float32", enable_chunked_prefill=False)
+    assert (found.token_ids, found.logprobs, found.finish_reason) == ((5, 2), (-0.5, -0.25), FinishReason.STOP)
+    assert found.routed_experts is not None and found.routed_experts.shape == (3, 2, 1)
+    (ids, params, request), (_, _, another) = engine.asked
+    assert ids == [1, 3] and request != another
+    assert (params.logprobs, params.stop_token_ids, params.max_tokens, params.seed) == (0, [2], 8, 7)
+    assert engine.closed == 1
+
+
+def test_settings_of_the_user_s_are_kept(engines: list[FakeEngine], folder: str) -> None:
+    with vllm_policy(folder, context=24, engine={"enable_chunked_prefill": True}) as policy:
+        assert policy.sampler.context_limit == 24
+    assert engines[0].arguments.enable_chunked_prefill is True and engines[0].arguments.max_model_len == 24
+
+
+@pytest.mark.parametrize("trouble", ["abort", "empty"])
+def test_an_abort_is_one(engines: list[FakeEngine], folder: str, trouble: str) -> None:
+    with vllm_policy(folder) as policy:
+        engines[0].trouble = trouble
+        assert ask(policy).finish_reason is FinishReason.ABORT
+
+
+def test_a_dead_engine_is_a_policy_error_and_is_closed(engines: list[FakeEngine], folder: str) -> None:
+    with vllm_policy(folder) as policy:
+        engines[0].trouble = "dies"
+        with pytest.raises(PolicyError, match="vLLM failed: ValueError: EngineCore died"):
+            ask(policy)
+    assert engines[0].closed == 1
+
+
+def test_who_stops_waiting_aborts_the_request(engines: list[FakeEngine], folder: str) -> None:
+    with vllm_policy(folder) as policy:
+        engines[0].trouble = "hangs"
+        with pytest.raises(TimeoutError):
+            ask(policy, seconds=0.05)
+    assert engines[0].aborted == 1
+
+
+def test_what_can_t_be_is_said(engines: list[FakeEngine], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = [({"dtpye": "float32"}, r"vLLM 0.30.0 has no engine argument 'dtpye'. Did you mean 'dtype'")]
+    wrong += [({"dtype": "float7"}, "vLLM can't run .*: no float7")]
+    wrong += [({"logprobs_mode": "raw_logprobs"}, "said twice: it is processed_logprobs always")]
+    for engine, message in wrong:
+        with pytest.raises(ConfigError, match=message), vllm_policy(folder, engine=engine):
+            pass
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with (
+        pytest.raises(ConfigError, match=r"lacks vllm: pip install 'agent-rl\[verl\]'.*policy.url"),
+        vllm_policy(folder),
+    ):
+        pass
+    assert engines == []
+
+
+def test_a_tokenizer_that_is_missing_is_said_before_a_model_is_loaded(
+    engines: list[FakeEngine], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"no tokenizer in .*policy.tokenizer"), vllm_policy(str(tmp_path)):
+        pass
+    assert engines == []

@@ -1,0 +1,212 @@
+"""policy=vllm with an address, against a server of ours that speaks vLLM's wire format."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import agent_rl as ar
+from agent_rl.cli import main
+from agent_rl.policy import SamplingParams, TokenPolicy, vllm_server
+from agent_rl.policy.vllm import vllm_policy
+from agent_rl.rendering import train_tokenizer
+from agent_rl.store.episodes import read_episodes
+from agent_rl.types import Completion, FinishReason, Message, Source, ToolCall
+from tests.doubles import small_renderer
+from tests.fake_vllm import FakeVLLM
+
+STOP = frozenset({2})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "PAUSE", 0.001)
+    for name in ("VLLM_API_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer, as a model's would have one."""
+    folder = tmp_path_factory.mktemp("model")
+    train_tokenizer(["compute 3*4+5 calculator expression"], 432).save_pretrained(folder)  # small_renderer's
+    return folder
+
+
+def ask(policy: TokenPolicy, *turns: list[int], params: SamplingParams | None = None) -> list[Completion]:
+    async def work() -> list[Completion]:
+        session = policy.sampler.open(7)
+        return [await session.sample(ids, params or SamplingParams(max_tokens=8), STOP) for ids in turns]
+
+    return asyncio.run(work())
+
+
+def test_an_episode_by_token_ids(root: Path) -> None:
+    renderer = small_renderer()
+    call = Message("assistant", tool_calls=(ToolCall("c", "calculator", {"expression": "1+1"}),))
+    replies = [renderer.reply(call), renderer.reply(Message("assistant", "x"))]
+    with FakeVLLM(root, replies, max_model_len=512) as fake, vllm_policy(url=f"{fake.url}/v1/") as policy:
+        (episode,) = ar.run("calculator-v0", policy, budget=ar.Budget(turns=4))
+    assert episode.error is None and episode.tool_calls == 1 and episode.turns == 2
+    (trajectory,) = episode.trajectories
+    first, second = fake.asked
+    assert first["prompt"] + replies[0] == second["prompt"][: len(first["prompt"]) + len(replies[0])]
+    assert trajectory.token_ids.tolist()[: len(second["prompt"]) + len(replies[1])] == second["prompt"] + replies[1]
+    sampled = trajectory.token_ids[trajectory.loss_mask].tolist()
+    assert sampled == replies[0] + replies[1] and {s.source for s in trajectory.spans} >= {Source.POLICY, Source.ENV}
+    assert first["model"] == "served" and first["stop_token_ids"] == sorted(renderer.stop_ids)
+    assert first["return_token_ids"] is True and first["logprobs"] == 0 and first["repetition_penalty"] == 1.0
+
+
+def test_a_policy_outlives_the_event_loop_of_one_run(root: Path) -> None:
+    with FakeVLLM(root, [[5, 2], [6, 2]]) as fake, vllm_policy(url=fake.url) as policy:
+        assert ask(policy, [1])[0].token_ids == (5, 2)
+        assert ask(policy, [1])[0].token_ids == (6, 2)
+
+
+def test_experts_come_back_aligned(root: Path) -> None:
+    with FakeVLLM(root, [[5, 2], [6, 2]], experts=True) as fake, vllm_policy(url=fake.url) as policy:
+        first, second = ask(policy, [1, 3], [4])
+    assert first.routed_experts is not None and first.routed_experts.shape == (3, 2, 2)
+    assert second.routed_experts is not None and second.routed_experts.shape == (3, 2, 2)
+    both = np.concatenate([first.routed_experts, second.routed_experts])
+    assert np.array_equal(both.ravel(), np.arange(24))
+
+
+@pytest.mark.parametrize("failures", [[503], [0], [500, 0, 429, 502, 504]])
+def test_what_passes_is_tried_again(root: Path, failures: list[int]) -> None:
+    with FakeVLLM(root, [[5, 2]]) as fake, vllm_policy(url=fake.url) as policy:
+        fake._failures.extend(failures)
+        assert ask(policy, [1])[0].token_ids == (5, 2)
+        assert not fake._failures and len(fake.asked) == 1
+
+
+def test_what_does_not_pass_is_said(root: Path) -> None:
+    with FakeVLLM(root) as fake, vllm_policy(url=fake.url) as policy:
+        fake._failures.extend([503] * 6)
+        with pytest.raises(
+            ar.PolicyError, match="/v1/completions failed 6 times; at last: status 503: failing with 503"
+        ):
+            ask(policy, [1])
+        fake._failures.append(400)
+        with pytest.raises(ar.PolicyError, match=r"refused .status 400.: failing with 400"):
+            ask(policy, [1])
+        assert not fake._failures  # a refusal is not repeated
+        address = fake.url
+    with (
+        pytest.raises(ar.PolicyError, match=r"/v1/models failed 6 times; at last: ConnectError"),
+        vllm_policy(url=address),
+    ):
+        pass
+
+
+def test_a_server_too_old_for_token_ids_is_refused_at_once(root: Path) -> None:
+    with FakeVLLM(root, token_ids=False) as fake:
+        with (
+            pytest.raises(ar.PolicyError, match=r"text but no token ids.*vLLM 0.10.2 or newer"),
+            vllm_policy(url=fake.url),
+        ):
+            pass
+        assert fake.asked == []
+
+
+def test_no_log_probabilities_is_an_error(root: Path) -> None:
+    fake = FakeVLLM(root, [[5, 2]], logprobs=False)
+    with fake, vllm_policy(url=fake.url) as policy, pytest.raises(ar.PolicyError, match="2 tokens and 0 log-prob"):
+        ask(policy, [1])
+
+
+def test_raw_log_probabilities_are_noticed(root: Path) -> None:
+    hot = SamplingParams(temperature=0.5)
+    with FakeVLLM(root, [[5, 2]], processed=False) as fake:
+        with (
+            pytest.raises(ar.ConfigError, match="--logprobs-mode processed_logprobs"),
+            vllm_policy(url=fake.url, params=hot),
+        ):
+            pass
+        with vllm_policy(url=fake.url) as policy:  # at temperature 1 they are the same
+            assert ask(policy, [1])[0].logprobs == (-0.25, -0.5)
+    with FakeVLLM(root, [[5, 2]]) as fake, vllm_policy(url=fake.url, params=hot) as policy:
+        assert ask(policy, [1], params=hot)[0].raw_logprobs == ()
+
+
+def test_a_server_that_wants_a_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeVLLM(root, [[5, 2]], key="secret") as fake:
+        with pytest.raises(ar.PolicyError, match="set VLLM_API_KEY"), vllm_policy(url=fake.url):
+            pass
+        monkeypatch.setenv("VLLM_API_KEY", "secret")
+        with vllm_policy(url=fake.url) as policy:
+            assert ask(policy, [1])[0].token_ids == (5, 2)
+
+
+def test_an_abort_of_the_server_s_is_one(root: Path) -> None:
+    with FakeVLLM(root, [[5]], finish="abort") as fake, vllm_policy(url=fake.url) as policy:
+        (found,) = ask(policy, [1])
+    assert (found.finish_reason, found.token_ids) == (FinishReason.ABORT, (5,))
+
+
+def test_a_cancelled_request_hangs_up(root: Path) -> None:
+    async def work(policy: TokenPolicy) -> None:
+        session = policy.sampler.open(0)
+        sampling = asyncio.create_task(session.sample([1], SamplingParams(), STOP))
+        await asyncio.to_thread(fake.hanging.wait, 5)
+        sampling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sampling
+
+    with FakeVLLM(root, hangs=True) as fake, vllm_policy(url=fake.url) as policy:
+        asyncio.run(work(policy))
+        assert fake.hung_up.wait(5)  # which is what makes vLLM stop
+        assert len(fake.asked) == 1
+
+
+def test_so_many_requests_at_a_time_and_no_more(root: Path) -> None:
+    async def work(policy: TokenPolicy) -> None:
+        sessions = [policy.sampler.open(i) for i in range(12)]
+        await asyncio.gather(*(s.sample([1], SamplingParams(), STOP) for s in sessions))
+
+    with FakeVLLM(root, [[5, 2]] * 12, delay=0.02) as fake, vllm_policy(url=fake.url, concurrency=3) as policy:
+        asyncio.run(work(policy))
+    assert len(fake.asked) == 12 and 2 <= fake.most <= 3
+
+
+@pytest.mark.parametrize(
+    ("server", "context", "limit"), [(96, None, 96), (96, 64, 64), (96, 200, 96), (None, None, None), (None, 64, 64)]
+)
+def test_the_smaller_context_counts(root: Path, server: int | None, context: int | None, limit: int | None) -> None:
+    with FakeVLLM(root, max_model_len=server) as fake, vllm_policy(url=fake.url, context=context) as policy:
+        assert policy.sampler.context_limit == limit
+
+
+def test_rollout_from_the_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reply = small_renderer().reply(Message("assistant", "12"))
+    with FakeVLLM(root, [reply] * 4) as fake:
+        out = tmp_path / "episodes.jsonl"
+        assert main(["rollout", "policy=vllm", f"policy.url={fake.url}", "n=4", f"out={out}", "temperature=0.5"]) == 0
+        assert {a["temperature"] for a in fake.asked} == {0.5} and len({a["seed"] for a in fake.asked}) == 4
+    assert [e.final_text for e in read_episodes(out)] == ["12"] * 4 and "4 episodes in" in capsys.readouterr().out
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["rollout", *argv]) == 1
+    return capsys.readouterr().err
+
+
+def test_settings_without_a_meaning(capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:
+    assert "policy.model=DIR, to run vLLM here, or policy.url" in refuse(capsys, "policy=vllm")
+    both = ("policy=vllm", "policy.model=m", "policy.url=http://localhost:1")
+    assert "needs policy.model=DIR, to run vLLM here, or" in refuse(capsys, *both)
+    assert "url=u is for policy=vllm, not policy=oracle" in refuse(capsys, "policy.url=u")
+    assert "Did you mean 'vllm'?" in refuse(capsys, "policy=vlm")
+    assert "no setting 'policy.ulr'. Did you mean 'policy.url'?" in refuse(capsys, "policy.ulr=u")
+    engine = ("policy=vllm", "policy.url=http://localhost:1", "policy.engine.dtype=float32")
+    assert "policy.engine.dtype is for policy.model" in refuse(capsys, *engine)
+    twice = ("policy=vllm", f"policy.model={root}", "policy.engine.max_model_len=8")
+    assert "policy.engine.max_model_len would be said twice" in refuse(capsys, *twice)
+    assert "no tokenizer in" in refuse(capsys, "policy=vllm", f"policy.model={tmp_path}")
+    with FakeVLLM(tmp_path / "elsewhere") as fake:
+        said = refuse(capsys, "policy=vllm", f"policy.url={fake.url}")
+    assert "no tokenizer in" in said and "name its folder with policy.tokenizer" in said
