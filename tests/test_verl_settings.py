@@ -112,7 +112,7 @@ def test_dpo_makes_verl_keep_a_reference() -> None:
 
 
 def test_an_algorithm_that_can_t_run_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValidationError, match="can't share a trunk: set algorithm.critic.where=separate"):
+    with pytest.raises(ValidationError, match=r"can't share a trunk: set algorithm.critic.where=separate"):
         config(algorithm=CRITIC | {"critic": {"where": "shared"}})
 
 
