@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.store.episodes import read_episodes
 from e2e.test_verl import ROOT, verl
 
 FULL = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -49,8 +53,18 @@ def steps_of(
     return [row["data"] for row in verl(python, folder, json.dumps(run)) if row["step"] > 0]
 
 
-def mean(steps: list[dict[str, float]], name: str) -> float:
-    return statistics.fmean(step[name] for step in steps)
+def free_gaps(warm: Path, run: Path) -> torch.Tensor:
+    """log old/mu of the tokens of the first step, where old routes for itself: float32, from the checkpoint."""
+    model = AutoModelForCausalLM.from_pretrained(warm, dtype=torch.float32)
+    gaps = []
+    for trajectory in (t for episode in read_episodes(run) for t in episode.trajectories):
+        if trajectory.policy_versions.max() == 0:
+            mask = torch.from_numpy(trajectory.loss_mask)
+            ids = torch.from_numpy(trajectory.token_ids.astype(np.int64))
+            with torch.no_grad():
+                old = score_tokens(model, ids[None]).logprobs[0]
+            gaps.append((old - torch.from_numpy(trajectory.logprobs))[mask])
+    return torch.cat(gaps).double()
 
 
 def test_vllm_takes_the_experts_that_a_training_forward_takes(verl_python: Path, warm: Path, tmp_path: Path) -> None:
@@ -65,17 +79,17 @@ def test_vllm_takes_the_experts_that_a_training_forward_takes(verl_python: Path,
 
 
 def test_replaying_the_rollout_s_routes_closes_the_gap(verl_python: Path, warm: Path, tmp_path: Path) -> None:
-    """vLLM in bfloat16, training in float32: at tokens with other experts, replay leaves less than half of the gap."""
+    """vLLM in bfloat16, training in float32: of the KL at the same tokens, a third is left at most.
+
+    Almost all of it is at the few tokens that other experts were taken for.
+    """
     half = {"actor_rollout_ref.rollout.dtype": "bfloat16"}
-    runs = {}
-    for name, routing in {"free": {}, "replayed": {"replay": "R3"}}.items():
-        (tmp_path / name).mkdir()
-        settings = half | (CAPTURE if not routing else {})
-        runs[name] = steps_of(verl_python, tmp_path / name, warm, routing, settings)
-    for name in ("routing/flipped_tokens", "mismatch/gap_mean", "mismatch/gap_flipped", "mismatch/gap_same"):
-        print(name, [[data[name] for data in runs[which]] for which in ("free", "replayed")])
-    free, replayed = runs["free"], runs["replayed"]
-    assert all(data["routing/flipped_tokens"] > 0.01 for data in [*free, *replayed])
-    assert mean(free, "mismatch/gap_flipped") > 2 * mean(free, "mismatch/gap_same")
-    assert mean(replayed, "mismatch/gap_flipped") < mean(free, "mismatch/gap_flipped") / 2
-    assert mean(replayed, "mismatch/gap_mean") < mean(free, "mismatch/gap_mean")
+    steps = steps_of(verl_python, tmp_path, warm, {"replay": "R3"}, half)
+    assert all(data["routing/flipped_tokens"] > 0.005 for data in steps)
+    free = free_gaps(warm, tmp_path / "runs" / "latest")
+    k3, gap, largest = float((free.exp() - 1 - free).mean()), float(free.abs().mean()), float(free.abs().max())
+    names = ("rollout_corr/k3_kl", "mismatch/gap_mean", "mismatch/gap_max", "routing/flipped_tokens")
+    print(f"free {k3:.6f} {gap:.5f} {largest:.3f} replayed {[{name: data[name] for name in names} for data in steps]}")
+    assert steps[0]["rollout_corr/k3_kl"] < k3 / 3 and steps[0]["mismatch/gap_max"] < largest / 2
+    assert steps[0]["mismatch/gap_mean"] < 0.9 * gap
+    assert all(data["rollout_corr/k3_kl"] < k3 / 3 for data in steps)
