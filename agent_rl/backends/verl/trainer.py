@@ -70,13 +70,11 @@ class AlgorithmTrainer(PPOTrainer):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Score the batch under old, and where the advantage asks for it say how sure old was."""
-        wanted = self.algorithm.needs_distributions
-        batch.extra_info["calculate_sum_pi_squared"] = wanted
-        batch = super()._compute_old_log_prob(batch, metrics)
-        batch.extra_info["calculate_sum_pi_squared"] = False  # else the reference's would take their place
-        if wanted:
-            batch = _put(batch, TensorDict({"sum_pi_squared": _responses(batch, "sum_pi_squared")}, len(batch)))
-        return batch
+        if not self.algorithm.needs_distributions:
+            return super()._compute_old_log_prob(batch, metrics)
+        batch.extra_info["calculate_sum_pi_squared"] = True
+        batch = super()._compute_old_log_prob(batch, metrics)  # another, which asks the reference for none
+        return _put(batch, TensorDict({"sum_pi_squared": _responses(batch, "sum_pi_squared")}, len(batch)))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Weigh the batch, and send every row what the loss reads."""
