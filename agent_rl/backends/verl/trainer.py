@@ -120,14 +120,13 @@ class AlgorithmTrainer(PPOTrainer):
         With the rollout's routes if they are replayed. Its own routes, and how sure it was, come back if asked for.
         """
         replay = ROLLOUT if self.algorithm.config.routing.replay == "R3" else ""
-        wanted = self.algorithm.needs_distributions
-        batch.extra_info["calculate_sum_pi_squared"] = wanted
+        wanted = {"calculate_sum_pi_squared": True} if self.algorithm.needs_distributions else {}
+        batch.extra_info.update(wanted)
         with told(batch.extra_info, replay, record=OLD in self.routes.values()):
-            batch = super()._compute_old_log_prob(batch, metrics)
-        batch.extra_info["calculate_sum_pi_squared"] = False  # else the reference's would take their place
-        if wanted:
-            batch = _put(batch, TensorDict({"sum_pi_squared": _responses(batch, "sum_pi_squared")}, len(batch)))
-        return batch
+            batch = super()._compute_old_log_prob(batch, metrics)  # another, which asks the reference for none
+        if not wanted:
+            return batch
+        return _put(batch, TensorDict({"sum_pi_squared": _responses(batch, "sum_pi_squared")}, len(batch)))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Store the batch's episodes, weigh it, and send every row what the loss reads.
