@@ -1,4 +1,4 @@
-"""Run verl on two CPU cores: python -m verl_cpu.run '{"env": ..., "start_from": ...}' [FOLDER to resume, with other steps]."""
+"""Run verl on two CPU cores: python -m verl_cpu.run SETTINGS [FOLDER to resume]; of settings, `steps` can change."""
 
 from __future__ import annotations
 
