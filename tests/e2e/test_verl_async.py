@@ -18,12 +18,11 @@ from tests.e2e.servers import Running, begin, complete
 
 pytestmark = pytest.mark.e2e
 
-GROUPS, SAMPLES = 4, 4
+GROUPS, SAMPLES, CHECKPOINT = 4, 4, 4
 RUN: dict[str, Any] = {
     "env": "calculator-v0",
     "steps": 6,
     "lr": 1e-3,
-    "checkpoint_every": 2,
     "rollout": {"groups": GROUPS, "samples": SAMPLES, "max_tokens": 56, "context": 128},
     "eval": {"n": 8, "every": 0},
 }
@@ -56,19 +55,20 @@ def tasks(run: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run in `separate` that was killed in its fourth step or later, and resumed: what was seen on the way."""
+    """A run in `separate` that was killed in its sixth or seventh step, and resumed: what was seen on the way."""
     folder = tmp_path_factory.mktemp("separate")
     asynchronous = {"mode": "separate", "max_staleness": 2}
-    first = begin(verl_python, folder, json.dumps(RUN | {"start_from": str(warm), "async": asynchronous}))
+    settings = RUN | {"start_from": str(warm), "async": asynchronous, "steps": 1000, "checkpoint_every": CHECKPOINT}
+    first = begin(verl_python, folder, json.dumps(settings))
     try:
-        first.until(lambda run: 3 in reported(run.rows()), timeout=500)
+        first.until(lambda run: CHECKPOINT + 1 in reported(run.rows()), timeout=500)
         os.kill(first.process.pid, signal.SIGKILL)
         first.process.wait()
         left = first.gone(timeout=60)
     finally:
         first.kill()
     killed = {"left": left, "episodes": [e.id for e in read_episodes(first.run)], "rows": first.rows()}
-    second = begin(verl_python, folder, "{}", str(first.run))
+    second = begin(verl_python, folder, json.dumps({"steps": RUN["steps"]}), str(first.run))
     try:
         assert second.finish(timeout=500) == 0, second.tail()
     finally:
@@ -100,10 +100,10 @@ def test_nothing_is_left_of_a_run_that_was_killed(separate: dict[str, Any]) -> N
 def test_a_resumed_run_has_one_record_of_every_step(separate: dict[str, Any]) -> None:
     killed, resumed = separate["killed"], separate["resumed"]
     assert [row["step"] for row in resumed.rows()] == [0, 1, 2, 3, 4, 5, 6]
-    assert resumed.rows()[:3] == killed["rows"][:3]
-    assert resumed.rows()[3] != killed["rows"][3]  # run anew
+    assert resumed.rows()[: CHECKPOINT + 1] == killed["rows"][: CHECKPOINT + 1]
+    assert resumed.rows()[CHECKPOINT + 1] != killed["rows"][CHECKPOINT + 1]  # run anew
     trained = [e.id for e in read_episodes(resumed.run)]
-    done = 2 * GROUPS * SAMPLES  # by the checkpoint of step 2
+    done = CHECKPOINT * GROUPS * SAMPLES
     assert trained[:done] == killed["episodes"][:done]
     assert {e.id for e in read_episodes(f"{resumed.run}/episodes.jsonl.undone-1")} == set(killed["episodes"][done:])
     assert len(set(tasks(resumed.run))) == RUN["steps"] * GROUPS  # no task twice

@@ -91,7 +91,7 @@ class AlgorithmTrainer(PPOTrainer):
 
     @property
     def logger(self) -> Tracking:
-        """Verl's loggers, and ours."""
+        """The loggers of verl, and ours."""
         return self._logger
 
     @logger.setter

@@ -1,4 +1,4 @@
-"""Run verl on two CPU cores: python -m verl_cpu.run '{"env": ..., "start_from": ...}' [FOLDER to resume]."""
+"""Run verl on two CPU cores: python -m verl_cpu.run SETTINGS [FOLDER to resume]; of settings, `steps` can change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main() -> None:
 
     given = json.loads(sys.argv[1])
     if len(sys.argv) > 2:
-        print(resume(Path(sys.argv[2])))
+        print(resume(Path(sys.argv[2]), steps=given.get("steps")))
     else:
         settings = SETTINGS
         if given.get("async", {}).get("mode") == "separate":
