@@ -38,16 +38,19 @@ class Setup:
     """A collector whose groups are given; two samples a group."""
 
     def __init__(
-        self, folder: Path, patch: pytest.MonkeyPatch, algorithm: dict[str, Any], groups: dict[int, Sequence[Episode]]
+        self,
+        folder: Path,
+        patch: pytest.MonkeyPatch,
+        algorithm: dict[str, Any],
+        groups: dict[int, Sequence[Episode]],
+        kind: type[replay_buffer.ReplayBuffer] = replay_buffer.ReplayBuffer,
     ) -> None:
         self.queue = Queue()
         patch.setattr(replay_buffer, "tq", self.queue)
         patch.setattr(module, "tq", self.queue)
         self.rollout = Rollout(self.queue, lambda index: groups[index])
         self.rows: list[dict[str, Any]] = []
-        buffer = replay_buffer.ReplayBuffer(
-            "sync", {}, 8, "drop", {}, poll_interval=0.0, refill_fn=self.rollout.refill, train_batch_size=2
-        )
+        buffer = kind("sync", {}, 2, "drop", {}, poll_interval=0.0, refill_fn=self.rollout.refill, train_batch_size=2)
         self.store, self.folder = EpisodeWriter(folder), folder
         self.collector = Collector(
             buffer,
@@ -90,6 +93,20 @@ def test_groups_that_the_filters_drop_are_made_up_for(tmp_path: Path, monkeypatc
     assert setup.rollout.submitted == [2, 2, 3]
     assert metrics["rollout/rounds"] == 3 and metrics["rollout/batch_filled"] == 1.0
     assert setup.stored() == [f"train-00001-{i:07d}-{n:02d}" for i in (0, 2, 3, 5, 6) for n in (0, 1)]
+
+
+def test_what_is_sampled_ahead_stays_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {i: group(i, float(i == 0), 1.0) for i in range(9)}
+    setup = Setup(tmp_path, monkeypatch, DAPO, groups, replay_buffer.ReplayBufferAsync)
+    setup.rollout.refill(2)
+    setup.rollout.step = 2
+    setup.rollout.refill(2)
+    batch, metrics = setup.collector.sample(2, "train", 2)
+    assert setup.rollout.submitted == [2, 2, 2] and metrics["rollout/rounds"] == 2
+    oldest, other = prompts_of(batch)
+    assert oldest == "prompt1" and other in {"prompt2", "prompt3", "prompt4", "prompt5"}
+    assert sum("is_prompt" in tag for tag in setup.queue.tags["train"].values()) == 2
+    assert len(setup.stored()) == 2 * 2  # the dropped group, and the one too many
 
 
 def test_a_batch_that_can_t_be_filled_is_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
