@@ -57,6 +57,13 @@ def test_a_key_that_verl_would_not_read_is_refused(key: str, why: str) -> None:
         config(verl={key: 1})
 
 
+def test_keys_that_only_begin_like_a_refused_one_pass() -> None:
+    assert config(verl={"actor_rollout_ref": {"rollout": {"nnodes": 1, "n_gpus_per_node": 4}}}).verl == {
+        "actor_rollout_ref.rollout.nnodes": 1,
+        "actor_rollout_ref.rollout.n_gpus_per_node": 4,
+    }
+
+
 def test_an_algorithm_that_can_t_run_is_refused_with_the_reason() -> None:
     with pytest.raises(ValidationError, match=r"algorithm=remax needs a greedy episode of each task.*embedded can"):
         config(algorithm={"name": "remax", "advantage": "over-greedy"})
