@@ -156,4 +156,6 @@ def test_an_engine_that_reports_the_model_s_own_softmax_must_sample_from_it() ->
         raw.require(fine)
     with pytest.raises(ConfigError, match=r"temperature=0.5.*--logprobs-mode processed_logprobs"):
         raw.require(SamplingParams(temperature=0.5))
+    with pytest.raises(ConfigError, match="--logprobs-mode"):
+        asyncio.run(raw.open(0).sample([1], SamplingParams(top_p=0.5), STOP))
     ServedSampler(Engine().generate, 64).require(SamplingParams(temperature=0.5))

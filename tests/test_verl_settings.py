@@ -111,6 +111,13 @@ def test_dpo_makes_verl_keep_a_reference() -> None:
     assert verl_settings(config(algorithm=dpo), Path("r"))["actor_rollout_ref.actor.use_kl_loss"] is True
 
 
+def test_keys_that_only_begin_like_a_refused_one_pass() -> None:
+    assert config(verl={"actor_rollout_ref": {"rollout": {"nnodes": 1, "n_gpus_per_node": 4}}}).verl == {
+        "actor_rollout_ref.rollout.nnodes": 1,
+        "actor_rollout_ref.rollout.n_gpus_per_node": 4,
+    }
+
+
 def test_an_algorithm_that_can_t_run_is_refused_with_the_reason() -> None:
     with pytest.raises(ValidationError, match=r"can't share a trunk: set algorithm.critic.where=separate"):
         config(algorithm=CRITIC | {"critic": {"where": "shared"}})

@@ -86,9 +86,11 @@ class ServedSession:
         """Append `ids` to the sequence and sample.
 
         Raises:
+            ConfigError: if the engine would report log-probabilities of another distribution.
             PolicyError: if the sequence is busy, over or empty, leaves no room in the context, or the engine failed or
                 gave not one log-probability per token. After a failed or cancelled call the sequence is over.
         """
+        self._sampler.require(params)
         self._check(len(ids))
         self._ids += ids
         answer = await self._ask(self._settings(params, stop_ids))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.verl.launch import compose_verl
 from agent_rl.backends.verl.settings import VerlConfig
 from agent_rl.cli import RolloutSettings
@@ -36,6 +37,8 @@ def test_its_commands_compose(command: list[str]) -> None:
     elif "backend=verl" in settings:
         settings.remove("backend=verl")
         compose_verl(load_config("backend/verl", VerlConfig, settings), Path("/runs/r"))
+    elif name == "train":
+        load_config("backend/embedded", TrainConfig, settings)
 
 
 def test_its_settings_exist() -> None:
