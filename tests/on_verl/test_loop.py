@@ -84,13 +84,14 @@ def rows_of_dataset(env: str, files: str, n: int) -> list[dict[str, Any]]:
 
 def run_loops(env: str, rows: list[dict[str, Any]], server: Server, temperature: float = 1.0) -> list[Episode]:
     """Run a row each as a worker would; return the episodes that travel in their outputs."""
-    rollout = {"max_model_len": 128}
-    config = DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}))
+    settings = {"rollout": {"max_model_len": 128}, "actor": {"strategy": "fsdp2"}}
+    config = DictConfigWrap(OmegaConf.create({"actor_rollout_ref": settings}))
+    data = DictConfigWrap(OmegaConf.create({"agent_rl": {"routes": None}}))
     asked = {"temperature": temperature, "top_p": 1.0, "top_k": -1}
 
     async def run(row: dict[str, Any]) -> list[AgentLoopOutput]:
         settings = {"env": env, "env_args": {}, "imports": [], "seed": 5, "max_tokens": 4}
-        given = (config, server, tokenizer(), None, RLHFDataset, DictConfigWrap(OmegaConf.create({})))
+        given = (config, server, tokenizer(), None, RLHFDataset, data)
         loop = EnvAgentLoop(*given, **settings)
         return await loop.run(asked, **row, global_steps=3, session_id=0)
 
