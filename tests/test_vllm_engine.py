@@ -122,25 +122,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def ask(policy: TokenPolicy, seconds: float | None = None) -> Completion:
+def ask(policy: TokenPolicy, seconds: float | None = None, times: int = 1) -> Completion:
+    """Sample in one sequence; return the first completion."""
+
     async def work() -> Completion:
+        session = policy.sampler.open(7)
         async with asyncio.timeout(seconds):
-            return await policy.sampler.open(7).sample([1, 3], SamplingParams(max_tokens=8), STOP)
+            return [await session.sample([1, 3], SamplingParams(max_tokens=8), STOP) for _ in range(times)][0]
 
     return asyncio.run(work())
 
 
 def test_what_vllm_is_asked_and_what_comes_back(engines: list[FakeEngine], folder: str) -> None:
     with vllm_policy(folder, engine={"dtype": "float32"}) as policy:
-        found = ask(policy)
-        ask(policy)
+        found = ask(policy, times=2)
         assert policy.sampler.context_limit == 40
     (engine,) = engines
     assert engine.arguments == EngineArgs(folder, None, "processed_logprobs", "float32", enable_chunked_prefill=False)
     assert (found.token_ids, found.logprobs, found.finish_reason) == ((5, 2), (-0.5, -0.25), FinishReason.STOP)
     assert found.routed_experts is not None and found.routed_experts.shape == (3, 2, 1)
     (ids, params, request), (_, _, another) = engine.asked
-    assert ids == [1, 3] and request != another
+    assert ids == [1, 3] and request != another  # of the same sequence
     assert (params.logprobs, params.stop_token_ids, params.max_tokens, params.seed) == (0, [2], 8, 7)
     assert engine.closed == 1
 
