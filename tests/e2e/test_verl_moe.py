@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.store.episodes import read_episodes
-from e2e.test_verl import ROOT, verl
+from tests.e2e.servers import ROOT, complete
 
 FULL = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 """verl's FSDP computes in bfloat16 otherwise."""
@@ -50,20 +49,19 @@ def steps_of(
     algorithm = {"proximal": "recompute", "weight": {"name": "icepop", "low": 0.5, "high": 5.0}, "routing": routing}
     full = {"+actor_rollout_ref.actor.fsdp_config.mixed_precision": FULL}
     run = RUN | {"start_from": str(warm), "algorithm": algorithm, "verl": full | settings} | changes
-    return [row["data"] for row in verl(python, folder, json.dumps(run)) if row["step"] > 0]
+    return [row["data"] for row in complete(python, folder, run).rows() if row["step"] > 0]
 
 
 def free_gaps(warm: Path, run: Path) -> torch.Tensor:
     """log old/mu of the tokens of the first step, where old routes for itself: float32, from the checkpoint."""
     model = AutoModelForCausalLM.from_pretrained(warm, dtype=torch.float32)
     gaps = []
-    for trajectory in (t for episode in read_episodes(run) for t in episode.trajectories):
-        if trajectory.policy_versions.max() == 0:
-            mask = torch.from_numpy(trajectory.loss_mask)
-            ids = torch.from_numpy(trajectory.token_ids.astype(np.int64))
-            with torch.no_grad():
-                old = score_tokens(model, ids[None]).logprobs[0]
-            gaps.append((old - torch.from_numpy(trajectory.logprobs))[mask])
+    trained = (episode for episode in read_episodes(run) if episode.id.startswith("train-00001"))
+    for trajectory in (t for episode in trained for t in episode.trajectories):
+        with torch.no_grad():
+            old = score_tokens(model, torch.from_numpy(trajectory.token_ids.astype(np.int64))[None]).logprobs[0]
+        gap = old - torch.from_numpy(trajectory.logprobs)
+        gaps.append(gap[torch.from_numpy(trajectory.loss_mask)])
     return torch.cat(gaps).double()
 
 

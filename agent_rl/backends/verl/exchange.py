@@ -96,7 +96,11 @@ COMPUTED = {
 
 
 def weigh(
-    algorithm: Algorithm, received: Received, data: TensorDict, routes: Mapping[str, str] = MappingProxyType({})
+    algorithm: Algorithm,
+    received: Received,
+    data: TensorDict,
+    routes: Mapping[str, str] = MappingProxyType({}),
+    version: int | None = None,
 ) -> Weighed:
     """Compute what the loss reads for every row of verl's batch, and the metrics of the algorithm.
 
@@ -105,6 +109,7 @@ def weigh(
         received: the batch's episodes.
         data: verl's `prompts`, `responses` and, of `COMPUTED`, what the algorithm asks for; all nested.
         routes: the fields of it that hold routes, by what they are in our batch.
+        version: of the weights that are about to be trained, which tokens' ages are counted from.
 
     Raises:
         RuntimeError: if no episode sampled anything, or verl changed a token, or did not compute what it must.
@@ -139,7 +144,7 @@ def weigh(
     shares = [0.0 if spot is None else float(weighed.prompt_shares[spot[0]]) for spot in spots]
     sent[SENT["prompt_shares"]] = torch.tensor(shares)
     sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences, whole.valued]] * len(spots))
-    metrics = algorithm.diagnose(x) | critic_metrics(weighed.values, weighed.returns, weighed.valued)
+    metrics = algorithm.diagnose(x, version) | critic_metrics(weighed.values, weighed.returns, weighed.valued)
     metrics |= {"rollout/kept": float(x.kept.double().mean()), SAMPLES: float(wanted.sum())}
     return Weighed(weighed, wanted, spots, responses_of, TensorDict(sent, batch_size=len(spots)), metrics)
 

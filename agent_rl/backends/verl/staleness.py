@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from agent_rl.algorithms.mismatch import policy_version_histogram
 from agent_rl.types import Episode
 
 
-def check_staleness(episodes: Sequence[Episode], version: int, limit: int) -> dict[str, float]:
-    """Return the shares of the sampled tokens by staleness, as `policy_version_histogram` names them.
+def check_staleness(episodes: Sequence[Episode], version: int, limit: int) -> None:
+    """Check that no sampled token is older than promised.
 
     Args:
         episodes: what is about to be trained on.
@@ -21,15 +18,12 @@ def check_staleness(episodes: Sequence[Episode], version: int, limit: int) -> di
     Raises:
         RuntimeError: if one does; it names the episode.
     """
-    versions = [
-        (torch.from_numpy(trajectory.policy_versions[trajectory.loss_mask].astype("int64")), episode.id)
-        for episode in episodes
-        for trajectory in episode.trajectories
-    ]
-    for found, episode in versions:
-        if len(found) and version - int(found.min()) > limit:
-            raise RuntimeError(
-                f"episode {episode} has a token that version {int(found.min())} of the weights sampled, and version "
-                f"{version} is about to be updated with it: that is older than the promised staleness of {limit}"
-            )
-    return policy_version_histogram(torch.cat([found for found, _ in versions]), version) if versions else {}
+    for episode in episodes:
+        for trajectory in episode.trajectories:
+            sampled = trajectory.policy_versions[trajectory.loss_mask]
+            if len(sampled) and version - int(sampled.min()) > limit:
+                raise RuntimeError(
+                    f"episode {episode.id} has a token that version {int(sampled.min())} of the weights sampled, and "
+                    f"version {version} is about to be updated with it: that is older than the promised staleness of "
+                    f"{limit}"
+                )

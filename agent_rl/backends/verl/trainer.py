@@ -141,9 +141,10 @@ class AlgorithmTrainer(PPOTrainer):
         for episode in received.episodes:
             self.store.write(episode)
         self.store.flush()
-        self.weighed = weigh(self.algorithm, received, data, self.routes)
-        limit = self.config.data.agent_rl.max_staleness
-        metrics |= self.weighed.metrics | check_staleness(received.episodes, self.global_steps - 1, limit)
+        version, limit = self.global_steps - 1, self.config.data.agent_rl.max_staleness
+        check_staleness(received.episodes, version, limit)
+        self.weighed = weigh(self.algorithm, received, data, self.routes, version)
+        metrics |= self.weighed.metrics
         return _put(batch, self.weighed.sent)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
