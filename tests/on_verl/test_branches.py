@@ -50,7 +50,7 @@ def test_every_sampled_token_is_trained_on_once(name: str, played: tuple[list[Ep
     assert len(keys) == sum(len(e.trajectories) for e in episodes) + 1
     data["old_log_probs"] = data["rollout_log_probs"]
     assert sum(int(mask.sum()) for mask in data["response_mask"].unbind()) == sampled
-    sent, _ = weigh(algorithm, receive(keys, extra, padding), data)
+    sent = weigh(algorithm, receive(keys, extra, padding), data).sent
     assert int(sent[WHOLE][0, 0]) == sampled == sum(int(x.sum()) for x in sent[SENT["counted"]].unbind())
     for mask, weights in zip(data["response_mask"].unbind(), sent[SENT["weights"]].unbind(), strict=True):
         assert not weights[~mask.bool()].any()  # nothing that a fork repeats

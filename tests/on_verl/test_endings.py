@@ -23,7 +23,8 @@ from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.types import Episode, Message, Outcome, Step, StopReason, Task
 
 TOKENIZER = train_tokenizer(["hello there"] * 9, 500)
-CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"max_model_len": 400, "multi_turn": {}}}, "data": {}})
+REFERENCE = {"rollout": {"max_model_len": 400, "multi_turn": {}}, "actor": {"strategy": "fsdp2"}}
+CONFIG = OmegaConf.create({"actor_rollout_ref": REFERENCE, "data": {"agent_rl": {"routes": None}}})
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 closed: list[str] = []
 
@@ -77,7 +78,8 @@ def start(server: Server, **arguments: Any) -> Any:
         max_tokens=64,
         **arguments,
     )
-    return loop.run(SAMPLING, task=json.dumps({"n": 0}), split="train", index=0, session_id=0, global_steps=1)
+    row = {"task": json.dumps({"n": 0}), "split": "train", "index": 0, "evaluation": False}
+    return loop.run(SAMPLING, **row, session_id=0, global_steps=1)
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +109,7 @@ def test_an_episode_that_verl_cancels_closes_its_environment() -> None:
     async def run() -> None:
         server = Server()
         task = asyncio.create_task(start(server))
-        await server.asked.wait()
+        await asyncio.wait_for(server.asked.wait(), 10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

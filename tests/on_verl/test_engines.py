@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def engine(folder: Path, kind: str):
     """verl's engine of the policy or of a critic, from the settings of a run with a critic."""
     run = {"env": "calculator-v0", "start_from": str(folder / "model"), "verl": SETTINGS | EXACT | NO_TOKENIZER}
-    config = compose_verl(VerlConfig(**run, algorithm=preset("ppo").config), folder)
+    config = compose_verl(VerlConfig(**run, algorithm=preset("ppo").config, rollout={"context": 128}), folder)
     section, model = (
         (config.critic, config.critic.model)
         if kind == "value_model"
@@ -119,7 +119,7 @@ def test_the_gradient_of_an_entropy_bonus_is_in_the_engine_s(entropy: float, fol
         )
         found = gradient(actor.module)  # cleared at the end of train_mode
     model = type(make_model(ModelConfig(hidden=32), VOCABULARY, 0)).from_pretrained(folder / "model")
-    embedded(algorithm, model, data, temperature=0.8).backward()
+    embedded(algorithm, model, data, temperature=0.8)[0].backward()
     assert_same(found, gradient(model))
     assert ("agent_rl/entropy" in output["metrics"]) == (entropy > 0)
 

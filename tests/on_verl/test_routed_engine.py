@@ -127,8 +127,8 @@ def by_verl(engine: RoutedEngine, algorithm: Algorithm, packed: bool) -> tuple[f
     data[OLD] = scored[OLD]
     data["old_log_probs"] = response_from_nested(scored["log_probs"], data["response_mask"])
     both = {"routed_experts": ROLLOUT, "old_experts": OLD}
-    sent, metrics = weigh(algorithm, receive(keys, extra, [False] * len(keys)), data, both)
-    data.update(sent)
+    weighed = weigh(algorithm, receive(keys, extra, [False] * len(keys)), data, both)
+    data.update(weighed.sent)
     tu.assign_non_tensor(data, **{RECORD: False, REPLAY: {"none": "", "R2": OLD, "R3": ROLLOUT}[replay]})
     with engine.train_mode(zero_grad_on_exit=False):
         engine.optimizer_zero_grad()
@@ -136,7 +136,7 @@ def by_verl(engine: RoutedEngine, algorithm: Algorithm, packed: bool) -> tuple[f
     gradients = {name: p.grad.full_tensor() for name, p in engine.module.named_parameters()}
     engine.optimizer_zero_grad()
     loss = float(told["agent_rl/loss"].aggregate())
-    return loss, torch.cat([gradients[name].flatten() for name in sorted(gradients)]), metrics
+    return loss, torch.cat([gradients[name].flatten() for name in sorted(gradients)]), weighed.metrics
 
 
 def embedded(model: PreTrainedModel, algorithm: Algorithm) -> tuple[float, Tensor, dict[str, float]]:

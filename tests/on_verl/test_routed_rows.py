@@ -48,7 +48,7 @@ def test_an_engine_of_verl_s_gets_them_as_it_knows_them() -> None:
 
 def test_the_driver_puts_every_row_s_routes_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Experience] = []
-    monkeypatch.setattr(Algorithm, "diagnose", lambda self, x: seen.append(x) or {})
+    monkeypatch.setattr(Algorithm, "diagnose", lambda self, x, version: seen.append(x) or {})
     shuffled = [sent()[i] for i in np.random.default_rng(1).permutation(len(EPISODES) + 1)]
     keys, rows = [key for key, _ in shuffled], [fields for _, fields in shuffled]
 

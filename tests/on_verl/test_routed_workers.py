@@ -34,7 +34,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workers(moe: Path, mode: str, **algorithm: object) -> dict[Role, type]:
     """The classes that a trainer would start, by role."""
     settings = {"env": "calculator-v0", "start_from": str(moe), "verl": SMALL, "algorithm": algorithm}
-    run = VerlConfig.model_validate(settings)
+    run = VerlConfig.model_validate(settings | {"rollout": {"context": 128}})
     trainer = TRAINERS[mode].__new__(TRAINERS[mode])
     trainer.config = compose_verl(run, Path("run"))
     trainer._enable_hybrid_replicas = mode != "separate_async"

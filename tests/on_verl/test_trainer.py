@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ CONFIG = {
         "rollout": {"temperature": 0.7, "calculate_log_probs": False},
     },
     "critic": {"ppo_epochs": UPDATES},
+    "data": {"agent_rl": {"max_staleness": 0}},
     "trainer": {"critic_warmup": 2},
 }
 
@@ -98,6 +100,8 @@ class Setup:
         self.trainer.config = OmegaConf.create(
             CONFIG | {"algorithm": {"rollout_correction": {"bypass_mode": algorithm.config.proximal == "rollout"}}}
         )
+        self.trainer.routes, self.trainer.global_steps = {}, 1
+        self.trainer.replay_buffer = SimpleNamespace(add_to=lambda received: received)
         self.trainer.algorithm, self.trainer.store = algorithm, EpisodeWriter(folder / f"{algorithm.config.name}.jsonl")
         self.workers, self.critics = Workers(self.queue), Workers(self.queue)
         self.trainer.actor_rollout_wg = self.trainer.ref_policy_wg = self.workers
