@@ -128,8 +128,8 @@ def ask(policy: TokenPolicy, seconds: float | None = None, times: int = 1) -> Co
     async def work() -> Completion:
         session = policy.sampler.open(7)
         async with asyncio.timeout(seconds):
-            first, *_ = [await session.sample([1, 3], SamplingParams(max_tokens=8), STOP) for _ in range(times)]
-            return first
+            found = [await session.sample([1, 3], SamplingParams(max_tokens=8), STOP) for _ in range(times)]
+        return found[0]
 
     return asyncio.run(work())
 

@@ -38,3 +38,15 @@ def pytest_ignore_collect(collection_path: object) -> bool | None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if verl is None:
         terminalreporter.write_line(f"NOT TESTED: the verl backend beside verl: {problem}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the config of Qwen3-30B-A3B, without its weights."""
+    from transformers import Qwen3MoeConfig
+
+    folder = tmp_path_factory.mktemp("mixture")
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40960}
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1}
+    Qwen3MoeConfig(hidden_size=2048, num_hidden_layers=48, **heads, **experts).save_pretrained(folder)
+    return str(folder)

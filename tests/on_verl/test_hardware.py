@@ -23,8 +23,8 @@ def composed(*overrides: str, model: str = "/models/m") -> DictConfig:
 
 
 @pytest.mark.parametrize("name", choices("hardware"))
-def test_every_preset_composes_and_fits(name: str) -> None:
-    found = composed(f"hardware={name}")
+def test_every_preset_composes_and_fits(name: str, mixture: str) -> None:
+    found = composed(f"hardware={name}", model=mixture if name.endswith("moe") else "/models/m")
     actor, rollout = found.actor_rollout_ref.actor, found.actor_rollout_ref.rollout
     gpus = found.trainer.nnodes * found.trainer.n_gpus_per_node
     assert gpus == (1 if name == "gpu_80gb" else 8)
@@ -34,6 +34,14 @@ def test_every_preset_composes_and_fits(name: str) -> None:
     assert (found.trainer.v1.trainer_mode == "separate_async") == name.startswith("nodes") == bool(rollout.nnodes)
     assert rollout.enable_prefix_caching and rollout.free_cache_engine and rollout.logprobs_mode == "processed_logprobs"
     assert actor.fsdp_config.param_offload is False
+
+
+def test_the_mixture_of_experts_takes_the_rollout_s_routes(mixture: str) -> None:
+    found = composed("hardware=gpu_8x80gb_moe", "algorithm=icepop", model=mixture)
+    assert found.data.agent_rl.routes == {"layers": 48, "top_k": 8, "experts": 128}
+    assert found.actor_rollout_ref.rollout.enable_rollout_routing_replay is True
+    with pytest.raises(ConfigError, match="experts of start_from=/models/m, whose config can't be read"):
+        composed("hardware=gpu_8x80gb_moe")
 
 
 def test_the_command_line_is_stronger_than_the_hardware() -> None:

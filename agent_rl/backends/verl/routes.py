@@ -96,7 +96,13 @@ def route_shape(model: str) -> RouteShape:
     """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model)
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"algorithm.routing needs to know the experts of start_from={model}, whose config can't be read: give a "
+            f"folder in Hugging Face's format, or a name while its hub can be reached ({error})"
+        ) from error
     if config.model_type != "qwen3_moe":
         raise ConfigError(
             f"routes are those of a mixture of experts of the type qwen3_moe, and '{model}' is {config.model_type}: "
