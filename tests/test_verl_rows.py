@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent_rl.algorithms import collate, to_samples
-from agent_rl.backends.verl.rows import check_ids, episode_of, rewards_of, rows_of
+from agent_rl.backends.verl.rows import check_row, episode_of, rewards_of, rows_of
 from agent_rl.backends.verl.sampler import ServerSampler
 from agent_rl.errors import PolicyError
 from agent_rl.policy.sampling import SamplingParams
@@ -121,8 +121,8 @@ def test_what_verl_reports_of_an_episode() -> None:
 
 
 def test_a_changed_row_is_not_trained_on() -> None:
-    check_ids(example_episode(), 0, [1, 2, 3], [1, 2, 3])
-    with pytest.raises(RuntimeError, match="row 1 of episode e0 came back from verl changed at token 2"):
-        check_ids(example_episode(), 1, [1, 2, 3], [1, 2, 4])
-    with pytest.raises(RuntimeError, match=r"at token 2 .3 tokens sent, 2 received."):
-        check_ids(example_episode(), 1, [1, 2, 3], [1, 2])
+    check_row(example_episode(), 0, "ids", [1, 2, 3], [1, 2, 3])
+    with pytest.raises(RuntimeError, match="row 1 of episode e0 came back from verl changed at token 2 of its ids"):
+        check_row(example_episode(), 1, "ids", [1, 2, 3], [1, 2, 4])
+    with pytest.raises(RuntimeError, match=r"at token 2 of its mask .3 sent, 2 received."):
+        check_row(example_episode(), 1, "mask", [1, 0, 1], [1, 0])

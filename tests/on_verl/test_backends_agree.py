@@ -225,11 +225,12 @@ def test_padding_and_blank_rows_are_not_trained_on() -> None:
     assert counted == trained == int(sent["agent_rl_whole"][0, 0])
 
 
-def test_ids_that_verl_changed_are_found() -> None:
+@pytest.mark.parametrize(("column", "what"), [("responses", "ids"), ("response_mask", "mask")])
+def test_what_verl_changed_is_found(column: str, what: str) -> None:
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]
-    data["responses"].values()[3] += 1
-    with pytest.raises(RuntimeError, match="came back from verl changed"):
+    data[column].values()[3] = 1 - data[column].values()[3]
+    with pytest.raises(RuntimeError, match=f"came back from verl changed at token .* of its {what}"):
         weigh(preset("grpo"), receive(keys, extra, padding), data)
 
 

@@ -55,7 +55,9 @@ def test_the_driver_puts_every_row_s_routes_in_its_place(monkeypatch: pytest.Mon
     def nested(name: str) -> torch.Tensor:
         return torch.nested.as_nested_tensor([row[name] for row in rows], layout=torch.jagged)
 
-    data = TensorDict({name: nested(name) for name in ("prompts", "responses", ROLLOUT)}, batch_size=len(rows))
+    data = TensorDict(
+        {name: nested(name) for name in ("prompts", "responses", "response_mask", ROLLOUT)}, batch_size=len(rows)
+    )
     data["old_log_probs"] = nested("rollout_log_probs")
     data[OLD] = torch.nested.as_nested_tensor([row[ROLLOUT].short() + 7 for row in rows], layout=torch.jagged)
     algorithm = Algorithm(AlgorithmConfig.model_validate({"proximal": "recompute", "routing": {"replay": "R3"}}))

@@ -15,7 +15,7 @@ from agent_rl.algorithms import Algorithm, Batch, Experience
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.algorithms.objectives.whole import Prepared
 from agent_rl.backends.verl.loss import SENT, WHOLE
-from agent_rl.backends.verl.rows import check_ids, episode_of
+from agent_rl.backends.verl.rows import check_row, episode_of
 from agent_rl.types import Episode
 
 SAMPLES = "train/samples"
@@ -107,12 +107,12 @@ def weigh(
     Args:
         algorithm: what to compute.
         received: the batch's episodes.
-        data: verl's `prompts`, `responses` and, of `COMPUTED`, what the algorithm asks for; all nested.
+        data: verl's `prompts`, `responses`, `response_mask` and what of `COMPUTED` the algorithm asks for; all nested.
         routes: the fields of it that hold routes, by what they are in our batch.
         version: of the weights that are about to be trained, which tokens' ages are counted from.
 
     Raises:
-        RuntimeError: if no episode sampled anything, or verl changed a token, or did not compute what it must.
+        RuntimeError: if no episode sampled anything, or verl changed a token or a mask, or lacks what it must compute.
     """
     x, known = received.experience(algorithm), set(data.keys())
     if lacking := _required(algorithm) - known:
@@ -125,10 +125,13 @@ def weigh(
         None if row is None else (row, slice(prompt, prompt + response))
         for row, (prompt, response) in zip(own_rows(x, received), lengths, strict=True)
     ]
-    for spot, place, *halves in zip(spots, received.places, prompts.unbind(), responses.unbind(), strict=True):
+    columns = (prompts.unbind(), responses.unbind(), data["response_mask"].unbind())
+    for spot, place, prompt, response, mask in zip(spots, received.places, *columns, strict=True):
         if spot is not None and place is not None:
+            row = received.episodes[place[0]], place[1]
             ids = x.rows.token_ids[spot[0], : int(x.rows.lengths[spot[0]])].tolist()
-            check_ids(received.episodes[place[0]], place[1], ids, [i for half in halves for i in half.tolist()])
+            check_row(*row, "ids", ids, prompt.tolist() + response.tolist())
+            check_row(*row, "mask", x.rows.loss_mask[spot].int().tolist(), mask.tolist())
     batch = x.rows
     for ours, theirs in COMPUTED.items():
         if theirs in known:

@@ -70,15 +70,23 @@ def rewards_of(episode: Episode) -> dict[str, float]:
     return {"success": float(bool(episode.success)), "failed": float(not episode.trainable), **scored}
 
 
-def check_ids(episode: Episode, number: int, ids: Sequence[int], row: Sequence[int]) -> None:
+def check_row(episode: Episode, number: int, what: str, sent: Sequence[int], received: Sequence[int]) -> None:
     """Compare a row that verl is about to train on with the trajectory that was sampled.
+
+    Args:
+        episode: the row's.
+        number: which of the episode's rows it is.
+        what: is compared: "ids", of every token, or "mask", of the response's: 1 where the policy sampled.
+        sent: what the trajectory says.
+        received: what verl has.
 
     Raises:
         RuntimeError: if they differ anywhere.
     """
-    if list(ids) != list(row):
-        at = next((i for i, (a, b) in enumerate(zip(ids, row, strict=False)) if a != b), min(len(ids), len(row)))
+    if list(sent) != list(received):
+        pairs = enumerate(zip(sent, received, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(sent), len(received)))
         raise RuntimeError(
-            f"row {number} of episode {episode.id} came back from verl changed at token {at} "
-            f"({len(ids)} tokens sent, {len(row)} received): it must not be trained on"
+            f"row {number} of episode {episode.id} came back from verl changed at token {at} of its {what} "
+            f"({len(sent)} sent, {len(received)} received): it must not be trained on"
         )
