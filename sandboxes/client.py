@@ -21,6 +21,7 @@ from agent_rl.sandboxes.inside.wire import CHUNK, MAX_BODY, FrameError, Frames, 
 GRACE = 10.0
 """Seconds beyond a call's own timeout until the agent is held to be lost: it ends what is late itself."""
 FILE_TIMEOUT = 30.0
+Answer = tuple[Head, bytes]
 
 
 class AgentSandbox:
@@ -28,6 +29,7 @@ class AgentSandbox:
 
     Args:
         sock: the connection; it is this object's from now on.
+        name: who holds it, for messages.
         kill: ends the sandbox at once, without waiting; more than once does no harm.
         ended: waits until nothing is left of it.
         decode: takes the agent's bytes out of what the socket brings, where there is more.
@@ -37,11 +39,13 @@ class AgentSandbox:
         self,
         sock: socket.socket,
         *,
+        name: str = "",
         kill: Callable[[], None],
         ended: Callable[[], Awaitable[None]],
         decode: Callable[[bytes], bytes] | None = None,
     ) -> None:
         sock.setblocking(False)
+        self.name = name
         self._sock = sock
         self._kill, self._ended = kill, ended
         self._decode = decode
@@ -50,8 +54,11 @@ class AgentSandbox:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._count = 0
         self._call: object = None
-        self._answer: asyncio.Future[tuple[Head, bytes]] | None = None
+        self._answer: asyncio.Future[Answer] | None = None
         self._lost: str | None = None
+
+    def __repr__(self) -> str:
+        return f"AgentSandbox({self.name!r}{'' if self._lost is None else ', lost'})"
 
     async def ready(self, timeout: float) -> None:
         """Wait for the agent's first frame.
@@ -130,7 +137,7 @@ class AgentSandbox:
 
     # How a call goes
 
-    async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> tuple[Head, bytes]:
+    async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> Answer:
         async with self._turn:
             self._count += 1
             try:
@@ -143,7 +150,7 @@ class AgentSandbox:
             raise SandboxError(f"the sandbox was lost: {self._lost}")
         return head, body
 
-    async def _await_answer(self, call: object, frame: bytes, timeout: float) -> tuple[Head, bytes]:
+    async def _await_answer(self, call: object, frame: bytes, timeout: float) -> Answer:
         """Send a frame and wait for the answer; if that is cancelled, have the agent end what it does."""
         if self._lost is not None:
             raise SandboxError(f"the sandbox was lost: {self._lost}")
@@ -151,8 +158,8 @@ class AgentSandbox:
         if loop is not self._loop:
             loop.add_reader(self._sock, self._receive)
             self._loop = loop
-        self._call, answer = call, loop.create_future()
-        self._answer = answer
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._call, self._answer = call, answer
         alarm = loop.call_later(timeout, self._lose, f"it did not answer within {timeout:g} s")
         sent = False
         try:

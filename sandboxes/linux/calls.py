@@ -54,7 +54,9 @@ def check(result: int, what: str) -> int:
 
 def syscall(number: int, *arguments: int | bytes | None) -> int:
     """Make a system call by its number; negative if it failed."""
-    return int(_libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)))
+    return int(
+        _libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
+    )
 
 
 def prctl(option: int, *arguments: int) -> int:

@@ -102,7 +102,12 @@ def enter(spec: Spec) -> None:
     calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the last change of user, which clears it
     if not spec.cpu_quota:
         pin(spec)
-    seccomp.install(spec.filter)
+    seccomp.install(seccomp.program(namespaces=True))
+
+
+def confine(spec: Spec) -> None:
+    """Limit this process, which is about to run foreign code, to what the code may use."""
+    limit(spec, processes=spec.processes, memory=spec.memory)
 
 
 def pin(spec: Spec) -> None:
@@ -136,9 +141,7 @@ def _existing(paths: Sequence[str]) -> list[str]:
     return [path for path in there if not any(path.startswith(f"{other}/") for other in there)]
 
 
-def _build_root(
-    spec: Spec, sources: Sequence[_Source], devices: Sequence[_Source], links: Mapping[str, str]
-) -> None:
+def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Source], links: Mapping[str, str]) -> None:
     calls.mount("tmpfs", _ROOT, "tmpfs", _QUIET, "size=1m,mode=755,nr_inodes=1024")
     root = Path(_ROOT)
     os.chdir(root)
@@ -154,8 +157,8 @@ def _build_root(
             calls.bind(str(root / "empty"), str(folder))
     for source in devices:
         calls.mount(source.magic, source.make_target(root), None, calls.MS_BIND)
-    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
-        (root / "dev" / name).symlink_to(f"/proc/self/{target}")
+    for name, link in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        (root / "dev" / name).symlink_to(f"/proc/self/{link}")
     for file, text in _FILES.items():
         (root / file).write_text(text)
     calls.mount("proc", str(root / "proc"), "proc", _QUIET | calls.MS_NOEXEC, "subset=pid")

@@ -46,7 +46,7 @@ def enter(spec: Spec, uid: int | None) -> None:
     calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGTERM)
     if not spec.cpu_quota:
         pin(spec)
-    seccomp.install(spec.filter)
+    seccomp.install(seccomp.program(namespaces=False))
     _restrict(_ruleset(0, 0), ())
     limit(spec, processes=_processes() + spec.processes + SPARE)
 

@@ -19,11 +19,9 @@ class Spec:
     lifetime: float
     """Seconds."""
     read_only: tuple[str, ...] = ()
-    """Absolute paths that it can read, besides the system's."""
+    """Absolute paths that it can read, besides the system's. This and what follows, the zygote fills in."""
     hidden: tuple[str, ...] = ()
     """Folders below them that it can't."""
-    filter: bytes = b""
-    """The seccomp program. This and what follows, the zygote fills in."""
     cpu_quota: bool = False
     """Whether a cgroup limits the processor time."""
     home: str = "/work"

@@ -8,15 +8,17 @@ nothing is left of it, the zygote closes its end of the lease. All sandboxes end
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
 import select
 import signal
 import socket
+import stat
 import sys
+import sysconfig
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +34,8 @@ RETRY = 0.002
 """Seconds until a cgroup that was still busy is tried again."""
 PATIENCE = 5.0
 """Seconds that an agent gets to end by itself."""
+READ_ONLY = tuple(dict.fromkeys((sys.base_prefix, sys.base_exec_prefix)))
+HIDDEN = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 PROBE = Spec(slot=0, memory=256 << 20, processes=8, cpus=1, disk=1 << 20, files=64, lifetime=PATIENCE)
 
 
@@ -95,14 +99,12 @@ class Zygote:
     def spawn(self, spec: Spec, control: socket.socket, lease: socket.socket) -> None:
         """Fork a sandbox, whose agent says over `control` whether it works."""
         uid = _uid(spec.slot)
-        spec = replace(
-            spec, filter=seccomp.program(namespaces=self.tier == "jail"), cpu_quota="cpu" in self._controllers()
-        )
+        spec = replace(spec, read_only=READ_ONLY, hidden=HIDDEN, cpu_quota="cpu" in self._controllers())
         ward = Ward(0, control, lease, time.monotonic() + spec.lifetime, [], None)
         going: int | None = None
         try:
-            if self.tier == "landlock":
-                ward.home = homes.make(spec.slot, uid)
+            if self.tier != "jail":
+                ward.home = homes.make(spec.slot, uid if self.tier == "landlock" else os.getuid())
                 spec = replace(spec, home=str(ward.home / homes.WORK), visible=landlock.visible(spec))
             name = f"{homes.MARK}-{spec.slot}"
             ward.folders = cgroups.make(
@@ -142,11 +144,9 @@ class Zygote:
         message, fds, _, _ = socket.recv_fds(self.commands, CHUNK, 2)
         if not message:
             return False
-        values = json.loads(message)
         control, lease = (socket.socket(fileno=fd) for fd in fds)
         lease.setblocking(False)
-        lists = {key: tuple(values[key]) for key in ("read_only", "hidden")}
-        self.spawn(Spec(**{**values, **lists}), control, lease)
+        self.spawn(Spec(**json.loads(message)), control, lease)
         return True
 
     def _poll(self, *others: int) -> set[int]:
@@ -199,20 +199,12 @@ class Zygote:
             if os.read(4, 1) != b"!":
                 os._exit(1)
             os.close(4)
-            limited = replace(spec, processes=spec.processes)
+            confine = {"jail": jail.confine, "landlock": landlock.confine, "unsafe": jail.confine}[self.tier]
             if self.tier == "jail":
                 jail.enter(spec)
-
-                def confine() -> None:
-                    jail.limit(limited, processes=spec.processes, memory=spec.memory)
-            else:
-                if self.tier == "landlock":
-                    landlock.enter(spec, uid if os.geteuid() == 0 else None)
-
-                def confine() -> None:
-                    landlock.confine(spec)
-
-            Agent(3, 3, home=spec.home, confine=confine).serve()
+            elif self.tier == "landlock":
+                landlock.enter(spec, uid if os.geteuid() == 0 else None)
+            Agent(3, 3, home=spec.home, confine=lambda: confine(spec)).serve()
         except BaseException as error:
             _report(socket.socket(fileno=3), error)
         finally:
@@ -243,7 +235,16 @@ def _refusal(tier: str) -> str | None:
         return f"there is no table of system calls for {os.uname().machine}"
     if tier == "landlock" and landlock.abi() < landlock.MIN_ABI:
         return f"the kernel has Landlock {max(0, landlock.abi())}; {landlock.MIN_ABI} is needed (Linux 6.12)"
+    if tier == "landlock" and os.geteuid() == 0:
+        closed = [path for path in _ways(READ_ONLY) if not path.stat().st_mode & stat.S_IXOTH]
+        if closed:
+            return f"code runs as another user, who can't reach {sys.executable} through {closed[0]}"
     return None
+
+
+def _ways(paths: tuple[str, ...]) -> list[Path]:
+    """Return these folders and all above them."""
+    return [folder for path in paths for folder in (Path(path), *Path(path).parents)]
 
 
 def _first_frame(connection: socket.socket) -> Head:
@@ -271,18 +272,10 @@ def _uid(slot: int) -> int:
 def _keep_only(control: int, go: int) -> None:
     """Make these two descriptors 3 and 4, and close all others but /dev/null in place of the first three."""
     null = os.open(os.devnull, os.O_RDWR)
-    above = [os.dup(fd) for fd in (control, go, null)]
-    floor = max(above) + 1
-    above = [_dup_from(fd, max(floor, 16)) for fd in above]
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (control, go, null)]
     for target, fd in ((3, above[0]), (4, above[1]), (0, above[2]), (1, above[2]), (2, above[2])):
         os.dup2(fd, target, inheritable=target < 3)
     os.closerange(5, os.sysconf("SC_OPEN_MAX"))
-
-
-def _dup_from(fd: int, minimum: int) -> int:
-    import fcntl
-
-    return fcntl.fcntl(fd, fcntl.F_DUPFD, minimum)
 
 
 def _report(control: socket.socket, error: BaseException) -> None:
