@@ -23,7 +23,7 @@ _ON_PROCESSES = [
     Attack(
         "schedule a process",
         SIGNALS,
-        "reached = attempt(lambda: os.sched_setscheduler(pid, 3, os.sched_param(0)) or 1)",
+        "how = 3, os.sched_param(0)\nreached = attempt(lambda: os.sched_setscheduler(pid, *how) or 1)",
     ),
     Attack(
         "attach a System V segment",
