@@ -201,10 +201,11 @@ class _Zygote:
         self.refused: dict[str, str] = dict(hello.get("refused", {}))
         self._controllers = frozenset(map(str, hello.get("controllers", ())))
         if self.tier == "none":
-            reasons = "; ".join(f"{tier}: {reason}" for tier, reason in self.refused.items())
+            complaint = self.stop()
+            reasons = "; ".join(f"{tier}: {reason}" for tier, reason in self.refused.items()) or complaint
             raise SandboxError(
-                f"no local sandbox works here ({reasons or self.stop()}); use another backend, or, for code that you "
-                "trust, allow_unsafe=True"
+                f"no local sandbox works here ({reasons}); use another backend, or, for code that you trust, "
+                "allow_unsafe=True"
             )
 
     def runs(self) -> bool:

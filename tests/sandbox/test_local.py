@@ -53,7 +53,7 @@ def leftovers() -> dict[str, object]:
     """Whatever a sandbox could leave behind on this machine."""
     gc.collect()
     return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
         "cgroups": sorted(
             str(path) for hierarchy in cgroups.find() for path in (hierarchy.path / "agent-rl").glob("*-*")
