@@ -161,6 +161,8 @@ class LocalSandboxes:
     def _start(self) -> None:
         with self._starting:
             if self._zygote is None or not self._zygote.runs():
+                if self._zygote is not None:
+                    self._zygote.stop()
                 self._zygote = _Zygote(self._python, self._tiers, self._launcher)
 
 
