@@ -223,6 +223,25 @@ def test_leftovers_of_a_zygote_that_is_gone_are_collected(tmp_path: Path):
     assert [path.name for path in (tmp_path / "agent-rl").iterdir()] == ["2.2-7"]
 
 
+def test_installed_packages_are_hidden(jails, run):
+    async def look() -> str | None:
+        box = await jails.open(lifetime=60)
+        code = "import os, sysconfig\nos.listdir(sysconfig.get_path('purelib'))"
+        seen = await box.run_python(code)
+        await box.close()
+        return seen.value
+
+    there = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", "import os, sysconfig; print(os.listdir(sysconfig.get_path('purelib')))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if there.stdout == "[]\n":
+        pytest.skip("this interpreter has no packages of its own")
+    assert run(look()) == "[]"
+
+
 def test_limits_reach_the_cgroup(jails, run):
     async def look() -> list[str]:
         box = await jails.open(limits=Limits(memory=100 << 20, processes=20), lifetime=60)
