@@ -96,14 +96,16 @@ class LocalSandboxes:
         self._launcher = tuple(launcher)
         self._zygote: _Zygote | None = None
         self._starting = threading.Lock()
-        self._found: Capabilities | None = None
+        self._checking = asyncio.Lock()
+        self._checked = not self._require
         self._slots = 0
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
 
     async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> AgentSandbox:
         """Open a sandbox."""
-        if self._require and self._found is None:
-            await self._check_required()
+        async with self._checking:
+            if not self._checked:
+                await self._check_required()
         return await self._spawn(owner, limits or self.limits, lifetime)
 
     async def capabilities(self) -> Capabilities:
@@ -123,14 +125,15 @@ class LocalSandboxes:
             await asyncio.to_thread(zygote.stop)
 
     async def _check_required(self) -> None:
-        found = await self.capabilities()
+        claims = (await self._running()).claims()
+        found = await verify(self._spawn, {guarantee: claims[guarantee] for guarantee in self._require})
         missing = sorted(guarantee for guarantee in self._require if found[guarantee] is None)
         if missing:
             raise SandboxError(
                 f"local sandboxes can't guarantee {', '.join(missing)} here; `agent-rl sandbox doctor` says why. Use "
                 "another backend, or, for code that you trust, allow_unsafe=True"
             )
-        self._found = found
+        self._checked = True
 
     async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
         zygote = await self._running()
