@@ -41,14 +41,18 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def descendants() -> set[int]:
-    """The processes below this one, whoever has adopted them."""
-    found: set[int] = set()
+def started(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def descendants(of: int) -> set[int]:
+    """The processes below one, whoever has adopted them."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parents[int(stat.parent.name)] = parent_of(int(stat.parent.name))
-    while more := {pid for pid, parent in parents.items() if parent in found | {os.getpid()}} - found:
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if parent in found | {of}} - found:
         found |= more
     return found
 
@@ -62,13 +66,15 @@ def leftovers() -> dict[str, object]:
         "cgroups": sorted(
             str(path)
             for hierarchy in cgroups.find()
-            for pid in descendants()
+            for pid in descendants(os.getpid())
             for path in (hierarchy.path / "agent-rl").glob(f"{pid}.*")
         ),
         "folders": sorted(
-            path for pid in descendants() for path in Path(tempfile.gettempdir()).glob(f"agent-rl-box-{pid}.*")
+            path
+            for pid in descendants(os.getpid())
+            for path in Path(tempfile.gettempdir()).glob(f"agent-rl-box-{pid}.*")
         ),
-        "processes": len(descendants()),
+        "processes": len(descendants(os.getpid())),
     }
 
 
@@ -145,7 +151,7 @@ def test_nothing_survives_its_trainer(how, tier):
         if trainer.stdout.readline() != b"ready\n":
             trainer.wait()
             pytest.skip(f"no {tier} here")
-        family = descendants() - {trainer.pid}
+        family = descendants(trainer.pid)
         assert len(family) >= 6
         if how != "leave":
             trainer.send_signal(signal.SIGKILL if how == "block" else signal.Signals[how])
@@ -155,8 +161,9 @@ def test_nothing_survives_its_trainer(how, tier):
 
 def test_sandboxes_end_with_their_zygote_and_the_next_one_is_fine(jails, run):
     box = run(jails.open(lifetime=60))
-    family = descendants()
-    (zygote,) = (pid for pid in family if parent_of(pid) == os.getpid())
+    children = {pid for pid in descendants(os.getpid()) if parent_of(pid) == os.getpid()}
+    zygote = max(children, key=started)  # other fixtures may have theirs
+    family = descendants(zygote) | {zygote}
     os.kill(zygote, signal.SIGKILL)
     assert wait_for_the_end(family) == set()
     with pytest.raises(SandboxError):
