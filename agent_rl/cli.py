@@ -1,8 +1,9 @@
-"""The command line: `agent-rl envs | algorithms | train | rollout | view`."""
+"""The command line: `agent-rl envs | algorithms | train | rollout | view | sandbox`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -88,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="agent-rl", description="Train, run and read tool-using language-model agents.", formatter_class=raw
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="envs | algorithms | train | rollout | view")
+    commands = parser.add_subparsers(required=True, metavar="envs | algorithms | train | rollout | view | sandbox")
     imports = argparse.ArgumentParser(add_help=False)
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
@@ -113,6 +114,10 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--tokens", action="store_true", help="show which tokens were sampled")
     view.add_argument("--limit", type=int, default=20, help="rows of the table")
     view.set_defaults(command=_view)
+    sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
+    actions = sandbox.add_subparsers(required=True, metavar="doctor")
+    doctor = actions.add_parser("doctor", help="say what sandboxes guarantee on this machine, and what to do about it")
+    doctor.set_defaults(command=_sandbox_doctor)
     return parser
 
 
@@ -188,6 +193,10 @@ def _view(arguments: argparse.Namespace) -> int:
         )
     print_episode(first[0], console, tokens=arguments.tokens, decode=decode)
     return 0
+
+
+def _sandbox_doctor(arguments: argparse.Namespace) -> int:
+    return int(importlib.import_module("agent_rl.sandboxes.doctor").doctor(Console()))
 
 
 def _decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:
