@@ -1,0 +1,76 @@
+"""A Docker engine of the tests' own: its data, sockets and processes are nobody else's, and it has no network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+OPTIONS = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false")
+
+
+class Dockerd:
+    """A running engine; `restart` is for tests of what happens to its clients."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.host = f"unix://{folder}/docker.sock"
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        at = self.folder
+        where = ("--host", self.host, "--data-root", at / "data", "--exec-root", at / "exec", "--pidfile", at / "pid")
+        with (at / "log").open("ab") as log:
+            process = subprocess.Popen(
+                ["dockerd", *where, *OPTIONS, "--log-level=warn"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and process.poll() is None:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(f"{at}/docker.sock")
+                return process
+            time.sleep(0.05)
+        process.kill()
+        raise RuntimeError(f"dockerd did not start:\n{(at / 'log').read_text()[-2000:]}")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """End the engine, and its containers; SIGKILL leaves them to the next start."""
+        self.process.send_signal(how)
+        self.process.wait(timeout=30)
+
+    def restart(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self.stop(how)
+        (self.folder / "pid").unlink(missing_ok=True)
+        self.process = self._start()
+
+
+def whats_missing() -> str | None:
+    """What keeps an engine from starting here; on CI, Debian's package is installed first."""
+    if os.geteuid() != 0:
+        return "a Docker engine of our own takes root"
+    if not shutil.which("dockerd") and os.environ.get("CI") and shutil.which("apt-get"):
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "docker.io"]
+        if subprocess.run(install, capture_output=True, check=False).returncode:  # the package list may be missing
+            subprocess.run(["apt-get", "update", "-qq"], capture_output=True, check=False)
+            subprocess.run(install, capture_output=True, check=False)
+    return None if shutil.which("dockerd") else "dockerd is missing: apt-get install docker.io"
+
+
+@contextlib.contextmanager
+def docker_engine(folder: Path) -> Iterator[Dockerd]:
+    """Run an engine in a folder whose path is short enough for a socket's."""
+    engine = Dockerd(folder)
+    try:
+        yield engine
+    finally:
+        engine.stop()
