@@ -36,7 +36,7 @@ class Session:
     def __init__(
         self,
         stream: socket.socket,
-        end: Callable[[], Awaitable[None]],
+        end: Callable[[Session], Awaitable[None]],
         decode: Callable[[bytes], bytes] = bytes,
     ) -> None:
         """Take the socket over.
@@ -53,19 +53,20 @@ class Session:
         self._lost: str | None = None
         self._ended = False
 
-    async def ready(self, timeout: float) -> None:
-        """Wait until the agent says that it is there.
+    async def greet(self, greeting: bytes, timeout: float) -> None:
+        """Send what starts the agent, and wait until it says that it is there.
 
         Raises:
-            SandboxError: if it doesn't.
+            SandboxError: if it doesn't; the sandbox was ended then.
         """
         try:
             async with asyncio.timeout(timeout):
+                await self._send(greeting)
                 head, _ = await self._receive()
         except TimeoutError:
-            raise SandboxError(f"the sandbox's agent did not answer within {timeout:g} s") from None
+            raise await self._broken(f"its agent did not answer within {timeout:g} s") from None
         if "ready" not in head:
-            raise SandboxError(f"the sandbox's agent began with {head!r:.200}")
+            raise await self._broken(f"its agent began with {head!r:.200}")
 
     async def exec(
         self,
@@ -125,7 +126,7 @@ class Session:
         if not self._ended:
             self._ended = True
             self._stream.close()
-            await self._end()
+            await self._end(self)
 
     async def _call(self, head: Head, body: bytes, timeout: float, keep: int) -> tuple[Head, bytes, float]:
         """Ask the agent, and wait for its answer; a call that is cancelled is ended inside, too."""

@@ -12,26 +12,20 @@ its containers with it; those that it had created but not started are collected 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import socket
-import threading
-import time
 import uuid
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Capabilities, Limits, Sandbox
 from agent_rl.sandboxes.docker.container import ARGV, any_user, confinement, greeting
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
-from agent_rl.sandboxes.docker.orphans import LABEL, collect, labels
+from agent_rl.sandboxes.docker.orphans import collect, labels
 from agent_rl.sandboxes.docker.stream import Demultiplexer
 from agent_rl.sandboxes.session import Session
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 STARTS = 4
 """How many containers are started or removed at a time: more make an engine slower, not faster."""
@@ -56,40 +50,85 @@ class DockerSandboxes:
             host: the engine's address; $DOCKER_HOST, or Docker's own default, if None.
             runtime: the engine's own if None; "runsc" is gVisor.
             limits: of a sandbox that is opened without any.
-            starts: how many containers may be started at a time.
+            starts: how many containers may be started or removed at a time.
 
         Raises:
             ConfigError: if streams can't be attached to at that address.
         """
         self.engine = Engine(host)
         self.image, self.runtime, self.limits = image, runtime, limits or Limits()
-        self._slots = threading.Semaphore(starts)
-        self._sessions: set[Session] = set()
-        self._capabilities: Capabilities | None = None
-        self._collected = False
+        self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # one that nobody holds ends by itself
         self._closed = False
+        self._tidy = False
+        """Whether orphans were collected since the engine was last seen to fail."""
 
     async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> Sandbox:
         """As in `Sandboxes`."""
         if self._closed:
-            raise SandboxError("this backend was closed")
-        if not self._collected:
-            await self._in_thread(lambda: collect(self.engine))
-            self._collected = True
-        box = _Starting(self, limits or self.limits, owner, lifetime)
+            raise SandboxError("this docker backend was closed")
+        if not self._tidy:
+            await asyncio.wrap_future(self._threads.submit(collect, self.engine))
+            self._tidy = True
+        starting = self._threads.submit(self._start, limits or self.limits, owner, lifetime)
         try:
-            container, stream = await self._in_thread(box.start)
+            container, stream = await asyncio.wrap_future(starting)
         except asyncio.CancelledError:
-            box.give_up()
+            starting.add_done_callback(self._drop)  # a thread can't be stopped
             raise
         demultiplexer = Demultiplexer()
-        session = Session(stream, functools.partial(self._end, container), demultiplexer.feed)
-        self._sessions.add(session)
+        session = Session(stream, functools.partial(self._end, container=container), demultiplexer.feed)
         try:
             await session.greet(greeting(lifetime), TIMEOUT)
-        except BaseException as error:
+        except SandboxError as error:
+            raise SandboxError(f"{error} {demultiplexer.complaint}".rstrip()) from error
+        except asyncio.CancelledError:
             await asyncio.shield(session.close())
-            if isinstance(error, SandboxError) and demultiplexer.complaint:
-                raise SandboxError(f"{error}: {demultiplexer.complaint}") from error
             raise
+        self._sessions.add(session)
         return session
+
+    async def capabilities(self) -> Capabilities:
+        """As in `Sandboxes`."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """As in `Sandboxes`."""
+        self._closed = True
+        await asyncio.gather(*(session.close() for session in tuple(self._sessions)), return_exceptions=True)
+        self._threads.shutdown(wait=False)
+
+    def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket]:
+        """Start a container; return its id, and the stream to its agent."""
+        user = any_user()
+        container = self.engine.create(
+            self.image,
+            ARGV,
+            {**confinement(limits, user), **({"Runtime": self.runtime} if self.runtime else {})},
+            name=f"agent-rl-{uuid.uuid4().hex[:12]}",
+            user=f"{user}:{user}",
+            labels=labels(owner, lifetime),
+            working_dir="/",
+            hostname="sandbox",
+            network_disabled=True,
+        )
+        try:
+            return container, self.engine.start(container)
+        except BaseException:
+            self.engine.remove(container)
+            raise
+
+    def _drop(self, started: Future[tuple[str, socket.socket]]) -> None:
+        """Remove a container that nobody waits for any more."""
+        if not started.cancelled() and started.exception() is None:
+            container, stream = started.result()
+            stream.close()
+            self.engine.remove(container)
+
+    async def _end(self, session: Session, *, container: str) -> None:
+        """Remove a container; its agent ends by itself where the engine can't be reached."""
+        self._sessions.discard(session)
+        try:
+            await asyncio.wrap_future(self._threads.submit(self.engine.remove, container))
+        except SandboxError:
+            self._tidy = False

@@ -18,7 +18,7 @@ AGENT_PROCESSES = 4
 """The agent and the Python worker, and some to spare for reading and writing files."""
 
 ENTRY = """\
-import json, os, signal, struct, sys, types
+import importlib.util, json, os, signal, struct, sys
 
 def take(size):
     data = b""
@@ -26,36 +26,35 @@ def take(size):
         data += os.read(0, size - len(data)) or sys.exit("the host is gone")
     return data
 
-def build(name, source):
-    module = sys.modules[name] = types.ModuleType(name)
-    module.__package__, module.__path__ = name.partition(".")[0], []
-    exec(compile(source, name, "exec"), module.__dict__)
-    setattr(sys.modules[module.__package__], name.partition(".")[2], module)
-    return module
+class Sent:
+    def find_spec(self, name, path=None, target=None):
+        if name in sources:
+            return importlib.util.spec_from_loader(name, self, is_package="." not in name)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
 
-started = json.loads(take(struct.unpack(">I", take(4))[0]))
-for name in started["order"]:
-    module = build(name, started["sources"][name])
+home, lifetime, sources = json.loads(take(*struct.unpack(">I", take(4))))
+sys.meta_path.append(Sent())
+from inside.agent import Agent
 requests, replies, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
 os.dup2(null, 0), os.dup2(null, 1)
-agent = module.Agent(requests, replies, home=started["home"], confine=lambda: None)
+agent = Agent(requests, replies, home=home, confine=lambda: None)
 signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-signal.setitimer(signal.ITIMER_REAL, started["lifetime"])
+signal.setitimer(signal.ITIMER_REAL, lifetime)
 agent.serve()
 """
 """Reads the agent's source from stdin, so that any image with a python3 will do, and ends when the lifetime is over."""
 
 ARGV = ["python3", "-I", "-S", "-B", "-c", ENTRY]
-_ORDER = ("wire", "worker", "capture", "processes", "files", "agent")
-"""The agent's modules, each after those that it imports."""
 
 
 def greeting(lifetime: float) -> bytes:
     """Return what `ENTRY` reads first: the agent's source, and for how long it shall live, in seconds."""
-    folder = Path(inside.__file__).parent
-    sources = {"inside": ""} | {f"inside.{name}": (folder / f"{name}.py").read_text() for name in _ORDER}
-    started = {"order": list(sources), "sources": sources, "home": WORK, "lifetime": lifetime}
-    text = json.dumps(started).encode()
+    files = Path(inside.__file__).parent.glob("*.py")
+    sources = {f"inside.{file.stem}".removesuffix(".__init__"): file.read_text() for file in files}
+    text = json.dumps((WORK, lifetime, sources)).encode()
     return struct.pack(">I", len(text)) + text
 
 
@@ -67,7 +66,7 @@ def confinement(limits: Limits, user: int) -> Mapping[str, object]:
         user: the uid and gid that everything in it has.
     """
     memory = limits.memory + 2 * limits.disk + OVERHEAD  # what is written is memory, too
-    scratch = f"rw,nosuid,nodev,size={limits.disk},nr_inodes={limits.files},uid={user},gid={user}"
+    private = f"rw,nosuid,nodev,uid={user},gid={user},mode=700,nr_inodes={limits.files}"
     shared = min(limits.memory // 2, 64 * 1024 * 1024)
     return {
         "NetworkMode": "none",
@@ -79,19 +78,24 @@ def confinement(limits: Limits, user: int) -> Mapping[str, object]:
         "PidsLimit": limits.processes + AGENT_PROCESSES,
         "NanoCpus": int(limits.cpus * 1e9),
         "Tmpfs": {
-            WORK: f"{scratch},exec,mode=700",
-            "/tmp": f"{scratch},exec,mode=1777",
-            "/dev/shm": f"rw,nosuid,nodev,noexec,size={shared},nr_inodes={limits.files},uid={user},gid={user},mode=700",
+            WORK: f"{private},exec,size={limits.disk}",
+            "/tmp": f"{private},exec,size={limits.disk}",
+            "/dev/shm": f"{private},noexec,size={shared}",
         },
         "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in _ULIMITS.items()],
         "LogConfig": {"Type": "none"},  # else every byte would be written to the host's disk
         "IpcMode": "private",
         "CgroupnsMode": "private",
+        "MaskedPaths": _MASKED,
+        "ReadonlyPaths": _READ_ONLY,
         "OomScoreAdj": 500,
         "AutoRemove": True,
     }
 
 
+_MASKED = ["/sys", *(f"/proc/{name}" for name in "acpi asound kcore keys latency_stats scsi timer_list timer_stats".split())]
+"""Docker's own list, but all of /sys: it describes the machine, and nothing here needs that."""
+_READ_ONLY = [f"/proc/{name}" for name in "bus fs irq sys sysrq-trigger".split()]
 _ULIMITS = {"core": 0, "memlock": 0, "msgqueue": 0, "sigpending": 256, "nofile": 1024}
 
 
