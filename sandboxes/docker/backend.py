@@ -12,23 +12,34 @@ its containers with it; those that it had created but not started are collected 
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 import uuid
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from agent_rl.errors import SandboxError
-from agent_rl.sandboxes.base import Capabilities, Limits, Sandbox
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, Sandbox
+from agent_rl.sandboxes.canary import try_out
+from agent_rl.sandboxes.client import AgentSandbox
 from agent_rl.sandboxes.docker.container import ARGV, any_user, confinement, greeting
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
 from agent_rl.sandboxes.docker.orphans import collect, labels
 from agent_rl.sandboxes.docker.stream import Demultiplexer
-from agent_rl.sandboxes.session import Session
 
 STARTS = 4
 """How many containers are started or removed at a time: more make an engine slower, not faster."""
+MECHANISMS = {
+    Guarantee.FILES: "mount namespace, read-only root",
+    Guarantee.NETWORK: "network namespace without a network, seccomp",
+    Guarantee.SIGNALS: "pid namespace",
+    Guarantee.KERNEL: "no capabilities, no_new_privs, seccomp",
+    Guarantee.MEMORY: "cgroup",
+    Guarantee.PROCESSES: "cgroup",
+    Guarantee.CPU: "cgroup",
+    Guarantee.DISK: "sized tmpfs",
+    Guarantee.KILL_ALL: "the agent is pid 1 of the namespace",
+}
 
 
 class DockerSandboxes:
@@ -58,7 +69,8 @@ class DockerSandboxes:
         self.engine = Engine(host)
         self.image, self.runtime, self.limits = image, runtime, limits or Limits()
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # one that nobody holds ends by itself
+        self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()  # one that nobody holds ends by itself
+        self._capabilities: Capabilities | None = None
         self._closed = False
         self._tidy = False
         """Whether orphans were collected since the engine was last seen to fail."""
@@ -76,27 +88,42 @@ class DockerSandboxes:
         except asyncio.CancelledError:
             starting.add_done_callback(self._drop)  # a thread can't be stopped
             raise
+        removed: Future[None] | None = None
+
+        def kill() -> None:
+            nonlocal removed
+            removed = removed or self._threads.submit(self._remove, container)
+
+        async def ended() -> None:
+            if removed is not None:
+                await asyncio.wrap_future(removed)
+
         demultiplexer = Demultiplexer()
-        session = Session(stream, functools.partial(self._end, container=container), demultiplexer.feed)
+        sandbox = AgentSandbox(stream, kill=kill, ended=ended, decode=demultiplexer.feed)
+        self._open.add(sandbox)
         try:
-            await session.greet(greeting(lifetime), TIMEOUT)
-        except SandboxError as error:
-            raise SandboxError(f"{error} {demultiplexer.complaint}".rstrip()) from error
+            async with asyncio.timeout(TIMEOUT):
+                await asyncio.get_running_loop().sock_sendall(stream, greeting(lifetime))
+            await sandbox.ready(TIMEOUT)
+        except (OSError, SandboxError) as error:  # a TimeoutError is one
+            await sandbox.close()
+            raise SandboxError(f"a container's agent did not start: {error} {demultiplexer.complaint}") from error
         except asyncio.CancelledError:
-            await asyncio.shield(session.close())
+            await asyncio.shield(sandbox.close())
             raise
-        self._sessions.add(session)
-        return session
+        return sandbox
 
     async def capabilities(self) -> Capabilities:
         """As in `Sandboxes`."""
-        raise NotImplementedError
+        if self._capabilities is None:
+            self._capabilities = await try_out(self, MECHANISMS)
+        return self._capabilities
 
     async def close(self) -> None:
         """As in `Sandboxes`."""
         self._closed = True
-        await asyncio.gather(*(session.close() for session in tuple(self._sessions)), return_exceptions=True)
-        self._threads.shutdown(wait=False)
+        await asyncio.gather(*(sandbox.close() for sandbox in tuple(self._open)), return_exceptions=True)
+        self.engine.close()
 
     def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket]:
         """Start a container; return its id, and the stream to its agent."""
@@ -115,7 +142,7 @@ class DockerSandboxes:
         try:
             return container, self.engine.start(container)
         except BaseException:
-            self.engine.remove(container)
+            self._remove(container)
             raise
 
     def _drop(self, started: Future[tuple[str, socket.socket]]) -> None:
@@ -123,12 +150,11 @@ class DockerSandboxes:
         if not started.cancelled() and started.exception() is None:
             container, stream = started.result()
             stream.close()
-            self.engine.remove(container)
+            self._remove(container)
 
-    async def _end(self, session: Session, *, container: str) -> None:
+    def _remove(self, container: str) -> None:
         """Remove a container; its agent ends by itself where the engine can't be reached."""
-        self._sessions.discard(session)
         try:
-            await asyncio.wrap_future(self._threads.submit(self.engine.remove, container))
+            self.engine.remove(container)
         except SandboxError:
             self._tidy = False

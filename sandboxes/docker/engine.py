@@ -41,16 +41,10 @@ class Engine:
 
     @property
     def api(self) -> APIClient:
-        """The SDK's client.
-
-        Raises:
-            ConfigError: if the SDK is not installed.
-        """
+        """The SDK's client."""
         if self._api is None:
-            try:
-                from docker import APIClient
-            except ImportError:
-                raise ConfigError("the docker sandbox needs the SDK: pip install 'agent-rl[docker]'") from None
+            from docker import APIClient
+
             self._api = APIClient(self.host, timeout=TIMEOUT, max_pool_size=_CONNECTIONS)
         return self._api
 
@@ -64,12 +58,9 @@ class Engine:
 
     def start(self, container: str) -> socket.socket:
         """Start a container; return its stdin, stdout and stderr as one non-blocking socket, in Docker's framing."""
-        streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         with self._asked("start a container"):
-            attached = self.api.attach_socket(container, params=streams)
-            stream = socket.socket(fileno=os.dup(attached.fileno()))
+            stream = _attach(self.host, container)
             try:
-                attached.close()
                 self.api.start(container)
             except BaseException:
                 stream.close()
@@ -77,15 +68,20 @@ class Engine:
         stream.setblocking(False)
         return stream
 
+    def close(self) -> None:
+        """Close the connections."""
+        if self._api is not None:
+            self._api.close()
+
     def remove(self, container: str) -> None:
         """End and remove a container; one that is gone already is nothing."""
-        from docker.errors import APIError, NotFound
+        with self._asked("remove a container"):
+            from docker.errors import APIError
 
-        with self._asked("remove a container"), contextlib.suppress(NotFound):
             try:
                 self.api.remove_container(container, force=True, v=True)
             except APIError as error:
-                if error.status_code != 409:  # it is being removed
+                if error.status_code not in (404, 409):  # gone, or going
                     raise
 
     def labelled(self, label: str) -> dict[str, dict[str, str]]:
@@ -104,14 +100,40 @@ class Engine:
     @contextlib.contextmanager
     def _asked(self, wish: str) -> Iterator[None]:
         """Turn the engine's failures into ours."""
-        api = self.api  # before the imports: it says what to install
-        from docker.errors import DockerException, ImageNotFound
-        from requests.exceptions import RequestException
-
+        try:
+            from docker.errors import DockerException, ImageNotFound
+            from requests.exceptions import RequestException
+        except ImportError:
+            raise ConfigError("the docker sandbox needs the SDK: pip install 'agent-rl[docker]'") from None
         try:
             yield
         except ImageNotFound as error:
             hint = "make one with `agent-rl sandbox build-image`, or build sandboxes/docker/Dockerfile"
             raise SandboxError(f"can't {wish}: {error.explanation or error}; {hint}") from error
         except (DockerException, RequestException, OSError) as error:
-            raise SandboxError(f"the Docker engine at {api.base_url} could not {wish}: {error}") from error
+            raise SandboxError(f"the Docker engine at {self.host} could not {wish}: {error}") from error
+
+
+def _attach(host: str, container: str) -> socket.socket:
+    """Return a connection that has become a container's streams; the SDK's own is closed only when it is collected."""
+    scheme, _, address = host.partition("://")
+    if scheme == "unix":
+        stream = socket.socket(socket.AF_UNIX)
+    else:
+        name, _, port = address.rstrip("/").rpartition(":")
+        stream = socket.create_connection((name, int(port)), timeout=TIMEOUT)
+    try:
+        stream.settimeout(TIMEOUT)
+        if scheme == "unix":
+            stream.connect(address)
+        what = f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
+        stream.sendall(f"POST {what} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode())
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):  # no further: what follows is the container's
+            answer += stream.recv(1) or b"\r\n\r\n"
+        if answer.split(b" ")[1:2] != [b"101"]:
+            raise ConnectionError(f"it answered {answer[:200]!r}")
+    except BaseException:
+        stream.close()
+        raise
+    return stream

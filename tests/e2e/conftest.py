@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.dockerd import Dockerd, docker_engine, whats_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 _missing: list[str] = []
@@ -31,3 +36,19 @@ def verl_python() -> Path:
     if not python.exists():
         missing(f"the tests of the verl backend: {python} is missing; `make setup-verl` makes it")
     return python
+
+
+@pytest.fixture(scope="session")
+def dockerd() -> Iterator[Dockerd]:
+    """A Docker engine of this session's own, with the base image."""
+    if reason := whats_missing():
+        missing(f"the tests of the docker sandbox: {reason}")
+    from agent_rl.sandboxes.docker import Engine, build_image
+
+    folder = Path(tempfile.mkdtemp(prefix="ar-docker-"))
+    try:
+        with docker_engine(folder) as engine:
+            build_image(Engine(engine.host))
+            yield engine
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -37,8 +37,10 @@ class Dockerd:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and process.poll() is None:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(f"{at}/docker.sock")
-                return process
+                probe.connect(f"{at}/docker.sock")  # it listens before it answers
+                probe.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+                if b"200 OK" in probe.recv(100):
+                    return process
             time.sleep(0.05)
         process.kill()
         raise RuntimeError(f"dockerd did not start:\n{(at / 'log').read_text()[-2000:]}")
