@@ -29,6 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from . import files
@@ -77,6 +78,8 @@ class Agent:
         """Answer until the host goes away; then end everything."""
         os.environ.clear()
         os.environ.update(ENVIRONMENT, HOME=self.home)
+        if self.home != files.WORK:
+            os.environ["TMPDIR"] = str(Path(self.home).parent / "tmp")
         try:
             self._serve()
         except (EOFError, ConnectionError):
