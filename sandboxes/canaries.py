@@ -158,16 +158,22 @@ async def kernel(spawn: Spawn) -> bool:
 async def memory(spawn: Spawn) -> bool:
     """Three processes that take half of the limit each are not all left alive."""
     code = (
-        "import os, time\npids = []\n"
+        "import os, time\npids, held, until = set(), 0, time.monotonic() + 15\n"
+        "ready, told = os.pipe()\n"
         "for _ in range(3):\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
         "        block = bytearray(size)\n"
         "        for i in range(0, size, 4096): block[i] = 1\n"
+        "        os.write(told, b'.')\n"
         "        time.sleep(30)\n"
-        "    pids.append(pid)\n"
-        "time.sleep(1)\n"
-        "sum(os.waitpid(pid, os.WNOHANG)[0] == 0 for pid in pids) < 3"
+        "    pids.add(pid)\n"
+        "os.set_blocking(ready, False)\n"
+        "while held < len(pids) and time.monotonic() < until:\n"  # on a busy machine, they take their time
+        "    try: held += len(os.read(ready, 3))\n"
+        "    except BlockingIOError: time.sleep(0.01)\n"
+        "    pids -= {pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0]}\n"
+        "len(pids) < 3"
     )
     return await _says(spawn, code, Limits(memory=128 * MIB, disk=4 * MIB), size=64 * MIB) == "True"
 

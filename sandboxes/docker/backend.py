@@ -15,11 +15,12 @@ import asyncio
 import socket
 import uuid
 import weakref
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from agent_rl.errors import SandboxError
+from agent_rl.errors import ConfigError, SandboxError, did_you_mean
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, Sandbox
-from agent_rl.sandboxes.canary import try_out
+from agent_rl.sandboxes.canaries import verify
 from agent_rl.sandboxes.client import AgentSandbox
 from agent_rl.sandboxes.docker.container import ARGV, any_user, confinement, greeting
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
@@ -52,6 +53,7 @@ class DockerSandboxes:
         host: str | None = None,
         runtime: str | None = None,
         limits: Limits | None = None,
+        require: Collection[str] = (),
         starts: int = STARTS,
     ) -> None:
         """Take note of where and how; the engine is reached when the first sandbox is opened.
@@ -61,28 +63,50 @@ class DockerSandboxes:
             host: the engine's address; $DOCKER_HOST, or Docker's own default, if None.
             runtime: the engine's own if None; "runsc" is gVisor.
             limits: of a sandbox that is opened without any.
+            require: the guarantees that are tried before the first sandbox is opened; without them there is none.
             starts: how many containers may be started or removed at a time.
 
         Raises:
-            ConfigError: if streams can't be attached to at that address.
+            ConfigError: if streams can't be attached to at that address, or there is no such guarantee.
         """
         self.engine = Engine(host)
         self.image, self.runtime, self.limits = image, runtime, limits or Limits()
+        self._require = frozenset(map(_guarantee, require))
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()  # one that nobody holds ends by itself
-        self._capabilities: Capabilities | None = None
+        self._found: Capabilities | None = None
         self._closed = False
         self._tidy = False
         """Whether orphans were collected since the engine was last seen to fail."""
 
     async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> Sandbox:
         """As in `Sandboxes`."""
+        if self._require:
+            found = await self.capabilities()
+            if missing := sorted(guarantee for guarantee in self._require if found[guarantee] is None):
+                raise SandboxError(f"containers at {self.engine.host} don't guarantee {', '.join(missing)}; don't require "
+                                   "it, or give the engine what it lacks, such as cgroups")
+        return await self._spawn(owner, limits or self.limits, lifetime)
+
+    async def capabilities(self) -> Capabilities:
+        """As in `Sandboxes`."""
+        if self._found is None:
+            self._found = await verify(self._spawn, MECHANISMS)
+        return self._found
+
+    async def close(self) -> None:
+        """As in `Sandboxes`."""
+        self._closed = True
+        await asyncio.gather(*(sandbox.close() for sandbox in tuple(self._open)), return_exceptions=True)
+        self.engine.close()
+
+    async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
         if self._closed:
             raise SandboxError("this docker backend was closed")
         if not self._tidy:
             await asyncio.wrap_future(self._threads.submit(collect, self.engine))
             self._tidy = True
-        starting = self._threads.submit(self._start, limits or self.limits, owner, lifetime)
+        starting = self._threads.submit(self._start, limits, owner, lifetime)
         try:
             container, stream = await asyncio.wrap_future(starting)
         except asyncio.CancelledError:
@@ -99,7 +123,7 @@ class DockerSandboxes:
                 await asyncio.wrap_future(removed)
 
         demultiplexer = Demultiplexer()
-        sandbox = AgentSandbox(stream, kill=kill, ended=ended, decode=demultiplexer.feed)
+        sandbox = AgentSandbox(stream, name=owner or container[:12], kill=kill, ended=ended, decode=demultiplexer.feed)
         self._open.add(sandbox)
         try:
             async with asyncio.timeout(TIMEOUT):
@@ -113,18 +137,6 @@ class DockerSandboxes:
             raise
         return sandbox
 
-    async def capabilities(self) -> Capabilities:
-        """As in `Sandboxes`."""
-        if self._capabilities is None:
-            self._capabilities = await try_out(self, MECHANISMS)
-        return self._capabilities
-
-    async def close(self) -> None:
-        """As in `Sandboxes`."""
-        self._closed = True
-        await asyncio.gather(*(sandbox.close() for sandbox in tuple(self._open)), return_exceptions=True)
-        self.engine.close()
-
     def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket]:
         """Start a container; return its id, and the stream to its agent."""
         user = any_user()
@@ -137,7 +149,6 @@ class DockerSandboxes:
             labels=labels(owner, lifetime),
             working_dir="/",
             hostname="sandbox",
-            network_disabled=True,
         )
         try:
             return container, self.engine.start(container)
@@ -158,3 +169,9 @@ class DockerSandboxes:
             self.engine.remove(container)
         except SandboxError:
             self._tidy = False
+
+
+def _guarantee(name: str) -> Guarantee:
+    if name not in list(Guarantee):
+        raise ConfigError(f"require: there is no guarantee '{name}'.{did_you_mean(name, Guarantee)}")
+    return Guarantee(name)

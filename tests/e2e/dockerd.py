@@ -24,6 +24,14 @@ class Dockerd:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        """Start it, again if need be: one that was killed leaves things that its successor first trips over."""
+        for _ in range(4):
+            if (process := self._try_to_start()) is not None:
+                return process
+        raise RuntimeError(f"dockerd did not start:\n{(self.folder / 'log').read_text()[-2000:]}")
+
+    def _try_to_start(self) -> subprocess.Popen[bytes] | None:
+        (self.folder / "pid").unlink(missing_ok=True)
         at = self.folder
         where = ("--host", self.host, "--data-root", at / "data", "--exec-root", at / "exec", "--pidfile", at / "pid")
         with (at / "log").open("ab") as log:
@@ -34,7 +42,7 @@ class Dockerd:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and process.poll() is None:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(f"{at}/docker.sock")  # it listens before it answers
@@ -43,7 +51,8 @@ class Dockerd:
                     return process
             time.sleep(0.05)
         process.kill()
-        raise RuntimeError(f"dockerd did not start:\n{(at / 'log').read_text()[-2000:]}")
+        process.wait()
+        return None
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End the engine, and its containers; SIGKILL leaves them to the next start."""
@@ -52,7 +61,6 @@ class Dockerd:
 
     def restart(self, how: signal.Signals = signal.SIGTERM) -> None:
         self.stop(how)
-        (self.folder / "pid").unlink(missing_ok=True)
         self.process = self._start()
 
 
