@@ -66,7 +66,7 @@ async def files(spawn: Spawn) -> bool:
             "for path in (file, '/proc/1/root' + file, f'/proc/{pid}/root' + file, f'/proc/{pid}/environ'):\n"
             "    for mode in ('r', 'w'):\n"
             "        try:\n"
-            "            with open(path, mode) as opened: reached.append((path, opened.read(1) if mode == 'r' else mode))\n"
+            "            with open(path, mode) as it: reached.append((path, it.read(1) if mode == 'r' else mode))\n"
             "        except OSError: pass\n"
             "try: open(os.path.dirname(file) + '/new', 'w').close()\n"
             "except OSError: pass\n"

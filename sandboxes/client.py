@@ -169,7 +169,7 @@ class AgentSandbox:
         except asyncio.CancelledError:
             if not sent:
                 self._lose("a call was cancelled halfway through its request")
-            elif self._lost is None and not answer.done():
+            elif self._lost is None and (answer.cancelled() or not answer.done()):
                 await self._send(loop, pack({"op": "cancel", "id": call}))
             raise
         finally:

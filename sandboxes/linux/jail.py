@@ -153,8 +153,8 @@ def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Sourc
         if source.path not in links:
             calls.bind(source.magic, source.make_target(root))
     for pattern in (*HIDDEN, *(hidden[1:] for hidden in spec.hidden)):
-        for folder in root.glob(pattern):
-            calls.bind(str(root / "empty"), str(folder))
+        for packages in root.glob(pattern):
+            calls.bind(str(root / "empty"), str(packages))
     for source in devices:
         calls.mount(source.magic, source.make_target(root), None, calls.MS_BIND)
     for name, link in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):

@@ -34,7 +34,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     **{"mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "unshare": (272, 97)},
     **{"setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430)},
     **{"fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442)},
-    **{"statmount": (457, 457), "listmount": (458, 458), "mknod": (133, None), "mknodat": (259, 33)},
+    **{"statmount": (457, 457), "listmount": (458, 458)},
     **{"sethostname": (170, 161), "setdomainname": (171, 162), "swapon": (167, 224), "swapoff": (168, 225)},
     # code in the kernel, and parts of it with a history
     **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "init_module": (175, 105)},
