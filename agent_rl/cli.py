@@ -1,8 +1,9 @@
-"""The command line: `agent-rl envs | algorithms | train | rollout | view`."""
+"""The command line: `agent-rl envs | algorithms | train | rollout | view | sandbox`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="agent-rl", description="Train, run and read tool-using language-model agents.", formatter_class=raw
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="envs | algorithms | train | rollout | view")
+    commands = parser.add_subparsers(required=True, metavar="envs | algorithms | train | rollout | view | sandbox")
     imports = argparse.ArgumentParser(add_help=False)
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
@@ -107,6 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--tokens", action="store_true", help="show which tokens were sampled")
     view.add_argument("--limit", type=int, default=20, help="rows of the table")
     view.set_defaults(command=_view)
+    sandbox = commands.add_parser("sandbox", help="what model-written code runs in")
+    about = sandbox.add_subparsers(required=True, metavar="build-image")
+    image = about.add_parser("build-image", help="make Docker's base image of this interpreter, offline")
+    image.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")
+    image.set_defaults(command=_build_image)
     return parser
 
 
@@ -194,6 +200,13 @@ def _view(arguments: argparse.Namespace) -> int:
             f"{len(first)} of {count} episodes; another: agent-rl view {arguments.file} ID\n", highlight=False
         )
     print_episode(first[0], console, tokens=arguments.tokens, decode=decode)
+    return 0
+
+
+def _build_image(arguments: argparse.Namespace) -> int:
+    docker = importlib.import_module("agent_rl.sandboxes.docker")  # by name: the machinery does not know the sandboxes
+    tag = arguments.tag or docker.IMAGE
+    print(f"{tag}: {docker.build_image(docker.Engine(), tag)}")
     return 0
 
 

@@ -1,8 +1,8 @@
 """python-v0: questions that take a line of Python, which runs in a sandbox.
 
-Task: such as "digit sum of 7**31" or "3rd largest of 8 45 17 90"; the answer is a number or a word. Tools: `python`, whose
-variables stay from call to call. Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an answer
-that was reached without a failed call or an exception.
+Task: such as "digit sum of 7**31" or "3rd largest of 8 45 17 90"; the answer is a number or a word. Tools: `python`,
+whose variables stay from call to call. Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an
+answer that was reached without a failed call or an exception.
 
 Splits: `train`, `dev` and `test` are disjoint by a hash of the question.
 

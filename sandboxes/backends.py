@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.sandboxes.base import Sandboxes
@@ -21,10 +21,11 @@ BACKENDS = {
 }
 """Where each is, imported when it is asked for: they need one SDK or another."""
 
+_NONE: Mapping[str, JSON] = {}
 _shared: dict[str, Sandboxes] = {}
 
 
-def make_backend(name: str, options: Mapping[str, JSON] = {}) -> Sandboxes:  # noqa: B006 - it is only read
+def make_backend(name: str, options: Mapping[str, JSON] = _NONE) -> Sandboxes:
     """Make a backend.
 
     Args:
@@ -48,10 +49,10 @@ def make_backend(name: str, options: Mapping[str, JSON] = {}) -> Sandboxes:  # n
         takes = ", ".join([*inspect.signature(make).parameters, "warm", "most"])
         raise ConfigError(f"the {name} sandbox, given {dict(options)}: {error}. It takes: {takes}") from None
     backend = make(**own)
-    return WarmPool(backend, **cast(dict[str, int], pool)) if pool else backend
+    return WarmPool(backend, **cast(dict[str, Any], {"warm": 1, **pool})) if pool else backend
 
 
-def shared_backend(name: str, options: Mapping[str, JSON] = {}) -> Sandboxes:  # noqa: B006 - it is only read
+def shared_backend(name: str, options: Mapping[str, JSON] = _NONE) -> Sandboxes:
     """Return this process's backend of that name and those options, made when it is first asked for.
 
     It lives as long as the process, from one event loop to the next; what it holds ends with the process at the latest.

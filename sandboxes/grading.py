@@ -135,7 +135,11 @@ async def _judge(
         answer: JSON = json.loads(ran.stdout)
     except (ValueError, RecursionError):
         return f"the answer is not JSON: {ran.stdout[:1000]!r}"
-    return "" if _equal(answer, test.expected, test.tolerance) else f"returned {answer!r:.1000}, not {test.expected!r:.1000}"
+    return (
+        ""
+        if _equal(answer, test.expected, test.tolerance)
+        else f"returned {answer!r:.1000}, not {test.expected!r:.1000}"
+    )
 
 
 def _command(test: Call | Program) -> tuple[Sequence[str], str]:
@@ -156,7 +160,7 @@ def _equal(answer: JSON, expected: JSON, tolerance: float) -> bool:
     if isinstance(expected, int | float):
         if isinstance(answer, bool) or not isinstance(answer, int | float):
             return False
-        return answer == expected or (tolerance > 0 and math.isclose(answer, expected, rel_tol=tolerance, abs_tol=tolerance))
+        return answer == expected or (tolerance > 0 and _close(answer, expected, tolerance))
     if isinstance(expected, Mapping):
         if not isinstance(answer, Mapping) or answer.keys() != expected.keys():
             return False
@@ -164,3 +168,10 @@ def _equal(answer: JSON, expected: JSON, tolerance: float) -> bool:
     if not isinstance(answer, Sequence) or isinstance(answer, str) or len(answer) != len(expected):
         return False
     return all(_equal(a, e, tolerance) for a, e in zip(answer, expected, strict=True))
+
+
+def _close(answer: float, expected: float, tolerance: float) -> bool:
+    try:
+        return math.isclose(answer, expected, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # a whole number beyond all floats
+        return False

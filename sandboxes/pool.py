@@ -176,7 +176,7 @@ class WarmPool:
                 turn.set_result(None)
 
     def _refill(self) -> None:
-        """Begin to open what is missing, after whoever waits; a failure shows when one is asked for and none is warm."""
+        """Begin to open what is missing, after whoever waits; a failure shows when one is asked for."""
         self._background = {fill for fill in self._background if not fill.get_loop().is_closed()}
         wanted = 0 if self._closed or self._waiting else self._size - len(self._ready) - len(self._background)
         for _ in range(min(wanted, self._most - self._open)):

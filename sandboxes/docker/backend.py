@@ -84,8 +84,10 @@ class DockerSandboxes:
         if self._require:
             found = await self.capabilities()
             if missing := sorted(guarantee for guarantee in self._require if found[guarantee] is None):
-                raise SandboxError(f"containers at {self.engine.host} don't guarantee {', '.join(missing)}; don't require "
-                                   "it, or give the engine what it lacks, such as cgroups")
+                raise SandboxError(
+                    f"containers at {self.engine.host} don't guarantee {', '.join(missing)}; don't require "
+                    "it, or give the engine what it lacks, such as cgroups"
+                )
         return await self._spawn(owner, limits or self.limits, lifetime)
 
     async def capabilities(self) -> Capabilities:

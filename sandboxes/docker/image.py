@@ -24,13 +24,11 @@ from agent_rl.sandboxes.docker.engine import Engine
 
 IMAGE = "agent-rl/sandbox:latest"
 
-PROGRAMS = tuple(
-    """
+PROGRAMS = """
 awk base64 basename bash cat chmod cmp cp cut date dd df diff dirname du echo env expr false file find grep gunzip gzip
 head id ln ls md5sum mkdir mkfifo mktemp mv nl od paste patch printf ps pwd readlink realpath rm rmdir sed seq sh
 sha256sum sleep sort split stat tac tail tar tee test timeout touch tr true uname uniq wc which whoami xargs yes
-""".split()
-)
+"""
 """Taken from this machine where it has them."""
 
 _LEFT_OUT = re.compile(
@@ -66,7 +64,7 @@ def build_image(engine: Engine, tag: str = IMAGE) -> str:
 def write_root(tar: tarfile.TarFile) -> None:
     """Write the image's root file system."""
     interpreter = Path(os.path.realpath(sys.executable))
-    programs = [Path(found) for name in PROGRAMS if (found := shutil.which(name, path="/bin:/usr/bin"))]
+    programs = [Path(found) for name in PROGRAMS.split() if (found := shutil.which(name, path="/bin:/usr/bin"))]
     library = Path(sysconfig.get_path("stdlib"))
     modules = [file for file in _files_under(library) if not _LEFT_OUT.search(str(file))]
     linked = libraries_of([interpreter, *programs, *(file for file in modules if file.suffix == ".so")])
@@ -75,7 +73,9 @@ def write_root(tar: tarfile.TarFile) -> None:
     copied |= {program: f"/usr/local/bin/{program.name}" for program in programs}
     links = {link: f"/usr/local/bin/{Path(link).name}" for link in ("/bin/sh", "/bin/bash", "/usr/bin/env")}
     links |= {f"/usr/local/bin/{name}": str(interpreter) for name in ("python3", "python")}
-    for folder in sorted({str(f) for name in (*copied.values(), *links, *_FILES) for f in Path(name).parents} | _FOLDERS):
+    for folder in sorted(
+        {str(f) for name in (*copied.values(), *links, *_FILES) for f in Path(name).parents} | _FOLDERS
+    ):
         _add(tar, folder, tarfile.DIRTYPE)
     for name, text in _FILES.items():
         _add(tar, name, data=text.encode())
@@ -96,7 +96,13 @@ def _files_under(folder: Path) -> Iterator[Path]:
 
 
 def _add(
-    tar: tarfile.TarFile, name: str, kind: bytes = tarfile.REGTYPE, *, data: bytes = b"", target: str = "", mode: int = 0
+    tar: tarfile.TarFile,
+    name: str,
+    kind: bytes = tarfile.REGTYPE,
+    *,
+    data: bytes = b"",
+    target: str = "",
+    mode: int = 0,
 ) -> None:
     entry = tarfile.TarInfo(name.strip("/") or ".")
     entry.type, entry.size, entry.linkname = kind, len(data), target

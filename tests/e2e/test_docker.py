@@ -152,6 +152,7 @@ def test_old_engines_let_through_what_our_profile_holds_back(engine: Engine, mon
         assert asyncio.run(errors()) is None  # of 20.10, which Debian has
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK leaves broken connections open
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_restart_of_the_engine_fails_what_runs_and_nothing_else(
     engine: Engine, dockerd: Dockerd, how: signal.Signals
@@ -172,6 +173,7 @@ def test_a_restart_of_the_engine_fails_what_runs_and_nothing_else(
         await sandboxes.close()
 
     asyncio.run(main())
+    gc.collect()
 
 
 def test_an_engine_that_is_not_there_is_a_typed_failure() -> None:
@@ -190,9 +192,19 @@ def test_an_image_without_python_says_so(engine: Engine) -> None:
         asyncio.run(DockerSandboxes(host=engine.host, image="agent-rl/empty:1").open())
 
 
+@pytest.mark.parametrize("suite", ["test_contract.py", "test_attacks.py"])
+def test_containers_pass_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
+    command = [sys.executable, "-m", "pytest", f"tests/sandbox/{suite}", "-k", "docker", "--tb=short"]
+    ran = subprocess.run(
+        command, env={**os.environ, "AGENT_RL_DOCKER_HOST": engine.host}, capture_output=True, text=True
+    )
+    print(ran.stdout)
+    assert ran.returncode == 0 and " passed" in ran.stdout and "skipped" not in ran.stdout
+
+
 # --- what is left ---
 
-TRAINER = f"""
+TRAINER = """
 import asyncio, sys, time
 from agent_rl.sandboxes.docker import DockerSandboxes
 async def main():

@@ -59,6 +59,14 @@ def _unprivileged(tier: str) -> LocalSandboxes:
     return LocalSandboxes(LIMITS, tier=tier, python=_readable_python(), launcher=launcher)
 
 
+def _docker() -> Sandboxes:
+    if host := os.environ.get("AGENT_RL_DOCKER_HOST"):
+        from agent_rl.sandboxes.docker import DockerSandboxes
+
+        return DockerSandboxes(host=host, limits=LIMITS)
+    pytest.skip("tests/e2e/test_docker.py runs these, and the engine that they take")
+
+
 def _need_linux() -> None:
     if sys.platform != "linux":
         pytest.skip("local sandboxes need Linux")
@@ -71,5 +79,6 @@ BACKENDS = {
         Backend("jail-unprivileged", lambda: _unprivileged("jail"), uid=NOBODY),
         Backend("landlock", lambda: _local("landlock"), absolute_work=False),
         Backend("landlock-unprivileged", lambda: _unprivileged("landlock"), uid=NOBODY, absolute_work=False),
+        Backend("docker", _docker),
     )
 }
