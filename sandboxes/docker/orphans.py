@@ -45,7 +45,7 @@ def collect(engine: Engine) -> list[str]:
 
 
 def is_orphan(about: dict[str, str]) -> bool:
-    """Whether labels say that nobody uses a container; of a process elsewhere only the lifetime that it set is known."""
+    """Whether labels say that nobody uses a container; of a process elsewhere only its lifetime is known."""
     if time.time() > float(about[EXPIRES]):
         return True
     here, _, _ = identity(os.getpid()).rsplit("/", 2)
