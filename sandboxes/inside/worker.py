@@ -22,7 +22,8 @@ from .wire import CHUNK, Frames, pack, write_all
 
 def serve(channel: int) -> NoReturn:
     """Answer requests until the agent closes the channel."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # an OSError instead, as Python has it
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, fd in (("stdout", 1), ("stderr", 2)):
         raw = io.FileIO(fd, "w", closefd=False)  # by the line, so that what was printed outlives a kill

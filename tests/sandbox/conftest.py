@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from agent_rl.errors import SandboxError
-from agent_rl.sandboxes.base import Sandbox, Sandboxes
+from agent_rl.sandboxes.base import Capabilities, Sandbox, Sandboxes
 from tests.sandbox.backends import BACKENDS, Backend
 
 T = TypeVar("T")
@@ -48,3 +48,8 @@ def box(sandboxes: Sandboxes, runner: asyncio.Runner, request: pytest.FixtureReq
     opened = runner.run(sandboxes.open(owner=request.node.name, lifetime=120.0))
     yield opened
     runner.run(opened.close())
+
+
+@pytest.fixture(scope="session")
+def capabilities(sandboxes: Sandboxes, runner: asyncio.Runner) -> Capabilities:
+    return runner.run(sandboxes.capabilities())
