@@ -22,11 +22,12 @@ from agent_rl.errors import ConfigError, SandboxError, did_you_mean
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, Sandbox
 from agent_rl.sandboxes.canaries import verify
 from agent_rl.sandboxes.client import AgentSandbox
-from agent_rl.sandboxes.docker.container import ARGV, any_user, confinement, greeting
+from agent_rl.sandboxes.docker.container import ARGV, any_user, confinement
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
 from agent_rl.sandboxes.docker.orphans import collect, labels
 from agent_rl.sandboxes.docker.stream import Demultiplexer
+from agent_rl.sandboxes.sent import greeting
 
 STARTS = 4
 """How many containers are started or removed at a time: more make an engine slower, not faster."""

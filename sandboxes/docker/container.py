@@ -1,61 +1,20 @@
-"""What one of our containers is allowed: its configuration, and the entry point that takes the agent in."""
+"""What one of our containers is allowed: its configuration, as Docker's API has it."""
 
 from __future__ import annotations
 
-import json
 import secrets
-import struct
 from collections.abc import Mapping
-from pathlib import Path
 
-from agent_rl.sandboxes import inside
 from agent_rl.sandboxes.base import WORK, Limits
 from agent_rl.sandboxes.docker.profile import seccomp_profile
+from agent_rl.sandboxes.sent import ENTRY
 
 OVERHEAD = 48 * 1024 * 1024
 """Bytes of memory that the agent and the container's own files get on top of what the code may use."""
 AGENT_PROCESSES = 4
 """The agent and the Python worker, and some to spare for reading and writing files."""
 
-ENTRY = """\
-import importlib.util, json, os, signal, struct, sys
-
-def take(size):
-    data = b""
-    while len(data) < size:
-        data += os.read(0, size - len(data)) or sys.exit("the host is gone")
-    return data
-
-class Sent:
-    def find_spec(self, name, path=None, target=None):
-        if name in sources:
-            return importlib.util.spec_from_loader(name, self, is_package="." not in name)
-    def create_module(self, spec):
-        return None
-    def exec_module(self, module):
-        exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
-
-home, lifetime, sources = json.loads(take(*struct.unpack(">I", take(4))))
-sys.meta_path.append(Sent())
-from inside.agent import Agent
-requests, replies, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
-os.dup2(null, 0), os.dup2(null, 1)
-agent = Agent(requests, replies, home=home, confine=lambda: None)
-signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-signal.setitimer(signal.ITIMER_REAL, lifetime)
-agent.serve()
-"""
-"""Reads the agent's source from stdin, so that any image with a python3 will do, and ends when the lifetime is over."""
-
 ARGV = ["python3", "-I", "-S", "-B", "-c", ENTRY]
-
-
-def greeting(lifetime: float) -> bytes:
-    """Return what `ENTRY` reads first: the agent's source, and for how long it shall live, in seconds."""
-    files = Path(inside.__file__).parent.glob("*.py")
-    sources = {f"inside.{file.stem}".removesuffix(".__init__"): file.read_text() for file in files}
-    text = json.dumps((WORK, lifetime, sources)).encode()
-    return struct.pack(">I", len(text)) + text
 
 
 def confinement(limits: Limits, user: int) -> Mapping[str, object]:

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -20,6 +21,12 @@ def missing(reason: str) -> None:
     """Skip for want of something, and say so at the end; on CI, fail."""
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
+    _missing.append(reason)
+    pytest.skip(reason)
+
+
+def not_run(reason: str) -> NoReturn:
+    """Skip for want of what CI can't have either, and say so at the end."""
     _missing.append(reason)
     pytest.skip(reason)
 
