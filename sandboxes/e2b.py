@@ -4,9 +4,9 @@ The agent that answers inside local jails and containers runs here, too, as the 
 own, so that a call means the same everywhere: outputs, timeouts, what is killed, when variables are lost. Its frames go
 through the stdin and stdout of one command. A sandbox belongs to the event loop that it was opened in.
 
-Covers what the service does: a kernel of its own, on a machine that is not yours, without internet unless asked for. Of
-`Limits` nothing: size and speed are the template's. Whatever becomes of us, the service ends a sandbox when its lifetime
-is over.
+Covers what the service does: a kernel of its own, on a machine that is not yours, without internet unless asked for.
+Of `Limits` nothing: size and speed are the template's. Whatever becomes of us, the service ends a sandbox when its
+lifetime is over.
 """
 
 from __future__ import annotations

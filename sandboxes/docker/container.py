@@ -9,7 +9,7 @@ from agent_rl.sandboxes.base import WORK, Limits
 from agent_rl.sandboxes.docker.profile import seccomp_profile
 from agent_rl.sandboxes.sent import ENTRY
 
-OVERHEAD = 48 * 1024 * 1024
+OVERHEAD = 32 * 1024 * 1024
 """Bytes of memory that the agent and the container's own files get on top of what the code may use."""
 AGENT_PROCESSES = 4
 """The agent and the Python worker, and some to spare for reading and writing files."""
@@ -24,9 +24,10 @@ def confinement(limits: Limits, user: int) -> Mapping[str, object]:
         limits: what the code in it may use.
         user: the uid and gid that everything in it has.
     """
-    memory = limits.memory + 2 * limits.disk + OVERHEAD  # what is written is memory, too
+    memory = limits.memory + 3 * limits.disk + OVERHEAD  # what is written is memory, too
+    # data: so that a program that wants too much is told so, and not killed; sparse files have no size on a tmpfs
+    ulimits = {**_ULIMITS, "data": limits.memory, "fsize": limits.disk}
     private = f"rw,nosuid,nodev,uid={user},gid={user},mode=700,nr_inodes={limits.files}"
-    shared = min(limits.memory // 2, 64 * 1024 * 1024)
     return {
         "NetworkMode": "none",
         "ReadonlyRootfs": True,
@@ -39,9 +40,9 @@ def confinement(limits: Limits, user: int) -> Mapping[str, object]:
         "Tmpfs": {
             WORK: f"{private},exec,size={limits.disk}",
             "/tmp": f"{private},exec,size={limits.disk}",
-            "/dev/shm": f"{private},noexec,size={shared}",
+            "/dev/shm": f"{private},noexec,size={limits.disk}",
         },
-        "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in _ULIMITS.items()],
+        "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in ulimits.items()],
         "LogConfig": {"Type": "none"},  # else every byte would be written to the host's disk
         "IpcMode": "private",
         "CgroupnsMode": "private",

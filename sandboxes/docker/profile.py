@@ -11,11 +11,11 @@ capabilities that would add to it, and takes away:
   that no limit of the container counts. `memfd_secret`: memory that is not seen in any dump;
 - `sync` and `syncfs`: they make the host write its disks out, as often as one likes;
 - `name_to_handle_at`, `statmount`, `listmount`: they tell of the host's file systems. `fanotify_mark`, `adjtimex`,
-  `clock_adjtime`, `modify_ldt`, `remap_file_pages`, `vmsplice`, `map_shadow_stack`, `uretprobe`: nobody here needs
-  them.
+  `clock_adjtime`, `modify_ldt`, `personality`, `remap_file_pages`, `vmsplice`, `map_shadow_stack`, `uretprobe`: nobody
+  here needs them.
 
 Old engines allow io_uring, `keyctl` or AF_VSOCK by default; with a profile of its own, a container does not depend on
-the engine's age. `personality` is only for asking, or for the ordinary one.
+the engine's age.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ utime utimensat utimes vfork wait4 waitid write writev
 
 _SOCKETS = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6: in the container's own empty network."""
-_PERSONALITIES = (0, 0xFFFFFFFF)
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _NO_SUCH_CALL = 38
@@ -63,7 +62,6 @@ def seccomp_profile() -> str:
     """Return the profile as JSON, as `--security-opt seccomp=` takes it."""
     rules: list[dict[str, object]] = [{"names": ALLOWED.split(), "action": "SCMP_ACT_ALLOW"}]
     rules += [_allow_if("socket", 0, domain) for domain in _SOCKETS]
-    rules += [_allow_if("personality", 0, persona) for persona in _PERSONALITIES]
     rules.append(_allow_if("clone", 0, _NEW_NAMESPACES, masked_is=0))
     rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _NO_SUCH_CALL})
     native = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")

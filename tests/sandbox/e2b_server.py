@@ -1,7 +1,7 @@
 """A stand-in for E2B that speaks its wire format to the real SDK; its microVMs are local jails.
 
-What starts the agent in a microVM is not run here, as a jail has its agent: from the greeting on, the command's stdin and
-stdout are that agent's. HTTP, authentication, the Connect streams and the service's timeouts are as the SDK expects them.
+What starts the agent in a microVM is not run here, as a jail has its agent: from the greeting on, the command's stdin
+and stdout are that agent's. HTTP, authentication, the Connect streams and the service's timeouts are as the SDK expects.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class Service(Process):
 
     async def _control(self, method: str, path: str, headers: dict[str, str], asked: Any) -> tuple[int, Any]:
         if path == "/health":
-            return (204, None) if headers.get("e2b-sandbox-id") in self.machines else (502, {"message": "was not found"})
+            return (
+                (204, None) if headers.get("e2b-sandbox-id") in self.machines else (502, {"message": "was not found"})
+            )
         if headers.get("x-api-key") != E2B_KEY:
             return 401, {"code": 401, "message": "no such key"}
         if method == "POST" and path.endswith("/sandboxes"):
@@ -163,12 +165,14 @@ async def serve(limits: Limits) -> AsyncIterator[tuple[Service, str]]:
     running = asyncio.create_task(server._serve())
     while not server.started:
         await asyncio.sleep(0.01)
-    yield service, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    for name in tuple(service.machines):
-        await service.end(name)
-    await service.jails.close()
-    server.should_exit = server.force_exit = True
-    await running
+    try:
+        yield service, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        for name in tuple(service.machines):
+            await service.end(name)
+        await service.jails.close()
+        server.should_exit = server.force_exit = True
+        await running
 
 
 async def main() -> None:
