@@ -161,6 +161,8 @@ class LocalSandboxes:
     def _start(self) -> None:
         with self._starting:
             if self._zygote is None or not self._zygote.runs():
+                if self._zygote is not None:
+                    self._zygote.stop()
                 self._zygote = _Zygote(self._python, self._tiers, self._launcher)
 
 
@@ -201,10 +203,11 @@ class _Zygote:
         self.refused: dict[str, str] = dict(hello.get("refused", {}))
         self._controllers = frozenset(map(str, hello.get("controllers", ())))
         if self.tier == "none":
-            reasons = "; ".join(f"{tier}: {reason}" for tier, reason in self.refused.items())
+            complaint = self.stop()
+            reasons = "; ".join(f"{tier}: {reason}" for tier, reason in self.refused.items()) or complaint
             raise SandboxError(
-                f"no local sandbox works here ({reasons or self.stop()}); use another backend, or, for code that you "
-                "trust, allow_unsafe=True"
+                f"no local sandbox works here ({reasons}); use another backend, or, for code that you trust, "
+                "allow_unsafe=True"
             )
 
     def runs(self) -> bool:

@@ -125,9 +125,9 @@ class Family:
         """Kill everybody at once: the kernel does it in one step, in which nobody can fork."""
         if self._bounded:
             _kill(-1)
-        else:
-            for pid in self._known:
-                _kill(-pid)
+        else:  # whose parent ends becomes a child of this process: again and again, that finds them all but a storm
+            for pid in _children():
+                _kill(pid)
 
     def _end_others(self, spare: int) -> bool:
         """Kill all but one; return whether they are gone: somebody may go on making new ones."""
@@ -202,6 +202,18 @@ def _signals_are_bounded() -> bool:
     except PermissionError:
         return True
     return False
+
+
+def _children() -> list[int]:
+    """Return who has this process as its parent."""
+    found = []
+    for path in PROC.glob("[0-9]*/stat"):
+        try:
+            if int(path.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
 
 
 def _kill(pid: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,6 +134,14 @@ def join(folders: Sequence[Path], pid: int) -> None:
         (folder / "cgroup.procs").write_text(str(pid))
 
 
+def kill(folders: Sequence[Path]) -> None:
+    """Kill whatever is in a cgroup."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for pid in (folder / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+
+
 def remove(folders: Sequence[Path]) -> list[Path]:
     """Remove a cgroup whose processes have ended; return the folders that are still busy."""
     busy = []
@@ -158,9 +167,7 @@ def collect(hierarchies: Sequence[Hierarchy], alive: Callable[[str], bool]) -> i
         for folder in (hierarchy.path / ROOT).glob("*-*"):
             if alive(folder.name.rpartition("-")[0]):
                 continue
-            with contextlib.suppress(OSError):
-                for pid in (folder / "cgroup.procs").read_text().split():
-                    os.kill(int(pid), 9)
+            kill([folder])
             for _ in range(100):
                 if not remove([folder]):
                     count += 1

@@ -184,6 +184,7 @@ class Zygote:
         """Remove what is left of a sandbox that has ended; return whether that is all gone."""
         ward.folders = cgroups.remove(ward.folders)
         if ward.folders:
+            cgroups.kill(ward.folders)  # where nothing else bounds them, some may have got away
             return False
         if ward.home is not None:
             homes.remove(ward.home)

@@ -132,7 +132,8 @@ ON_RESOURCES = [
         "fork bomb",
         PROCESSES,
         "import time\nmade = []\nfor _ in range(100):\n"
-        "    child = attempt(os.fork)\n    if child == 0: time.sleep(2); os._exit(0)\n    made += [child] if child else []\n"
+        "    child = attempt(os.fork)\n    if child == 0: time.sleep(2); os._exit(0)\n"
+        "    made += [child] if child else []\n"
         "reached = len(made) == 100",
     ),
     Attack(

@@ -36,7 +36,7 @@ class Backend:
     """Whether the code's folder is at `WORK`, and /tmp its own."""
 
 
-def _readable_python() -> str:
+def readable_python() -> str:
     """Return an interpreter that every user can start."""
     for path in (sys.executable, shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin")):
         if path is not None:
@@ -48,7 +48,7 @@ def _readable_python() -> str:
 
 def _local(tier: str) -> LocalSandboxes:
     _need_linux()
-    python = None if tier == "jail" else _readable_python()
+    python = None if tier == "jail" else readable_python()
     return LocalSandboxes(LIMITS, tier=tier, python=python)
 
 
@@ -58,7 +58,7 @@ def _unprivileged(tier: str) -> LocalSandboxes:
         pytest.skip(f"needs root, to become another user; the backend '{tier}' is this one already")
     setpriv = shutil.which("setpriv") or pytest.skip("needs setpriv, of util-linux")
     launcher = (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    return LocalSandboxes(LIMITS, tier=tier, python=_readable_python(), launcher=launcher)
+    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=launcher)
 
 
 def _docker() -> Sandboxes:

@@ -1,7 +1,7 @@
 """A stand-in for E2B that speaks its wire format to the real SDK; its microVMs are local jails.
 
 What starts the agent in a microVM is not run here, as a jail has its agent: from the greeting on, the command's stdin
-and stdout are that agent's. HTTP, authentication, the Connect streams and the service's timeouts are as the SDK expects.
+and stdout are that agent's. HTTP, authentication, Connect streams and the service's timeouts are as the SDK expects.
 """
 
 from __future__ import annotations

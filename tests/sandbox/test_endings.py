@@ -47,7 +47,7 @@ def escape(how: str) -> str:
 
 @pytest.mark.parametrize("how", ESCAPES)
 def test_nothing_outlives_a_timeout(box, run, how):
-    result = run(box.run_python(escape(how), timeout=0.6))
+    result = run(box.run_python(escape(how), timeout=1.2))
     assert (result.timed_out, result.state_lost) == (True, True)
     beats = run(box.read_file("beat"))
     assert beats, "it never ran"
@@ -73,15 +73,8 @@ stop = time.monotonic() + 30
 while time.monotonic() < stop:
     try:
         if os.fork(): os._exit(0)
+        open("beat", "a").write(".")
     except OSError: pass
-"""
-NEXT_PID = """
-import os
-def next_pid():
-    pid = os.fork()
-    pid or os._exit(0)
-    return os.waitpid(pid, 0)[0]
-first = next_pid()
 """
 
 
@@ -90,11 +83,10 @@ def test_a_storm_of_forks_is_ended(box, run):
     run(box.run_python(f"import os\nif os.fork() == 0: exec({STORM!r})"))
     time.sleep(0.2)
     assert run(box.exec(["true"], timeout=20)).returncode == 0
-    run(box.run_python("", timeout=5))  # tells if the interpreter could not be spared
-    run(box.write_file("marker", b""))
-    run(box.run_python(NEXT_PID))
-    time.sleep(0.2)
-    assert run(box.run_python("next_pid() - first < 100")).value == "True"
+    beats = run(box.read_file("beat"))
+    assert beats, "it never ran"
+    time.sleep(0.1)
+    assert run(box.read_file("beat")) == beats
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM, signal.SIGCHLD, signal.SIGINT])
