@@ -192,7 +192,7 @@ def test_an_image_without_python_says_so(engine: Engine) -> None:
         asyncio.run(DockerSandboxes(host=engine.host, image="agent-rl/empty:1").open())
 
 
-@pytest.mark.parametrize("suite", ["test_contract.py", "test_attacks.py"])
+@pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py"])
 def test_containers_pass_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
     command = [sys.executable, "-m", "pytest", f"tests/sandbox/{suite}", "-k", "docker", "--tb=short"]
     ran = subprocess.run(

