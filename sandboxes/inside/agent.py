@@ -174,7 +174,8 @@ class Agent:
         else:
             answer.update({key: _text(interpreter.answer.get(key)) for key in ("value", "error")})
         for capture in captures:
-            capture.drain_all()
+            if capture.total or self.interpreter is None:  # what was printed before the answer was seen with it
+                capture.drain_all()
         if self.interpreter is None:
             interpreter.close()
             ended.pop(child.pid, None)
