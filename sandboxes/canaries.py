@@ -13,16 +13,35 @@ import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from agent_rl.sandboxes.base import Capabilities, FileAccessError, Guarantee, Limits, Sandbox
 
 Spawn = Callable[[str, Limits, float], Awaitable[Sandbox]]
 """Opens a sandbox, of an owner, with limits, for some seconds."""
+T = TypeVar("T")
 LIFETIME = 60.0
 MIB = 1 << 20
+
+
+class Once(Generic[T]):
+    """Something that is found out once, for all who ask meanwhile and later; a failure is tried again."""
+
+    def __init__(self, find_out: Callable[[], Coroutine[object, object, T]]) -> None:
+        self._find_out = find_out
+        self._task: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """Return it, found out now if it wasn't before."""
+        task = self._task
+        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+            return task.result()
+        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+            task = self._task = asyncio.create_task(self._find_out())
+        return await asyncio.shield(task)  # one who is cancelled does not stop it for the others
 
 
 async def verify(spawn: Spawn, claims: Capabilities) -> Capabilities:
@@ -239,13 +258,13 @@ async def kill_all(spawn: Spawn) -> bool:
         "while True: time.sleep(1)"
     )
     async with _sandbox(spawn, Limits(memory=256 * MIB, disk=4 * MIB)) as sandbox:
-        result = await sandbox.run_python(code, timeout=0.4)
-        try:
-            beats = await sandbox.read_file("heartbeat")
-            await asyncio.sleep(0.05)
-            return result.timed_out and len(beats) > 0 and beats == await sandbox.read_file("heartbeat")
-        except FileAccessError:  # it never beat, so that nothing is known
-            return False
+        for timeout in (0.4, 4.0, 15.0):  # on a busy machine, it takes its time
+            result = await sandbox.run_python(code, timeout=timeout)
+            with contextlib.suppress(FileAccessError):  # it has not beaten yet, so that nothing is known
+                beats = await sandbox.read_file("heartbeat")
+                await asyncio.sleep(0.05)
+                return result.timed_out and len(beats) > 0 and beats == await sandbox.read_file("heartbeat")
+        return False
 
 
 CANARIES: Mapping[Guarantee, Callable[[Spawn], Awaitable[bool]]] = {

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
-from agent_rl.sandboxes.canaries import verify
+from agent_rl.sandboxes.canaries import Once, verify
 from agent_rl.sandboxes.client import AgentSandbox
 from agent_rl.sandboxes.inside.wire import CHUNK
 from agent_rl.sandboxes.sent import ENTRY, greeting
@@ -75,7 +75,7 @@ class E2BSandboxes:
         self._create = AsyncSandbox.create
         self.template, self.internet = template, internet
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
-        self._found: Capabilities | None = None
+        self._verified = Once(lambda: verify(self._spawn, MECHANISMS))
 
     async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> AgentSandbox:
         """As in `Sandboxes`; `limits` are the template's, whatever they are here."""
@@ -83,9 +83,7 @@ class E2BSandboxes:
 
     async def capabilities(self) -> Capabilities:
         """As in `Sandboxes`."""
-        if self._found is None:
-            self._found = await verify(self._spawn, MECHANISMS)
-        return self._found
+        return await self._verified.get()
 
     async def close(self) -> None:
         """As in `Sandboxes`."""

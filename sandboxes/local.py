@@ -26,7 +26,7 @@ from pathlib import Path
 
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
-from agent_rl.sandboxes.canaries import verify
+from agent_rl.sandboxes.canaries import Once, verify
 from agent_rl.sandboxes.client import AgentSandbox
 from agent_rl.sandboxes.linux.spec import Spec
 
@@ -96,13 +96,13 @@ class LocalSandboxes:
         self._launcher = tuple(launcher)
         self._zygote: _Zygote | None = None
         self._starting = threading.Lock()
-        self._found: Capabilities | None = None
+        self._verified = Once(self.capabilities)
         self._slots = 0
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
 
     async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> AgentSandbox:
         """Open a sandbox."""
-        if self._require and self._found is None:
+        if self._require:
             await self._check_required()
         return await self._spawn(owner, limits or self.limits, lifetime)
 
@@ -123,14 +123,13 @@ class LocalSandboxes:
             await asyncio.to_thread(zygote.stop)
 
     async def _check_required(self) -> None:
-        found = await self.capabilities()
+        found = await self._verified.get()
         missing = sorted(guarantee for guarantee in self._require if found[guarantee] is None)
         if missing:
             raise SandboxError(
                 f"local sandboxes can't guarantee {', '.join(missing)} here; `agent-rl sandbox doctor` says why. Use "
                 "another backend, or, for code that you trust, allow_unsafe=True"
             )
-        self._found = found
 
     async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
         zygote = await self._running()

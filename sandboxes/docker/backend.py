@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from agent_rl.errors import ConfigError, SandboxError, did_you_mean
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, Sandbox
-from agent_rl.sandboxes.canaries import verify
+from agent_rl.sandboxes.canaries import Once, verify
 from agent_rl.sandboxes.client import AgentSandbox
 from agent_rl.sandboxes.docker.container import ARGV, any_user, confinement
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
@@ -75,7 +75,7 @@ class DockerSandboxes:
         self._require = frozenset(map(_guarantee, require))
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()  # one that nobody holds ends by itself
-        self._found: Capabilities | None = None
+        self._verified = Once(lambda: verify(self._spawn, MECHANISMS))
         self._closed = False
         self._tidy = False
         """Whether orphans were collected since the engine was last seen to fail."""
@@ -93,9 +93,7 @@ class DockerSandboxes:
 
     async def capabilities(self) -> Capabilities:
         """As in `Sandboxes`."""
-        if self._found is None:
-            self._found = await verify(self._spawn, MECHANISMS)
-        return self._found
+        return await self._verified.get()
 
     async def close(self) -> None:
         """As in `Sandboxes`."""

@@ -127,9 +127,7 @@ def test_a_container_without_the_protection_is_found_out(
         try:
             assert not await CANARIES[guarantee](sandboxes._spawn)
             with pytest.raises(SandboxError, match=guarantee):
-                demanding = DockerSandboxes(host=engine.host, require=[guarantee])
-                demanding._found = {**dict.fromkeys(Guarantee, "x"), guarantee: None}
-                await demanding.open()
+                await DockerSandboxes(host=engine.host, require=[guarantee]).open()
         finally:
             await sandboxes.close()
 

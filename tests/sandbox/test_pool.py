@@ -9,6 +9,7 @@ import pytest
 
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, PythonResult, Sandbox
+from agent_rl.sandboxes.canaries import Once
 from agent_rl.sandboxes.pool import WarmPool
 
 
@@ -196,3 +197,27 @@ def test_a_pool_serves_one_event_loop_after_the_other() -> None:
 def test_what_is_no_pool(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         WarmPool(Counting(), **options)
+
+
+def test_what_is_found_out_once_is_found_out_once() -> None:
+    tries: list[int] = []
+
+    async def find_out() -> int:
+        tries.append(len(tries))
+        await asyncio.sleep(0.01)
+        if len(tries) == 1:
+            raise SandboxError("not now")
+        return len(tries)
+
+    once = Once(find_out)
+
+    async def ask() -> list[int]:
+        impatient = asyncio.create_task(once.get())
+        await asyncio.sleep(0)
+        impatient.cancel()
+        return await asyncio.gather(once.get(), once.get())
+
+    with pytest.raises(SandboxError, match="not now"):
+        asyncio.run(ask())
+    assert asyncio.run(ask()) == asyncio.run(ask()) == [2, 2]
+    assert len(tries) == 2
