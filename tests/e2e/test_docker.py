@@ -174,20 +174,31 @@ def test_a_restart_of_the_engine_fails_what_runs_and_nothing_else(
     gc.collect()
 
 
+def refuses(host: str, image: str = IMAGE) -> str:
+    """What `open` says that can't open anything."""
+
+    async def main() -> str:
+        sandboxes = DockerSandboxes(host=host, image=image)
+        try:
+            with pytest.raises(SandboxError) as caught:
+                await sandboxes.open()
+            return str(caught.value)
+        finally:
+            await sandboxes.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # as above
 def test_an_engine_that_is_not_there_is_a_typed_failure() -> None:
-    with pytest.raises(SandboxError, match="nowhere"):
-        asyncio.run(DockerSandboxes(host="unix:///tmp/nowhere/docker.sock").open())
+    assert "nowhere" in refuses("unix:///tmp/nowhere/docker.sock")
+    gc.collect()
 
 
-def test_an_image_that_is_not_there_is_a_typed_failure(engine: Engine) -> None:
-    with pytest.raises(SandboxError, match="build-image"):
-        asyncio.run(DockerSandboxes(host=engine.host, image="nobody/has:this").open())
-
-
-def test_an_image_without_python_says_so(engine: Engine) -> None:
+def test_an_image_that_can_t_be_used_is_a_typed_failure(engine: Engine) -> None:
+    assert "build-image" in refuses(engine.host, "nobody/has:this")
     engine.api.import_image(src=b"\0" * 1024, repository="agent-rl/empty", tag="1")
-    with pytest.raises(SandboxError, match="python3"):
-        asyncio.run(DockerSandboxes(host=engine.host, image="agent-rl/empty:1").open())
+    assert "python3" in refuses(engine.host, "agent-rl/empty:1")
 
 
 @pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py"])
@@ -277,17 +288,14 @@ def test_a_sandbox_outlives_its_event_loop_but_not_its_last_user(engine: Engine)
     assert within(10, lambda: not engine.labelled(PROCESS))
 
 
-def test_warm_containers_are_handed_out_at_once(engine: Engine) -> None:
+def test_a_pool_of_containers(engine: Engine) -> None:
     async def main() -> None:
         pool = WarmPool(DockerSandboxes(host=engine.host), warm=2, most=3, limits=SMALL)
         await pool.fill()
         assert pool.ready == 2
-        began = time.perf_counter()
         sandbox = await pool.open(owner="me")
-        waited = time.perf_counter() - began
         assert (await sandbox.run_python("1 + 1")).value == "2"
         assert pool.leases == ("me",)
-        print(f"a warm container after {1000 * waited:.1f} ms")
         await pool.close()
 
     asyncio.run(main())
