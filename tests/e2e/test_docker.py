@@ -211,8 +211,6 @@ def test_containers_pass_the_suites_of_every_backend(engine: Engine, suite: str)
     assert ran.returncode == 0 and " passed" in ran.stdout and "skipped" not in ran.stdout
 
 
-# --- what is left ---
-
 TRAINER = """
 import asyncio, sys, time
 from agent_rl.sandboxes.docker import DockerSandboxes

@@ -29,6 +29,8 @@ class Counted:
 
     async def close(self) -> None:
         await asyncio.sleep(0)
+        if self.closed:
+            raise RuntimeError("closed twice")
         self.closed = True
 
     def __getattr__(self, name: str) -> object:
