@@ -115,9 +115,12 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--limit", type=int, default=20, help="rows of the table")
     view.set_defaults(command=_view)
     sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
-    actions = sandbox.add_subparsers(required=True, metavar="doctor")
+    actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
     doctor = actions.add_parser("doctor", help="say what sandboxes guarantee on this machine, and what to do about it")
     doctor.set_defaults(command=_sandbox_doctor)
+    image = actions.add_parser("build-image", help="make Docker's base image of this interpreter, offline")
+    image.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")
+    image.set_defaults(command=_build_image)
     return parser
 
 
@@ -196,7 +199,15 @@ def _view(arguments: argparse.Namespace) -> int:
 
 
 def _sandbox_doctor(arguments: argparse.Namespace) -> int:
+    # by name, here and below: the machinery does not know the sandboxes
     return int(importlib.import_module("agent_rl.sandboxes.doctor").doctor(Console()))
+
+
+def _build_image(arguments: argparse.Namespace) -> int:
+    docker = importlib.import_module("agent_rl.sandboxes.docker")
+    tag = arguments.tag or docker.IMAGE
+    print(f"{tag}: {docker.build_image(docker.Engine(), tag)}")
+    return 0
 
 
 def _decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:

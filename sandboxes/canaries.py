@@ -13,16 +13,35 @@ import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from agent_rl.sandboxes.base import Capabilities, FileAccessError, Guarantee, Limits, Sandbox
 
 Spawn = Callable[[str, Limits, float], Awaitable[Sandbox]]
 """Opens a sandbox, of an owner, with limits, for some seconds."""
+T = TypeVar("T")
 LIFETIME = 60.0
 MIB = 1 << 20
+
+
+class Once(Generic[T]):
+    """Something that is found out once, for all who ask meanwhile and later; a failure is tried again."""
+
+    def __init__(self, find_out: Callable[[], Coroutine[object, object, T]]) -> None:
+        self._find_out = find_out
+        self._task: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """Return it, found out now if it wasn't before."""
+        task = self._task
+        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+            return task.result()
+        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+            task = self._task = asyncio.create_task(self._find_out())
+        return await asyncio.shield(task)  # one who is cancelled does not stop it for the others
 
 
 async def verify(spawn: Spawn, claims: Capabilities) -> Capabilities:
@@ -158,16 +177,22 @@ async def kernel(spawn: Spawn) -> bool:
 async def memory(spawn: Spawn) -> bool:
     """Three processes that take half of the limit each are not all left alive."""
     code = (
-        "import os, time\npids = []\n"
+        "import os, time\npids, held, until = set(), 0, time.monotonic() + 15\n"
+        "ready, told = os.pipe()\n"
         "for _ in range(3):\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
         "        block = bytearray(size)\n"
         "        for i in range(0, size, 4096): block[i] = 1\n"
+        "        os.write(told, b'.')\n"
         "        time.sleep(30)\n"
-        "    pids.append(pid)\n"
-        "time.sleep(1)\n"
-        "sum(os.waitpid(pid, os.WNOHANG)[0] == 0 for pid in pids) < 3"
+        "    pids.add(pid)\n"
+        "os.set_blocking(ready, False)\n"
+        "while held < len(pids) and time.monotonic() < until:\n"  # on a busy machine, they take their time
+        "    try: held += len(os.read(ready, 3))\n"
+        "    except BlockingIOError: time.sleep(0.01)\n"
+        "    pids -= {pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0]}\n"
+        "len(pids) < 3"
     )
     return await _says(spawn, code, Limits(memory=128 * MIB, disk=4 * MIB), size=64 * MIB) == "True"
 

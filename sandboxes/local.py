@@ -26,7 +26,7 @@ from pathlib import Path
 
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
-from agent_rl.sandboxes.canaries import verify
+from agent_rl.sandboxes.canaries import Once, verify
 from agent_rl.sandboxes.client import AgentSandbox
 from agent_rl.sandboxes.linux.spec import Spec
 
@@ -96,16 +96,14 @@ class LocalSandboxes:
         self._launcher = tuple(launcher)
         self._zygote: _Zygote | None = None
         self._starting = threading.Lock()
-        self._checking = asyncio.Lock()
-        self._checked = not self._require
+        self._required = Once(self._verify_required)
         self._slots = 0
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
 
     async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> AgentSandbox:
         """Open a sandbox."""
-        async with self._checking:
-            if not self._checked:
-                await self._check_required()
+        if self._require:
+            await self._check_required()
         return await self._spawn(owner, limits or self.limits, lifetime)
 
     async def capabilities(self) -> Capabilities:
@@ -124,16 +122,18 @@ class LocalSandboxes:
             zygote, self._zygote = self._zygote, None
             await asyncio.to_thread(zygote.stop)
 
-    async def _check_required(self) -> None:
+    async def _verify_required(self) -> Capabilities:
         claims = (await self._running()).claims()
-        found = await verify(self._spawn, {guarantee: claims[guarantee] for guarantee in self._require})
+        return await verify(self._spawn, {guarantee: claims[guarantee] for guarantee in self._require})
+
+    async def _check_required(self) -> None:
+        found = await self._required.get()
         missing = sorted(guarantee for guarantee in self._require if found[guarantee] is None)
         if missing:
             raise SandboxError(
                 f"local sandboxes can't guarantee {', '.join(missing)} here; `agent-rl sandbox doctor` says why. Use "
                 "another backend, or, for code that you trust, allow_unsafe=True"
             )
-        self._checked = True
 
     async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
         zygote = await self._running()

@@ -34,7 +34,7 @@ _ON_PROCESSES = [
 _DOOR = "reached = call({number}, {arguments}) >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS)"
 """A call is shut if it fails with EPERM whatever it is asked for; open, it finds fault with what it is asked for."""
 _DOORS = [
-    Attack(f"call {name}", KERNEL, _DOOR.format(number=number, arguments=arguments), root=root)
+    Attack(f"call {name}", KERNEL, _DOOR.format(number=number, arguments=arguments), root, fatal=name == "of x32")
     for name, number, arguments, root in (
         ("bpf", 321, "0, 0, 0", True),
         ("perf_event_open", 298, "0, 0, 0, 0, 0", True),

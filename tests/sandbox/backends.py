@@ -19,6 +19,8 @@ from agent_rl.sandboxes.local import LocalSandboxes
 
 LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
 NOBODY = 65534
+E2B_KEY = "e2b_" + "0" * 40
+"""What `e2b_server` takes."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,23 @@ def _unprivileged(tier: str) -> LocalSandboxes:
     return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=launcher)
 
 
+def _docker() -> Sandboxes:
+    if host := os.environ.get("AGENT_RL_DOCKER_HOST"):
+        from agent_rl.sandboxes.docker import DockerSandboxes
+
+        return DockerSandboxes(host=host, limits=LIMITS)
+    pytest.skip("tests/e2e/test_docker.py runs these, and the engine that they take")
+
+
+def _e2b() -> Sandboxes:
+    if address := os.environ.get("AGENT_RL_E2B_ADDRESS"):
+        from agent_rl.sandboxes.e2b import E2BSandboxes
+
+        os.environ.update(E2B_API_URL=address, E2B_SANDBOX_URL=address, E2B_HTTP_VERSION="1.1")
+        return E2BSandboxes(api_key=E2B_KEY)
+    pytest.skip("tests/e2e/test_e2b.py runs these, and the server that they take")
+
+
 def _need_linux() -> None:
     if sys.platform != "linux":
         pytest.skip("local sandboxes need Linux")
@@ -71,5 +90,7 @@ BACKENDS = {
         Backend("jail-unprivileged", lambda: _unprivileged("jail"), uid=NOBODY),
         Backend("landlock", lambda: _local("landlock"), absolute_work=False),
         Backend("landlock-unprivileged", lambda: _unprivileged("landlock"), uid=NOBODY, absolute_work=False),
+        Backend("docker", _docker),
+        Backend("e2b", _e2b),
     )
 }
