@@ -31,6 +31,8 @@ class FakeVLLM:
     processed: bool = True
     logprobs: bool = True
     experts: bool = False
+    scale_out: bool = False
+    """Whether it only takes tokens, at /inference/v1/generate."""
     max_model_len: int | None = 96
     key: str | None = None
     finish: str = "stop"
@@ -90,8 +92,10 @@ class FakeVLLM:
             return 401, {"error": "Unauthorized"}
         if handler.path == "/v1/models":
             return 200, {"data": [{"id": "served", "root": str(self.root), "max_model_len": self.max_model_len}]}
-        if handler.path != "/v1/completions":
+        if handler.path != ("/inference/v1/generate" if self.scale_out else "/v1/completions"):
             return 404, {"detail": "Not Found"}
+        if self.scale_out:
+            body = {**body["sampling_params"], "model": body["model"], "prompt": body["token_ids"]}
         if body["max_tokens"] == 1 and body["top_k"] == 1:  # the probe
             return self.choice(body, [5], [0.0 if self.processed else -0.7])
         self.asked.append(body)
@@ -111,10 +115,12 @@ class FakeVLLM:
 
     def choice(self, body: dict[str, Any], ids: list[int], logprobs: list[float]) -> tuple[int, Any]:
         found: dict[str, Any] = {"index": 0, "text": "?", "finish_reason": self.finish}
-        if self.token_ids and body.get("return_token_ids"):
+        if self.token_ids and (body.get("return_token_ids") or self.scale_out):
             found["token_ids"] = ids
         if self.logprobs and body.get("logprobs") == 0:
-            found["logprobs"] = {"token_logprobs": logprobs, "tokens": ["?"] * len(ids)}
+            content = [{"token": "?", "logprob": x, "bytes": None, "top_logprobs": []} for x in logprobs]
+            text = {"token_logprobs": logprobs, "tokens": ["?"] * len(ids)}
+            found["logprobs"] = {"content": content} if self.scale_out else text
         if self.experts:
             found["routed_experts"] = self.routes(len(body["prompt"]) + len(ids) - 1)
         return 200, {"id": "cmpl-1", "object": "text_completion", "choices": [found]}

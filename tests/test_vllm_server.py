@@ -10,6 +10,7 @@ import pytest
 
 import agent_rl as ar
 from agent_rl.cli import main
+from agent_rl.errors import PolicyError
 from agent_rl.policy import SamplingParams, TokenPolicy, vllm_server
 from agent_rl.policy.vllm import vllm_policy
 from agent_rl.rendering import train_tokenizer
@@ -44,11 +45,13 @@ def ask(policy: TokenPolicy, *turns: list[int], params: SamplingParams | None = 
     return asyncio.run(work())
 
 
-def test_an_episode_by_token_ids(root: Path) -> None:
+@pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
+def test_an_episode_by_token_ids(root: Path, scale_out: bool) -> None:
     renderer = small_renderer()
     call = Message("assistant", tool_calls=(ToolCall("c", "calculator", {"expression": "1+1"}),))
     replies = [renderer.reply(call), renderer.reply(Message("assistant", "x"))]
-    with FakeVLLM(root, replies, max_model_len=512) as fake, vllm_policy(url=f"{fake.url}/v1/") as policy:
+    fake = FakeVLLM(root, replies, max_model_len=512, scale_out=scale_out)
+    with fake, vllm_policy(url=f"{fake.url}/v1/") as policy:
         (episode,) = ar.run("calculator-v0", policy, budget=ar.Budget(turns=4))
     assert episode.error is None and episode.tool_calls == 1 and episode.turns == 2
     (trajectory,) = episode.trajectories
@@ -58,7 +61,8 @@ def test_an_episode_by_token_ids(root: Path) -> None:
     sampled = trajectory.token_ids[trajectory.loss_mask].tolist()
     assert sampled == replies[0] + replies[1] and {s.source for s in trajectory.spans} >= {Source.POLICY, Source.ENV}
     assert first["model"] == "served" and first["stop_token_ids"] == sorted(renderer.stop_ids)
-    assert first["return_token_ids"] is True and first["logprobs"] == 0 and first["repetition_penalty"] == 1.0
+    assert first["logprobs"] == 0 and first["repetition_penalty"] == 1.0
+    assert scale_out or first["return_token_ids"] is True
 
 
 def test_a_policy_outlives_the_event_loop_of_one_run(root: Path) -> None:
@@ -67,8 +71,10 @@ def test_a_policy_outlives_the_event_loop_of_one_run(root: Path) -> None:
         assert ask(policy, [1])[0].token_ids == (6, 2)
 
 
-def test_experts_come_back_aligned(root: Path) -> None:
-    with FakeVLLM(root, [[5, 2], [6, 2]], experts=True) as fake, vllm_policy(url=fake.url) as policy:
+@pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
+def test_experts_come_back_aligned(root: Path, scale_out: bool) -> None:
+    fake = FakeVLLM(root, [[5, 2], [6, 2]], experts=True, scale_out=scale_out)
+    with fake, vllm_policy(url=fake.url) as policy:
         first, second = ask(policy, [1, 3], [4])
     assert first.routed_experts is not None and first.routed_experts.shape == (3, 2, 2)
     assert second.routed_experts is not None and second.routed_experts.shape == (3, 2, 2)
@@ -111,6 +117,16 @@ def test_a_server_too_old_for_token_ids_is_refused_at_once(root: Path) -> None:
         ):
             pass
         assert fake.asked == []
+
+
+def test_a_server_with_neither_endpoint_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "ENDPOINTS", vllm_server.ENDPOINTS[:1])
+    with (
+        FakeVLLM(root, scale_out=True) as fake,
+        pytest.raises(PolicyError, match=r"has none of /v1/completions: is this a vLLM server\?"),
+        vllm_policy(url=fake.url),
+    ):
+        pass
 
 
 def test_no_log_probabilities_is_an_error(root: Path) -> None:

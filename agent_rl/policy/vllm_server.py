@@ -1,19 +1,16 @@
-"""A vLLM server over HTTP: `/v1/completions` with token ids in and out, retries, and a look at what it can do."""
+"""A vLLM server over HTTP: token ids in and out, retries, and a look at what it can do."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import os
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.policy.served import Answer, Settings
+from agent_rl.policy.vllm_wire import ENDPOINTS
 
 if TYPE_CHECKING:
     import httpx
@@ -36,19 +33,8 @@ class _Models(BaseModel):
     data: list[_Model]
 
 
-class _Logprobs(BaseModel):
-    token_logprobs: list[float | None]
-
-
-class _Choice(BaseModel):
-    token_ids: list[int] | None = None
-    logprobs: _Logprobs | None = None
-    finish_reason: str | None = None
-    routed_experts: str | None = None
-
-
-class _Completion(BaseModel):
-    choices: list[_Choice]
+class _NotThereError(PolicyError):
+    """The server has no such endpoint."""
 
 
 class Server:
@@ -67,6 +53,7 @@ class Server:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._concurrency = concurrency
         self.model = self.root = ""
+        self._endpoint = ENDPOINTS[0]
         self.context_limit = context
         self.processed = True
 
@@ -114,10 +101,19 @@ class Server:
         await self._client.aclose()
 
     async def _probe(self) -> None:
-        """Sample one token from a distribution cut down to its likeliest, of which the log-probability is 0."""
+        """Find out where to ask: sample one token from a distribution cut down to its likeliest.
+
+        The log-probability of that one is 0.
+        """
         settings: Settings = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
-        answer = await self.generate("probe", [0], settings)
-        self.processed = all(abs(x) < 1e-6 for x in answer.logprobs)
+        for self._endpoint in ENDPOINTS:
+            try:
+                answer = await self.generate("probe", [0], settings)
+            except _NotThereError:
+                continue
+            self.processed = all(abs(x) < 1e-6 for x in answer.logprobs)
+            return
+        raise PolicyError(f"{self.url} has none of {', '.join(e.path for e in ENDPOINTS)}: is this a vLLM server?")
 
     async def generate(self, sequence: str, token_ids: list[int], settings: Settings) -> Answer:
         """Implements `Generate`.
@@ -125,24 +121,13 @@ class Server:
         Raises:
             PolicyError: if the server refuses, gives no token ids or log-probabilities, or can't be reached.
         """
+        endpoint = self._endpoint
         async with self._room:
-            body = await self._send("POST", "/v1/completions", _request(self.model, token_ids, settings))
+            body = await self._send("POST", endpoint.path, endpoint.request(self.model, token_ids, settings))
         try:
-            choice = _Completion.model_validate(body).choices[0]
+            return endpoint.answer(body)
         except (ValidationError, IndexError) as error:
             raise PolicyError(f"{self.url} gave an answer that can't be read: {error}") from error
-        if choice.token_ids is None:
-            raise PolicyError(
-                f"{self.url} gave text but no token ids, and text is never tokenized again: it needs vLLM 0.10.2 or "
-                "newer, which knows return_token_ids"
-            )
-        logprobs = choice.logprobs.token_logprobs if choice.logprobs else []
-        return Answer(
-            choice.token_ids,
-            [x for x in logprobs if x is not None],
-            aborted=choice.finish_reason == "abort",
-            routed_experts=None if choice.routed_experts is None else _array(choice.routed_experts),
-        )
 
     async def _send(self, method: str, path: str, body: Settings | None = None) -> Any:
         import httpx
@@ -166,22 +151,12 @@ class Server:
         if response.status_code in (401, 403):
             raise PolicyError(f"{self.url} wants a key: set VLLM_API_KEY to the server's")
         if response.is_error:
-            raise PolicyError(f"{response.url} refused (status {response.status_code}): {_message(response)}")
+            problem = _NotThereError if response.status_code == 404 else PolicyError
+            raise problem(f"{response.url} refused (status {response.status_code}): {_message(response)}")
         try:
             return response.json()
         except ValueError as error:
             raise PolicyError(f"{response.url} answered with what is no JSON: {response.text[:200]!r}") from error
-
-
-def _request(model: str, token_ids: list[int], settings: Settings) -> Settings:
-    return {
-        "repetition_penalty": 1.0,  # said, since a server puts what generation_config.json has where nothing is
-        **settings,
-        "model": model,
-        "prompt": token_ids,
-        "logprobs": 0,  # of the sampled token
-        "return_token_ids": True,
-    }
 
 
 def _message(response: httpx.Response) -> str:
@@ -191,8 +166,3 @@ def _message(response: httpx.Response) -> str:
         return str(body.get("error", body)["message"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return response.text[:200]
-
-
-def _array(text: str) -> npt.NDArray[np.integer[Any]]:
-    array: npt.NDArray[np.integer[Any]] = np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
-    return array

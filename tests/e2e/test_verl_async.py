@@ -28,12 +28,17 @@ RUN: dict[str, Any] = {
 }
 
 
+def training(folder: Path | str) -> list[Episode]:
+    """The stored episodes but those of evaluations."""
+    return [e for e in read_episodes(folder) if e.id.startswith("train-")]
+
+
 def ages(run: Path) -> list[Counter[int]]:
     """For every step, how many sampled tokens were how old: by the versions that stand beside the stored tokens.
 
     Episodes are stored when they are trained on, a batch a step; step `s` updates version `s - 1`.
     """
-    episodes = list(read_episodes(run))
+    episodes = training(run)
     batch = GROUPS * SAMPLES
     assert len(episodes) % batch == 0 and len({e.id for e in episodes}) == len(episodes)
     steps = [episodes[at : at + batch] for at in range(0, len(episodes), batch)]
@@ -50,7 +55,7 @@ def reported(rows: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
 
 def tasks(run: Path) -> list[str]:
     """The numbers of the tasks that were trained on, once a group, in order; ids end with task and sample."""
-    return list(dict.fromkeys(e.id.split("-")[2] for e in read_episodes(run)))
+    return list(dict.fromkeys(e.id.split("-")[2] for e in training(run)))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,7 @@ def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFac
         left = first.gone(timeout=60)
     finally:
         first.kill()
-    killed = {"left": left, "episodes": [e.id for e in read_episodes(first.run)], "rows": first.rows()}
+    killed = {"left": left, "episodes": [e.id for e in training(first.run)], "rows": first.rows()}
     second = begin(verl_python, folder, json.dumps({"steps": RUN["steps"]}), str(first.run))
     try:
         assert second.finish(timeout=500) == 0, second.tail()
@@ -102,10 +107,10 @@ def test_a_resumed_run_has_one_record_of_every_step(separate: dict[str, Any]) ->
     assert [row["step"] for row in resumed.rows()] == [0, 1, 2, 3, 4, 5, 6]
     assert resumed.rows()[: CHECKPOINT + 1] == killed["rows"][: CHECKPOINT + 1]
     assert resumed.rows()[CHECKPOINT + 1] != killed["rows"][CHECKPOINT + 1]  # run anew
-    trained = [e.id for e in read_episodes(resumed.run)]
+    trained = [e.id for e in training(resumed.run)]
     done = CHECKPOINT * GROUPS * SAMPLES
     assert trained[:done] == killed["episodes"][:done]
-    assert {e.id for e in read_episodes(f"{resumed.run}/episodes.jsonl.undone-1")} == set(killed["episodes"][done:])
+    assert {e.id for e in training(f"{resumed.run}/episodes.jsonl.undone-1")} == set(killed["episodes"][done:])
     assert len(set(tasks(resumed.run))) == RUN["steps"] * GROUPS  # no task twice
 
 

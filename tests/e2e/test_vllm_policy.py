@@ -17,7 +17,7 @@ import torch
 
 import agent_rl as ar
 from agent_rl.backends.embedded.student import load_student
-from agent_rl.policy import SamplingParams
+from agent_rl.policy import SamplingParams, vllm_server
 from agent_rl.policy.vllm import vllm_policy
 from agent_rl.store.episodes import read_episodes
 from agent_rl.trajectory import Trajectory
@@ -83,7 +83,7 @@ def url(verl_python: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFa
         ),
         *("--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT)),
         *("--max-num-seqs", "64", "--no-enable-chunked-prefill", "--enable-return-routed-experts"),
-        *("--logprobs-mode", "processed_logprobs"),
+        *("--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
     ]
     log = tmp_path_factory.mktemp("server") / "log"
     with log.open("w") as out:
@@ -114,8 +114,19 @@ def remote(url: str) -> list[ar.Episode]:
         return ar.run("calculator-v0", policy, n=N, split="test")
 
 
+def test_both_endpoints_of_a_server_say_the_same(
+    url: str, remote: list[ar.Episode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_server, "ENDPOINTS", vllm_server.ENDPOINTS[1:])
+    with vllm_policy(url=url, params=GREEDY) as policy:
+        others = trajectories(ar.run("calculator-v0", policy, n=N, split="test"))
+    for one, other in zip(trajectories(remote), others, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
 def trajectories(episodes: Sequence[ar.Episode]) -> list[Trajectory]:
-    assert len(episodes) >= N and not [e.error for e in episodes if e.error]
+    assert episodes and not [e.error for e in episodes if e.error]
     return [trajectory for episode in episodes for trajectory in episode.trajectories]
 
 
