@@ -45,6 +45,8 @@ class Engine:
         if self._api is None:
             from docker import APIClient
 
+            if self.host.startswith("unix://"):
+                _connect(self.host).close()  # the SDK leaves a socket open that reached nobody
             self._api = APIClient(self.host, timeout=TIMEOUT, max_pool_size=_CONNECTIONS)
         return self._api
 
@@ -116,16 +118,8 @@ class Engine:
 
 def _attach(host: str, container: str) -> socket.socket:
     """Return a connection that has become a container's streams; the SDK's own is closed only when it is collected."""
-    scheme, _, address = host.partition("://")
-    if scheme == "unix":
-        stream = socket.socket(socket.AF_UNIX)
-    else:
-        name, _, port = address.rstrip("/").rpartition(":")
-        stream = socket.create_connection((name, int(port)), timeout=TIMEOUT)
+    stream = _connect(host)
     try:
-        stream.settimeout(TIMEOUT)
-        if scheme == "unix":
-            stream.connect(address)
         what = f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
         stream.sendall(f"POST {what} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode())
         answer = b""
@@ -133,6 +127,22 @@ def _attach(host: str, container: str) -> socket.socket:
             answer += stream.recv(1) or b"\r\n\r\n"
         if answer.split(b" ")[1:2] != [b"101"]:
             raise ConnectionError(f"it answered {answer[:200]!r}")
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _connect(host: str) -> socket.socket:
+    """Return a connection to the engine."""
+    scheme, _, address = host.partition("://")
+    if scheme != "unix":
+        name, _, port = address.rstrip("/").rpartition(":")
+        return socket.create_connection((name, int(port)), timeout=TIMEOUT)
+    stream = socket.socket(socket.AF_UNIX)
+    try:
+        stream.settimeout(TIMEOUT)
+        stream.connect(address)
     except BaseException:
         stream.close()
         raise

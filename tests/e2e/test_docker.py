@@ -189,7 +189,6 @@ def refuses(host: str, image: str = IMAGE) -> str:
     return asyncio.run(main())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # as above
 def test_an_engine_that_is_not_there_is_a_typed_failure() -> None:
     assert "nowhere" in refuses("unix:///tmp/nowhere/docker.sock")
     gc.collect()
