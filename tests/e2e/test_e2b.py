@@ -59,7 +59,7 @@ def against_it(monkeypatch: pytest.MonkeyPatch, use: Use) -> None:
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-@pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py"])
+@pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py", "test_endings.py"])
 def test_e2b_passes_the_suites_of_every_backend(suite: str) -> None:
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.sandbox.e2b_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -19,6 +19,7 @@ from agent_rl.sandboxes.local import LocalSandboxes
 
 LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
 NOBODY = 65534
+DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"
 E2B_KEY = "e2b_" + "0" * 40
 """What `e2b_server` takes."""
 
@@ -34,6 +35,14 @@ class Backend:
     """The user that a process of the host's has to be, to be one that the sandbox's code could signal; None: ours."""
     absolute_work: bool = True
     """Whether the code's folder is at `WORK`, and /tmp its own."""
+    needs: str | None = None
+    """The environment variable that says where its server is; None: it has none."""
+    run_by: str = ""
+    """The file that starts the server and runs the suites on it."""
+
+    def elsewhere(self) -> bool:
+        """Whether its server is missing, and it takes no part in this run."""
+        return self.needs is not None and self.needs not in os.environ
 
 
 def readable_python() -> str:
@@ -62,20 +71,17 @@ def _unprivileged(tier: str) -> LocalSandboxes:
 
 
 def _docker() -> Sandboxes:
-    if host := os.environ.get("AGENT_RL_DOCKER_HOST"):
-        from agent_rl.sandboxes.docker import DockerSandboxes
+    from agent_rl.sandboxes.docker import DockerSandboxes
 
-        return DockerSandboxes(host=host, limits=LIMITS)
-    pytest.skip("tests/e2e/test_docker.py runs these, and the engine that they take")
+    return DockerSandboxes(host=os.environ[DOCKER_HOST], limits=LIMITS)
 
 
 def _e2b() -> Sandboxes:
-    if address := os.environ.get("AGENT_RL_E2B_ADDRESS"):
-        from agent_rl.sandboxes.e2b import E2BSandboxes
+    from agent_rl.sandboxes.e2b import E2BSandboxes
 
-        os.environ.update(E2B_API_URL=address, E2B_SANDBOX_URL=address, E2B_HTTP_VERSION="1.1")
-        return E2BSandboxes(api_key=E2B_KEY)
-    pytest.skip("tests/e2e/test_e2b.py runs these, and the server that they take")
+    address = os.environ[E2B_ADDRESS]
+    os.environ.update(E2B_API_URL=address, E2B_SANDBOX_URL=address, E2B_HTTP_VERSION="1.1")
+    return E2BSandboxes(api_key=E2B_KEY)
 
 
 def _need_linux() -> None:
@@ -90,7 +96,7 @@ BACKENDS = {
         Backend("jail-unprivileged", lambda: _unprivileged("jail"), uid=NOBODY),
         Backend("landlock", lambda: _local("landlock"), absolute_work=False),
         Backend("landlock-unprivileged", lambda: _unprivileged("landlock"), uid=NOBODY, absolute_work=False),
-        Backend("docker", _docker),
-        Backend("e2b", _e2b),
+        Backend("docker", _docker, needs=DOCKER_HOST, run_by="tests/e2e/test_docker.py"),
+        Backend("e2b", _e2b, needs=E2B_ADDRESS, run_by="tests/e2e/test_e2b.py"),
     )
 }

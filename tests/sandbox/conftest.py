@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ def run(runner: asyncio.Runner) -> Run[Any]:
     return runner.run
 
 
-@pytest.fixture(scope="session", params=list(BACKENDS))
+@pytest.fixture(scope="session", params=[name for name in BACKENDS if not BACKENDS[name].elsewhere()])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS[request.param]
 
@@ -53,3 +54,14 @@ def box(sandboxes: Sandboxes, runner: asyncio.Runner, request: pytest.FixtureReq
 @pytest.fixture(scope="session")
 def capabilities(sandboxes: Sandboxes, runner: asyncio.Runner) -> Capabilities:
     return runner.run(sandboxes.capabilities())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say once of each reason what was not tested."""
+    for backend in BACKENDS.values():
+        if backend.elsewhere():
+            reason = f"the suites of every sandbox on {backend.name}: `pytest -m e2e {backend.run_by}` runs them"
+            terminalreporter.write_line(f"NOT TESTED HERE: {reason}", yellow=True)
+    skipped = [r for r in terminalreporter.getreports("skipped") if r.nodeid.startswith("tests/sandbox/")]
+    for reason, count in Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped).items():
+        terminalreporter.write_line(f"NOT TESTED: {count} of the sandboxes' tests: {reason}", yellow=True)
