@@ -1,8 +1,9 @@
-"""The command line: `agent-rl envs | algorithms | train | rollout | view`."""
+"""The command line: `agent-rl envs | algorithms | train | rollout | view | sandbox`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -88,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="agent-rl", description="Train, run and read tool-using language-model agents.", formatter_class=raw
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="envs | algorithms | train | rollout | view")
+    commands = parser.add_subparsers(required=True, metavar="envs | algorithms | train | rollout | view | sandbox")
     imports = argparse.ArgumentParser(add_help=False)
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
@@ -113,6 +114,13 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--tokens", action="store_true", help="show which tokens were sampled")
     view.add_argument("--limit", type=int, default=20, help="rows of the table")
     view.set_defaults(command=_view)
+    sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
+    actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
+    doctor = actions.add_parser("doctor", help="say what sandboxes guarantee on this machine, and what to do about it")
+    doctor.set_defaults(command=_sandbox_doctor)
+    image = actions.add_parser("build-image", help="make Docker's base image of this interpreter, offline")
+    image.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")
+    image.set_defaults(command=_build_image)
     return parser
 
 
@@ -187,6 +195,18 @@ def _view(arguments: argparse.Namespace) -> int:
             f"{len(first)} of {count} episodes; another: agent-rl view {arguments.file} ID\n", highlight=False
         )
     print_episode(first[0], console, tokens=arguments.tokens, decode=decode)
+    return 0
+
+
+def _sandbox_doctor(arguments: argparse.Namespace) -> int:
+    # by name, here and below: the machinery does not know the sandboxes
+    return int(importlib.import_module("agent_rl.sandboxes.doctor").doctor(Console()))
+
+
+def _build_image(arguments: argparse.Namespace) -> int:
+    docker = importlib.import_module("agent_rl.sandboxes.docker")
+    tag = arguments.tag or docker.IMAGE
+    print(f"{tag}: {docker.build_image(docker.Engine(), tag)}")
     return 0
 
 

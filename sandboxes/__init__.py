@@ -1,1 +1,1 @@
-"""Where model-written code runs. Nothing is here yet: no built-in tool executes code so far."""
+"""Where model-written code runs: one interface (`base`), several backends (`backends` lists them)."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+
+from tests.e2e.dockerd import Dockerd, docker_engine, whats_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 _missing: list[str] = []
@@ -17,6 +23,12 @@ def missing(reason: str) -> None:
     """Skip for want of something, and say so at the end; on CI, fail."""
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
+    _missing.append(reason)
+    pytest.skip(reason)
+
+
+def not_run(reason: str) -> NoReturn:
+    """Skip for want of what CI can't have either, and say so at the end."""
     _missing.append(reason)
     pytest.skip(reason)
 
@@ -44,3 +56,19 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = ["steps=0", "threads=1", "eval.n=16", "warm_start.clone_steps=400", f"runs_dir={folder}"]
     subprocess.run([sys.executable, "-m", "agent_rl", "train", *settings], cwd=ROOT, check=True, capture_output=True)
     return (folder / "latest" / "checkpoint").resolve()
+
+
+@pytest.fixture(scope="session")
+def dockerd() -> Iterator[Dockerd]:
+    """A Docker engine of this session's own, with the base image."""
+    if reason := whats_missing():
+        missing(f"the tests of the docker sandbox: {reason}")
+    from agent_rl.sandboxes.docker import Engine, build_image
+
+    folder = Path(tempfile.mkdtemp(prefix="ar-docker-"))
+    try:
+        with docker_engine(folder) as engine:
+            build_image(Engine(engine.host))
+            yield engine
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,184 @@
+"""python-v0: questions that take a line of Python, which runs in a sandbox.
+
+Task: such as "digit sum of 7**31" or "3rd largest of 8 45 17 90"; the answer is a number or a word. Tools: `python`,
+whose variables stay from call to call. Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an
+answer that was reached without a failed call or an exception.
+
+Splits: `train`, `dev` and `test` are disjoint by a hash of the question.
+
+The sandbox is named by `env_args`: `sandbox=local` (the default), `docker` or `e2b`; see `agent-rl sandbox doctor`.
+
+The demonstrations know the form of the tool calls, but of two similar expressions they take the right one only half of
+the time. What is left to learn is which expression answers which question.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent_rl.env import Budget, Script
+from agent_rl.registry import register
+from agent_rl.rewards import reward
+from agent_rl.sandboxes.base import Limits
+from agent_rl.tools.python import python
+from agent_rl.tools.sandboxed import SandboxedEnv
+from agent_rl.types import JSON, Episode, Message, Step, Task, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of question; `{}` fields are filled with what `draw` returns."""
+
+    question: str
+    code: str
+    """An expression whose value is the answer."""
+    mistake: str
+    """One that looks much like it."""
+    answer: Callable[..., object]
+    """The same on the host, on the drawn values."""
+    draw: Callable[[np.random.Generator], Mapping[str, JSON]]
+
+
+def _power(rng: np.random.Generator) -> Mapping[str, JSON]:
+    return {"a": int(rng.integers(3, 100)), "b": int(rng.integers(10, 60)), "m": int(rng.integers(11, 1000))}
+
+
+def _bound(rng: np.random.Generator) -> Mapping[str, JSON]:
+    return {"n": int(rng.integers(20, 1000))}
+
+
+def _word(rng: np.random.Generator) -> Mapping[str, JSON]:
+    return {"word": "".join(rng.choice(list("abcdeilnorst"), int(rng.integers(6, 13))))}
+
+
+def _numbers(rng: np.random.Generator) -> Mapping[str, JSON]:
+    numbers = rng.choice(100, int(rng.integers(5, 9)), replace=False)
+    return {"numbers": " ".join(map(str, numbers)), "k": int(rng.integers(2, 5))}
+
+
+FAMILIES = (
+    Family(
+        "digit sum of {a}**{b}",
+        "sum(map(int, str({a}**{b})))",
+        "sum(map(int, str({a}*{b})))",
+        lambda a, b, m: sum(map(int, str(a**b))),
+        _power,
+    ),
+    Family("{a}**{b} modulo {m}", "{a}**{b} % {m}", "{a}**{b} // {m}", lambda a, b, m: pow(a, b, m), _power),
+    Family(
+        "how many primes below {n}",
+        "sum(all(i % d for d in range(2, i)) for i in range(2, {n}))",
+        "sum(any(i % d for d in range(2, i)) for i in range(2, {n}))",
+        lambda n: sum(all(i % d for d in range(2, i)) for i in range(2, n)),
+        _bound,
+    ),
+    Family("ones in binary {n}", 'bin({n}).count("1")', 'str({n}).count("1")', lambda n: n.bit_count(), _bound),
+    Family(
+        "sort letters of {word}",
+        '"".join(sorted("{word}"))',
+        '"".join(reversed("{word}"))',
+        lambda word: "".join(sorted(word)),
+        _word,
+    ),
+    Family(
+        "how many different letters in {word}",
+        'len(set("{word}"))',
+        'len("{word}")',
+        lambda word: len(set(word)),
+        _word,
+    ),
+    Family(
+        "number {k} from the top of {numbers}",
+        'sorted(map(int, "{numbers}".split()))[-{k}]',
+        'sorted(map(int, "{numbers}".split()))[{k}]',
+        lambda numbers, k: sorted(map(int, numbers.split()))[-k],
+        _numbers,
+    ),
+)
+
+
+@functools.cache
+def held_out(question: str) -> str:
+    """Return the part of the data that a question belongs to: eight in ten to train, one each to dev and test."""
+    digest = hashlib.blake2b(question.encode(), digest_size=2).digest()
+    return {0: "test", 1: "dev"}.get(int.from_bytes(digest, "big") % 10, "train")
+
+
+def make_task(split: str, index: int) -> Task:
+    """Draw questions until one belongs to the split."""
+    rng = np.random.default_rng([*split.encode(), index])
+    while True:
+        kind = int(rng.integers(len(FAMILIES)))
+        family = FAMILIES[kind]
+        values = family.draw(rng)
+        question = family.question.format(**values)
+        if held_out(question) == split:
+            return {"question": question, "kind": kind, "values": values, "answer": str(family.answer(**values))}
+
+
+@register(
+    "python-v0",
+    tasks=make_task,
+    splits=("train", "dev", "test"),
+    budget=Budget(turns=5, tokens=512, tool_calls=8, seconds=120),
+)
+class PythonPuzzles(SandboxedEnv):
+    """Answer a question with a line of Python, which runs in a sandbox."""
+
+    extra_tools = (python,)
+    limits = Limits(memory=128 * 1024 * 1024, processes=16, disk=8 * 1024 * 1024, files=256)
+
+    async def reset(self, task: Task, rng: np.random.Generator) -> str:
+        """Open a sandbox and ask the question."""
+        kind, values = task["kind"], task["values"]
+        assert isinstance(kind, int) and isinstance(values, Mapping)
+        self.family = FAMILIES[kind]
+        self.values = values
+        self.answer = str(task["answer"])
+        self.failed = False
+        await self.open_sandbox()
+        return str(task["question"])
+
+    async def step(self, action: Message) -> Step:
+        """Make the calls, and take note of whether one failed or the code raised."""
+        step = await super().step(action)
+        self.failed = self.failed or any(m.tool_error or "Traceback" in m.content for m in step.observation)
+        return step
+
+    @reward(weight=1.0)
+    def correct(self, episode: Episode) -> bool:
+        """Whether the final answer is the right one."""
+        return episode.final_text.strip() == self.answer
+
+    @reward(weight=0.1)
+    def clean(self, episode: Episode) -> bool:
+        """Whether there is an answer, and no call failed on the way to it."""
+        return bool(episode.final_text) and not self.failed
+
+    def oracle(self) -> Script:
+        """Evaluate the right expression."""
+        (result,) = yield _call(self.family.code.format(**self.values))
+        yield result.content.strip("'")
+
+    def demonstrate(self, rng: np.random.Generator) -> Script:
+        """Guess or misname the argument now and then; else evaluate one of the two expressions."""
+        mood = rng.random()
+        if mood < 0.20:
+            yield str(rng.integers(2, 100))
+            return
+        if mood < 0.26:
+            yield _call(self.family.code.format(**self.values), argument="source")
+            yield str(rng.integers(2, 100))
+            return
+        code = self.family.code if rng.random() < 0.5 else self.family.mistake
+        (result,) = yield _call(code.format(**self.values))
+        yield result.content.strip("'")
+
+
+def _call(code: str, argument: str = "code") -> Message:
+    return Message("assistant", tool_calls=(ToolCall("call_0", "python", {argument: code}),))

@@ -1,0 +1,180 @@
+"""Sandboxes: the interface that every backend implements, and what comes back from it.
+
+What the model's code did wrong is a result; only a failure of the place itself raises (`SandboxError`), so that the
+episode is a failed one and is not scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+WORK = "/work"
+"""The folder that code starts in, and the one place besides /tmp where it can write. Relative paths are below it."""
+DEFAULT_TIMEOUT = 30.0
+MAX_OUTPUT = 64 * 1024
+"""Bytes kept of each of stdout and stderr unless told otherwise: half from the beginning, half from the end."""
+MAX_FILE = 16 * 1024 * 1024
+
+
+class Guarantee(StrEnum):
+    """What a sandbox may promise about code that runs in it."""
+
+    FILES = "files"
+    """It can't read or write the host's files, other sandboxes' files, or the parent's memory and environment."""
+    NETWORK = "network"
+    """It can't reach any network, nor a service on the host by any kind of socket."""
+    SIGNALS = "signals"
+    """It can't signal, trace or list processes outside."""
+    KERNEL = "kernel"
+    """It can't mount, make namespaces, load code into the kernel, change the clock, or gain rights."""
+    MEMORY = "memory"
+    """All its processes together have a memory limit."""
+    PROCESSES = "processes"
+    """The number of its processes and threads has a limit."""
+    CPU = "cpu"
+    """All its processes together have a limit of processor time per second."""
+    DISK = "disk"
+    """What it writes has a limit, in bytes and in files."""
+    KILL_ALL = "kill_all"
+    """A timeout and `close` end every process that it started, whatever that did to get away."""
+
+
+Capabilities = Mapping[Guarantee, str | None]
+"""By what mechanism each guarantee is kept, found by trying to break it when the backend starts; None: it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use."""
+
+    memory: int = 512 * 1024 * 1024
+    """Bytes, of all its processes together."""
+    processes: int = 64
+    """Processes and threads at a time."""
+    cpus: float = 1.0
+    disk: int = 64 * 1024 * 1024
+    """Bytes, in `WORK` and /tmp each."""
+    files: int = 8192
+    """Files and folders, in each of the two."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended."""
+
+    returncode: int
+    """Its exit status; -n if signal n ended it; 127 if there is no such program, 126 if it can't be run."""
+    stdout: str
+    stderr: str
+    """Decoded as UTF-8; what isn't is escaped as `\\xNN`."""
+    timed_out: bool = False
+    truncated: bool = False
+    """Whether the middle of an output was dropped."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PythonResult:
+    """How a piece of Python ended."""
+
+    stdout: str
+    stderr: str
+    value: str | None = None
+    """The `repr` of the last line if that is an expression; None if it isn't, or is None."""
+    error: str | None = None
+    """The traceback; None if nothing was raised."""
+    timed_out: bool = False
+    truncated: bool = False
+    state_lost: bool = False
+    """Whether the interpreter and its variables are gone: the next call begins with a new one."""
+    seconds: float = 0.0
+
+
+class FileAccessError(OSError):
+    """A path in a sandbox that can't be read or written: it is missing, too large, or no regular file."""
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """A place where a model's code runs, from `Sandboxes.open`. Calls on one sandbox run one after another.
+
+    A call that is cancelled ends what it started, like one that times out. Every method raises `SandboxError` if the
+    sandbox was lost or closed.
+    """
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes = b"",
+        cwd: str = WORK,
+        env: Mapping[str, str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        max_output: int = MAX_OUTPUT,
+    ) -> ExecResult:
+        """Run a command to its end; whatever it leaves running in the background is ended, too.
+
+        Args:
+            argv: the program and its arguments; no shell is involved.
+            input: what it reads on stdin.
+            cwd: where it starts.
+            env: variables besides PATH, HOME and LANG; nothing of the host's environment is there.
+            timeout: seconds until the whole tree of processes is killed.
+            max_output: bytes kept of each of stdout and stderr, half from the head, half from the tail.
+        """
+        ...
+
+    async def run_python(
+        self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
+    ) -> PythonResult:
+        """Run code in the sandbox's interpreter, which keeps its variables from call to call."""
+        ...
+
+    async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
+        """Return a regular file's bytes.
+
+        Raises:
+            FileAccessError: if there is none, it is larger than `max_bytes`, or the path leads to something else.
+        """
+        ...
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file, and the folders above it.
+
+        Raises:
+            FileAccessError: if it can't be written there.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End everything in it and give back what it held. Closing twice is nothing."""
+        ...
+
+
+@runtime_checkable
+class Sandboxes(Protocol):
+    """A backend: it opens sandboxes, each new, and counts them so that none outlives its owner."""
+
+    async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> Sandbox:
+        """Open a sandbox.
+
+        Args:
+            owner: who holds it, such as an episode's id; shown where it is listed.
+            limits: what it may use; the backend's own if None.
+            lifetime: seconds until it is closed, whatever its owner does.
+
+        Raises:
+            SandboxError: if none can be had.
+        """
+        ...
+
+    async def capabilities(self) -> Capabilities:
+        """Return what is guaranteed here and now, found by trying."""
+        ...
+
+    async def close(self) -> None:
+        """Close every sandbox that is still open, and what they run on."""
+        ...

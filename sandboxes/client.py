@@ -1,0 +1,253 @@
+"""The host's side of an agent: a `Sandbox` whose agent answers at the other end of a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.base import (
+    DEFAULT_TIMEOUT,
+    MAX_FILE,
+    MAX_OUTPUT,
+    WORK,
+    ExecResult,
+    FileAccessError,
+    PythonResult,
+)
+from agent_rl.sandboxes.inside.wire import CHUNK, MAX_BODY, FrameError, Frames, Head, pack
+
+GRACE = 10.0
+"""Seconds beyond a call's own timeout until the agent is held to be lost: it ends what is late itself."""
+FILE_TIMEOUT = 30.0
+Answer = tuple[Head, bytes]
+
+
+class AgentSandbox:
+    """A sandbox that is reached over a socket; `await ready()` comes first.
+
+    Args:
+        sock: the connection; it is this object's from now on.
+        name: who holds it, for messages.
+        kill: ends the sandbox at once, without waiting; more than once does no harm.
+        ended: waits until nothing is left of it.
+        decode: takes the agent's bytes out of what the socket brings, where there is more.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        name: str = "",
+        kill: Callable[[], None],
+        ended: Callable[[], Awaitable[None]],
+        decode: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        sock.setblocking(False)
+        self.name = name
+        self._sock = sock
+        self._kill, self._ended = kill, ended
+        self._decode = decode
+        self._frames = Frames()
+        self._turn = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._count = 0
+        self._call: object = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self._lost: str | None = None
+
+    def __repr__(self) -> str:
+        return f"AgentSandbox({self.name!r}{'' if self._lost is None else ', lost'})"
+
+    async def ready(self, timeout: float) -> None:
+        """Wait for the agent's first frame.
+
+        Raises:
+            SandboxError: if it doesn't come, or says what went wrong.
+        """
+        async with self._turn:
+            head, _ = await self._await_answer(None, b"", timeout)
+        if head.get("ready") is not True:
+            reason = str(head.get("failed", head))
+            self._lose(reason)
+            raise SandboxError(f"no sandbox could be made: {reason}")
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes = b"",
+        cwd: str = WORK,
+        env: Mapping[str, str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        max_output: int = MAX_OUTPUT,
+    ) -> ExecResult:
+        """Run a command to its end; whatever it leaves running in the background is ended, too."""
+        if isinstance(argv, str) or not argv:
+            raise ConfigError(f"argv={argv!r} is no command; give a list, such as ['ls', '-l']")
+        _check(timeout, max_output)
+        head: Head = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "timeout": timeout, "keep": max_output}
+        start = asyncio.get_running_loop().time()
+        head, body = await self._request("exec", head, input, timeout)
+        out, err = _split(head, body)
+        code, expired, cut = _int(head, "code"), head["expired"] is True, head["cut"] is True
+        return ExecResult(code, out, err, expired, cut, asyncio.get_running_loop().time() - start)
+
+    async def run_python(
+        self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
+    ) -> PythonResult:
+        """Run code in the sandbox's interpreter, which keeps its variables from call to call."""
+        _check(timeout, max_output)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        source = code.encode("utf-8", "surrogatepass")
+        head, body = await self._request("python", {"timeout": timeout, "keep": max_output}, source, timeout)
+        out, err = _split(head, body)
+        return PythonResult(
+            out,
+            err,
+            _text(head, "value"),
+            _text(head, "error"),
+            timed_out=head["expired"] is True,
+            truncated=head["cut"] is True,
+            state_lost=head["lost"] is True,
+            seconds=loop.time() - start,
+        )
+
+    async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
+        """Return a regular file's bytes."""
+        if not 0 <= max_bytes <= MAX_BODY:
+            raise ConfigError(f"max_bytes={max_bytes}; give 0 to {MAX_BODY}")
+        head, body = await self._request("read", {"path": path, "keep": max_bytes}, b"", FILE_TIMEOUT)
+        _raise_problem(head)
+        return body
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file, and the folders above it."""
+        if len(data) > MAX_BODY:
+            raise FileAccessError(f"{path} would have {len(data)} bytes; at most {MAX_BODY} are written")
+        head, _ = await self._request("write", {"path": path}, data, FILE_TIMEOUT)
+        _raise_problem(head)
+
+    async def close(self) -> None:
+        """End everything in it and give back what it held."""
+        self._lose("the sandbox was closed")
+        await self._ended()
+
+    # How a call goes
+
+    async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> Answer:
+        async with self._turn:
+            self._count += 1
+            try:
+                frame = pack({"op": op, "id": self._count, **head}, body)
+            except FrameError as error:
+                raise ConfigError(f"{op}: {error}") from None
+            head, body = await self._await_answer(self._count, frame, timeout + GRACE)
+        if "failed" in head:
+            self._lose(str(head["failed"]))
+            raise SandboxError(f"the sandbox was lost: {self._lost}")
+        return head, body
+
+    async def _await_answer(self, call: object, frame: bytes, timeout: float) -> Answer:
+        """Send a frame and wait for the answer; if that is cancelled, have the agent end what it does."""
+        if self._lost is not None:
+            raise SandboxError(f"the sandbox was lost: {self._lost}")
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            loop.add_reader(self._sock, self._receive)
+            self._loop = loop
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._call, self._answer = call, answer
+        alarm = loop.call_later(timeout, self._lose, f"it did not answer within {timeout:g} s")
+        sent = False
+        try:
+            await self._send(loop, frame)
+            sent = True
+            return await answer
+        except asyncio.CancelledError:
+            if not sent:
+                self._lose("a call was cancelled halfway through its request")
+            elif self._lost is None and (answer.cancelled() or not answer.done()):
+                await self._send(loop, pack({"op": "cancel", "id": call}))
+            raise
+        finally:
+            alarm.cancel()
+            self._answer = None
+
+    async def _send(self, loop: asyncio.AbstractEventLoop, frame: bytes) -> None:
+        try:
+            sent = self._sock.send(frame) if frame else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._lose(f"its connection broke: {error}")
+            return
+        if sent < len(frame):
+            try:
+                await loop.sock_sendall(self._sock, memoryview(frame)[sent:])
+            except OSError as error:
+                self._lose(f"its connection broke: {error}")
+
+    def _receive(self) -> None:
+        """Take what the agent sent; an answer that nobody waits for is to a call that was cancelled."""
+        try:
+            data = self._sock.recv(CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose("its agent ended")
+            return
+        try:
+            self._frames.feed(data if self._decode is None else self._decode(data))
+            while (frame := self._frames.pop()) is not None:
+                answer = self._answer
+                if answer is not None and not answer.done() and frame[0].get("id") == self._call:
+                    answer.set_result(frame)
+        except FrameError as error:
+            self._lose(str(error))
+
+    def _lose(self, reason: str) -> None:
+        """End the sandbox, for good; whoever waits for an answer gets to know why."""
+        if self._lost is not None:
+            return
+        self._lost = reason
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(SandboxError(f"the sandbox was lost: {reason}"))
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._sock)
+        self._sock.close()
+        self._kill()
+
+
+def _check(timeout: float, max_output: int) -> None:
+    if not 0 < timeout <= 86400:
+        raise ConfigError(f"timeout={timeout}; give a number of seconds, more than 0, at most a day")
+    if not 0 <= max_output <= MAX_BODY // 4:
+        raise ConfigError(f"max_output={max_output}; give 0 to {MAX_BODY // 4} bytes")
+
+
+def _split(head: Head, body: bytes) -> tuple[str, str]:
+    """Return stdout and stderr as text."""
+    n = _int(head, "out")
+    return body[:n].decode("utf-8", "backslashreplace"), body[n:].decode("utf-8", "backslashreplace")
+
+
+def _int(head: Head, key: str) -> int:
+    value = head.get(key)
+    if not isinstance(value, int):
+        raise SandboxError(f"the sandbox's agent answered {key}={value!r}, which is no number")
+    return value
+
+
+def _text(head: Head, key: str) -> str | None:
+    value = head.get(key)
+    return value if value is None else str(value)
+
+
+def _raise_problem(head: Head) -> None:
+    if head.get("problem") is not None:
+        raise FileAccessError(str(head["problem"]))

@@ -1,0 +1,149 @@
+"""A Docker engine, by way of the `docker` SDK: what we ask of it, and typed errors for when it fails.
+
+Every call blocks; `backend.py` makes them in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from agent_rl.errors import ConfigError, SandboxError
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+TIMEOUT = 60.0
+"""Seconds that the engine has for an answer."""
+_CONNECTIONS = 32
+
+
+class Engine:
+    """A Docker engine; it is reached when it is first needed."""
+
+    def __init__(self, host: str | None = None) -> None:
+        """Take note of where the engine is.
+
+        Args:
+            host: such as "unix:///var/run/docker.sock"; $DOCKER_HOST, or Docker's own default, if None.
+
+        Raises:
+            ConfigError: if it is an address whose streams can't be attached to from here.
+        """
+        self.host = host or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        if not self.host.startswith(("unix://", "tcp://", "http://")):
+            raise ConfigError(f"docker host '{self.host}': give a unix:// or tcp:// address; forward the others to one")
+        self._api: APIClient | None = None
+
+    @property
+    def api(self) -> APIClient:
+        """The SDK's client."""
+        if self._api is None:
+            from docker import APIClient
+
+            if self.host.startswith("unix://"):
+                _connect(self.host).close()  # the SDK leaves a socket open that reached nobody
+            self._api = APIClient(self.host, timeout=TIMEOUT, max_pool_size=_CONNECTIONS)
+        return self._api
+
+    def create(self, image: str, argv: list[str], host_config: Mapping[str, object], **config: object) -> str:
+        """Create a container that reads its stdin until we are gone; return its id."""
+        with self._asked(f"create a container of {image}"):
+            created = self.api.create_container(
+                image, entrypoint=argv, command=[], stdin_open=True, host_config=dict(host_config), **config
+            )
+            return str(created["Id"])
+
+    def start(self, container: str) -> socket.socket:
+        """Start a container; return its stdin, stdout and stderr as one non-blocking socket, in Docker's framing."""
+        with self._asked("start a container"):
+            stream = _attach(self.host, container)
+            try:
+                self.api.start(container)
+            except BaseException:
+                stream.close()
+                raise
+        stream.setblocking(False)
+        return stream
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._api is not None:
+            self._api.close()
+
+    def remove(self, container: str) -> None:
+        """End and remove a container; one that is gone already is nothing."""
+        with self._asked("remove a container"):
+            from docker.errors import APIError
+
+            try:
+                self.api.remove_container(container, force=True, v=True)
+            except APIError as error:
+                if error.status_code not in (404, 409):  # gone, or going
+                    raise
+
+    def labelled(self, label: str) -> dict[str, dict[str, str]]:
+        """Return the labels of every container, running or not, that has this one; by id."""
+        with self._asked("list the containers"):
+            found = self.api.containers(all=True, filters={"label": label})
+            return {str(container["Id"]): dict(container["Labels"]) for container in found}
+
+    def import_image(self, file: Path, tag: str) -> str:
+        """Make an image of a tar file; return its id."""
+        repository, _, version = tag.partition(":")
+        with self._asked(f"import {file} as {tag}"):
+            self.api.import_image_from_file(str(file), repository=repository, tag=version or "latest")
+            return cast(str, self.api.inspect_image(tag)["Id"])
+
+    @contextlib.contextmanager
+    def _asked(self, wish: str) -> Iterator[None]:
+        """Turn the engine's failures into ours."""
+        try:
+            from docker.errors import DockerException, ImageNotFound
+            from requests.exceptions import RequestException
+        except ImportError:
+            raise ConfigError("the docker sandbox needs the SDK: pip install 'agent-rl[docker]'") from None
+        try:
+            yield
+        except ImageNotFound as error:
+            hint = "make one with `agent-rl sandbox build-image`, or build sandboxes/docker/Dockerfile"
+            raise SandboxError(f"can't {wish}: {error.explanation or error}; {hint}") from error
+        except (DockerException, RequestException, OSError) as error:
+            raise SandboxError(f"the Docker engine at {self.host} could not {wish}: {error}") from error
+
+
+def _attach(host: str, container: str) -> socket.socket:
+    """Return a connection that has become a container's streams; the SDK's own is closed only when it is collected."""
+    stream = _connect(host)
+    try:
+        what = f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
+        stream.sendall(f"POST {what} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode())
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):  # no further: what follows is the container's
+            answer += stream.recv(1) or b"\r\n\r\n"
+        if answer.split(b" ")[1:2] != [b"101"]:
+            raise ConnectionError(f"it answered {answer[:200]!r}")
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _connect(host: str) -> socket.socket:
+    """Return a connection to the engine."""
+    scheme, _, address = host.partition("://")
+    if scheme != "unix":
+        name, _, port = address.rstrip("/").rpartition(":")
+        return socket.create_connection((name, int(port)), timeout=TIMEOUT)
+    stream = socket.socket(socket.AF_UNIX)
+    try:
+        stream.settimeout(TIMEOUT)
+        stream.connect(address)
+    except BaseException:
+        stream.close()
+        raise
+    return stream

@@ -1,0 +1,57 @@
+"""`agent-rl sandbox doctor`: what local sandboxes guarantee on this machine, and what to do about what they don't."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.base import Capabilities, Guarantee
+from agent_rl.sandboxes.local import TIERS, LocalSandboxes
+
+_CGROUP = "a writable cgroup: run as root, under `systemd-run --user --scope -p Delegate=yes`, or use docker"
+REMEDIES: Mapping[Guarantee, str] = {
+    Guarantee.FILES: "allow user namespaces (sysctl user.max_user_namespaces), or Linux 6.12 with Landlock, or docker",
+    Guarantee.NETWORK: "allow user namespaces, or Linux 6.12 with Landlock, or use docker",
+    Guarantee.SIGNALS: "allow user namespaces, or Linux 6.12 with Landlock, or use docker",
+    Guarantee.KERNEL: "a kernel with seccomp, on x86_64 or aarch64, or use docker",
+    Guarantee.MEMORY: _CGROUP,
+    Guarantee.PROCESSES: _CGROUP,
+    Guarantee.CPU: _CGROUP,
+    Guarantee.DISK: "allow user namespaces, so that sandboxes get file systems of a size of their own, or use docker",
+    Guarantee.KILL_ALL: "allow user namespaces, or Linux 6.12 with Landlock, or use docker",
+}
+
+
+def doctor(console: Console) -> int:
+    """Print what is guaranteed; return 0 if all of it is, 1 if something is not."""
+    kept = 0
+    for tier in TIERS[:2]:
+        found, reason = asyncio.run(_examine(tier))
+        if found is None:
+            console.print(f"{tier}: does not work here: {reason}\n", highlight=False)
+            continue
+        console.print(_table(tier, found))
+        kept = max(kept, sum(mechanism is not None for mechanism in found.values()))
+    return 0 if kept == len(Guarantee) else 1
+
+
+async def _examine(tier: str) -> tuple[Capabilities | None, str]:
+    sandboxes = LocalSandboxes(tier=tier, require=())
+    try:
+        return await sandboxes.capabilities(), ""
+    except SandboxError as error:
+        return None, str(error)
+    finally:
+        await sandboxes.close()
+
+
+def _table(tier: str, found: Capabilities) -> Table:
+    table = Table(tier, "kept by", "what to do", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for guarantee in Guarantee:
+        mechanism = found[guarantee]
+        table.add_row(guarantee, mechanism or "[red]nothing[/red]", "" if mechanism else REMEDIES[guarantee])
+    return table

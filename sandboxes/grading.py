@@ -1,0 +1,177 @@
+"""Grading of model-written code: hidden inputs go into a fresh sandbox, answers come out and are compared here.
+
+What is expected never enters a sandbox, so there is nothing to read there and no verdict to forge: code that patches
+`unittest`, leaves early or returns an object that equals everything only answers for itself. A name that is copied out
+is a regular file of limited size. The place that the model worked in, with whatever it left running there, takes no
+part.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agent_rl.errors import ConfigError
+from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox, Sandboxes
+from agent_rl.types import JSON
+
+MAX_ANSWER = 1024 * 1024
+"""Bytes of one answer."""
+MAX_SOURCE = 1024 * 1024
+"""Bytes of one file that is graded."""
+
+_CALL = """
+import importlib, json, os, sys
+out = os.dup(1)
+os.dup2(2, 1)
+request = json.load(sys.stdin)
+sys.path.insert(0, os.getcwd())
+function = getattr(importlib.import_module(request["module"]), request["function"])
+value = function(*request["args"])
+os.write(out, json.dumps(value).encode())
+os._exit(0)
+"""
+"""Answers on the descriptor that was stdout, so that what the code prints is no part of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A hidden test: a function of a graded file is called, and its value compared as JSON."""
+
+    function: str
+    """With its module: "solution:add" for `add` in solution.py."""
+    args: Sequence[JSON]
+    expected: JSON
+    tolerance: float = 0.0
+    """How far a number may be off, relative and absolute; 0: not at all."""
+
+    def __post_init__(self) -> None:
+        module, colon, name = self.function.partition(":")
+        if not (module and colon and name):
+            raise ConfigError(f"Call({self.function!r}): name the module, too, such as 'solution:add'")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A hidden test: a program runs on an input, and what it prints is compared, but for white space at line ends."""
+
+    argv: Sequence[str]
+    expected: str
+    input: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of each test."""
+
+    passed: tuple[bool, ...]
+    reasons: tuple[str, ...] = field(repr=False)
+    """Why one was not passed, or "": for people; the model must not see the inputs in it."""
+
+    @property
+    def share(self) -> float:
+        """How many of the tests were passed, from 0 to 1."""
+        return sum(self.passed) / len(self.passed)
+
+
+async def grade(
+    sandbox: Sandbox,
+    files: Sequence[str],
+    tests: Sequence[Call | Program],
+    sandboxes: Sandboxes,
+    *,
+    timeout: float = 10.0,
+    limits: Limits | None = None,
+) -> Verdict:
+    """Judge files of a sandbox by hidden tests in fresh ones.
+
+    Args:
+        sandbox: where the model worked.
+        files: what is graded, relative to the working folder; nothing else is carried over. One that is missing, too
+            large or no regular file fails every test.
+        tests: each runs in a sandbox of its own, so that none can leave a word for the next.
+        sandboxes: where the fresh ones come from.
+        timeout: seconds of each test.
+        limits: of the fresh sandboxes.
+
+    Raises:
+        ConfigError: if there are no tests.
+        SandboxError: if a sandbox can't be had, or is lost: nothing is known then, and it is no failed test.
+    """
+    if not tests:
+        raise ConfigError("there are no tests to grade by: give at least one Call or Program")
+    try:
+        copies = {name: await sandbox.read_file(name, max_bytes=MAX_SOURCE) for name in files}
+    except FileAccessError as error:
+        return Verdict((False,) * len(tests), (str(error),) * len(tests))
+    reasons = [await _judge(copies, test, sandboxes, timeout, limits) for test in tests]
+    return Verdict(tuple(not reason for reason in reasons), tuple(reasons))
+
+
+async def _judge(
+    files: Mapping[str, bytes], test: Call | Program, sandboxes: Sandboxes, timeout: float, limits: Limits | None
+) -> str:
+    """Return why a test is not passed; "" if it is."""
+    fresh = await sandboxes.open(owner="grading", limits=limits)
+    try:
+        for name, data in files.items():
+            await fresh.write_file(name, data)
+        argv, text = _command(test)
+        ran = await fresh.exec(argv, input=text.encode(), timeout=timeout, max_output=MAX_ANSWER)
+    finally:
+        await fresh.close()
+    if ran.timed_out:
+        return f"it took more than {timeout:g} s"
+    if ran.returncode:
+        return f"exit status {ran.returncode}: {ran.stderr[-1000:].strip()}"
+    if ran.truncated:
+        return f"the answer is larger than {MAX_ANSWER} bytes"
+    if isinstance(test, Program):
+        same = _lines(ran.stdout) == _lines(test.expected)
+        return "" if same else f"printed {ran.stdout[:1000]!r}, not {test.expected[:1000]!r}"
+    try:
+        answer: JSON = json.loads(ran.stdout)
+    except (ValueError, RecursionError):
+        return f"the answer is not JSON: {ran.stdout[:1000]!r}"
+    return (
+        ""
+        if _equal(answer, test.expected, test.tolerance)
+        else f"returned {answer!r:.1000}, not {test.expected!r:.1000}"
+    )
+
+
+def _command(test: Call | Program) -> tuple[Sequence[str], str]:
+    if isinstance(test, Program):
+        return test.argv, test.input
+    module, _, name = test.function.partition(":")
+    return ["python3", "-c", _CALL], json.dumps({"module": module, "function": name, "args": test.args})
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _equal(answer: JSON, expected: JSON, tolerance: float) -> bool:
+    """Compare two values as JSON has them: a list is not its elements' text, and True is not 1."""
+    if isinstance(expected, bool) or expected is None or isinstance(expected, str):
+        return type(answer) is type(expected) and answer == expected
+    if isinstance(expected, int | float):
+        if isinstance(answer, bool) or not isinstance(answer, int | float):
+            return False
+        return answer == expected or (tolerance > 0 and _close(answer, expected, tolerance))
+    if isinstance(expected, Mapping):
+        if not isinstance(answer, Mapping) or answer.keys() != expected.keys():
+            return False
+        return all(_equal(answer[key], value, tolerance) for key, value in expected.items())
+    if not isinstance(answer, Sequence) or isinstance(answer, str) or len(answer) != len(expected):
+        return False
+    return all(_equal(a, e, tolerance) for a, e in zip(answer, expected, strict=True))
+
+
+def _close(answer: float, expected: float, tolerance: float) -> bool:
+    try:
+        return math.isclose(answer, expected, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # a whole number beyond all floats
+        return False

@@ -1,0 +1,82 @@
+"""Frames of the agent's protocol: a JSON object and raw bytes, with their lengths in front.
+
+    uint32 length of the head, uint32 length of the body (both big-endian) | head: JSON, UTF-8 | body
+
+Both sides read what they don't trust, so every length has a limit, and a frame that is none is a `FrameError`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+
+Head = dict[str, object]
+
+_LENGTHS = struct.Struct(">II")
+MAX_HEAD = 4 * 1024 * 1024
+MAX_BODY = 64 * 1024 * 1024
+CHUNK = 256 * 1024
+"""Bytes asked for in one read."""
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame: whoever sent them is broken, or lies."""
+
+
+def pack(head: Head, body: bytes = b"") -> bytes:
+    """Return a frame's bytes.
+
+    Raises:
+        FrameError: if it is larger than the other side would take.
+    """
+    text = json.dumps(head).encode()
+    _check(len(text), len(body))
+    return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write everything to a blocking descriptor."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+class Frames:
+    """Cuts what arrives into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read, whatever it is a part of."""
+        self._buffer += data
+
+    def pop(self) -> tuple[Head, bytes] | None:
+        """Return the next frame; None if it isn't complete yet.
+
+        Raises:
+            FrameError: if what arrived is no frame.
+        """
+        buffer = self._buffer
+        if len(buffer) < _LENGTHS.size:
+            return None
+        n_head, n_body = _LENGTHS.unpack_from(buffer)
+        _check(n_head, n_body)
+        middle = _LENGTHS.size + n_head
+        if len(buffer) < middle + n_body:
+            return None
+        try:
+            head = json.loads(buffer[_LENGTHS.size : middle])
+        except (ValueError, RecursionError) as error:
+            raise FrameError(f"the head of a frame is not JSON: {error}") from None
+        if not isinstance(head, dict):
+            raise FrameError(f"the head of a frame is a {type(head).__name__}, not an object")
+        body = bytes(buffer[middle : middle + n_body])
+        del buffer[: middle + n_body]
+        return head, body
+
+
+def _check(n_head: int, n_body: int) -> None:
+    if n_head > MAX_HEAD or n_body > MAX_BODY:
+        raise FrameError(f"a frame of {n_head} + {n_body} bytes; at most {MAX_HEAD} + {MAX_BODY} are allowed")

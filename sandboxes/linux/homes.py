@@ -1,0 +1,58 @@
+"""Folders of sandboxes that have no mount namespace, and the mark by which leftovers are told from what is in use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+PREFIX = "agent-rl-box-"
+WORK, TMP = "work", "tmp"
+
+
+def _mark(pid: int) -> str | None:
+    """Return a name for a process that no later one has; None if there is no such process."""
+    try:
+        return f"{pid}.{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except OSError:
+        return None
+
+
+MARK = _mark(os.getpid()) or f"{os.getpid()}.0"
+"""This process's."""
+
+
+def alive(mark: str) -> bool:
+    """Whether the process that has this mark still runs; a mark that is none counts as running."""
+    pid = mark.partition(".")[0]
+    return not pid.isdigit() or _mark(int(pid)) == mark
+
+
+def make(slot: int, uid: int) -> Path:
+    """Make a sandbox's folders, for a user."""
+    home = Path(tempfile.gettempdir(), f"{PREFIX}{MARK}-{slot}")
+    for folder in (home, home / WORK, home / TMP):
+        folder.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            os.chown(folder, uid, uid)
+    return home
+
+
+def remove(home: Path) -> None:
+    """Remove a sandbox's folders, however deep and however forbidding."""
+    # by programs that take no recursion: code can nest folders deeper than Python's stack
+    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf", "--one-file-system"]):
+        subprocess.run([*command, "--", str(home)], stderr=subprocess.DEVNULL, check=False)
+
+
+def collect() -> int:
+    """Remove the folders of zygotes that are gone; return how many there were."""
+    left = [
+        home
+        for home in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*")
+        if not alive(home.name.removeprefix(PREFIX).rpartition("-")[0]) and home.stat().st_uid == os.getuid()
+    ]
+    for home in left:
+        remove(home)
+    return len(left)

@@ -1,0 +1,29 @@
+"""What a sandbox is to be: the message from the host to the zygote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One sandbox. The limits are those of `base.Limits`; sizes are bytes."""
+
+    slot: int
+    """Its number, which no other sandbox of the zygote has had."""
+    memory: int
+    processes: int
+    cpus: float
+    disk: int
+    files: int
+    lifetime: float
+    """Seconds."""
+    read_only: tuple[str, ...] = ()
+    """Absolute paths that it can read, besides the system's. This and what follows, the zygote fills in."""
+    hidden: tuple[str, ...] = ()
+    """Folders below them that it can't."""
+    cpu_quota: bool = False
+    """Whether a cgroup limits the processor time."""
+    home: str = "/work"
+    visible: tuple[str, ...] = ()
+    """Where there is no mount namespace: what of the system and of `read_only` it can read."""

@@ -1,0 +1,86 @@
+"""A Docker engine of the tests' own: its data, sockets and processes are nobody else's, and it has no network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+OPTIONS = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false")
+
+
+class Dockerd:
+    """A running engine; `restart` is for tests of what happens to its clients."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.host = f"unix://{folder}/docker.sock"
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start it, again if need be: one that was killed leaves things that its successor first trips over."""
+        for _ in range(4):
+            if (process := self._try_to_start()) is not None:
+                return process
+        raise RuntimeError(f"dockerd did not start:\n{(self.folder / 'log').read_text()[-2000:]}")
+
+    def _try_to_start(self) -> subprocess.Popen[bytes] | None:
+        (self.folder / "pid").unlink(missing_ok=True)
+        at = self.folder
+        where = ("--host", self.host, "--data-root", at / "data", "--exec-root", at / "exec", "--pidfile", at / "pid")
+        with (at / "log").open("ab") as log:
+            process = subprocess.Popen(
+                ["dockerd", *where, *OPTIONS, "--log-level=warn"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(f"{at}/docker.sock")  # it listens before it answers
+                probe.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+                if b"200 OK" in probe.recv(100):
+                    return process
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        return None
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """End the engine, and its containers; SIGKILL leaves them to the next start."""
+        self.process.send_signal(how)
+        self.process.wait(timeout=30)
+
+    def restart(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self.stop(how)
+        self.process = self._start()
+
+
+def whats_missing() -> str | None:
+    """What keeps an engine from starting here; on CI, Debian's package is installed first."""
+    if os.geteuid() != 0:
+        return "a Docker engine of our own takes root"
+    if not shutil.which("dockerd") and os.environ.get("CI") and shutil.which("apt-get"):
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "docker.io"]
+        if subprocess.run(install, capture_output=True, check=False).returncode:  # the package list may be missing
+            subprocess.run(["apt-get", "update", "-qq"], capture_output=True, check=False)
+            subprocess.run(install, capture_output=True, check=False)
+    return None if shutil.which("dockerd") else "dockerd is missing: apt-get install docker.io"
+
+
+@contextlib.contextmanager
+def docker_engine(folder: Path) -> Iterator[Dockerd]:
+    """Run an engine in a folder whose path is short enough for a socket's."""
+    engine = Dockerd(folder)
+    try:
+        yield engine
+    finally:
+        engine.stop()

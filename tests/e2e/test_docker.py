@@ -1,0 +1,298 @@
+"""The docker backend against a real engine: what it promises, and what is left when something dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import cast
+
+import pytest
+
+from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.base import Guarantee, Limits, Sandbox
+from agent_rl.sandboxes.canaries import CANARIES
+from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine, backend
+from agent_rl.sandboxes.docker.container import confinement
+from agent_rl.sandboxes.docker.orphans import PROCESS, collect, labels
+from agent_rl.sandboxes.pool import WarmPool
+from tests.e2e.dockerd import Dockerd
+
+pytestmark = pytest.mark.e2e
+
+SMALL = Limits(memory=128 * 2**20, processes=16, disk=8 * 2**20, files=256)
+
+
+@pytest.fixture
+def engine(dockerd: Dockerd) -> Iterator[Engine]:
+    """The engine; whatever a test leaves there fails it."""
+    engine = Engine(dockerd.host)
+    yield engine
+    try:
+        assert within(10, lambda: not engine.labelled(PROCESS)), "containers are left"
+    finally:
+        engine.close()
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return met
+
+
+@contextlib.asynccontextmanager
+async def opened(host: str, limits: Limits = SMALL, **options: object):  # type: ignore[no-untyped-def]
+    sandboxes = DockerSandboxes(host=host, **options)  # type: ignore[arg-type]
+    try:
+        yield await sandboxes.open(owner="test", limits=limits)
+    finally:
+        await sandboxes.close()
+
+
+def in_container(engine: Engine, use: Callable[[Sandbox], Awaitable[None]], limits: Limits = SMALL) -> None:
+    async def main() -> None:
+        async with opened(engine.host, limits) as sandbox:
+            await use(sandbox)
+
+    asyncio.run(main())
+
+
+def test_a_container_keeps_its_variables_and_its_files(engine: Engine) -> None:
+    async def use(sandbox: Sandbox) -> None:
+        assert (await sandbox.run_python("import math\nx = 20")).error is None
+        assert (await sandbox.run_python("x + 1")).value == "21"
+        await sandbox.write_file("a/b", b"\x00\xff")
+        assert await sandbox.read_file("/work/a/b") == b"\x00\xff"
+        ran = await sandbox.exec(["sh", "-c", "id -u; ls a; echo no >&2; exit 3"])
+        assert (ran.returncode, ran.stderr) == (3, "no\n") and ran.stdout.endswith("\nb\n") and ran.stdout[:2] != "0\n"
+
+    in_container(engine, use)
+
+
+def test_every_guarantee_is_kept(engine: Engine) -> None:
+    async def main() -> None:
+        sandboxes = DockerSandboxes(host=engine.host)
+        found = await sandboxes.capabilities()
+        await sandboxes.close()
+        assert [guarantee for guarantee in Guarantee if found[guarantee] is None] == []
+
+    asyncio.run(main())
+
+
+def _mounted(config: dict[str, object]) -> None:
+    config.update(Binds=["/tmp:/tmp"], Tmpfs={"/work": cast(dict[str, str], config["Tmpfs"])["/work"]})
+
+
+def _unsized(config: dict[str, object]) -> None:
+    sized = cast(dict[str, str], config["Tmpfs"])
+    config["Tmpfs"] = {at: re.sub(r",(size|nr_inodes)=\d+", "", options) for at, options in sized.items()}
+
+
+WEAKER: Mapping[Guarantee, Callable[[dict[str, object]], object]] = {
+    Guarantee.FILES: _mounted,
+    Guarantee.NETWORK: lambda config: config.update(NetworkMode="host"),
+    Guarantee.SIGNALS: lambda config: config.update(PidMode="host"),
+    Guarantee.KERNEL: lambda config: config.update(SecurityOpt=["seccomp=unconfined"]),
+    Guarantee.MEMORY: lambda config: config.update(Memory=2**31, MemorySwap=2**31),
+    Guarantee.PROCESSES: lambda config: config.update(PidsLimit=200),
+    Guarantee.CPU: lambda config: config.update(NanoCpus=0, CpuShares=2**18),
+    Guarantee.DISK: _unsized,
+}
+"""Containers that lack one protection each; without KILL_ALL's there is no agent, as it is what the agent does."""
+
+
+@pytest.mark.parametrize("guarantee", WEAKER)
+def test_a_container_without_the_protection_is_found_out(
+    engine: Engine, guarantee: Guarantee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weaker(limits: Limits, user: int) -> Mapping[str, object]:
+        config = dict(confinement(limits, user))
+        WEAKER[guarantee](config)
+        return config
+
+    monkeypatch.setattr(backend, "confinement", weaker)
+    if guarantee is Guarantee.CPU and os.getloadavg()[0] > 1:
+        pytest.skip(f"others leave no two processors to one container: load {os.getloadavg()[0]}")
+
+    async def main() -> None:
+        sandboxes = DockerSandboxes(host=engine.host)
+        try:
+            assert not await CANARIES[guarantee](sandboxes._spawn)
+            with pytest.raises(SandboxError, match=guarantee):
+                await DockerSandboxes(host=engine.host, require=[guarantee]).open()
+        finally:
+            await sandboxes.close()
+
+    asyncio.run(main())
+
+
+def test_old_engines_let_through_what_our_profile_holds_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    vsock = "import socket\nsocket.socket(40, socket.SOCK_STREAM)"
+
+    async def errors() -> str | None:
+        async with opened(engine.host) as sandbox:
+            return (await sandbox.run_python(vsock)).error
+
+    assert "PermissionError" in (asyncio.run(errors()) or "")
+    ours = confinement
+    monkeypatch.setattr(
+        backend, "confinement", lambda *given: {**ours(*given), "SecurityOpt": ["no-new-privileges:true"]}
+    )
+    if "moby" not in str(engine.api.version().get("Platform")):
+        assert asyncio.run(errors()) is None  # of 20.10, which Debian has
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK leaves broken connections open
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restart_of_the_engine_fails_what_runs_and_nothing_else(
+    engine: Engine, dockerd: Dockerd, how: signal.Signals
+) -> None:
+    async def main() -> None:
+        sandboxes = DockerSandboxes(host=engine.host)
+        sandbox = await sandboxes.open(limits=SMALL)
+        waiting = asyncio.create_task(sandbox.exec(["sleep", "30"]))
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(dockerd.restart, how)
+        with pytest.raises(SandboxError):
+            await waiting
+        with pytest.raises(SandboxError):
+            await sandbox.run_python("1")
+        await sandbox.close()
+        again = await sandboxes.open(limits=SMALL)
+        assert (await again.run_python("1 + 1")).value == "2"
+        await sandboxes.close()
+
+    asyncio.run(main())
+    gc.collect()
+
+
+def refuses(host: str, image: str = IMAGE) -> str:
+    """What `open` says that can't open anything."""
+
+    async def main() -> str:
+        sandboxes = DockerSandboxes(host=host, image=image)
+        try:
+            with pytest.raises(SandboxError) as caught:
+                await sandboxes.open()
+            return str(caught.value)
+        finally:
+            await sandboxes.close()
+
+    return asyncio.run(main())
+
+
+def test_an_engine_that_is_not_there_is_a_typed_failure() -> None:
+    assert "nowhere" in refuses("unix:///tmp/nowhere/docker.sock")
+    gc.collect()
+
+
+def test_an_image_that_can_t_be_used_is_a_typed_failure(engine: Engine) -> None:
+    assert "build-image" in refuses(engine.host, "nobody/has:this")
+    engine.api.import_image(src=b"\0" * 1024, repository="agent-rl/empty", tag="1")
+    assert "python3" in refuses(engine.host, "agent-rl/empty:1")
+
+
+@pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py", "test_endings.py"])
+def test_containers_pass_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
+    command = [sys.executable, "-m", "pytest", f"tests/sandbox/{suite}", "-k", "docker", "--tb=short"]
+    ran = subprocess.run(
+        command, env={**os.environ, "AGENT_RL_DOCKER_HOST": engine.host}, capture_output=True, text=True
+    )
+    print(ran.stdout)
+    assert ran.returncode == 0 and " passed" in ran.stdout and "skipped" not in ran.stdout
+
+
+TRAINER = """
+import asyncio, sys, time
+from agent_rl.sandboxes.docker import DockerSandboxes
+async def main():
+    sandboxes = DockerSandboxes(host=sys.argv[1])
+    sandbox = await sandboxes.open()
+    print("open", flush=True)
+    await sandbox.exec(["sleep", "60"], timeout=100)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_trainer_that_dies_takes_its_containers_along(engine: Engine, how: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINER, engine.host], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == b"open\n"
+        assert len(engine.labelled(PROCESS)) == 1
+        trainer.send_signal(how)
+    assert within(15, lambda: not engine.labelled(PROCESS))
+
+
+def test_what_a_dead_trainer_had_only_created_is_collected(engine: Engine) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    mine, theirs, strange = labels("a", 60), labels("b", 60), labels("c", 60)
+    _, pid, started = mine[PROCESS].rsplit("/", 2)
+    theirs[PROCESS] = mine[PROCESS].replace(f"/{pid}/{started}", f"/{gone.pid}/1")
+    strange[PROCESS] = f"another-boot/{mine[PROCESS].partition('/')[2]}"
+    expired = labels("d", -100)
+    made = [engine.create(IMAGE, ["true"], {}, labels=about) for about in (mine, theirs, strange, expired)]
+    gone.kill()
+    gone.wait()
+    assert set(collect(engine)) == {made[1], made[3]}
+    assert set(engine.labelled(PROCESS)) == {made[0], made[2]}
+    for container in (made[0], made[2]):
+        engine.remove(container)
+
+
+def test_a_cancelled_open_leaves_nothing(engine: Engine) -> None:
+    async def main() -> None:
+        sandboxes = DockerSandboxes(host=engine.host)
+        for delay in (0.01, 0.1, 0.2, 0.4):
+            opening = asyncio.create_task(sandboxes.open(limits=SMALL))
+            await asyncio.sleep(delay)
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await opening).close()
+
+    asyncio.run(main())
+    assert within(10, lambda: not engine.labelled(PROCESS))
+
+
+def test_a_lifetime_ends_though_nobody_looks(engine: Engine) -> None:
+    async def main() -> Sandbox:
+        return await DockerSandboxes(host=engine.host).open(limits=SMALL, lifetime=1.5)
+
+    held = asyncio.run(main())  # and its loop is gone
+    assert len(engine.labelled(PROCESS)) == 1
+    assert within(10, lambda: not engine.labelled(PROCESS))
+    with pytest.raises(SandboxError):
+        asyncio.run(held.exec(["true"]))
+
+
+def test_a_sandbox_outlives_its_event_loop_but_not_its_last_user(engine: Engine) -> None:
+    sandboxes = DockerSandboxes(host=engine.host)
+    held = [asyncio.run(sandboxes.open(limits=SMALL))]
+    assert asyncio.run(held[0].run_python("6 * 7")).value == "42"
+    with pytest.warns(ResourceWarning):
+        held.clear()
+        gc.collect()
+    assert within(10, lambda: not engine.labelled(PROCESS))
+
+
+def test_a_pool_of_containers(engine: Engine) -> None:
+    async def main() -> None:
+        pool = WarmPool(DockerSandboxes(host=engine.host), warm=2, most=3, limits=SMALL)
+        await pool.fill()
+        assert pool.ready == 2
+        sandbox = await pool.open(owner="me")
+        assert (await sandbox.run_python("1 + 1")).value == "2"
+        assert pool.leases == ("me",)
+        await pool.close()
+
+    asyncio.run(main())

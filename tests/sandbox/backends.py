@@ -1,0 +1,102 @@
+"""The backends that the suites run on, by name: how to make each, or why it can't be had here.
+
+To join, a backend needs an entry in `BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent_rl.sandboxes.base import Limits, Sandboxes
+from agent_rl.sandboxes.local import LocalSandboxes
+
+LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
+NOBODY = 65534
+DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"
+E2B_KEY = "e2b_" + "0" * 40
+"""What `e2b_server` takes."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend, and what the suites have to know of it."""
+
+    name: str
+    make: Callable[[], Sandboxes]
+    """Skips the test, loudly, if there is no such backend here."""
+    uid: int | None = None
+    """The user that a process of the host's has to be, to be one that the sandbox's code could signal; None: ours."""
+    absolute_work: bool = True
+    """Whether the code's folder is at `WORK`, and /tmp its own."""
+    needs: str | None = None
+    """The environment variable that says where its server is; None: it has none."""
+    run_by: str = ""
+    """The file that starts the server and runs the suites on it."""
+
+    def elsewhere(self) -> bool:
+        """Whether its server is missing, and it takes no part in this run."""
+        return self.needs is not None and self.needs not in os.environ
+
+
+def readable_python() -> str:
+    """Return an interpreter that every user can start."""
+    for path in (sys.executable, shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin")):
+        if path is not None:
+            real = Path(path).resolve()
+            if all(folder.stat().st_mode & 1 for folder in (real, *real.parents)):
+                return str(real)
+    pytest.skip("there is no Python that other users can run")
+
+
+def _local(tier: str) -> LocalSandboxes:
+    _need_linux()
+    python = None if tier == "jail" else readable_python()
+    return LocalSandboxes(LIMITS, tier=tier, python=python)
+
+
+def _unprivileged(tier: str) -> LocalSandboxes:
+    _need_linux()
+    if os.geteuid() != 0:
+        pytest.skip(f"needs root, to become another user; the backend '{tier}' is this one already")
+    setpriv = shutil.which("setpriv") or pytest.skip("needs setpriv, of util-linux")
+    launcher = (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=launcher)
+
+
+def _docker() -> Sandboxes:
+    from agent_rl.sandboxes.docker import DockerSandboxes
+
+    return DockerSandboxes(host=os.environ[DOCKER_HOST], limits=LIMITS)
+
+
+def _e2b() -> Sandboxes:
+    from agent_rl.sandboxes.e2b import E2BSandboxes
+
+    address = os.environ[E2B_ADDRESS]
+    os.environ.update(E2B_API_URL=address, E2B_SANDBOX_URL=address, E2B_HTTP_VERSION="1.1")
+    return E2BSandboxes(api_key=E2B_KEY)
+
+
+def _need_linux() -> None:
+    if sys.platform != "linux":
+        pytest.skip("local sandboxes need Linux")
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("jail", lambda: _local("jail")),
+        Backend("jail-unprivileged", lambda: _unprivileged("jail"), uid=NOBODY),
+        Backend("landlock", lambda: _local("landlock"), absolute_work=False),
+        Backend("landlock-unprivileged", lambda: _unprivileged("landlock"), uid=NOBODY, absolute_work=False),
+        Backend("docker", _docker, needs=DOCKER_HOST, run_by="tests/e2e/test_docker.py"),
+        Backend("e2b", _e2b, needs=E2B_ADDRESS, run_by="tests/e2e/test_e2b.py"),
+    )
+}

@@ -1,0 +1,67 @@
+"""A sandbox of each backend in turn, and an event loop that lasts as long as they do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.base import Capabilities, Sandbox, Sandboxes
+from tests.sandbox.backends import BACKENDS, Backend
+
+T = TypeVar("T")
+Run = Callable[[Coroutine[Any, Any, T]], T]
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def run(runner: asyncio.Runner) -> Run[Any]:
+    return runner.run
+
+
+@pytest.fixture(scope="session", params=[name for name in BACKENDS if not BACKENDS[name].elsewhere()])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture(scope="session")
+def sandboxes(backend: Backend, runner: asyncio.Runner) -> Iterator[Sandboxes]:
+    made = backend.make()
+    try:
+        runner.run(made.capabilities())
+    except SandboxError as error:
+        pytest.skip(f"{backend.name}: the kernel refuses: {error}")
+    yield made
+    runner.run(made.close())
+
+
+@pytest.fixture
+def box(sandboxes: Sandboxes, runner: asyncio.Runner, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    opened = runner.run(sandboxes.open(owner=request.node.name, lifetime=120.0))
+    yield opened
+    runner.run(opened.close())
+
+
+@pytest.fixture(scope="session")
+def capabilities(sandboxes: Sandboxes, runner: asyncio.Runner) -> Capabilities:
+    return runner.run(sandboxes.capabilities())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say once of each reason what was not tested."""
+    for backend in BACKENDS.values():
+        if backend.elsewhere():
+            reason = f"the suites of every sandbox on {backend.name}: `pytest -m e2e {backend.run_by}` runs them"
+            terminalreporter.write_line(f"NOT TESTED HERE: {reason}", yellow=True)
+    skipped = [r for r in terminalreporter.getreports("skipped") if r.nodeid.startswith("tests/sandbox/")]
+    for reason, count in Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped).items():
+        terminalreporter.write_line(f"NOT TESTED: {count} of the sandboxes' tests: {reason}", yellow=True)

@@ -1,0 +1,52 @@
+"""Every attack on every backend, and its twin: the same code unprotected, where it must succeed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from agent_rl.sandboxes.base import Sandbox, Sandboxes
+from tests.sandbox.attacks import ON_THE_HOST, Attack
+from tests.sandbox.attacks_within import ON_RESOURCES, ON_THE_KERNEL
+from tests.sandbox.backends import Backend
+from tests.sandbox.victims import definitions, unprotected, victims
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the attacks' system calls are x86_64's")
+ATTACKS = [*ON_THE_HOST, *ON_THE_KERNEL, *ON_RESOURCES]
+ABSENT = {f"False {errno.ENOSYS}", f"False {errno.EAFNOSUPPORT}", "failed with -11: "}
+by_name = pytest.mark.parametrize("attack", ATTACKS, ids=[attack.name for attack in ATTACKS])
+
+
+@by_name
+def test_an_attack_fails(attack: Attack, backend: Backend, sandboxes: Sandboxes, capabilities, box: Sandbox, run):
+    if capabilities[attack.guarantee] is None:
+        pytest.skip(f"{backend.name} does not guarantee {attack.guarantee} here, and says so")
+    with victims(backend.uid) as aims:
+        result = run(box.run_python(definitions(aims.names) + attack.code + "\nbool(reached)", timeout=20))
+        if not (attack.fatal and result.state_lost):
+            assert (result.value, result.error) == ("False", None)
+        assert aims.harmed() == []
+    result = run(box.run_python("1 + 1"))
+    assert (result.value, result.error) == ("2", None), "the sandbox should go on"
+
+
+@by_name
+def test_its_twin_succeeds(attack: Attack, tmp_path: Path):
+    if attack.root and os.geteuid() != 0:
+        pytest.skip("needs root: this test is not")
+    with victims(None) as aims:
+        said = unprotected(attack.code, aims.names, tmp_path)
+    if said in ABSENT:
+        pytest.skip(f"this kernel lacks what is attacked, so that the attacks prove nothing: {said}")
+    if attack.root and said == f"False {errno.EPERM}":
+        pytest.skip(f"root may not do that here, so that the attack proves nothing: {said}")
+    assert said.startswith("True"), said
+
+
+def test_there_are_enough():
+    names = [attack.name for attack in ATTACKS]
+    assert len(names) == len(set(names)) >= 60

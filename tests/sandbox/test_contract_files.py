@@ -1,0 +1,104 @@
+"""What every backend does alike: files in and out, and how a sandbox begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.base import FileAccessError, Guarantee, Limits, Sandboxes
+
+# Files
+
+
+def test_a_file_comes_back_as_it_went(box, run):
+    data = bytes(range(256)) * 4000
+    run(box.write_file("folder/of/a file", data))
+    assert run(box.read_file("folder/of/a file")) == data
+    assert run(box.read_file("/work/folder/of/a file")) == data
+    run(box.write_file("folder/of/a file", b"shorter"))
+    assert run(box.read_file("folder/of/a file")) == b"shorter"
+    assert run(box.exec(["cat", "folder/of/a file"])).stdout == "shorter"
+
+
+@pytest.mark.parametrize(
+    "path", ["nothing", "", ".", "fifo", "folder", "/dev/null", "dangling", "loop", "a\0b", "x" * 5000]
+)
+def test_what_is_no_regular_file_is_neither_read_nor_written(box, run, path):
+    run(box.exec(["sh", "-c", "mkfifo fifo; mkdir folder; ln -s nowhere/file dangling; ln -s loop loop"]))
+    with pytest.raises(FileAccessError):
+        run(box.read_file(path))
+    if path not in ("nothing", "dangling"):
+        with pytest.raises(FileAccessError):
+            run(box.write_file(path, b"data"))
+
+
+def test_a_file_that_is_too_large_is_not_read(box, run):
+    run(box.write_file("file", b"x" * 1001))
+    with pytest.raises(FileAccessError, match="1001"):
+        run(box.read_file("file", max_bytes=1000))
+    assert len(run(box.read_file("file", max_bytes=1001))) == 1001
+
+
+# Sandboxes
+
+
+def test_two_sandboxes_share_nothing(sandboxes, box, run):
+    async def look() -> list[object]:
+        other = await sandboxes.open(lifetime=60)
+        try:
+            await other.write_file("file", b"other's")
+            await other.run_python(
+                "x = 1; open('/tmp/file', 'w').close() if not __import__('os').environ.get('TMPDIR') else 0"
+            )
+            seen = await box.run_python("import os\n[os.listdir('.'), os.path.exists('/tmp/file'), 'x' in globals()]")
+            return [seen.value, (await box.exec(["ls"])).stdout]
+        finally:
+            await other.close()
+
+    assert run(look()) == ["[[], False, False]", ""]
+
+
+def test_a_closed_sandbox_says_so(sandboxes, run):
+    box = run(sandboxes.open(lifetime=60))
+    run(box.close())
+    run(box.close())
+    with pytest.raises(SandboxError, match="closed"):
+        run(box.exec(["true"]))
+
+
+def test_closing_ends_a_call_that_is_going_on(sandboxes, run):
+    async def close_amid() -> None:
+        box = await sandboxes.open(lifetime=60)
+        call = asyncio.create_task(box.exec(["sleep", "60"]))
+        await asyncio.sleep(0.2)
+        await box.close()
+        with pytest.raises(SandboxError, match="closed"):
+            await call
+
+    run(close_amid())
+
+
+def test_a_lifetime_ends_a_sandbox(sandboxes, run):
+    box = run(sandboxes.open(lifetime=0.5))
+    with pytest.raises(SandboxError):
+        run(box.exec(["sleep", "60"]))
+    run(box.close())
+
+
+def test_limits_are_those_that_it_is_opened_with(sandboxes, run):
+    async def count(limits: Limits) -> int:
+        box = await sandboxes.open(limits=limits, lifetime=60)
+        result = await box.run_python("import resource\nresource.getrlimit(resource.RLIMIT_FSIZE)[0]")
+        await box.close()
+        return int(result.value or 0)
+
+    assert run(count(Limits(disk=1 << 20))) == 1 << 20
+    assert run(count(Limits(disk=3 << 20))) == 3 << 20
+
+
+def test_capabilities_name_every_guarantee(sandboxes: Sandboxes, run):
+    found = run(sandboxes.capabilities())
+    assert set(found) == set(Guarantee)
+    assert all(found[name] for name in ("files", "network", "signals", "kernel", "kill_all"))

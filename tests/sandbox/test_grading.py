@@ -1,0 +1,176 @@
+"""Grading: what is right passes, and what only pretends to be fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.base import Sandboxes
+from agent_rl.sandboxes.grading import Call, Program, Verdict, grade
+from agent_rl.sandboxes.local import LocalSandboxes
+from agent_rl.types import JSON
+
+Graded = Callable[..., Verdict]
+ADD = (Call("solution:add", [2, 3], 5), Call("solution:add", ["a", "b"], "ab"))
+RIGHT = "def add(a, b):\n    print('adding')\n    return a + b\n"
+
+
+@pytest.fixture(scope="module")
+def sandboxes(runner: asyncio.Runner) -> Iterator[Sandboxes]:
+    sandboxes = LocalSandboxes(require=())
+    try:
+        runner.run(runner.run(sandboxes.open()).close())
+    except SandboxError as error:
+        pytest.skip(f"the kernel refuses: {error}")
+    yield sandboxes
+    runner.run(sandboxes.close())
+
+
+@pytest.fixture
+def graded(runner: asyncio.Runner, sandboxes: Sandboxes) -> Graded:
+    """Grade a solution.py that a model left, after it ran `before`."""
+
+    async def main(solution: str, tests: tuple[Call | Program, ...], before: str, timeout: float) -> Verdict:
+        box = await sandboxes.open()
+        try:
+            await box.write_file("solution.py", solution.encode())
+            if before:
+                assert (await box.run_python(before)).error is None
+            return await grade(box, ["solution.py"], tests, sandboxes, timeout=timeout)
+        finally:
+            await box.close()
+
+    def judge(solution: str, *tests: Call | Program, before: str = "", timeout: float = 30.0) -> Verdict:
+        return runner.run(main(solution, tests, before, timeout))
+
+    return judge
+
+
+def test_what_is_right_passes(graded: Graded) -> None:
+    verdict = graded(RIGHT, *ADD)
+    assert verdict.passed == (True, True) and verdict.share == 1.0 and verdict.reasons == ("", "")
+
+
+def test_what_is_half_right_passes_half(graded: Graded) -> None:
+    verdict = graded("def add(a, b): return 5", *ADD)
+    assert verdict.passed == (True, False) and verdict.share == 0.5
+    assert verdict.reasons[1] == "returned 5, not 'ab'"
+
+
+CHEATS = {
+    "leaves early": "import os\nos._exit(0)\n",
+    "exits": "import sys\nsys.exit(0)\n",
+    "prints the answer": "print(5)\ndef add(a, b): return None\n",
+    "prints and leaves": "import os\nos.write(1, b'5')\nos._exit(0)\n",
+    "equals everything": (
+        "class Yes:\n    def __eq__(self, other): return True\n    __ne__ = lambda self, other: False\n"
+        "def add(a, b): return Yes()\n"
+    ),
+    "an int that lies": (
+        "class Liar(int):\n    def __eq__(self, other): return True\n    __hash__ = None\n"
+        "def add(a, b): return Liar(6)\n"
+    ),
+    "patches json": "import json\njson.load = json.loads = lambda *a, **k: 5\ndef add(a, b): return None\n",
+    "patches unittest": (
+        "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\ndef add(a, b): return None\n"
+    ),
+    "looks for the answer": (
+        "import gc\ndef add(a, b):\n"
+        "    found = [o for o in gc.get_objects() if isinstance(o, dict) and 'expected' in o]\n"
+        "    return found[0]['expected'] if found else None\n"
+    ),
+    "atexit": "import atexit, os\natexit.register(lambda: os.write(1, b'5'))\ndef add(a, b): return None\n",
+    "loops": "while True: pass\n",
+    "raises": "raise ValueError('no')\n",
+    "true is not one": "def add(a, b): return a == 2 and b == 3\n",
+    "deep": "def add(a, b):\n    import os\n    os.write(3, b'[' * 100000)\n    os._exit(0)\n",
+    "long": "def add(a, b): return 'x' * 3_000_000\n",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_what_pretends_fails(graded: Graded, cheat: str) -> None:
+    tests = (Call("solution:add", [2, 3], 5), Call("solution:add", [0, 1], 1))
+    verdict = graded(CHEATS[cheat], *tests, timeout=3)
+    assert verdict.passed == (False, False), verdict.reasons
+
+
+def test_each_test_has_a_place_of_its_own(graded: Graded) -> None:
+    """A solution that knows how often it was called passes what it should not, if calls share a place."""
+    counting = (
+        "import os\ndef add(a, b):\n    seen = os.path.exists('seen')\n    open('seen', 'w').close()\n"
+        "    return 'again' if seen else a + b\n"
+    )
+    assert graded(counting, *ADD, *ADD).share == 1.0
+
+
+def test_what_the_model_left_running_takes_no_part(graded: Graded) -> None:
+    meddler = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    while True:\n"
+        "        open('/work/solution.py', 'w').write('def add(a, b): return 5')\n        time.sleep(0.001)\n"
+    )
+    assert graded("def add(a, b): return 5", *ADD, before=meddler).share <= 0.5
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import os\nos.remove('solution.py')",
+        "import os\nos.remove('solution.py'); os.mkfifo('solution.py')",
+        "import os\nos.remove('solution.py'); os.mkdir('solution.py')",
+        "import os\nos.remove('solution.py'); os.symlink('/dev/zero', 'solution.py')",
+        "open('solution.py', 'wb').truncate(1 << 24)",
+    ],
+)
+def test_a_file_that_is_none_fails_every_test(graded: Graded, before: str) -> None:
+    verdict = graded(RIGHT, *ADD, before=before)
+    assert verdict.passed == (False, False) and "solution.py" in verdict.reasons[0]
+
+
+def test_a_program_is_judged_by_what_it_prints(graded: Graded) -> None:
+    program = ("python3", "solution.py")
+    verdict = graded("print(int(input()) * 2)  ", Program(program, "8", "4"), Program(program, "9\n", "4"))
+    assert verdict.passed == (True, False)
+    assert graded("import sys\nprint(8)\nsys.exit(1)", Program(program, "8")).passed == (False,)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "tolerance", "passes"),
+    [
+        ("[1, {'a': None}]", [1, {"a": None}], 0.0, True),
+        ("(1, 2)", [1, 2], 0.0, True),
+        ("'[1, 2]'", [1, 2], 0.0, False),
+        ("[1, 2, 3]", [1, 2], 0.0, False),
+        ("{'a': 1, 'b': 2}", {"a": 1}, 0.0, False),
+        ("0.1 + 0.2", 0.3, 0.0, False),
+        ("0.1 + 0.2", 0.3, 1e-9, True),
+        ("float('nan')", 1.0, 1e-9, False),
+        ("10 ** 400", 1.0, 1e-9, False),
+        ("1", True, 0.0, False),
+        ("None", None, 0.0, True),
+        ("0", None, 0.0, False),
+    ],
+)
+def test_values_are_compared_as_json(
+    graded: Graded, value: str, expected: JSON, tolerance: float, passes: bool
+) -> None:
+    verdict = graded(f"def f(): return {value}", Call("solution:f", [], expected, tolerance))
+    assert verdict.passed == (passes,)
+
+
+def test_a_lost_sandbox_is_no_failed_test(runner: asyncio.Runner, sandboxes: Sandboxes) -> None:
+    box = runner.run(sandboxes.open())
+    runner.run(box.close())
+    with pytest.raises(SandboxError):
+        runner.run(grade(box, ["solution.py"], ADD, sandboxes))
+
+
+def test_what_can_t_be_graded(graded: Graded) -> None:
+    with pytest.raises(ConfigError, match="no tests"):
+        graded(RIGHT)
+    with pytest.raises(ConfigError, match="solution:add"):
+        Call("add", [], None)

@@ -1,0 +1,267 @@
+"""agent_rl.sandboxes.local: nothing survives its owner, nothing leaks, and what can't be guaranteed is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.base import Guarantee, Limits
+from agent_rl.sandboxes.canaries import verify
+from agent_rl.sandboxes.linux import cgroups
+from agent_rl.sandboxes.local import LocalSandboxes
+from tests.sandbox.backends import LIMITS, readable_python
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="local sandboxes need Linux")
+
+
+@pytest.fixture
+def jails(runner: asyncio.Runner) -> Iterator[LocalSandboxes]:
+    made = LocalSandboxes(LIMITS, require=())
+    try:
+        runner.run(made.why_not())
+    except SandboxError as error:
+        pytest.skip(f"the kernel refuses: {error}")
+    yield made
+    runner.run(made.close())
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def started(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def descendants(of: int) -> set[int]:
+    """The processes below one, whoever has adopted them."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = parent_of(int(stat.parent.name))
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if parent in found | {of}} - found:
+        found |= more
+    return found
+
+
+def leftovers() -> dict[str, object]:
+    """Whatever a sandbox could leave behind on this machine."""
+    gc.collect()
+    return {
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "mounts": Path("/proc/self/mounts").read_text().count(" /tmp "),  # where a jail's root is put together
+        "cgroups": sorted(
+            str(path)
+            for hierarchy in cgroups.find()
+            for pid in descendants(os.getpid())
+            for path in (hierarchy.path / "agent-rl").glob(f"{pid}.*")
+        ),
+        "folders": sorted(
+            path
+            for pid in descendants(os.getpid())
+            for path in Path(tempfile.gettempdir()).glob(f"agent-rl-box-{pid}.*")
+        ),
+        "processes": len(descendants(os.getpid())),
+    }
+
+
+async def cycle(sandboxes: LocalSandboxes, count: int) -> None:
+    for i in range(count):
+        box = await sandboxes.open(owner=str(i), lifetime=60)
+        assert (await box.run_python("6 * 7")).value == "42"
+        await box.close()
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.e2e)])
+def test_nothing_is_left_of_many_sandboxes(jails, run, count):
+    run(cycle(jails, 3))
+    before = leftovers()
+    run(cycle(jails, count))
+    assert leftovers() == before
+
+
+def test_a_leak_would_be_seen(jails, run):
+    before = leftovers()
+    box = run(jails.open(lifetime=60))
+    during = leftovers()
+    run(box.close())
+    assert during["descriptors"] != before["descriptors"]
+    assert during["processes"] != before["processes"]
+    assert leftovers() == before
+
+
+def wait_for_the_end(pids: set[int]) -> set[int]:
+    """Which of these still run after five seconds."""
+    until = time.monotonic() + 5
+    while (alive := {pid for pid in pids if is_running(pid)}) and time.monotonic() < until:
+        time.sleep(0.02)
+    return alive
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+TRAINER = """
+import asyncio, sys, time
+from agent_rl.sandboxes.local import LocalSandboxes
+
+async def main():
+    sandboxes = LocalSandboxes(require=(), tier=sys.argv[1], python=sys.argv[3])
+    boxes = [await sandboxes.open(owner=str(i)) for i in range(2)]
+    for box in boxes:
+        await box.run_python("import os, time\\nif os.fork() == 0:\\n    os.setsid()\\n    time.sleep(100)")
+    print("ready", flush=True)
+    if sys.argv[2] == "leave":
+        time.sleep(1)
+        return
+    if sys.argv[2] == "block":
+        time.sleep(100)
+    await asyncio.sleep(100)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("tier", ["jail", "landlock"])
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "SIGTERM", "leave", "block"])
+def test_nothing_survives_its_trainer(how, tier):
+    """Whether it is killed, interrupted, ends without closing, or has an event loop that hangs and is killed."""
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, tier, how, readable_python()], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert trainer.stdout is not None
+    with trainer.stdout:
+        if trainer.stdout.readline() != b"ready\n":
+            trainer.wait()
+            pytest.skip(f"no {tier} here")
+        family = descendants(trainer.pid)
+        assert len(family) >= 6
+        if how != "leave":
+            trainer.send_signal(signal.SIGKILL if how == "block" else signal.Signals[how])
+        trainer.wait()
+    assert wait_for_the_end(family) == set()
+
+
+def test_sandboxes_end_with_their_zygote_and_the_next_one_is_fine(jails, run):
+    box = run(jails.open(lifetime=60))
+    children = {pid for pid in descendants(os.getpid()) if parent_of(pid) == os.getpid()}
+    zygote = max(children, key=started)  # other fixtures may have theirs
+    family = descendants(zygote) | {zygote}
+    os.kill(zygote, signal.SIGKILL)
+    assert wait_for_the_end(family) == set()
+    with pytest.raises(SandboxError):
+        run(box.exec(["true"]))
+    run(box.close())
+    run(cycle(jails, 1))
+    assert not [path for hierarchy in cgroups.find() for path in (hierarchy.path / "agent-rl").glob(f"{zygote}.*")]
+
+
+def test_another_event_loop_can_go_on_with_a_sandbox(jails):
+    with asyncio.Runner() as first:
+        box = first.run(jails.open(lifetime=60))
+        first.run(box.run_python("x = 1"))
+    with asyncio.Runner() as second:
+        assert second.run(box.run_python("x")).value == "1"
+        second.run(box.close())
+
+
+def test_what_is_required_and_missing_is_refused(run):
+    async def open_one() -> None:
+        sandboxes = LocalSandboxes(tier="unsafe", allow_unsafe=True, require={Guarantee.FILES, Guarantee.NETWORK})
+        try:
+            await sandboxes.open()
+        finally:
+            await sandboxes.close()
+
+    with pytest.raises(SandboxError, match="can't guarantee files, network here"):
+        run(open_one())
+
+
+def test_a_claim_that_is_not_true_is_not_reported(run):
+    """The canaries die where nothing is guaranteed, whatever is claimed."""
+
+    async def examine() -> dict[Guarantee, str | None]:
+        sandboxes = LocalSandboxes(LIMITS, tier="unsafe", allow_unsafe=True)
+        found = await verify(lambda owner, limits, lifetime: sandboxes.open(owner=owner, lifetime=lifetime), claims)
+        await sandboxes.close()
+        return dict(found)
+
+    kept = {Guarantee.PROCESSES, Guarantee.CPU, Guarantee.MEMORY, Guarantee.KILL_ALL}  # as it happens
+    claims = {guarantee: "a claim" for guarantee in Guarantee if guarantee not in kept}
+    assert set(run(examine()).values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [({"tier": "gaol"}, "choose one of jail"), ({"tier": "unsafe"}, "allow_unsafe=True")],
+)
+def test_options_that_have_no_meaning(options, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        LocalSandboxes(**options)
+
+
+def test_an_interpreter_that_is_none_is_refused(run):
+    with pytest.raises(SandboxError, match="does not start"):
+        run(LocalSandboxes(python="/no/python", require=()).open())
+
+
+def test_leftovers_of_a_zygote_that_is_gone_are_collected(tmp_path: Path):
+    hierarchy = cgroups.Hierarchy(tmp_path, ("pids",), 1)
+    (tmp_path / "agent-rl" / "1.1-7").mkdir(parents=True)
+    (tmp_path / "agent-rl" / "2.2-7").mkdir()
+    assert cgroups.collect([hierarchy], alive=lambda mark: mark == "2.2") == 1
+    assert [path.name for path in (tmp_path / "agent-rl").iterdir()] == ["2.2-7"]
+
+
+def test_installed_packages_are_hidden(jails, run):
+    async def look() -> str | None:
+        box = await jails.open(lifetime=60)
+        code = "import os, sysconfig\nos.listdir(sysconfig.get_path('purelib'))"
+        seen = await box.run_python(code)
+        await box.close()
+        return seen.value
+
+    there = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", "import os, sysconfig; print(os.listdir(sysconfig.get_path('purelib')))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if there.stdout == "[]\n":
+        pytest.skip("this interpreter has no packages of its own")
+    assert run(look()) == "[]"
+
+
+def test_limits_reach_the_cgroup(jails, run):
+    async def look() -> list[str]:
+        box = await jails.open(limits=Limits(memory=100 << 20, processes=20), lifetime=60)
+        values = [
+            file.read_text().strip()
+            for hierarchy in cgroups.find()
+            for name in ("pids.max", "memory.limit_in_bytes", "memory.max")
+            for file in (hierarchy.path / "agent-rl").glob(f"*-*/{name}")
+        ]
+        await box.close()
+        return values
+
+    values = run(look())
+    if not values:
+        pytest.skip("no cgroup can be written to here")
+    assert {"28", str(100 << 20)} <= set(values)

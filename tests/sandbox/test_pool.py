@@ -1,0 +1,225 @@
+"""The pool of warm sandboxes, over a backend that only counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, PythonResult, Sandbox
+from agent_rl.sandboxes.canaries import Once
+from agent_rl.sandboxes.pool import WarmPool
+
+
+class Counted:
+    """A sandbox that does nothing."""
+
+    def __init__(self, backend: Counting, owner: str, lifetime: float) -> None:
+        self.backend, self.owner, self.lifetime = backend, owner, lifetime
+        self.closed = self.dead = False
+        self.calls: list[str] = []
+
+    async def run_python(self, code: str, **options: object) -> PythonResult:
+        if self.dead or self.closed:
+            raise SandboxError("dead")
+        self.calls.append(code)
+        return PythonResult("", "", value=code)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        if self.closed:
+            raise RuntimeError("closed twice")
+        self.closed = True
+
+    def __getattr__(self, name: str) -> object:
+        raise NotImplementedError(name)
+
+
+class Counting:
+    """A backend that notes what it is asked."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.made: list[Counted] = []
+        self.seconds = seconds
+        self.fails = self.closed = False
+        self.most = 0
+
+    async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> Sandbox:
+        await asyncio.sleep(self.seconds)
+        if self.fails:
+            raise SandboxError("none to be had")
+        self.made.append(Counted(self, owner, lifetime))
+        self.most = max(self.most, len(self.open_now))
+        return self.made[-1]  # type: ignore[return-value]
+
+    @property
+    def open_now(self) -> list[Counted]:
+        return [sandbox for sandbox in self.made if not sandbox.closed]
+
+    async def capabilities(self) -> Capabilities:
+        return dict.fromkeys(Guarantee)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def pooled(
+    use: Callable[[WarmPool, Counting], Awaitable[None]], backend: Counting | None = None, **options: int
+) -> None:
+    """Use a pool, and check that closing it leaves nothing."""
+    backend = backend or Counting()
+
+    async def main() -> None:
+        pool = WarmPool(backend, **{"warm": 2, **options})
+        await use(pool, backend)
+        await pool.close()
+        assert backend.closed and not backend.open_now
+        with pytest.raises(SandboxError, match="closed"):
+            await pool.open()
+
+    asyncio.run(main())
+
+
+def test_what_is_warm_is_handed_out_at_once_and_made_up_for() -> None:
+    async def use(pool: WarmPool, backend: Counting) -> None:
+        await pool.fill()
+        assert pool.ready == 2 and [s.owner for s in backend.made] == ["warm", "warm"]
+        lease = await pool.open(owner="me")
+        assert (await lease.run_python("x")).value == "x" and pool.leases == ("me",)
+        assert [s.calls for s in backend.made[:2]] == [["", "", "x"], [""]]  # warmed up, asked after, used
+        await pool.fill()
+        assert pool.ready == 2 and len(backend.made) == 3
+
+    pooled(use)
+
+
+def test_nobody_gets_what_another_has_used() -> None:
+    async def use(pool: WarmPool, backend: Counting) -> None:
+        for _ in range(5):
+            lease = await pool.open()
+            await lease.run_python("secret")
+            await lease.close()
+            await lease.close()
+        assert max(s.calls.count("secret") for s in backend.made) == 1
+        assert pool.leases == ()
+
+    pooled(use)
+
+
+def test_one_that_died_while_it_was_warm_is_not_handed_out() -> None:
+    async def use(pool: WarmPool, backend: Counting) -> None:
+        await pool.fill()
+        for sandbox in backend.made:
+            sandbox.dead = True
+        lease = await pool.open()
+        assert (await lease.run_python("x")).value == "x"
+        assert all(s.closed for s in backend.made[:2])
+
+    pooled(use)
+
+
+def test_there_are_never_more_than_may_be() -> None:
+    async def use(pool: WarmPool, backend: Counting) -> None:
+        async def episode() -> None:
+            lease = await pool.open()
+            await asyncio.sleep(0.001)
+            await lease.close()
+
+        await asyncio.wait_for(asyncio.gather(*(episode() for _ in range(30))), 10)
+        assert 1 <= backend.most <= 3
+
+    pooled(use, Counting(0.001), most=3)
+
+
+def test_other_limits_get_a_sandbox_of_their_own() -> None:
+    async def use(pool: WarmPool, backend: Counting) -> None:
+        await pool.fill()
+        await asyncio.wait_for(pool.open(limits=Limits(memory=1)), 5)  # though the warm ones fill the pool
+        assert len(backend.made) == 3 and backend.made[0].closed
+
+    pooled(use, most=2)
+
+
+def test_a_lease_ends_with_its_lifetime() -> None:
+    async def use(pool: WarmPool, backend: Counting) -> None:
+        lease = await pool.open(lifetime=0.05)
+        await lease.run_python("x")
+        await asyncio.sleep(0.1)
+        with pytest.raises(SandboxError, match="lifetime"):
+            await lease.run_python("x")
+        assert pool.leases == () and backend.made[0].closed
+
+    pooled(use)
+
+
+def test_a_backend_that_fails_says_so_to_whoever_asks() -> None:
+    async def use(pool: WarmPool, backend: Counting) -> None:
+        backend.fails = True
+        with pytest.raises(SandboxError, match="none to be had"):
+            await pool.fill()
+        with pytest.raises(SandboxError, match="none to be had"):
+            await pool.open()
+        backend.fails = False
+        await pool.open()
+
+    pooled(use)
+
+
+def test_who_is_cancelled_while_waiting_takes_no_place() -> None:
+    async def use(pool: WarmPool, backend: Counting) -> None:
+        held = await pool.open()
+        waiting = [asyncio.create_task(pool.open()) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        for task in waiting[:2]:
+            task.cancel()
+        await held.close()
+        await asyncio.wait_for(waiting[2], 5)
+
+    pooled(use, warm=1, most=1)
+
+
+def test_a_pool_serves_one_event_loop_after_the_other() -> None:
+    backend = Counting()
+    pool = WarmPool(backend, warm=2)
+    asyncio.run(pool.fill())
+    for _ in range(2):
+        assert asyncio.run(asyncio.wait_for(pool.open(), 5)) is not None
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(pool.open())
+    loop.close()  # in the middle of filling up
+    asyncio.run(asyncio.wait_for(pool.fill(), 5))
+    assert pool.ready == 2
+    asyncio.run(pool.close())
+    assert not backend.open_now
+
+
+@pytest.mark.parametrize("options", [{"warm": 0}, {"warm": 5, "most": 4}, {"lifetime": 0, "warm": 1}])
+def test_what_is_no_pool(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        WarmPool(Counting(), **options)
+
+
+def test_what_is_found_out_once_is_found_out_once() -> None:
+    tries: list[int] = []
+
+    async def find_out() -> int:
+        tries.append(len(tries))
+        await asyncio.sleep(0.01)
+        if len(tries) == 1:
+            raise SandboxError("not now")
+        return len(tries)
+
+    once = Once(find_out)
+
+    async def ask() -> list[int]:
+        impatient = asyncio.create_task(once.get())
+        await asyncio.sleep(0)
+        impatient.cancel()
+        return await asyncio.gather(once.get(), once.get())
+
+    with pytest.raises(SandboxError, match="not now"):
+        asyncio.run(ask())
+    assert asyncio.run(ask()) == asyncio.run(ask()) == [2, 2]
+    assert len(tries) == 2

@@ -1,0 +1,32 @@
+"""Python in a sandbox: code that a model wrote, with variables that stay from call to call."""
+
+from __future__ import annotations
+
+from agent_rl.sandboxes.base import PythonResult
+from agent_rl.tool import tool
+from agent_rl.tools.sandboxed import HasSandbox
+
+TIMEOUT = 10.0
+"""Seconds that a call's code may run."""
+MAX_OUTPUT = 8192
+"""Bytes that the model gets to read of each of stdout and stderr: head and tail."""
+
+
+@tool(timeout=None)  # the sandbox has a timeout of its own, that kills
+async def python(self: HasSandbox, code: str) -> str:
+    """Run Python code and return what it prints, and the value of its last line. Variables are kept between calls.
+
+    Args:
+        code: the code to run.
+    """
+    return described(await self.sandbox.run_python(code, timeout=TIMEOUT, max_output=MAX_OUTPUT))
+
+
+def described(result: PythonResult) -> str:
+    """Return a result as a model reads it: as an interactive interpreter would show it."""
+    parts = [result.stdout, result.stderr, result.value or "", result.error or ""]
+    if result.timed_out:
+        parts.append("timeout: the code took too long and was stopped")
+    if result.state_lost:
+        parts.append("the interpreter was started anew: its variables are gone")
+    return "\n".join(part.rstrip("\n") for part in parts if part.strip("\n"))

@@ -1,0 +1,32 @@
+"""A shell in a sandbox: commands that a model wrote. Files stay from call to call; variables of the shell don't."""
+
+from __future__ import annotations
+
+from agent_rl.sandboxes.base import ExecResult
+from agent_rl.tool import tool
+from agent_rl.tools.sandboxed import HasSandbox
+
+TIMEOUT = 10.0
+"""Seconds that a command may run."""
+MAX_OUTPUT = 8192
+"""Bytes that the model gets to read of each of stdout and stderr: head and tail."""
+
+
+@tool(timeout=None)  # the sandbox has a timeout of its own, that kills
+async def shell(self: HasSandbox, command: str) -> str:
+    """Run a shell command in the working folder and return what it prints. Nothing goes on in the background.
+
+    Args:
+        command: for `sh -c`.
+    """
+    return described(await self.sandbox.exec(["sh", "-c", command], timeout=TIMEOUT, max_output=MAX_OUTPUT))
+
+
+def described(result: ExecResult) -> str:
+    """Return a result as a model reads it: the output, and how the command ended if not well."""
+    parts = [result.stdout, result.stderr]
+    if result.timed_out:
+        parts.append("timeout: the command took too long and was killed")
+    elif result.returncode:
+        parts.append(f"exit status {result.returncode}")
+    return "\n".join(part.rstrip("\n") for part in parts if part.strip("\n"))
