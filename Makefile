@@ -17,10 +17,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev setup-verl train test test-verl check clean
+.PHONY: help setup setup-dev setup-verl train test test-sandbox test-verl check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.train  ## make .venv with all that training needs
 	@:
@@ -36,6 +36,9 @@ train: setup  ## train; ARGS="key=value ..." overrides the config
 
 test: setup-dev  ## run the tests: offline
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-sandbox: setup-dev  ## run the tests that open sandboxes; ARGS="tests/e2e/test_docker.py" adds Docker's
+	@$(BIN)/python -m pytest -m 'sandbox or e2e' tests/sandbox $(ARGS)
 
 test-verl: setup-verl  ## compare the algorithms with verl's and TRL's, and both backends
 	@AGENT_RL_REFERENCE=1 $(VENV_VERL)/bin/python -m pytest tests/reference tests/on_verl $(ARGS)

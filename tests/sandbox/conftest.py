@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -13,6 +14,7 @@ from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Capabilities, Sandbox, Sandboxes
 from tests.sandbox.backends import BACKENDS, Backend
 
+HERE = Path(__file__).parent
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
 
@@ -54,6 +56,13 @@ def box(sandboxes: Sandboxes, runner: asyncio.Runner, request: pytest.FixtureReq
 @pytest.fixture(scope="session")
 def capabilities(sandboxes: Sandboxes, runner: asyncio.Runner) -> Capabilities:
     return runner.run(sandboxes.capabilities())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what stands beside this file: `make test-sandbox` runs it."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker("sandbox")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
