@@ -17,6 +17,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MARK = "AGENT_RL_TEST_RUN"
 """The environment variable that tells a run's processes from everybody else's: all of them inherit it."""
+RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""They do nothing for the run, and take a minute to notice that it was killed."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,14 @@ class Running:
                 continue
         return {pid: command for pid, command in found.items() if command}  # a zombie has none
 
-    def gone(self, timeout: float) -> dict[int, str]:
-        """Wait until nothing of it is left; return what still is."""
+    def gone(self, timeout: float, *, but: tuple[str, ...] = ()) -> dict[int, str]:
+        """Wait until nothing of it is left but processes that begin so; return what still is."""
         deadline = time.monotonic() + timeout
-        while (left := self.processes()) and time.monotonic() < deadline:
+        while left := {pid: command for pid, command in self.processes().items() if not command.startswith(but)}:
+            if time.monotonic() > deadline:
+                return left
             time.sleep(0.5)
-        return left
+        return {}
 
     def kill(self) -> None:
         """End all of it, the hard way."""

@@ -14,7 +14,7 @@ import torch
 
 from agent_rl.store.episodes import read_episodes
 from agent_rl.types import Episode
-from tests.e2e.servers import Running, begin, complete
+from tests.e2e.servers import RAY_AGENTS, Running, begin, complete
 
 pytestmark = pytest.mark.e2e
 
@@ -58,26 +58,36 @@ def tasks(run: Path) -> list[str]:
     return list(dict.fromkeys(e.id.split("-")[2] for e in training(run)))
 
 
+def slow(folder: Path, pause: float) -> dict[str, Any]:
+    """The calculator, slow enough that episodes are under way when something happens to the run."""
+    return {
+        "env": "faulty-v0",
+        "imports": [str(Path(__file__).parent / "verl_cpu" / "faulty.py")],
+        "env_args": {"counted": str(folder / "counted"), "share": 0, "pause": pause},
+    }
+
+
 @pytest.fixture(scope="module")
 def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run in `separate` that was killed in its sixth or seventh step, and resumed: what was seen on the way."""
     folder = tmp_path_factory.mktemp("separate")
     asynchronous = {"mode": "separate", "max_staleness": 2}
-    settings = RUN | {"start_from": str(warm), "async": asynchronous, "steps": 1000, "checkpoint_every": CHECKPOINT}
-    first = begin(verl_python, folder, json.dumps(settings))
+    settings = RUN | slow(folder, 2.0) | {"start_from": str(warm), "async": asynchronous, "steps": 1000}
+    first = begin(verl_python, folder, json.dumps(settings | {"checkpoint_every": CHECKPOINT}))
     try:
         first.until(lambda run: CHECKPOINT + 1 in reported(run.rows()), timeout=500)
         os.kill(first.process.pid, signal.SIGKILL)
         first.process.wait()
-        left = first.gone(timeout=60)
+        left = first.gone(timeout=30, but=RAY_AGENTS)
+        killed = {"left": left, "episodes": [e.id for e in training(first.run)], "rows": first.rows()}
+        second = begin(verl_python, folder, json.dumps({"steps": RUN["steps"]}), str(first.run))
+        try:
+            assert second.finish(timeout=500) == 0, second.tail()
+        finally:
+            second.kill()
+        killed["left after a while"] = first.gone(timeout=60)
     finally:
         first.kill()
-    killed = {"left": left, "episodes": [e.id for e in training(first.run)], "rows": first.rows()}
-    second = begin(verl_python, folder, json.dumps({"steps": RUN["steps"]}), str(first.run))
-    try:
-        assert second.finish(timeout=500) == 0, second.tail()
-    finally:
-        second.kill()
     return {"killed": killed, "resumed": second}
 
 
@@ -91,15 +101,14 @@ def test_no_token_is_older_than_promised_and_some_are_stale(separate: dict[str, 
         assert data["policy_version/staleness_0"] == pytest.approx(found[step - 1][0] / found[step - 1].total())
 
 
-def test_a_weight_update_cuts_replies_in_two_and_every_token_keeps_its_version(separate: dict[str, Any]) -> None:
-    rows = reported(separate["resumed"].rows()).values()
-    assert max(row["training/off_policy/trajectory_spans/max"] for row in rows) >= 2
-    for row in rows:  # of tokens of each version: theta's own are on policy
-        assert row["actor/agent_rl/ratio"] == pytest.approx(1.0, abs=0.05)
+def test_weights_change_in_the_midst_of_an_episode_and_every_token_keeps_its_version(separate: dict[str, Any]) -> None:
+    found = [versions(e) for e in training(separate["resumed"].run)]
+    assert any(len(set(episode)) > 1 for episode in found)
+    assert all(episode == sorted(episode) for episode in found)
 
 
 def test_nothing_is_left_of_a_run_that_was_killed(separate: dict[str, Any]) -> None:
-    assert separate["killed"]["left"] == {}
+    assert separate["killed"]["left"] == {} == separate["killed"]["left after a while"]
 
 
 def test_a_resumed_run_has_one_record_of_every_step(separate: dict[str, Any]) -> None:
@@ -123,12 +132,7 @@ def test_the_optimizer_goes_on(separate: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def one_step_off(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
     folder = tmp_path_factory.mktemp("one-step-off")
-    faulty = {
-        "env": "faulty-v0",
-        "imports": [str(Path(__file__).parent / "verl_cpu" / "faulty.py")],
-        "env_args": {"counted": str(folder / "counted"), "share": 0},
-    }
-    settings = RUN | faulty | {"start_from": str(warm), "async": {"mode": "one_step_off"}, "steps": 4}
+    settings = RUN | slow(folder, 0.0) | {"start_from": str(warm), "async": {"mode": "one_step_off"}, "steps": 4}
     return complete(verl_python, folder, settings)
 
 

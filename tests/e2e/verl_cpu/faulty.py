@@ -1,4 +1,4 @@
-"""faulty-v0: the calculator, in which some training episodes crash and some hang; `imports` it."""
+"""faulty-v0: the calculator, in which some training episodes crash, some hang, and all may be slow; `imports` it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def faulty_task(split: str, index: int) -> Task:
 
 @register("faulty-v0", tasks=faulty_task, splits=("train", "test"), budget=Budget(turns=6, tokens=128))
 class Faulty(Calculator):
-    """One episode in eight crashes, one hangs; a file counts how many environments were made (+) and closed (-)."""
+    """A share of episodes crashes, as many hang; a file counts how many environments were made (+) and closed (-)."""
 
-    def __init__(self, counted: str, share: float = 0.125) -> None:
-        self.counted, self.share = Path(counted), share
+    def __init__(self, counted: str, share: float = 0.125, pause: float = 0.0) -> None:
+        self.counted, self.share, self.pause = Path(counted), share, pause
         self.count("+")
 
     def count(self, sign: str) -> None:
@@ -31,7 +31,7 @@ class Faulty(Calculator):
             file.write(sign)
 
     def reset(self, task: Task, rng: np.random.Generator) -> str:
-        self.draw = float(rng.random()) if task["faults"] else 1.0
+        self.rng, self.draw = rng, float(rng.random()) if task["faults"] else 1.0
         return super().reset(task, rng)
 
     async def step(self, action: Message) -> Step:
@@ -39,6 +39,7 @@ class Faulty(Calculator):
             raise RuntimeError("the display broke")
         if self.draw < 2 * self.share:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.pause * self.rng.random())
         return await super().step(action)
 
     async def close(self) -> None:
