@@ -16,6 +16,7 @@ from agent_rl.sandboxes.base import (
     FileAccessError,
     PythonResult,
 )
+from agent_rl.sandboxes.direct import DirectInterpreter
 from agent_rl.sandboxes.inside.wire import CHUNK, MAX_BODY, FrameError, Frames, Head, pack
 
 GRACE = 10.0
@@ -33,6 +34,7 @@ class AgentSandbox:
         kill: ends the sandbox at once, without waiting; more than once does no harm.
         ended: waits until nothing is left of it.
         decode: takes the agent's bytes out of what the socket brings, where there is more.
+        direct: whether the socket carries descriptors, so that the interpreter can be lent.
     """
 
     def __init__(
@@ -43,12 +45,15 @@ class AgentSandbox:
         kill: Callable[[], None],
         ended: Callable[[], Awaitable[None]],
         decode: Callable[[bytes], bytes] | None = None,
+        direct: bool = False,
     ) -> None:
         sock.setblocking(False)
         self.name = name
         self._sock = sock
         self._kill, self._ended = kill, ended
         self._decode = decode
+        self._direct = direct
+        self._interpreter: DirectInterpreter | None = None
         self._frames = Frames()
         self._turn = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -102,7 +107,10 @@ class AgentSandbox:
         loop = asyncio.get_running_loop()
         start = loop.time()
         source = code.encode("utf-8", "surrogatepass")
-        head, body = await self._request("python", {"timeout": timeout, "keep": max_output}, source, timeout)
+        if self._direct:
+            head, body = await self._run_directly(source, timeout, max_output)
+        else:
+            head, body = await self._request("python", {"timeout": timeout, "keep": max_output}, source, timeout)
         out, err = _split(head, body)
         return PythonResult(
             out,
@@ -139,18 +147,55 @@ class AgentSandbox:
 
     async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> Answer:
         async with self._turn:
+            return await self._ask(op, head, body, timeout)
+
+    async def _run_directly(self, source: bytes, timeout: float, keep: int) -> Answer:
+        async with self._turn:
+            interpreter = self._interpreter = self._interpreter or await self._lend()
             self._count += 1
+            lost = True
             try:
-                frame = pack({"op": op, "id": self._count, **head}, body)
-            except FrameError as error:
-                raise ConfigError(f"{op}: {error}") from None
-            head, body = await self._await_answer(self._count, frame, timeout + GRACE)
+                head, body = await interpreter.run(self._count, source, timeout, keep)
+                lost = head["lost"] is True
+            except asyncio.CancelledError:
+                await self._send(asyncio.get_running_loop(), pack({"op": "end", "id": self._count}))
+                raise
+            finally:
+                if lost:
+                    interpreter.close()
+                    self._interpreter = None
+        return head, body
+
+    async def _lend(self) -> DirectInterpreter:
+        """Have the agent start an interpreter whose other ends are here."""
+
+        async def bury() -> str:
+            return str((await self._ask("end", {}, b"", 0.0))[0].get("error"))
+
+        interpreter = DirectInterpreter(bury)
+        try:
+            await self._ask("lend", {}, b"", 0.0, interpreter.ends)
+        except BaseException:
+            interpreter.close()
+            raise
+        finally:
+            interpreter.handed_over()
+        return interpreter
+
+    async def _ask(self, op: str, head: Head, body: bytes, timeout: float, fds: Sequence[int] = ()) -> Answer:
+        """Send a request, with descriptors, and return the answer; it has to be one's turn."""
+        self._count += 1
+        try:
+            frame = pack({"op": op, "id": self._count, **head}, body)
+        except FrameError as error:
+            raise ConfigError(f"{op}: {error}") from None
+        head, body = await self._await_answer(self._count, frame, timeout + GRACE, fds)
         if "failed" in head:
             self._lose(str(head["failed"]))
             raise SandboxError(f"the sandbox was lost: {self._lost}")
         return head, body
 
-    async def _await_answer(self, call: object, frame: bytes, timeout: float) -> Answer:
+    async def _await_answer(self, call: object, frame: bytes, timeout: float, fds: Sequence[int] = ()) -> Answer:
         """Send a frame and wait for the answer; if that is cancelled, have the agent end what it does."""
         if self._lost is not None:
             raise SandboxError(f"the sandbox was lost: {self._lost}")
@@ -163,7 +208,7 @@ class AgentSandbox:
         alarm = loop.call_later(timeout, self._lose, f"it did not answer within {timeout:g} s")
         sent = False
         try:
-            await self._send(loop, frame)
+            await self._send(loop, frame, fds)
             sent = True
             return await answer
         except asyncio.CancelledError:
@@ -176,9 +221,9 @@ class AgentSandbox:
             alarm.cancel()
             self._answer = None
 
-    async def _send(self, loop: asyncio.AbstractEventLoop, frame: bytes) -> None:
+    async def _send(self, loop: asyncio.AbstractEventLoop, frame: bytes, fds: Sequence[int] = ()) -> None:
         try:
-            sent = self._sock.send(frame) if frame else 0
+            sent = socket.send_fds(self._sock, [frame], fds) if fds else self._sock.send(frame) if frame else 0
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -220,6 +265,8 @@ class AgentSandbox:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._sock)
         self._sock.close()
+        if self._interpreter is not None:
+            self._interpreter.close()
         self._kill()
 
 

@@ -143,7 +143,9 @@ class LocalSandboxes:
         lease, theirs = socket.socketpair()
         with control, theirs:
             await zygote.send(json.dumps(asdict(spec)).encode(), (control, theirs))
-        sandbox = AgentSandbox(ours, name=owner, kill=lambda: _shut(lease), ended=lambda: _await_end(lease))
+        sandbox = AgentSandbox(
+            ours, name=owner, kill=lambda: _shut(lease), ended=lambda: _await_end(lease), direct=True
+        )
         self._open.add(sandbox)
         try:
             await sandbox.ready(START_TIMEOUT)

@@ -5,6 +5,8 @@ request at a time, in order, and answers each with one frame that carries the re
 
     exec    argv, cwd, env, timeout, keep; body: stdin    → code, expired, out, cut;               body: the output
     python  timeout, keep;                 body: the code → value, error, lost, expired, out, cut; body: the output
+    lend    and three descriptors (`interpreter.Ends`)    → {}
+    end                                                   → error
     read    path, keep                                    → problem;                               body: the file
     write   path;                          body: the file → problem
     cancel  the id of a call, which ends as if its time had expired; has no answer of its own
@@ -14,6 +16,10 @@ is `out` bytes long, and stderr; at most `keep` bytes of each (`cut` says whethe
 signal n. `lost` says that the interpreter is gone, with its variables. `problem` is None if all went well. An answer
 `{"id", "failed"}` says that the agent could not do its part. The first frame, `{"ready": true}`, answers nothing. When
 the stream ends, so does everything in the sandbox.
+
+A host that can pass descriptors drives the interpreter itself: `lend` starts one at the other ends of what the host
+holds, and `end` ends it, with everything else, and says how it had ended if it had. Then the agent sleeps through a
+call, which takes half as long.
 
 When a command ends or its time expires, everything but the interpreter is killed; when the time of Python expires, that
 is, too. So that this misses nothing, the agent is PID 1 of its own namespace, or in a Landlock domain that it can't
@@ -27,21 +33,18 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from . import files
-from .interpreter import Interpreter, start
+from .interpreter import Interpreter, connect, obituary, start
 from .processes import NAP, Family
-from .streams import Capture, Feed
+from .streams import Capture, Feed, take_all
 from .wire import CHUNK, Frames, Head, pack, write_all
-from .worker import shorten
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-MAX_TEXT = 64 * 1024
-"""Characters kept of a value and of a traceback, at most."""
 MIN_ERROR = 4096
 """Bytes kept of a command's stderr, at least: why a file can't be read has to fit."""
 
@@ -64,14 +67,27 @@ class Request:
 class Agent:
     """One sandbox's state: its host, the call that it is at, its processes, its interpreter."""
 
-    def __init__(self, requests: int, replies: int, *, home: str, confine: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        requests: int,
+        replies: int,
+        *,
+        home: str,
+        confine: Callable[[], None],
+        receive: Callable[[], tuple[bytes, Sequence[int]]] | None = None,
+    ) -> None:
         self.requests, self.replies = requests, replies
+        self.receive = receive or (lambda: (os.read(requests, CHUNK), ()))
+        """Reads what the host sent, and the descriptors that came along."""
+        self.lent: list[int] = []
         self.home = home
         self.frames = Frames()
         self.waiting: deque[Request] = deque()
         self.call = -1
         self.cancelled: set[int] = set()
+        self.worker: int | None = None
         self.interpreter: Interpreter | None = None
+        """The connections to the worker, if it isn't lent to the host."""
         self.family = Family(confine)
 
     def serve(self) -> NoReturn:
@@ -90,7 +106,10 @@ class Agent:
             os._exit(1)
 
     def _serve(self) -> None:
-        answers = {"exec": self._exec, "python": self._python, "read": self._read, "write": self._write}
+        answers = {
+            **{"exec": self._exec, "read": self._read, "write": self._write},
+            **{"python": self._python, "lend": self._lend, "end": self._end},
+        }
         write_all(self.replies, pack({"ready": True}))
         while True:
             self._wait(lambda: bool(self.waiting), float("inf"), {})
@@ -132,7 +151,7 @@ class Agent:
     def _run(self, request: Request, run: Callable[[], None]) -> tuple[Head, bytes]:
         """Run a process to its end, and end what it leaves behind."""
         expires = time.monotonic() + request.timeout
-        child = self.family.start(run)
+        child = self.family.start_piped(run)
         captures = (Capture(child.out, request.keep), Capture(child.err, max(request.keep, MIN_ERROR)))
         try:
             expired = self._wait(
@@ -141,45 +160,64 @@ class Agent:
                 {capture.fd: capture.drain for capture in captures},
                 Feed(child.stdin, request.body, child.close_stdin),
             )
-            self.family.end(spare=self.interpreter.child.pid if self.interpreter else None)
+            self.family.end(spare=self.worker)
             for capture in captures:
                 capture.drain_all()
         finally:
             child.close()
-        return _output({"code": self.family.ended.pop(child.pid, -signal.SIGKILL), "expired": expired}, captures)
+        return take_all({"code": self.family.ended.pop(child.pid, -signal.SIGKILL), "expired": expired}, captures)
 
     def _python(self, request: Request) -> tuple[Head, bytes]:
         expires = time.monotonic() + request.timeout
         if self.interpreter is None:
-            self.interpreter = start(self.family, self.home)
-        interpreter, ended = self.interpreter, self.family.ended
-        child, channel, interpreter.answer = interpreter.child, interpreter.channel.fileno(), None
-        captures = (Capture(child.out, request.keep), Capture(child.err, request.keep))
+            self.interpreter, ends = connect()
+            self.worker = start(self.family, self.home, ends)
+        interpreter = self.interpreter
+        channel = interpreter.channel.fileno()
+        frame, captures = interpreter.begin(request.id, request.body, request.keep)
         expired = self._wait(
-            lambda: interpreter.answer is not None or interpreter.broken or child.pid in ended,
+            lambda: interpreter.answer is not None or interpreter.broken or self.worker in self.family.ended,
             expires,
             {
                 channel: lambda: interpreter.listen(request.id),
                 **{capture.fd: capture.drain for capture in captures},
             },
-            Feed(channel, pack({"id": request.id, "keep": min(request.keep, MAX_TEXT)}, request.body)),
+            Feed(channel, frame),
         )
-        answer: Head = {"value": None, "error": None, "lost": interpreter.answer is None, "expired": expired}
-        if interpreter.answer is None:
-            time.sleep(NAP)  # who closed the channel has probably just ended
-            self.family.reap()
-            answer["error"] = None if expired else _obituary(ended.get(child.pid))
-            self.family.end()
-            self.interpreter = None
-        else:
-            answer.update({key: _text(interpreter.answer.get(key)) for key in ("value", "error")})
+        answer = interpreter.outcome(expired)
+        lost = answer["lost"] is True
+        if lost:
+            ended = self._bury()
+            answer["error"] = None if expired else ended
         for capture in captures:
-            if capture.total or self.interpreter is None:  # what was printed before the answer was seen with it
+            if capture.total or lost:  # what was printed before the answer was seen with it
                 capture.drain_all()
-        if self.interpreter is None:
+        if lost:
             interpreter.close()
-            ended.pop(child.pid, None)
-        return _output(answer, captures)
+            self.interpreter = None
+        return take_all(answer, captures)
+
+    def _lend(self, request: Request) -> tuple[Head, bytes]:
+        if self.worker is not None:
+            self._bury()
+        ends, self.lent = self.lent, []
+        if len(ends) != 3:
+            raise OSError(f"{len(ends)} descriptors came along, not 3")
+        self.worker = start(self.family, self.home, (ends[0], ends[1], ends[2]))
+        return {}, b""
+
+    def _end(self, request: Request) -> tuple[Head, bytes]:
+        return {"error": self._bury()}, b""
+
+    def _bury(self) -> str:
+        """End everything; return how the interpreter had ended, if it had."""
+        time.sleep(NAP)  # who closed the channel has probably just ended
+        self.family.reap()
+        how = obituary(self.family.ended.get(self.worker or 0))
+        self.family.end()
+        self.family.ended.pop(self.worker or 0, None)
+        self.worker = None
+        return how
 
     # What they share
 
@@ -223,7 +261,8 @@ class Agent:
 
     def _receive(self) -> None:
         """Take what the host sent."""
-        data = os.read(self.requests, CHUNK)
+        data, lent = self.receive()
+        self.lent += lent
         if not data:
             raise EOFError("the host is gone")
         self.frames.feed(data)
@@ -235,12 +274,6 @@ class Agent:
                 self.waiting.append(Request(body=body, **cast("dict[str, Any]", head)))
 
 
-def _output(answer: Head, captures: tuple[Capture, Capture]) -> tuple[Head, bytes]:
-    cut = any(capture.cut for capture in captures)
-    out, err = (capture.take() for capture in captures)
-    return {**answer, "out": len(out), "cut": cut}, out + err
-
-
 def _problem(answer: Head, output: bytes) -> str | None:
     """Return what kept a file from being read or written."""
     if answer["expired"]:
@@ -248,18 +281,6 @@ def _problem(answer: Head, output: bytes) -> str | None:
     if answer["code"] == 0:
         return None
     return output[cast(int, answer["out"]) :].decode(errors="backslashreplace").strip() or f"status {answer['code']}"
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else shorten(str(value), MAX_TEXT)
-
-
-def _obituary(status: int | None) -> str:
-    if status is None:
-        return "the interpreter broke its connection and was killed"
-    if status >= 0:
-        return f"the interpreter ended with status {status}"
-    return f"the interpreter was killed by signal {-status}" + (" (out of memory?)" if status == -9 else "")
 
 
 def main() -> None:

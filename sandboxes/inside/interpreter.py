@@ -1,26 +1,46 @@
-"""The agent's side of the stateful Python interpreter (`worker` is the other)."""
+"""The stateful Python interpreter as seen from outside: by the agent, or by the host where that can reach the worker.
+
+`worker` is the other side. Whoever drives it holds an `Interpreter`, these ends of its connections; the process is the
+agent's.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 from dataclasses import dataclass, field
 
 from . import worker
-from .processes import EXTRA_FD, Child, Family
-from .wire import CHUNK, FrameError, Frames, Head
+from .processes import Family
+from .streams import Capture
+from .wire import CHUNK, FrameError, Frames, Head, pack
+
+MAX_TEXT = 64 * 1024
+"""Characters kept of a value and of a traceback, at most."""
+_MAX_ANSWER = 24 * MAX_TEXT + 4096
+"""Bytes of the head of an answer, which has no body: two such texts of characters that JSON escapes with twelve."""
+Ends = tuple[int, int, int]
+"""The descriptors that a worker is given: the channel, stdout and stderr."""
 
 
 @dataclass(slots=True)
 class Interpreter:
-    """The process, and what it is connected by."""
+    """One side's ends, none of which blocks, and what came over them in this call."""
 
-    child: Child
     channel: socket.socket
-    frames: Frames = field(default_factory=Frames)
+    out: io.FileIO
+    err: io.FileIO
+    frames: Frames = field(default_factory=lambda: Frames(_MAX_ANSWER, 0))
     answer: Head | None = None
     broken: bool = False
-    """Whether it closed the channel, or sent what is no frame."""
+    """Whether the worker closed the channel, or sent what is no frame."""
+
+    def begin(self, call: int, code: bytes, keep: int) -> tuple[bytes, tuple[Capture, Capture]]:
+        """Begin a call; return the frame that asks for it, and what will take the output."""
+        self.answer = None
+        captures = Capture(self.out.fileno(), keep), Capture(self.err.fileno(), keep)
+        return pack({"id": call, "keep": min(keep, MAX_TEXT)}, code), captures
 
     def listen(self, call: int) -> bool:
         """Read the answer to a call; what answers another is forged or late. Return whether there can be more."""
@@ -37,14 +57,31 @@ class Interpreter:
         self.broken = not data
         return not self.broken
 
+    def outcome(self, expired: bool) -> Head:
+        """Return how the call went, but for its output."""
+        answer = self.answer or {}
+        texts = {key: _text(answer.get(key)) for key in ("value", "error")}
+        return {**texts, "lost": self.answer is None, "expired": expired}
+
     def close(self) -> None:
-        """Close this side's ends."""
-        self.channel.close()
-        self.child.close()
+        """Close these ends: a worker that hears of it ends."""
+        for end in (self.channel, self.out, self.err):
+            end.close()
 
 
-def start(family: Family, home: str) -> Interpreter:
-    """Start an interpreter with nothing in it.
+def connect() -> tuple[Interpreter, Ends]:
+    """Return an interpreter's connections: these ends, and those that its worker is to be started with."""
+    ours, theirs = socket.socketpair()
+    out, inner_out = os.pipe2(os.O_CLOEXEC)
+    err, inner_err = os.pipe2(os.O_CLOEXEC)
+    ours.setblocking(False)
+    for fd in (out, err):
+        os.set_blocking(fd, False)
+    return Interpreter(ours, io.FileIO(out), io.FileIO(err)), (theirs.detach(), inner_out, inner_err)
+
+
+def start(family: Family, home: str, ends: Ends) -> int:
+    """Start a worker with nothing in it, and close this process's copies of its ends; return the process's number.
 
     Raises:
         OSError: if there can't be another process.
@@ -52,15 +89,25 @@ def start(family: Family, home: str) -> Interpreter:
 
     def run() -> None:
         os.chdir(home)
-        worker.serve(EXTRA_FD)
+        worker.serve(3)
 
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            child = family.start(run, extra=theirs.fileno())
-        except OSError:
-            ours.close()
-            raise
-    ours.setblocking(False)
-    child.close_stdin()
-    return Interpreter(child, ours)
+    channel, out, err = ends
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return family.start(run, (nothing, out, err, channel))
+    finally:
+        for fd in (nothing, *ends):
+            os.close(fd)
+
+
+def obituary(status: int | None) -> str:
+    """Return how a worker ended, by its status; None: it had not."""
+    if status is None:
+        return "the interpreter broke its connection and was killed"
+    if status >= 0:
+        return f"the interpreter ended with status {status}"
+    return f"the interpreter was killed by signal {-status}" + (" (out of memory?)" if status == -9 else "")
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else worker.shorten(str(value), MAX_TEXT)

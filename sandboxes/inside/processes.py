@@ -7,7 +7,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,6 @@ PATIENCE = 5.0
 """Seconds that killed processes get to disappear: one that is short of processor time takes its time to die."""
 NAP = 0.0005
 """Seconds between two looks. Never spin: what was killed needs the sandbox's share of the processor to die."""
-EXTRA_FD = 3
 PROC = Path("/proc")
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
@@ -63,31 +62,38 @@ class Family:
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         self._bounded = _signals_are_bounded()
 
-    def start(self, run: Callable[[], None], extra: int | None = None) -> Child:
-        """Run a function in a new process, of a new session, with pipes for stdin, stdout and stderr.
+    def start(self, run: Callable[[], None], descriptors: Sequence[int]) -> int:
+        """Run a function in a new process, of a new session; return its number.
 
         Args:
             run: ends by exec, or by returning for a status of 0; an OSError ends it with 127 or 126, and its message.
-            extra: a descriptor that the process has as `EXTRA_FD`; it has no others.
+            descriptors: what the process has as 0, 1, 2 and so on; it has no others.
 
         Raises:
             OSError: if no process can be made even after all others were killed.
         """
+        pid = self._fork()
+        if pid == 0:
+            self._become(run, descriptors)
+        self._known.add(pid)
+        self.ended.pop(pid, None)  # of another one, which had the same number
+        return pid
+
+    def start_piped(self, run: Callable[[], None]) -> Child:
+        """Run a function in a new process, as `start` does, with pipes for stdin, stdout and stderr."""
         inner_in, stdin = os.pipe2(os.O_CLOEXEC)
         out, inner_out = os.pipe2(os.O_CLOEXEC)
         err, inner_err = os.pipe2(os.O_CLOEXEC)
         inner = (inner_in, inner_out, inner_err)
         try:
-            pid = self._fork()
+            pid = self.start(run, inner)
         except OSError:
-            for fd in (stdin, out, err, *inner):
+            for fd in (stdin, out, err):
                 os.close(fd)
             raise
-        if pid == 0:
-            self._become(run, inner, extra)
-        self._known.add(pid)
-        for fd in inner:
-            os.close(fd)
+        finally:
+            for fd in inner:
+                os.close(fd)
         for fd in (stdin, out, err):
             os.set_blocking(fd, False)
         return Child(pid, stdin, out, err)
@@ -166,7 +172,7 @@ class Family:
             self.end()
             return os.fork()
 
-    def _become(self, run: Callable[[], None], stdio: tuple[int, int, int], extra: int | None) -> None:
+    def _become(self, run: Callable[[], None], descriptors: Sequence[int]) -> None:
         """Run a function in the process that was just forked; never return."""
         status = 126
         try:
@@ -174,8 +180,7 @@ class Family:
             for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
-            wanted = [*stdio, *([] if extra is None else [extra])]
-            above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in wanted]  # out of the way of one another
+            above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in descriptors]  # out of the way of one another
             for i, fd in enumerate(above):
                 os.dup2(fd, i)
             os.closerange(len(above), os.sysconf("SC_OPEN_MAX"))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from .wire import CHUNK
+from .wire import CHUNK, Head
 
 PIPE_SIZE = 1024 * 1024
 """Bytes that a pipe can be made to hold, without rights."""
@@ -61,6 +61,13 @@ class Capture:
 
     def _trim(self) -> None:
         del self._tail[: max(0, len(self._tail) - self._tail_size)]
+
+
+def take_all(answer: Head, captures: Sequence[Capture]) -> tuple[Head, bytes]:
+    """Return an answer with the output of a call, stdout and stderr, as the agent's protocol has it."""
+    cut = any(capture.cut for capture in captures)
+    out, err = (capture.take() for capture in captures)
+    return {**answer, "out": len(out), "cut": cut}, out + err
 
 
 class Feed:

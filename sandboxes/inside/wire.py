@@ -16,8 +16,8 @@ Head = dict[str, object]
 _LENGTHS = struct.Struct(">II")
 MAX_HEAD = 4 * 1024 * 1024
 MAX_BODY = 64 * 1024 * 1024
-CHUNK = 256 * 1024
-"""Bytes asked for in one read."""
+CHUNK = 64 * 1024
+"""Bytes asked for in one read: what a pipe holds, and still below what malloc asks the kernel for each time."""
 
 
 class FrameError(ValueError):
@@ -43,10 +43,11 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 class Frames:
-    """Cuts what arrives into frames."""
+    """Cuts what arrives into frames, of which none is larger than this side takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_head: int = MAX_HEAD, max_body: int = MAX_BODY) -> None:
         self._buffer = bytearray()
+        self._limits = max_head, max_body
 
     def feed(self, data: bytes) -> None:
         """Take what was read, whatever it is a part of."""
@@ -62,7 +63,7 @@ class Frames:
         if len(buffer) < _LENGTHS.size:
             return None
         n_head, n_body = _LENGTHS.unpack_from(buffer)
-        _check(n_head, n_body)
+        _check(n_head, n_body, *self._limits)
         middle = _LENGTHS.size + n_head
         if len(buffer) < middle + n_body:
             return None
@@ -77,6 +78,6 @@ class Frames:
         return head, body
 
 
-def _check(n_head: int, n_body: int) -> None:
-    if n_head > MAX_HEAD or n_body > MAX_BODY:
-        raise FrameError(f"a frame of {n_head} + {n_body} bytes; at most {MAX_HEAD} + {MAX_BODY} are allowed")
+def _check(n_head: int, n_body: int, max_head: int = MAX_HEAD, max_body: int = MAX_BODY) -> None:
+    if n_head > max_head or n_body > max_body:
+        raise FrameError(f"a frame of {n_head} + {n_body} bytes; at most {max_head} + {max_body} are allowed")

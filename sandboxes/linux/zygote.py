@@ -19,6 +19,7 @@ import stat
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -205,7 +206,8 @@ class Zygote:
                 jail.enter(spec)
             elif self.tier == "landlock":
                 landlock.enter(spec, uid if os.geteuid() == 0 else None)
-            Agent(3, 3, home=spec.home, confine=lambda: confine(spec)).serve()
+            host = socket.socket(fileno=3)
+            Agent(3, 3, home=spec.home, confine=lambda: confine(spec), receive=lambda: _receive(host)).serve()
         except BaseException as error:
             _report(socket.socket(fileno=3), error)
         finally:
@@ -277,6 +279,12 @@ def _keep_only(control: int, go: int) -> None:
     for target, fd in ((3, above[0]), (4, above[1]), (0, above[2]), (1, above[2]), (2, above[2])):
         os.dup2(fd, target, inheritable=target < 3)
     os.closerange(5, os.sysconf("SC_OPEN_MAX"))
+
+
+def _receive(host: socket.socket) -> tuple[bytes, Sequence[int]]:
+    """Read what the host sent, with the descriptors that came along."""
+    data, fds, _, _ = socket.recv_fds(host, CHUNK, 3, socket.MSG_CMSG_CLOEXEC)
+    return data, fds
 
 
 def _report(control: socket.socket, error: BaseException) -> None:

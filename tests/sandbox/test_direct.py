@@ -1,0 +1,159 @@
+"""The host's own line to an interpreter: foreign code is at the other end of it, and the event loop at this one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.client import AgentSandbox
+from agent_rl.sandboxes.inside.wire import FrameError, Frames, pack
+from agent_rl.sandboxes.local import LocalSandboxes
+from tests.sandbox.backends import LIMITS
+
+
+@pytest.fixture(scope="module")
+def jails(runner: asyncio.Runner) -> Iterator[LocalSandboxes]:
+    try:
+        runner.run((made := LocalSandboxes(LIMITS)).capabilities())
+    except SandboxError as error:
+        pytest.skip(str(error))
+    yield made
+    runner.run(made.close())
+
+
+@asynccontextmanager
+async def opened(jails: LocalSandboxes) -> AsyncIterator[AgentSandbox]:
+    box = await jails.open(owner="direct", lifetime=120)
+    try:
+        yield box
+    finally:
+        await box.close()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_code_that_no_socket_holds_arrives(jails, run):
+    async def main() -> None:
+        async with opened(jails) as box:
+            assert (await box.run_python(f"x = {'a' * 3_000_000!r}\nlen(x)", timeout=20)).value == "3000000"
+
+    run(main())
+
+
+def test_a_worker_that_stopped_reading_is_late(jails, run):
+    async def main() -> None:
+        async with opened(jails) as box:
+            stop = "import os, threading\nthreading.Timer(0.2, os.kill, (os.getpid(), 19)).start()"
+            await box.run_python(stop)
+            await asyncio.sleep(0.4)
+            start = time.monotonic()
+            result = await box.run_python("#" * 3_000_000, timeout=0.5)
+            assert (result.timed_out, result.state_lost) == (True, True)
+            assert time.monotonic() - start < 8
+            assert (await box.run_python("6 * 7")).value == "42"
+
+    run(main())
+
+
+def test_what_nobody_asked_for_is_not_read(jails, run):
+    """Between calls, a thread that writes without end costs the host nothing."""
+    flood = (
+        "import os, threading\n"
+        "def flood(fd):\n"
+        "    while True: os.write(fd, bytes(65536))\n"
+        "for fd in (1, 2, 3): threading.Timer(0.1, flood, (fd,)).start()"
+    )
+
+    async def main() -> None:
+        async with opened(jails) as box:
+            await box.run_python(flood)
+            await asyncio.sleep(0.3)
+            before = time.process_time()
+            await asyncio.sleep(0.5)
+            assert time.process_time() - before < 0.1
+            await box.run_python("1", timeout=1)
+            await box.run_python("1", timeout=1)
+            assert (await box.run_python("6 * 7", timeout=5)).value == "42"
+
+    run(main())
+
+
+def test_a_flood_of_output_is_read_at_a_limited_rate(jails, run):
+    """So that it takes less than a quarter of the host's event loop, and yet gets on."""
+
+    async def main() -> None:
+        async with opened(jails) as box:
+            before = time.process_time()
+            result = await box.run_python("import os\nwhile True: os.write(1, bytes(65536))", timeout=1)
+            assert time.process_time() - before < 0.25
+            assert result.timed_out and result.truncated
+            told = int(result.stdout.split("[... ")[1].split()[0])
+            assert 3_000_000 < told < 100_000_000
+
+    run(main())
+
+
+def test_a_sandbox_that_is_closed_under_a_call_fails_it_at_once(jails, run):
+    async def main() -> None:
+        async with opened(jails) as box:
+            await box.run_python("x = 1")
+            call = asyncio.create_task(box.run_python("while True: pass", timeout=60))
+            await asyncio.sleep(0.1)
+            await box.close()
+            with pytest.raises(SandboxError):
+                await asyncio.wait_for(call, 5)
+
+    run(main())
+
+
+def test_a_cancelled_call_leaves_neither_a_process_nor_a_descriptor(jails, run):
+    beat = "import os, time\nos.fork()\nwhile True: open('beat', 'a').write('.'); time.sleep(0.01)"
+
+    async def main() -> None:
+        async with opened(jails) as box:
+            await box.run_python("x = 1")
+            before = descriptors()
+            for _ in range(3):
+                call = asyncio.create_task(box.run_python(beat))
+                await asyncio.sleep(0.2)
+                call.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+                beats = await box.read_file("beat")
+                assert beats
+                await asyncio.sleep(0.05)
+                assert await box.read_file("beat") == beats
+            assert "NameError" in str((await box.run_python("x")).error)
+            assert descriptors() == before
+
+    run(main())
+
+
+def test_an_interpreter_that_is_lost_again_and_again_leaves_no_descriptor(jails, run):
+    async def main() -> None:
+        async with opened(jails) as box:
+            await box.run_python("1")
+            before = descriptors()
+            for _ in range(5):
+                assert (await box.run_python("import os\nos._exit(3)")).state_lost
+            await box.run_python("1")
+            assert descriptors() == before
+
+    run(main())
+
+
+def test_a_reader_takes_no_frame_that_is_larger_than_it_said():
+    frames = Frames(max_head=100, max_body=0)
+    frames.feed(pack({"id": 1}))
+    assert frames.pop() == ({"id": 1}, b"")
+    frames.feed(pack({"id": 1}, b"body"))
+    with pytest.raises(FrameError, match=r"at most 100 \+ 0"):
+        frames.pop()
