@@ -12,7 +12,7 @@ from agent_rl.backends.embedded.report import evaluation_tag
 from agent_rl.backends.embedded.stored import TRAINING_ID
 from agent_rl.backends.verl.names import names_of, seed_of
 from agent_rl.backends.verl.recorder import Recorder
-from agent_rl.backends.verl.rows import rows_of
+from agent_rl.backends.verl.rows import episode_of, rows_of
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.tasks import episode_seed
 from agent_rl.trajectory import Trajectory
@@ -83,7 +83,7 @@ def test_what_an_evaluation_ran_is_stored_once_and_training_is_left_to_the_train
     buffer = Buffer(*batches)
     for attempt in range(2):  # a run, and its resumption
         with EpisodeWriter(tmp_path) as store:
-            recorder = Recorder(buffer, store, lambda batch: batch.fields)
+            recorder = Recorder(buffer, store, lambda batch: map(episode_of, batch.fields))
             assert recorder.poll_interval == 2.0  # everything else is verl's
             for step, partition in ((0, "val"), (1, "train")) if not attempt else ((0, "val"),):
                 found, metrics = recorder.sample(global_steps=step, partition_id=partition, batch_size=3)

@@ -119,7 +119,7 @@ class Collector:
     def _groups(self, batch: KVBatchMeta) -> list[Group]:
         """Read a batch's groups, in the order of their ids; one without a sampled episode is none."""
         groups: dict[str, Group] = {}
-        for key, episode in _carried(batch):
+        for key, episode in zip(batch.keys, carried(batch), strict=True):
             prompt, session, _ = key.rsplit("_", 2)
             group, greedy = groups.setdefault(prompt, Group()), int(session) >= self._samples
             if not greedy:
@@ -161,11 +161,12 @@ class Collector:
             return []
         branches = {str(uuid.uuid4()): dump_branch(job.branch) for job in jobs if job.branch is not None}
         each = {"index": [0] * len(branches), "__rollout_n__": [1] * len(branches)}
-        rows = tu.get_tensordict({"uid": list(branches), "branch": list(branches.values()), **each})
-        tu.assign_non_tensor_data(rows, "global_steps", step)
-        self._submit(rows)
+        submitted = tu.get_tensordict({"uid": list(branches), "branch": list(branches.values()), **each})
+        tu.assign_non_tensor_data(submitted, "global_steps", step)
+        self._submit(submitted)
         batch, _ = self._buffer.sample(step, "train", len(branches))
-        found = {key.split("_")[0]: episode for key, episode in _carried(batch) if episode is not None}
+        rows = zip(batch.keys, carried(batch), strict=True)
+        found = {key.split("_")[0]: episode for key, episode in rows if episode is not None}
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         if lost := len(branches) - len(found):
             raise RuntimeError(
@@ -175,7 +176,7 @@ class Collector:
         return [found[prompt] for prompt in branches]
 
 
-def _carried(batch: KVBatchMeta) -> list[tuple[str, Episode | None]]:
-    """Return the keys of a batch's rows, each with the episode that it carries."""
+def carried(batch: KVBatchMeta) -> list[Episode | None]:
+    """Fetch the episode that each row of a batch carries."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    return list(zip(batch.keys, map(episode_of, data.pop("extra_fields").tolist()), strict=True))
+    return [episode_of(fields) for fields in data.pop("extra_fields").tolist()]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from agent_rl.backends.verl.rows import episode_of
 from agent_rl.store.episodes import EpisodeWriter, episode_ids
-from agent_rl.types import JSON
+from agent_rl.types import Episode
 
 EVALUATIONS = "val"
 """The part of verl's queue that evaluations go through."""
@@ -20,17 +19,15 @@ class Recorder:
     Training episodes go their way: the trainer stores them when it has checked them.
     """
 
-    def __init__(
-        self, buffer: Any, store: EpisodeWriter, extra_fields: Callable[[Any], Iterable[dict[str, JSON]]]
-    ) -> None:
+    def __init__(self, buffer: Any, store: EpisodeWriter, carried: Callable[[Any], Iterable[Episode | None]]) -> None:
         """Take note of where things are.
 
         Args:
             buffer: verl's `ReplayBuffer`, or what already stands in front of it.
             store: where episodes go.
-            extra_fields: reads the rows' field of that name from the queue, given the batch that `buffer` returned.
+            carried: fetches the episodes of the rows that `buffer` returned.
         """
-        self._buffer, self._store, self._extra_fields = buffer, store, extra_fields
+        self._buffer, self._store, self._carried = buffer, store, carried
         self._known = episode_ids(store.path)
 
     def __getattr__(self, name: str) -> Any:
@@ -42,7 +39,7 @@ class Recorder:
             global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
         )
         if partition_id == EVALUATIONS:
-            for episode in map(episode_of, self._extra_fields(batch)):
+            for episode in self._carried(batch):
                 if episode is not None and episode.id not in self._known:
                     self._store.write(episode)
                     self._known.add(episode.id)

@@ -26,7 +26,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.backends.verl.collector import Collector
+from agent_rl.backends.verl.collector import Collector, carried
 from agent_rl.backends.verl.engine import RoutedDetachedWorker, RoutedWorker
 from agent_rl.backends.verl.exchange import COMPUTED, SAMPLES, Weighed, prepare, receive, weigh
 from agent_rl.backends.verl.expected import require_metrics
@@ -63,7 +63,7 @@ class AlgorithmTrainer(PPOTrainer):
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
         if self.use_critic:
             self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config))
-        buffer = Recorder(self.replay_buffer, self.store, _extra_fields)
+        buffer = Recorder(self.replay_buffer, self.store, carried)
         submit, world = self._submit_batch_to_rollout, {"env": settings.env, "seed": settings.seed}
         self.replay_buffer = Collector(buffer, self.algorithm, self.store, submit, samples=samples, **world)
 
@@ -213,12 +213,6 @@ class AlgorithmTrainer(PPOTrainer):
         ours = {name: value for name, value in metrics.items() if name.startswith("critic/")}
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics |= ours
-
-
-def _extra_fields(batch: KVBatchMeta) -> list[dict[str, Any]]:
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    found: list[dict[str, Any]] = data.pop("extra_fields").tolist()
-    return found
 
 
 def _responses(batch: KVBatchMeta, name: str) -> Tensor:
