@@ -60,22 +60,16 @@ def against_it(monkeypatch: pytest.MonkeyPatch, use: Use) -> None:
 
 
 @pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py", "test_endings.py"])
-def test_e2b_passes_the_suites_of_every_backend(suite: str) -> None:
+@pytest.mark.parametrize("backend", ["e2b", "e2b-jupyter"])
+def test_e2b_passes_the_suites_of_every_backend(backend: str, suite: str) -> None:
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.sandbox.e2b_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with server:
         assert server.stdout is not None and server.stdin is not None
         address = server.stdout.readline().strip()
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            f"tests/sandbox/{suite}",
-            "-k",
-            "e2b and not limits_are",
-            "--tb=short",
-        ]
+        these = backend if backend == "e2b-jupyter" else "e2b and not jupyter"
+        command = [sys.executable, "-m", "pytest", "-m", "sandbox", f"tests/sandbox/{suite}", "-k", these, "--tb=short"]
         environment = {**os.environ, "AGENT_RL_E2B_ADDRESS": address}
         ran = subprocess.run(command, env=environment, capture_output=True, text=True)
         server.stdin.close()

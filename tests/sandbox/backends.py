@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ class Backend:
     """The environment variable that says where its server is; None: it has none."""
     run_by: str = ""
     """The file that starts the server and runs the suites on it."""
+    differs: Mapping[str, str] = field(default_factory=dict)
+    """The tests of what it does otherwise than all others, by name, each with the reason why it is not run."""
 
     def elsewhere(self) -> bool:
         """Whether its server is missing, and it takes no part in this run."""
@@ -76,12 +79,12 @@ def _docker() -> Sandboxes:
     return DockerSandboxes(host=os.environ[DOCKER_HOST], limits=LIMITS)
 
 
-def _e2b() -> Sandboxes:
+def _e2b(interpreter: str) -> Sandboxes:
     from agent_rl.sandboxes.e2b import E2BSandboxes
 
     address = os.environ[E2B_ADDRESS]
     os.environ.update(E2B_API_URL=address, E2B_SANDBOX_URL=address, E2B_HTTP_VERSION="1.1")
-    return E2BSandboxes(api_key=E2B_KEY)
+    return E2BSandboxes(interpreter=interpreter, api_key=E2B_KEY)
 
 
 def _need_linux() -> None:
@@ -89,6 +92,15 @@ def _need_linux() -> None:
         pytest.skip("local sandboxes need Linux")
 
 
+_OF_THE_TEMPLATE = {"test_limits_are_those_that_it_is_opened_with": "limits are those of E2B's template"}
+_OF_JUPYTER = {
+    "test_capabilities_name_every_guarantee": "code can become root in E2B's template, so kill_all is not promised",
+    "test_a_storm_of_forks_is_ended": "what Python leaves running ends with a timeout, not with the next command",
+    "test_python_prints_to_both_outputs_at_every_level": "Jupyter keeps no order between Python and its subprocesses",
+    "test_a_fork_of_the_interpreter_does_not_answer_for_it": "the fork of a kernel is another kernel, and never ends",
+    "test_what_code_does_wrong_is_a_result[x = '\\x00'-null bytes]": "IPython takes NUL in code",
+    "test_what_code_does_wrong_is_a_result[input()-EOFError]": "IPython has an error of its own for input()",
+}
 BACKENDS = {
     backend.name: backend
     for backend in (
@@ -97,6 +109,15 @@ BACKENDS = {
         Backend("landlock", lambda: _local("landlock"), absolute_work=False),
         Backend("landlock-unprivileged", lambda: _unprivileged("landlock"), uid=NOBODY, absolute_work=False),
         Backend("docker", _docker, needs=DOCKER_HOST, run_by="tests/e2e/test_docker.py"),
-        Backend("e2b", _e2b, needs=E2B_ADDRESS, run_by="tests/e2e/test_e2b.py"),
+        *(
+            Backend(
+                name,
+                partial(_e2b, interpreter),
+                needs=E2B_ADDRESS,
+                run_by="tests/e2e/test_e2b.py",
+                differs=_OF_THE_TEMPLATE | differs,
+            )
+            for name, interpreter, differs in (("e2b", "agent", {}), ("e2b-jupyter", "jupyter", _OF_JUPYTER))
+        ),
     )
 }

@@ -46,6 +46,16 @@ def sandboxes(backend: Backend, runner: asyncio.Runner) -> Iterator[Sandboxes]:
     runner.run(made.close())
 
 
+@pytest.fixture(autouse=True)
+def as_everywhere(request: pytest.FixtureRequest) -> None:
+    """Leave out what a backend does otherwise than all others, and say why."""
+    if "backend" in request.fixturenames:
+        backend: Backend = request.getfixturevalue("backend")
+        test = request.node.name.replace(f"[{backend.name}]", "").replace(f"[{backend.name}-", "[")
+        if reason := backend.differs.get(test):
+            pytest.skip(f"{backend.name}, {test}: {reason}")
+
+
 @pytest.fixture
 def box(sandboxes: Sandboxes, runner: asyncio.Runner, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     opened = runner.run(sandboxes.open(owner=request.node.name, lifetime=120.0))
