@@ -146,7 +146,7 @@ class JupyterSandbox(AgentSandbox):
     async def _replace(self) -> None:
         """Kill what Python left, and start another kernel; the sandbox is lost if that fails."""
         with contextlib.suppress(SandboxError):
-            await self._ask(self._machine.commands.run(SWEEP, user="root", timeout=PATIENCE))
+            await self._ask(self._machine.commands.run(SWEEP, user="root", timeout=0))
             await self._ask(self._machine.restart_code_context(self._context))
             await self._prepare()
 

@@ -27,6 +27,7 @@ def prepare(shell: "Any", work: str, user: str) -> None:
     shell.display_formatter.formatters["text/plain"] = Repr(parent=shell.display_formatter)
     show = shell._showtraceback
     shell._showtraceback = lambda kind, error, lines: show(kind, error, [line.rstrip("\n") + "\n" for line in lines])
+    shell.run_line_magic("colors", "NoColor")
     shell.InteractiveTB.set_mode("Plain")
     shell.history_manager.enabled = False  # its file is root's
     os.chdir(work)

@@ -63,6 +63,8 @@ class Machine:
         self._pump = asyncio.create_task(self._carry())
 
     async def end(self) -> None:
+        if self.gone.is_set():
+            return
         if self.timer is not None:
             self.timer.cancel()
         self.gone.set()
