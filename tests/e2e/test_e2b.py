@@ -205,14 +205,17 @@ def test_a_service_that_ignores_deadlines_loses_the_microvm(monkeypatch: pytest.
     with_jupyter(monkeypatch, use)
 
 
-@pytest.mark.parametrize("how", ["the service", "close"])
+@pytest.mark.parametrize("how", ["the service", "close", "close, of which the service takes no notice"])
 def test_a_microvm_that_ends_amid_a_call_is_a_typed_failure(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
+        machine.deaf = how.endswith("notice")
         call = asyncio.create_task(sandbox.run_python("import time; time.sleep(60)"))
-        await asyncio.sleep(0.5)
-        await (sandbox.close() if how == "close" else machine.end())
-        with pytest.raises(SandboxError, match="closed" if how == "close" else "lost"):
+        await asyncio.sleep(0.7)
+        start = asyncio.get_running_loop().time()
+        await (machine.end() if how == "the service" else sandbox.close())
+        with pytest.raises(SandboxError, match="lost" if how == "the service" else "closed"):
             await call
+        assert asyncio.get_running_loop().time() - start < 10
         with pytest.raises(SandboxError):
             await sandbox.run_python("1")
 

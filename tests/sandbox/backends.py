@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from agent_rl.sandboxes.local import LocalSandboxes
 
 LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
 NOBODY = 65534
+_AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"
 E2B_KEY = "e2b_" + "0" * 40
 """What `e2b_server` takes."""
@@ -32,6 +34,8 @@ class Backend:
     name: str
     make: Callable[[], Sandboxes]
     """Skips the test, loudly, if there is no such backend here."""
+    refused: Callable[[], bool] = lambda: False
+    """Whether the kernel refuses what it is made of, asked without any code of ours: only then may it be missing."""
     uid: int | None = None
     """The user that a process of the host's has to be, to be one that the sandbox's code could signal; None: ours."""
     absolute_work: bool = True
@@ -68,9 +72,22 @@ def _unprivileged(tier: str) -> LocalSandboxes:
     _need_linux()
     if os.geteuid() != 0:
         pytest.skip(f"needs root, to become another user; the backend '{tier}' is this one already")
-    setpriv = shutil.which("setpriv") or pytest.skip("needs setpriv, of util-linux")
-    launcher = (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=launcher)
+    if shutil.which(_AS_NOBODY[0]) is None:
+        pytest.skip("needs setpriv, of util-linux")
+    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=_AS_NOBODY)
+
+
+_NAMESPACES = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--net", "--ipc", "--uts")
+_LANDLOCK_ABI = "import ctypes; print(ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1))"
+
+
+def _refused(tier: str, launcher: Sequence[str] = ()) -> bool:
+    if tier == "landlock":
+        ran = subprocess.run([sys.executable, "-c", _LANDLOCK_ABI], capture_output=True, text=True, check=True)
+        return int(ran.stdout) < 6
+    if shutil.which("unshare") is None:
+        return True  # perhaps
+    return subprocess.run([*launcher, *_NAMESPACES, "true"], capture_output=True).returncode != 0
 
 
 def _docker() -> Sandboxes:
@@ -104,10 +121,12 @@ _OF_JUPYTER = {
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("jail", lambda: _local("jail")),
-        Backend("jail-unprivileged", lambda: _unprivileged("jail"), uid=NOBODY),
-        Backend("landlock", lambda: _local("landlock"), absolute_work=False),
-        Backend("landlock-unprivileged", lambda: _unprivileged("landlock"), uid=NOBODY, absolute_work=False),
+        Backend("jail", lambda: _local("jail"), lambda: _refused("jail")),
+        Backend("jail-unprivileged", lambda: _unprivileged("jail"), lambda: _refused("jail", _AS_NOBODY), uid=NOBODY),
+        *(
+            Backend(name, partial(make, "landlock"), lambda: _refused("landlock"), uid=uid, absolute_work=False)
+            for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, NOBODY))
+        ),
         Backend("docker", _docker, needs=DOCKER_HOST, run_by="tests/e2e/test_docker.py"),
         *(
             Backend(

@@ -19,6 +19,8 @@ from agent_rl.sandboxes.e2b.jupyter import PREPARE
 from agent_rl.sandboxes.inside.wire import CHUNK, Frames, Head, pack
 
 KEEPALIVE = 0.5
+LAG = 0.3
+"""Seconds until the service passes on the last words of a kernel that was killed."""
 OURS = 1 << 40
 """The host's calls have smaller numbers."""
 Answer = tuple[Head, bytes]
@@ -50,7 +52,7 @@ class Machine:
     to_host: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
     contexts: dict[str, Context] = field(default_factory=dict)
     deaf: bool = False
-    """Whether root's commands and restarts are never done, as if the service hung."""
+    """Whether root's commands and restarts are never done, nor a call's stream ended, as if the service hung."""
     sweeps: int = 0
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(OURS))
     _answers: dict[int, asyncio.Future[Answer]] = field(default_factory=dict)
@@ -129,12 +131,14 @@ class Machine:
         number = self._running = next(self._numbers)
         asking = asyncio.ensure_future(self._ask(number, "python", code.encode(), timeout=86400.0, keep=1 << 20))
         try:
-            while not (await asyncio.wait((asking,), timeout=KEEPALIVE))[0]:
+            while self.deaf or not (await asyncio.wait((asking,), timeout=KEEPALIVE))[0]:
                 yield {"type": "keepalive"}
+                await asyncio.sleep(KEEPALIVE if self.deaf else 0)
             head, body = asking.result()
         finally:
             asking.cancel()
             self._running = None
+        await asyncio.sleep(LAG if head["lost"] else 0)
         for event in events(head, body):
             yield event
 
