@@ -3,7 +3,8 @@
 The kernel is one of our own (a "code context"), in `WORK`, so that commands and Python see each other's files, and it
 gives up the rights of root before it sees the model's code. What differs from the agent's interpreter:
 
-- Values that have a richer form than text, such as plots, come as their `repr`. Lines of IPython's (`%pip`) work.
+- Code may use IPython's own lines (`%timeit`). Values come as their `repr`, whatever richer form they have; what is
+  displayed besides, such as a plot, is dropped.
 - What Python leaves running ends with the next timeout or with the sandbox, not with the next command.
 - The order of what Python and its subprocesses print is not kept.
 - E2B's template lets every process of the microVM become root (its Jupyter server runs as root and asks for no token).
@@ -89,6 +90,7 @@ class JupyterSandbox(AgentSandbox):
         start = loop.time()
         heard = _Heard(keep)
         running: asyncio.Task[Execution] = loop.create_task(self._execute(code, heard))
+        running.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if nobody looks any more
         gone = loop.create_task(self._gone.wait())
         try:
             await asyncio.wait((running, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -145,6 +147,8 @@ class JupyterSandbox(AgentSandbox):
 
     async def _replace(self) -> None:
         """Kill what Python left, and start another kernel; the sandbox is lost if that fails."""
+        if self._lost is not None:
+            return
         with contextlib.suppress(SandboxError):
             await self._ask(self._machine.commands.run(SWEEP, user="root", timeout=0))
             await self._ask(self._machine.restart_code_context(self._context))
