@@ -57,7 +57,6 @@ class JupyterSandbox(AgentSandbox):
         self._machine: Any = link.machine  # an AsyncSandbox of e2b_code_interpreter's
         self._gone = link.gone
         self._context: Context | None = None
-        self._replacing: asyncio.Task[None] | None = None
 
     async def ready(self, timeout: float) -> None:
         """Wait for the agent, and for a kernel.
@@ -80,8 +79,6 @@ class JupyterSandbox(AgentSandbox):
         except UnicodeEncodeError as error:  # which JSON can't carry
             return PythonResult("", "", error=f"UnicodeEncodeError: {error}\n")
         async with self._turn:
-            if self._replacing is not None:  # a call that was cancelled began it
-                await asyncio.shield(self._replacing)
             self._check_held()
             return await self._run(code, timeout, max_output)
 
@@ -101,8 +98,10 @@ class JupyterSandbox(AgentSandbox):
             if expired:  # what was printed comes when the kernel has ended
                 await asyncio.wait((running,), timeout=PATIENCE if self._lost is None else 0)
         except asyncio.CancelledError:
-            self._replacing = loop.create_task(self._replace())
-            await asyncio.shield(self._replacing)
+            replacing = loop.create_task(self._replace())
+            while not replacing.done():  # whoever comes next would be swept away, too
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait((replacing,))
             raise
         finally:
             running.cancel()

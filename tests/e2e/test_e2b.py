@@ -182,10 +182,12 @@ def test_a_cancelled_call_of_python_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         call = asyncio.create_task(sandbox.run_python("x = 1\nwhile True: pass"))
         await asyncio.sleep(0.5)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert machine.sweeps == 1
+        for _ in range(3):  # whoever is impatient does not get the next call killed
+            call.cancel()
+            await asyncio.sleep(0.001)
+        ran = await sandbox.exec(["echo", "next"])
+        (context,) = machine.contexts.values()
+        assert (ran.stdout, call.cancelled(), machine.sweeps, context.count) == ("next\n", True, 1, 1)
         assert "NameError" in str((await sandbox.run_python("x")).error)
 
     with_jupyter(monkeypatch, use)
