@@ -25,7 +25,7 @@ from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, r
 from agent_rl.train import TRAIN_HELP, require_torch, train
 from agent_rl.types import Episode
 from agent_rl.version import __version__
-from agent_rl.view.text import print_episode, print_table
+from agent_rl.view.text import failure_lines, print_episode, print_table
 
 ROLLOUT_HELP = """\
 Run episodes without training, print them as a table, and store them.
@@ -171,6 +171,7 @@ def _rollout(arguments: argparse.Namespace) -> int:
     print_table(episodes[:20], Console())
     result = summarise(episodes)
     print(f"{env.id}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
+    print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
     print(f"{len(episodes)} episodes in {out}; read one: agent-rl view {out} {episodes[0].id[:12]}")
     return 0
 

@@ -89,7 +89,10 @@ class PythonResult:
     timed_out: bool = False
     truncated: bool = False
     state_lost: bool = False
-    """Whether the interpreter and its variables are gone: the next call begins with a new one."""
+    """Whether the interpreter and its variables are gone: the next call begins with a new one.
+
+    It may have died in this call, or before it: by itself, or killed in the wake of an earlier command.
+    """
     seconds: float = 0.0
 
 
@@ -100,6 +103,8 @@ class FileAccessError(OSError):
 @runtime_checkable
 class Sandbox(Protocol):
     """A place where a model's code runs, from `Sandboxes.open`. Calls on one sandbox run one after another.
+
+    Between calls a sandbox belongs to no event loop, except e2b's, which belong to the one that they were opened in.
 
     A call that is cancelled ends what it started, like one that times out. Every method raises `SandboxError` if the
     sandbox was lost or closed.

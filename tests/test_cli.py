@@ -49,6 +49,26 @@ def test_rollout_stores_what_it_ran_and_view_reads_it(capsys: pytest.CaptureFixt
     assert status == 0 and "2 of 6 episodes" in out
 
 
+def test_rollout_says_why_episodes_failed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import agent_rl as ar\n"
+        "from agent_rl.envs.calculator import Calculator, make_task\n"
+        "from agent_rl.errors import SandboxError\n"
+        "@ar.register('fails-v0', tasks=make_task, splits=['test'])\n"
+        "class Fails(Calculator):\n"
+        "    count = 0\n"
+        "    def reset(self, task, rng):\n"
+        "        Fails.count += 1\n"
+        "        if Fails.count > 3: return super().reset(task, rng)\n"
+        "        raise SandboxError('no key' if Fails.count == 1 else 'no engine;\\nsee the doctor')\n"
+    )
+    options = ("--import", f"{tmp_path}/fails.py", "env=fails-v0", "n=4", f"out={tmp_path}/e.jsonl")
+    status, out, _ = call(capsys, "rollout", *options)
+    why = "3 failed\n2 failed: SandboxError: no engine; see the doctor\n1 failed: SandboxError: no key\n4 episodes in"
+    assert status == 0 and why in out
+    assert "0 failed\n1 episodes in" in call(capsys, "rollout", "n=1", f"out={tmp_path}/e.jsonl")[1]
+
+
 def test_view_shows_which_tokens_were_sampled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path / "episodes.jsonl") as writer:
         writer.write(example_episode())

@@ -33,7 +33,8 @@ class SandboxedEnv(ToolEnv):
 
         Args:
             sandbox: the backend: local, docker or e2b.
-            sandbox_args: the backend's own options, such as `{"image": "mine:1", "warm": 8}` for docker.
+            sandbox_args: the backend's own options, such as `{"image": "mine:1", "warm": 8}` for docker, or
+                `{"interpreter": "jupyter"}` for e2b.
 
         Raises:
             ConfigError: if there is no such backend, or it does not take these options.

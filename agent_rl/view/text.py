@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
@@ -71,6 +72,15 @@ def print_table(episodes: Iterable[Episode], console: Console) -> None:
             _clipped(opening_question(episode)),
         )
     console.print(table)
+
+
+def failure_lines(episodes: Iterable[Episode], most: int = 5) -> list[str]:
+    """Return why episodes failed, counted: a line for each of the `most` frequent reasons, and one for the others."""
+    failures = (episode.error for episode in episodes if episode.error is not None)
+    counted = Counter(f"{failure.type}: {' '.join(clean(failure.message).split())}" for failure in failures)
+    lines = [f"{count} failed: {reason}" for reason, count in counted.most_common(most)]
+    others = counted.total() - sum(count for _, count in counted.most_common(most))
+    return [*lines, f"{others} failed for other reasons"] if others else lines
 
 
 def _clipped(text: str) -> Text:

@@ -14,11 +14,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.e2b import E2BSandboxes
+from agent_rl.sandboxes.client import AgentSandbox
+from agent_rl.sandboxes.e2b import E2BSandboxes, jupyter
 from tests.e2e.conftest import missing, not_run
 from tests.sandbox.backends import E2B_KEY, LIMITS
 
 try:
+    from tests.sandbox.e2b_machine import Machine
     from tests.sandbox.e2b_server import Service, serve
 except ImportError as error:
     LACKING: str | None = f"the tests of the e2b sandbox: {error}; pip install 'agent-rl[e2b]' uvicorn"
@@ -48,10 +50,10 @@ async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
         yield running
 
 
-def against_it(monkeypatch: pytest.MonkeyPatch, use: Use) -> None:
+def against_it(monkeypatch: pytest.MonkeyPatch, use: Use, *, interpreter: str = "agent") -> None:
     async def main() -> None:
         async with service(monkeypatch) as running:
-            sandboxes = E2BSandboxes()
+            sandboxes = E2BSandboxes(interpreter=interpreter)
             await use(running, sandboxes)
             await sandboxes.close()
             assert not running.machines
@@ -60,22 +62,16 @@ def against_it(monkeypatch: pytest.MonkeyPatch, use: Use) -> None:
 
 
 @pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py", "test_endings.py"])
-def test_e2b_passes_the_suites_of_every_backend(suite: str) -> None:
+@pytest.mark.parametrize("backend", ["e2b", "e2b-jupyter"])
+def test_e2b_passes_the_suites_of_every_backend(backend: str, suite: str) -> None:
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.sandbox.e2b_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with server:
         assert server.stdout is not None and server.stdin is not None
         address = server.stdout.readline().strip()
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            f"tests/sandbox/{suite}",
-            "-k",
-            "e2b and not limits_are",
-            "--tb=short",
-        ]
+        these = backend if backend == "e2b-jupyter" else "e2b and not jupyter"
+        command = [sys.executable, "-m", "pytest", "-m", "sandbox", f"tests/sandbox/{suite}", "-k", these, "--tb=short"]
         environment = {**os.environ, "AGENT_RL_E2B_ADDRESS": address}
         ran = subprocess.run(command, env=environment, capture_output=True, text=True)
         server.stdin.close()
@@ -148,12 +144,118 @@ def test_what_is_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(E2BSandboxes(api_key=E2B_KEY).open(lifetime=1e6))
 
 
-def test_the_service_itself() -> None:
+# The code interpreter
+
+
+def with_jupyter(monkeypatch: pytest.MonkeyPatch, use: Callable[[AgentSandbox, Machine], Awaitable[None]]) -> None:
+    async def open_one(running: Service, sandboxes: E2BSandboxes) -> None:
+        sandbox = await sandboxes.open(lifetime=100)
+        (machine,) = running.machines.values()
+        await use(sandbox, machine)
+
+    against_it(monkeypatch, open_one, interpreter="jupyter")
+
+
+def test_a_kernel_of_our_own_shares_the_folder_with_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(sandbox: AgentSandbox, machine: Machine) -> None:
+        assert machine.asked["templateID"] == "code-interpreter-v1"
+        assert [context.cwd for context in machine.contexts.values()] == ["/work"]
+        await sandbox.write_file("data", b"from outside")
+        assert (await sandbox.run_python("x = open('data').read()\nx")).value == "'from outside'"
+        assert (await sandbox.run_python("len(x)")).value == "12"
+        assert (await sandbox.exec(["pwd"])).stdout == "/work\n"
+
+    with_jupyter(monkeypatch, use)
+
+
+def test_a_timeout_is_ours_and_kills_what_python_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(sandbox: AgentSandbox, machine: Machine) -> None:
+        result = await sandbox.run_python("print('so far')\nwhile True: pass", timeout=0.5)
+        assert (result.stdout, result.timed_out, result.state_lost, result.error) == ("so far\n", True, True, None)
+        assert machine.sweeps == 1 and result.seconds < 10
+        assert (await sandbox.run_python("1 + 1")).value == "2"
+
+    with_jupyter(monkeypatch, use)
+
+
+def test_a_cancelled_call_of_python_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(sandbox: AgentSandbox, machine: Machine) -> None:
+        call = asyncio.create_task(sandbox.run_python("x = 1\nwhile True: pass"))
+        await asyncio.sleep(0.5)
+        for _ in range(3):  # whoever is impatient does not get the next call killed
+            call.cancel()
+            await asyncio.sleep(0.001)
+        ran = await sandbox.exec(["echo", "next"])
+        (context,) = machine.contexts.values()
+        assert (ran.stdout, call.cancelled(), machine.sweeps, context.count) == ("next\n", True, 1, 1)
+        assert "NameError" in str((await sandbox.run_python("x")).error)
+
+    with_jupyter(monkeypatch, use)
+
+
+def test_a_service_that_ignores_deadlines_loses_the_microvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(sandbox: AgentSandbox, machine: Machine) -> None:
+        monkeypatch.setattr(jupyter, "PATIENCE", 0.5)
+        machine.deaf = True
+        start = asyncio.get_running_loop().time()
+        with pytest.raises(SandboxError, match="code interpreter failed: TimeoutError"):
+            await sandbox.run_python("while True: pass", timeout=0.5)
+        assert asyncio.get_running_loop().time() - start < 5
+        await sandbox.close()
+        assert machine.gone.is_set()
+
+    with_jupyter(monkeypatch, use)
+
+
+@pytest.mark.parametrize("how", ["the service", "close", "close, of which the service takes no notice"])
+def test_a_microvm_that_ends_amid_a_call_is_a_typed_failure(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    async def use(sandbox: AgentSandbox, machine: Machine) -> None:
+        machine.deaf = how.endswith("notice")
+        call = asyncio.create_task(sandbox.run_python("import time; time.sleep(60)"))
+        await asyncio.sleep(0.7)
+        start = asyncio.get_running_loop().time()
+        await (machine.end() if how == "the service" else sandbox.close())
+        with pytest.raises(SandboxError, match="lost" if how == "the service" else "closed"):
+            await call
+        assert asyncio.get_running_loop().time() - start < 10
+        with pytest.raises(SandboxError):
+            await sandbox.run_python("1")
+
+    with_jupyter(monkeypatch, use)
+
+
+def test_a_kernel_that_the_service_started_anew_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(sandbox: AgentSandbox, machine: Machine) -> None:
+        (context,) = machine.contexts.values()
+        context.count = 0  # as when Jupyter finds that a kernel died, and starts another by itself
+        result = await sandbox.run_python("x = 1")
+        assert result.state_lost and result.error == "the interpreter had ended before this call"
+        assert "NameError" in str((await sandbox.run_python("x")).error)
+
+    with_jupyter(monkeypatch, use)
+
+
+def test_what_the_sdk_would_have_to_keep_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(sandbox: AgentSandbox, machine: Machine) -> None:
+        monkeypatch.setattr(jupyter, "MAX_FLOOD", 100_000)
+        result = await sandbox.run_python("print('x' * 100_001)", max_output=1000)
+        assert result.state_lost and "printed more than 100000" in str(result.error)
+        assert machine.sweeps == 1
+        assert (await sandbox.run_python("print('x' * 9_000)")).error is None
+
+    with_jupyter(monkeypatch, use)
+
+
+# The service
+
+
+@pytest.mark.parametrize("interpreter", ["agent", "jupyter"])
+def test_the_service_itself(interpreter: str) -> None:
     if not os.environ.get("E2B_API_KEY"):
         not_run("the e2b sandbox against the service: set E2B_API_KEY")
 
     async def main() -> None:
-        sandboxes = E2BSandboxes()
+        sandboxes = E2BSandboxes(interpreter=interpreter)
         sandbox = await sandboxes.open(owner="agent-rl's tests", lifetime=120)
         try:
             await sandbox.run_python("x = 20")
@@ -161,6 +263,17 @@ def test_the_service_itself() -> None:
             ran = await sandbox.exec(["sh", "-c", "id -un; setsid sleep 60 & sleep 60"], timeout=2)
             assert ran.timed_out and ran.stdout == "user\n"
             assert (await sandbox.exec(["pgrep", "-c", "sleep"])).stdout == "0\n"
+            code = "import os\nos.system('id -un; setsid sleep 61 & sleep 61')"
+            late = await sandbox.run_python(code, timeout=2)
+            assert (late.timed_out, late.state_lost, late.stdout) == (True, True, "user\n")
+            processes = (
+                "[p for p in os.listdir('/proc') if p.isdigit() and b'61' in open(f'/proc/{p}/cmdline', 'rb').read()]"
+            )
+            assert (await sandbox.run_python(f"import os\n{processes}")).value == "[]"
+            await sandbox.run_python("open('made', 'w').write(os.getcwd())")
+            assert await sandbox.read_file("made") == b"/work"
+            if interpreter == "jupyter":
+                assert (await sandbox.run_python("import numpy\nnumpy.arange(3)")).value == "array([0, 1, 2])"
         finally:
             await sandboxes.close()
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from agent_rl.sandboxes.local import LocalSandboxes
 
 LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
 NOBODY = 65534
+_AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"
 E2B_KEY = "e2b_" + "0" * 40
 """What `e2b_server` takes."""
@@ -31,6 +34,8 @@ class Backend:
     name: str
     make: Callable[[], Sandboxes]
     """Skips the test, loudly, if there is no such backend here."""
+    refused: Callable[[], bool] = lambda: False
+    """Whether the kernel refuses what it is made of, asked without any code of ours: only then may it be missing."""
     uid: int | None = None
     """The user that a process of the host's has to be, to be one that the sandbox's code could signal; None: ours."""
     absolute_work: bool = True
@@ -39,6 +44,8 @@ class Backend:
     """The environment variable that says where its server is; None: it has none."""
     run_by: str = ""
     """The file that starts the server and runs the suites on it."""
+    differs: Mapping[str, str] = field(default_factory=dict)
+    """The tests of what it does otherwise than all others, by name, each with the reason why it is not run."""
 
     def elsewhere(self) -> bool:
         """Whether its server is missing, and it takes no part in this run."""
@@ -65,9 +72,22 @@ def _unprivileged(tier: str) -> LocalSandboxes:
     _need_linux()
     if os.geteuid() != 0:
         pytest.skip(f"needs root, to become another user; the backend '{tier}' is this one already")
-    setpriv = shutil.which("setpriv") or pytest.skip("needs setpriv, of util-linux")
-    launcher = (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=launcher)
+    if shutil.which(_AS_NOBODY[0]) is None:
+        pytest.skip("needs setpriv, of util-linux")
+    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=_AS_NOBODY)
+
+
+_NAMESPACES = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--net", "--ipc", "--uts")
+_LANDLOCK_ABI = "import ctypes; print(ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1))"
+
+
+def _refused(tier: str, launcher: Sequence[str] = ()) -> bool:
+    if tier == "landlock":
+        ran = subprocess.run([sys.executable, "-c", _LANDLOCK_ABI], capture_output=True, text=True, check=True)
+        return int(ran.stdout) < 6
+    if shutil.which("unshare") is None:
+        return True  # perhaps
+    return subprocess.run([*launcher, *_NAMESPACES, "true"], capture_output=True).returncode != 0
 
 
 def _docker() -> Sandboxes:
@@ -76,12 +96,12 @@ def _docker() -> Sandboxes:
     return DockerSandboxes(host=os.environ[DOCKER_HOST], limits=LIMITS)
 
 
-def _e2b() -> Sandboxes:
+def _e2b(interpreter: str) -> Sandboxes:
     from agent_rl.sandboxes.e2b import E2BSandboxes
 
     address = os.environ[E2B_ADDRESS]
     os.environ.update(E2B_API_URL=address, E2B_SANDBOX_URL=address, E2B_HTTP_VERSION="1.1")
-    return E2BSandboxes(api_key=E2B_KEY)
+    return E2BSandboxes(interpreter=interpreter, api_key=E2B_KEY)
 
 
 def _need_linux() -> None:
@@ -89,14 +109,34 @@ def _need_linux() -> None:
         pytest.skip("local sandboxes need Linux")
 
 
+_OF_THE_TEMPLATE = {"test_limits_are_those_that_it_is_opened_with": "limits are those of E2B's template"}
+_OF_JUPYTER = {
+    "test_capabilities_name_every_guarantee": "code can become root in E2B's template, so kill_all is not promised",
+    "test_a_storm_of_forks_is_ended": "what Python leaves running ends with a timeout, not with the next command",
+    "test_python_prints_to_both_outputs_at_every_level": "Jupyter keeps no order between Python and its subprocesses",
+    "test_a_fork_of_the_interpreter_does_not_answer_for_it": "the fork of a kernel is another kernel, and never ends",
+    "test_what_code_does_wrong_is_a_result[x = '\\x00'-null bytes]": "IPython takes NUL in code",
+    "test_what_code_does_wrong_is_a_result[input()-EOFError]": "IPython has an error of its own for input()",
+}
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("jail", lambda: _local("jail")),
-        Backend("jail-unprivileged", lambda: _unprivileged("jail"), uid=NOBODY),
-        Backend("landlock", lambda: _local("landlock"), absolute_work=False),
-        Backend("landlock-unprivileged", lambda: _unprivileged("landlock"), uid=NOBODY, absolute_work=False),
+        Backend("jail", lambda: _local("jail"), lambda: _refused("jail")),
+        Backend("jail-unprivileged", lambda: _unprivileged("jail"), lambda: _refused("jail", _AS_NOBODY), uid=NOBODY),
+        *(
+            Backend(name, partial(make, "landlock"), lambda: _refused("landlock"), uid=uid, absolute_work=False)
+            for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, NOBODY))
+        ),
         Backend("docker", _docker, needs=DOCKER_HOST, run_by="tests/e2e/test_docker.py"),
-        Backend("e2b", _e2b, needs=E2B_ADDRESS, run_by="tests/e2e/test_e2b.py"),
+        *(
+            Backend(
+                name,
+                partial(_e2b, interpreter),
+                needs=E2B_ADDRESS,
+                run_by="tests/e2e/test_e2b.py",
+                differs=_OF_THE_TEMPLATE | differs,
+            )
+            for name, interpreter, differs in (("e2b", "agent", {}), ("e2b-jupyter", "jupyter", _OF_JUPYTER))
+        ),
     )
 }

@@ -41,9 +41,21 @@ def sandboxes(backend: Backend, runner: asyncio.Runner) -> Iterator[Sandboxes]:
     try:
         runner.run(made.capabilities())
     except SandboxError as error:
+        if not backend.refused():
+            raise
         pytest.skip(f"{backend.name}: the kernel refuses: {error}")
     yield made
     runner.run(made.close())
+
+
+@pytest.fixture(autouse=True)
+def as_everywhere(request: pytest.FixtureRequest) -> None:
+    """Leave out what a backend does otherwise than all others, and say why."""
+    if "backend" in request.fixturenames:
+        backend: Backend = request.getfixturevalue("backend")
+        test = request.node.name.replace(f"[{backend.name}]", "").replace(f"[{backend.name}-", "[")
+        if reason := backend.differs.get(test):
+            pytest.skip(f"{backend.name}, {test}: {reason}")
 
 
 @pytest.fixture

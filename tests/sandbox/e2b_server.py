@@ -1,7 +1,8 @@
 """A stand-in for E2B that speaks its wire format to the real SDK; its microVMs are local jails.
 
 What starts the agent in a microVM is not run here, as a jail has its agent: from the greeting on, the command's stdin
-and stdout are that agent's. HTTP, authentication, Connect streams and the service's timeouts are as the SDK expects.
+and stdout are that agent's. HTTP, authentication, Connect streams and the service's timeouts are as the SDKs expect.
+The events of the code interpreter are those of E2B's own server (github.com/e2b-dev/code-interpreter).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import struct
 import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
@@ -25,26 +25,14 @@ from e2b.envd.process.process_connect import Process, ProcessASGIApplication
 from protobuf import Oneof
 
 from agent_rl.sandboxes.base import Limits
-from agent_rl.sandboxes.client import AgentSandbox
+from agent_rl.sandboxes.e2b.jupyter import SWEEP
 from agent_rl.sandboxes.inside.wire import pack
 from agent_rl.sandboxes.local import LocalSandboxes
 from tests.sandbox.backends import E2B_KEY, LIMITS
+from tests.sandbox.e2b_machine import Context, Machine, wait_gone
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-
-@dataclass
-class Machine:
-    """A microVM."""
-
-    jail: AgentSandbox
-    asked: dict[str, Any]
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    greeted: bool = False
-    greeting: bytes = b""
-    timer: asyncio.TimerHandle | None = None
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Service(Process):
@@ -68,27 +56,32 @@ class Service(Process):
         return machine
 
     async def start(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        machine, loop = self._machine(context), asyncio.get_running_loop()
-        event = pb.ProcessEvent
+        machine, event = self._machine(context), pb.ProcessEvent
         yield pb.StartResponse(event=event(event=Oneof("start", event.StartEvent(pid=7))))
+        if request.process.args[-1] == SWEEP:
+            if not await wait_gone(machine, asyncio.ensure_future(machine.sweep())):
+                raise ConnectError(Code.UNAVAILABLE, "the sandbox was killed")
+        else:
+            async for output in self._agent(machine):
+                yield pb.StartResponse(
+                    event=event(event=Oneof("data", event.DataEvent(output=Oneof("stdout", output))))
+                )
+        end = event.EndEvent(exit_code=0, exited=True, status="exit status 0")
+        yield pb.StartResponse(event=event(event=Oneof("end", end)))
+
+    async def _agent(self, machine: Machine) -> AsyncIterator[bytes]:
+        """Yield what the command prints that runs the agent."""
         while not machine.greeted:
             await asyncio.sleep(0.005)
         data = pack({"ready": True})
         while data:
             line = base64.b64encode(data) + b"\n"
             for piece in (line[: len(line) // 2], line[len(line) // 2 :]):  # cut anywhere
-                output = event.DataEvent(output=Oneof("stdout", piece))
-                yield pb.StartResponse(event=event(event=Oneof("data", output)))
-            reading = asyncio.ensure_future(loop.sock_recv(machine.jail._sock, 65536))
-            ending = asyncio.ensure_future(machine.gone.wait())
-            await asyncio.wait((reading, ending), return_when=asyncio.FIRST_COMPLETED)
-            ending.cancel()
-            if not reading.done():
-                reading.cancel()
+                yield piece
+            reading = asyncio.ensure_future(machine.to_host.get())
+            if not await wait_gone(machine, reading):
                 raise ConnectError(Code.UNAVAILABLE, "the sandbox was killed")
-            data = reading.result() if reading.exception() is None else b""
-        end = event.EndEvent(exit_code=0, exited=True, status="exit status 0")
-        yield pb.StartResponse(event=event(event=Oneof("end", end)))
+            data = reading.result()
 
     async def send_input(self, request: Any, context: Any) -> Any:
         machine, data = self._machine(context), bytes(request.input.input.value)
@@ -98,10 +91,10 @@ class Service(Process):
             if len(machine.greeting) < size:
                 return pb.SendInputResponse()
             data, machine.greeted = machine.greeting[size:], True
-        await asyncio.get_running_loop().sock_sendall(machine.jail._sock, data)
+        await machine.send(data)
         return pb.SendInputResponse()
 
-    # The control plane
+    # HTTP
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -116,24 +109,55 @@ class Service(Process):
         while more:
             message = await receive()
             body, more = body + message.get("body", b""), bool(message.get("more_body"))
-        status, answer = await self._control(method, path, headers, json.loads(body or b"{}"))
-        data = b"" if answer is None else json.dumps(answer).encode()
-        kind = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        asked = json.loads(body or b"{}")
+        if path.startswith(("/execute", "/contexts")):
+            status, answer = await self._interpreter(method, path, headers, asked)
+        else:
+            status, answer = await self._control(method, path, headers, asked)
+        kind = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": kind})
-        await send({"type": "http.response.body", "body": data})
+        if isinstance(answer, AsyncIterator):
+            with contextlib.suppress(asyncio.CancelledError):  # the microVM ended amid it
+                async for event in answer:
+                    line = json.dumps(event).encode() + b"\n"
+                    await send({"type": "http.response.body", "body": line, "more_body": True})
+                await send({"type": "http.response.body", "body": b'{"type": "end_of_execution"}\n'})
+            return
+        await send({"type": "http.response.body", "body": b"" if answer is None else json.dumps(answer).encode()})
+
+    async def _interpreter(self, method: str, path: str, headers: dict[str, str], asked: Any) -> tuple[int, Any]:
+        """Answer for the code interpreter of a microVM, which listens there at a port of its own."""
+        machine = self.machines.get(headers.get("e2b-sandbox-id", ""))
+        if machine is None or headers.get("e2b-sandbox-port") != "49999":
+            return 502, {"message": "The sandbox was not found"}
+        if (method, path) == ("POST", "/contexts"):
+            context = Context(asked.get("cwd", "/home/user"))
+            machine.contexts[context.id] = context
+            return 200, context.listed()
+        if (method, path) == ("GET", "/contexts"):
+            return 200, [context.listed() for context in machine.contexts.values()]
+        found = machine.contexts.get(asked["context_id"] if path == "/execute" else path.split("/")[2])
+        if found is None:
+            return 404, "Context not found"
+        if path == "/execute":
+            known = headers.get("x-access-token") == machine.token
+            return (200, machine.execute(asked["code"], found)) if known else (401, "bad token")
+        if method == "DELETE":
+            del machine.contexts[found.id]
+        elif not await wait_gone(machine, asyncio.ensure_future(machine.restart(found))):
+            return 502, {"message": "The sandbox was not found"}
+        return 200, None
 
     async def _control(self, method: str, path: str, headers: dict[str, str], asked: Any) -> tuple[int, Any]:
         if path == "/health":
-            return (
-                (204, None) if headers.get("e2b-sandbox-id") in self.machines else (502, {"message": "was not found"})
-            )
+            known = headers.get("e2b-sandbox-id") in self.machines
+            return (204, None) if known else (502, {"message": "was not found"})
         if headers.get("x-api-key") != E2B_KEY:
             return 401, {"code": 401, "message": "no such key"}
         if method == "POST" and path.endswith("/sandboxes"):
             name = f"i{uuid.uuid4().hex[:19]}"
-            jail = await self.jails.open(owner=name)
-            jail._loop.remove_reader(jail._sock)  # type: ignore[union-attr] # its frames go through here untouched
-            machine = self.machines[name] = Machine(jail, asked)
+            machine = self.machines[name] = Machine(await self.jails.open(owner=name), asked)
+            machine.begin()
             loop = asyncio.get_running_loop()
             machine.timer = loop.call_later(asked["timeout"], lambda: asyncio.ensure_future(self.end(name)))
             about = {"templateID": asked["templateID"], "sandboxID": name, "clientID": "c", "envdVersion": "0.6.9"}
@@ -148,10 +172,7 @@ class Service(Process):
         machine = self.machines.pop(name, None)
         if machine is None:
             return False
-        if machine.timer is not None:
-            machine.timer.cancel()
-        machine.gone.set()
-        await machine.jail.close()
+        await machine.end()
         return True
 
 

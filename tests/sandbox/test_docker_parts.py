@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from agent_rl.cli import main
 from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.backends import make_backend
 from agent_rl.sandboxes.base import Limits
 from agent_rl.sandboxes.docker import DockerSandboxes, image
 from agent_rl.sandboxes.docker.container import OVERHEAD, any_user, confinement
@@ -125,12 +126,26 @@ def test_the_image_holds_what_it_takes_and_no_packages(tmp_path: Path, monkeypat
 
 
 def test_a_missing_sdk_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("docker", "docker.errors", "e2b"):
+    for module in ("docker", "docker.errors", "e2b", "e2b_code_interpreter"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=r"agent-rl\[docker\]"):
         asyncio.run(DockerSandboxes().open())
     with pytest.raises(ConfigError, match=r"agent-rl\[e2b\]"):
         E2BSandboxes(api_key="x")
+    with pytest.raises(ConfigError, match=r"agent-rl\[e2b\]"):
+        E2BSandboxes(api_key="x", interpreter="jupyter")
+
+
+def test_a_config_names_e2bs_interpreter() -> None:
+    for module in ("e2b", "e2b_code_interpreter"):
+        pytest.importorskip(module)
+    for options, template in (({}, "base"), ({"interpreter": "jupyter"}, "code-interpreter-v1")):
+        made = make_backend("e2b", {"api_key": "x", **options})
+        assert isinstance(made, E2BSandboxes) and made.template == template
+    mine = make_backend("e2b", {"api_key": "x", "interpreter": "jupyter", "template": "mine"})
+    assert isinstance(mine, E2BSandboxes) and mine.template == "mine"
+    with pytest.raises(ConfigError, match=r"interpreter='ipython'; choose one of agent, jupyter"):
+        make_backend("e2b", {"api_key": "x", "interpreter": "ipython"})
 
 
 def test_an_engine_that_is_not_there_is_one_line(

@@ -26,7 +26,7 @@ ESCAPES = {
     "deaf to signals": (
         "if os.fork() == 0:\n    os.setsid()\n"
         "    for n in (1, 2, 3, 10, 12, 13, 15): signal.signal(n, signal.SIG_IGN)\n"
-        "    beat()"
+        "    beat()\n    os._exit(0)"
     ),
     "an orphan of orphans": (
         "for _ in range(8):\n    if os.fork(): break\n    os.setsid()\nelse:\n    beat()\n    os._exit(0)\n"

@@ -1,0 +1,121 @@
+"""E2B's microVMs as sandboxes, by way of the `e2b` SDK, or of `e2b-code-interpreter`.
+
+The agent that answers inside local jails and containers runs here, too, as the first process of a pid namespace of its
+own, so that a call means the same everywhere: outputs, timeouts, what is killed, when variables are lost. Where Python
+runs is chosen by `interpreter`: in the agent's worker, for which any template does, or in the Jupyter kernel of a
+template such as E2B's code-interpreter-v1, which has numpy, pandas and the like (`jupyter` says what differs then). A
+sandbox belongs to the event loop that it was opened in.
+
+Covers what the service does: a kernel of its own, on a machine that is not yours, without internet unless asked for.
+Of `Limits` nothing: size and speed are the template's. Whatever becomes of us, the service ends a sandbox when its
+lifetime is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+import os
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
+from agent_rl.sandboxes.canaries import Once, verify
+from agent_rl.sandboxes.client import AgentSandbox
+from agent_rl.sandboxes.e2b.jupyter import JupyterSandbox
+from agent_rl.sandboxes.e2b.link import START_TIMEOUT, USER, Link
+from agent_rl.sandboxes.sent import greeting
+
+if TYPE_CHECKING:
+    from e2b import AsyncSandbox
+
+MAX_LIFETIME = 24 * 3600
+TEMPLATES = {"agent": "base", "jupyter": "code-interpreter-v1"}
+"""The interpreters that there are, and in which of E2B's own templates each runs."""
+_SDKS = {"agent": "e2b", "jupyter": "e2b_code_interpreter"}
+MECHANISMS: Mapping[str, Capabilities] = {
+    "agent": dict.fromkeys(Guarantee, "microVM") | {Guarantee.KILL_ALL: "the agent is pid 1 of a namespace"},
+    "jupyter": dict.fromkeys(Guarantee, "microVM") | {Guarantee.KILL_ALL: None},
+}
+"""By what each guarantee should be kept, by interpreter."""
+
+
+class E2BSandboxes:
+    """Sandboxes that are microVMs of E2B."""
+
+    def __init__(
+        self,
+        *,
+        interpreter: str = "agent",
+        template: str | None = None,
+        api_key: str | None = None,
+        internet: bool = False,
+    ) -> None:
+        """Take note of what to ask for.
+
+        Args:
+            interpreter: where Python runs: "agent", in our own worker, or "jupyter", in the template's kernel.
+            template: the microVM's image; that of `TEMPLATES` if None. It needs a python3 (3.10 or newer), unshare, and
+                a user called "user"; for "jupyter", E2B's code interpreter, too.
+            api_key: $E2B_API_KEY if None.
+            internet: whether the code may reach it.
+
+        Raises:
+            ConfigError: if there is no such interpreter, there is no key, or the SDK is not installed.
+        """
+        if interpreter not in TEMPLATES:
+            raise ConfigError(f"interpreter={interpreter!r}; choose one of {', '.join(TEMPLATES)}")
+        try:
+            self._sdk: type[AsyncSandbox] = importlib.import_module(_SDKS[interpreter]).AsyncSandbox
+        except ImportError:
+            raise ConfigError("the e2b sandbox needs its SDKs: pip install 'agent-rl[e2b]'") from None
+        self._key = api_key or os.environ.get("E2B_API_KEY")
+        if not self._key:
+            raise ConfigError("the e2b sandbox needs a key: set E2B_API_KEY, or give api_key")
+        self.interpreter = interpreter
+        self.template, self.internet = template or TEMPLATES[interpreter], internet
+        self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
+        self._verified = Once(lambda: verify(self._spawn, MECHANISMS[interpreter]))
+
+    async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> AgentSandbox:
+        """As in `Sandboxes`; `limits` are the template's, whatever they are here."""
+        return await self._spawn(owner, limits or Limits(), lifetime)
+
+    async def capabilities(self) -> Capabilities:
+        """As in `Sandboxes`."""
+        return await self._verified.get()
+
+    async def close(self) -> None:
+        """As in `Sandboxes`."""
+        await asyncio.gather(*(sandbox.close() for sandbox in tuple(self._open)), return_exceptions=True)
+
+    async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+        if not 0 < lifetime <= MAX_LIFETIME:
+            raise ConfigError(f"lifetime={lifetime}: E2B keeps a sandbox for at most {MAX_LIFETIME} s")
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                machine = await self._sdk.create(
+                    self.template,
+                    timeout=math.ceil(lifetime),
+                    metadata={"agent-rl.owner": owner},
+                    allow_internet_access=self.internet,
+                    api_key=self._key,
+                )
+        except Exception as error:  # the SDK's have no common root
+            raise SandboxError(f"E2B could not open a sandbox of {self.template}: {error!r}") from error
+        link = Link(machine)
+        if self.interpreter == "jupyter":
+            sandbox: AgentSandbox = JupyterSandbox(link, name=owner)
+        else:
+            sandbox = AgentSandbox(link.ours, name=owner, kill=link.kill, ended=link.ended)
+        self._open.add(sandbox)
+        try:
+            await link.begin(greeting(lifetime, user=USER))
+            await sandbox.ready(START_TIMEOUT)
+        except BaseException:
+            await asyncio.shield(sandbox.close())
+            raise
+        return sandbox

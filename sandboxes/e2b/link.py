@@ -1,0 +1,117 @@
+"""The way to an agent in a microVM of E2B: its frames go through the stdin and stdout of one command."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import shlex
+import socket
+from typing import TYPE_CHECKING
+
+from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.base import WORK
+from agent_rl.sandboxes.inside.wire import CHUNK
+from agent_rl.sandboxes.sent import ENTRY
+
+if TYPE_CHECKING:
+    from e2b import AsyncCommandHandle, AsyncSandbox
+
+START_TIMEOUT = 60.0
+"""Seconds that the service has to start a microVM, and what is in it to answer."""
+USER = "user"
+"""Whom the model's code runs as; E2B's templates have one of that name."""
+_FILTER = """
+import base64, os
+while data := os.read(0, 49152):
+    os.write(1, base64.b64encode(data) + b"\\n")
+"""
+"""The SDK hands output over as text, so bytes have to look like some."""
+_COMMAND = " ".join(
+    (
+        f"mkdir -p {WORK} && chown {USER}: {WORK} && chmod 1777 /tmp &&",
+        "unshare --pid --fork --mount-proc --kill-child",
+        f"python3 -I -S -B -c {shlex.quote(ENTRY)}",
+        f"| python3 -I -S -B -c {shlex.quote(_FILTER)}",
+    )
+)
+
+
+class Link:
+    """A socket whose other end is the agent's stdin and stdout, far away."""
+
+    def __init__(self, machine: AsyncSandbox) -> None:
+        self.ours, self._theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self._theirs.setblocking(False)
+        self.machine = machine
+        self.gone = asyncio.Event()
+        """Set when the sandbox ends, or is lost."""
+        self._line = ""
+        self._pid = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._killing: asyncio.Task[None] | None = None
+
+    async def begin(self, greeting: bytes) -> None:
+        """Start the agent.
+
+        Raises:
+            SandboxError: if the service does not.
+        """
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                command = await self.machine.commands.run(
+                    _COMMAND,
+                    background=True,
+                    stdin=True,
+                    user="root",
+                    timeout=0,  # as long as the sandbox
+                    on_stdout=self._receive,
+                    retain_output=False,
+                )
+                self._pid = command.pid
+                await self.machine.commands.send_stdin(self._pid, greeting)
+        except Exception as error:
+            raise SandboxError(f"the agent did not start in an E2B sandbox: {error!r}") from error
+        self._tasks += [asyncio.create_task(self._send()), asyncio.create_task(self._watch(command))]
+
+    def kill(self) -> None:
+        """End the sandbox; a loop that is closed leaves that to the service."""
+        self._theirs.close()
+        self.gone.set()
+        if self._killing is None:
+            with contextlib.suppress(RuntimeError):
+                self._killing = asyncio.get_running_loop().create_task(self._end())
+
+    async def ended(self) -> None:
+        """Wait until the service has ended it."""
+        if self._killing is not None:
+            await asyncio.shield(self._killing)
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(Exception):  # it ends with its lifetime at the latest
+            async with asyncio.timeout(START_TIMEOUT):
+                await self.machine.kill()
+
+    async def _receive(self, text: str) -> None:
+        *lines, self._line = (self._line + text).split("\n")
+        data = b"".join(map(base64.b64decode, lines))
+        with contextlib.suppress(OSError):  # nobody waits any more
+            await asyncio.get_running_loop().sock_sendall(self._theirs, data)
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while data := await loop.sock_recv(self._theirs, CHUNK):
+                async with asyncio.timeout(START_TIMEOUT):
+                    await self.machine.commands.send_stdin(self._pid, data)
+        except Exception:  # of the network or the service: whoever waits for an answer learns that there is none
+            self._theirs.close()
+
+    async def _watch(self, command: AsyncCommandHandle[None]) -> None:
+        """Wait until the agent has ended, or its stream has."""
+        with contextlib.suppress(Exception):  # why makes no difference
+            await command.wait()
+        self._theirs.close()
