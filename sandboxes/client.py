@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -91,7 +92,7 @@ class AgentSandbox:
         """Run a command to its end; whatever it leaves running in the background is ended, too."""
         if isinstance(argv, str) or not argv:
             raise ConfigError(f"argv={argv!r} is no command; give a list, such as ['ls', '-l']")
-        _check(timeout, max_output)
+        check_call(timeout, max_output)
         head: Head = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "timeout": timeout, "keep": max_output}
         start = asyncio.get_running_loop().time()
         head, body = await self._request("exec", head, input, timeout)
@@ -103,7 +104,7 @@ class AgentSandbox:
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
     ) -> PythonResult:
         """Run code in the sandbox's interpreter, which keeps its variables from call to call."""
-        _check(timeout, max_output)
+        check_call(timeout, max_output)
         loop = asyncio.get_running_loop()
         start = loop.time()
         source = code.encode("utf-8", "surrogatepass")
@@ -142,8 +143,6 @@ class AgentSandbox:
         """End everything in it and give back what it held."""
         self._lose("the sandbox was closed")
         await self._ended()
-
-    # How a call goes
 
     async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> Answer:
         async with self._turn:
@@ -192,13 +191,12 @@ class AgentSandbox:
         head, body = await self._await_answer(self._count, frame, timeout + GRACE, fds)
         if "failed" in head:
             self._lose(str(head["failed"]))
-            raise SandboxError(f"the sandbox was lost: {self._lost}")
+            self._check_held()
         return head, body
 
     async def _await_answer(self, call: object, frame: bytes, timeout: float, fds: Sequence[int] = ()) -> Answer:
         """Send a frame and wait for the answer; if that is cancelled, have the agent end what it does."""
-        if self._lost is not None:
-            raise SandboxError(f"the sandbox was lost: {self._lost}")
+        self._check_held()
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             loop.add_reader(self._sock, self._receive)
@@ -222,18 +220,14 @@ class AgentSandbox:
             self._answer = None
 
     async def _send(self, loop: asyncio.AbstractEventLoop, frame: bytes, fds: Sequence[int] = ()) -> None:
+        sent = 0
         try:
-            sent = socket.send_fds(self._sock, [frame], fds) if fds else self._sock.send(frame) if frame else 0
-        except BlockingIOError:
-            sent = 0
+            with contextlib.suppress(BlockingIOError):
+                sent = socket.send_fds(self._sock, [frame], fds) if fds else self._sock.send(frame) if frame else 0
+            if sent < len(frame):
+                await loop.sock_sendall(self._sock, memoryview(frame)[sent:])
         except OSError as error:
             self._lose(f"its connection broke: {error}")
-            return
-        if sent < len(frame):
-            try:
-                await loop.sock_sendall(self._sock, memoryview(frame)[sent:])
-            except OSError as error:
-                self._lose(f"its connection broke: {error}")
 
     def _receive(self) -> None:
         """Take what the agent sent; an answer that nobody waits for is to a call that was cancelled."""
@@ -255,6 +249,10 @@ class AgentSandbox:
         except FrameError as error:
             self._lose(str(error))
 
+    def _check_held(self) -> None:
+        if self._lost is not None:
+            raise SandboxError(f"the sandbox was lost: {self._lost}")
+
     def _lose(self, reason: str) -> None:
         """End the sandbox, for good; whoever waits for an answer gets to know why."""
         if self._lost is not None:
@@ -270,7 +268,8 @@ class AgentSandbox:
         self._kill()
 
 
-def _check(timeout: float, max_output: int) -> None:
+def check_call(timeout: float, max_output: int) -> None:
+    """Raise a ConfigError if a call can't be made with these."""
     if not 0 < timeout <= 86400:
         raise ConfigError(f"timeout={timeout}; give a number of seconds, more than 0, at most a day")
     if not 0 <= max_output <= MAX_BODY // 4:

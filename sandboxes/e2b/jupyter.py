@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, WORK, PythonResult
-from agent_rl.sandboxes.client import AgentSandbox, _check
+from agent_rl.sandboxes.client import AgentSandbox, check_call
 from agent_rl.sandboxes.e2b import kernel
 from agent_rl.sandboxes.e2b.link import USER, Link
-from agent_rl.sandboxes.inside.agent import MAX_TEXT
+from agent_rl.sandboxes.inside.interpreter import MAX_TEXT
 from agent_rl.sandboxes.inside.streams import Capture
 from agent_rl.sandboxes.inside.worker import shorten
 
@@ -66,14 +66,14 @@ class JupyterSandbox(AgentSandbox):
         """
         await super().ready(timeout)
         async with self._turn:
-            self._context = await self._ask(self._machine.create_code_context(cwd=WORK))
+            self._context = await self._served(self._machine.create_code_context(cwd=WORK))
             await self._prepare()
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
     ) -> PythonResult:
         """Run code in the kernel, which keeps its variables from call to call."""
-        _check(timeout, max_output)
+        check_call(timeout, max_output)
         try:
             code.encode()
         except UnicodeEncodeError as error:  # which JSON can't carry
@@ -149,17 +149,17 @@ class JupyterSandbox(AgentSandbox):
         if self._lost is not None:
             return
         with contextlib.suppress(SandboxError):
-            await self._ask(self._machine.commands.run(SWEEP, user="root", timeout=0))
-            await self._ask(self._machine.restart_code_context(self._context))
+            await self._served(self._machine.commands.run(SWEEP, user="root", timeout=0))
+            await self._served(self._machine.restart_code_context(self._context))
             await self._prepare()
 
     async def _prepare(self) -> None:
-        done = await self._ask(self._execute(PREPARE, _Heard(MAX_TEXT)))
+        done = await self._served(self._execute(PREPARE, _Heard(MAX_TEXT)))
         if done.error is not None:
             self._lose(f"its kernel can't be used: {done.error.name}: {done.error.value}")
             self._check_held()
 
-    async def _ask(self, call: Awaitable[T]) -> T:
+    async def _served(self, call: Awaitable[T]) -> T:
         """Wait for the service, for so long.
 
         Raises:
@@ -171,10 +171,6 @@ class JupyterSandbox(AgentSandbox):
         except Exception as error:  # the SDK's have no common root
             self._lose(f"the code interpreter failed: {error!r}")
             raise SandboxError(f"the sandbox was lost: {self._lost}") from error
-
-    def _check_held(self) -> None:
-        if self._lost is not None:
-            raise SandboxError(f"the sandbox was lost: {self._lost}")
 
 
 class _Heard:
