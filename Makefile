@@ -37,7 +37,7 @@ train: setup  ## train; ARGS="key=value ..." overrides the config
 test: setup-dev  ## run the tests: offline
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-sandbox: setup-dev  ## run the tests that open sandboxes; ARGS="tests/e2e/test_docker.py" adds Docker's
+test-sandbox: setup-dev  ## test the other kinds of sandboxes, too; ARGS="tests/e2e/test_docker.py" adds Docker's
 	@$(BIN)/python -m pytest -m 'sandbox or e2e' tests/sandbox $(ARGS)
 
 test-verl: setup-verl  ## compare the algorithms with verl's and TRL's, and both backends

@@ -20,6 +20,8 @@ from agent_rl.sandboxes.base import Limits, Sandboxes
 from agent_rl.sandboxes.local import LocalSandboxes
 
 LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
+DEFAULT = "jail"
+"""The backend that the ordinary suite tests, as it is what users get."""
 NOBODY = 65534
 _AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"

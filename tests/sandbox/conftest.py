@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Capabilities, Sandbox, Sandboxes
-from tests.sandbox.backends import BACKENDS, Backend
+from tests.sandbox.backends import BACKENDS, DEFAULT, Backend
 
-HERE = Path(__file__).parent
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
 
@@ -71,9 +69,10 @@ def capabilities(sandboxes: Sandboxes, runner: asyncio.Runner) -> Capabilities:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what stands beside this file: `make test-sandbox` runs it."""
+    """Mark the suites on all backends but the default: `make test` leaves them out, `make test-sandbox` runs them."""
     for item in items:
-        if item.path.is_relative_to(HERE):
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if parameters.get("backend", DEFAULT) != DEFAULT:
             item.add_marker("sandbox")
 
 
@@ -83,6 +82,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if backend.elsewhere():
             reason = f"the suites of every sandbox on {backend.name}: `pytest -m e2e {backend.run_by}` runs them"
             terminalreporter.write_line(f"NOT TESTED HERE: {reason}", yellow=True)
+    if "not sandbox" in terminalreporter.config.option.markexpr:
+        others = ", ".join(name for name in BACKENDS if name != DEFAULT and not BACKENDS[name].elsewhere())
+        terminalreporter.write_line(f"NOT TESTED HERE: sandboxes on {others}: `make test-sandbox` does", yellow=True)
     skipped = [r for r in terminalreporter.getreports("skipped") if r.nodeid.startswith("tests/sandbox/")]
     for reason, count in Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped).items():
         terminalreporter.write_line(f"NOT TESTED: {count} of the sandboxes' tests: {reason}", yellow=True)
