@@ -74,14 +74,19 @@ async def _says(spawn: Spawn, code: str, limits: Limits | None = None, **names: 
 
 
 async def files(spawn: Spawn) -> bool:
-    """A file of the host's is neither read nor written, nor is one put beside it."""
+    """A file of the host's is neither read nor written, its metadata is not changed, and no file is put beside it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         file = Path(folder, "secret")
         file.write_text("host")
         file.chmod(0o666)
+        changed = file.stat().st_ctime_ns
         code = (
             "import os\nreached = []\n"
+            "for change in (lambda: os.chmod(file, 0o644), lambda: os.utime(file, (1, 1)),\n"
+            "               lambda: os.setxattr(file, 'user.x', b''), lambda: os.chown(file, -1, os.getgid())):\n"
+            "    try: change()\n"
+            "    except OSError: pass\n"
             "for path in (file, '/proc/1/root' + file, f'/proc/{pid}/root' + file, f'/proc/{pid}/environ'):\n"
             "    for mode in ('r', 'w'):\n"
             "        try:\n"
@@ -92,7 +97,8 @@ async def files(spawn: Spawn) -> bool:
             "reached"
         )
         said = await _says(spawn, code, file=str(file), pid=os.getpid())
-        return said == "[]" and file.read_text() == "host" and [p.name for p in Path(folder).iterdir()] == ["secret"]
+        kept = file.read_text() == "host" and file.stat().st_ctime_ns == changed
+        return said == "[]" and kept and [path.name for path in Path(folder).iterdir()] == ["secret"]
 
 
 async def network(spawn: Spawn) -> bool:

@@ -29,7 +29,6 @@ from .spec import Spec
 
 FIRST_UID = 1 << 28
 """Under root, the code of each sandbox is a user of its own, of numbers that nobody else uses."""
-NOBODY = 65534
 RETRY = 0.002
 """Seconds until a cgroup that was still busy is tried again."""
 PATIENCE = 5.0
@@ -267,7 +266,7 @@ def _uid(slot: int) -> int:
         return os.getuid()
     uid = FIRST_UID + os.getpid() % (1 << 18) * 1024 + slot % 1024
     ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    return uid if any(start <= uid < start + count for start, _, count in ranges) else NOBODY
+    return uid if any(start <= uid < start + count for start, _, count in ranges) else landlock.NOBODY
 
 
 def _keep_only(control: int, go: int) -> None:
