@@ -92,7 +92,11 @@ def victims(uid: int | None) -> Iterator[Victims]:
         (folder / "socket").chmod(0o777)
 
         process = subprocess.Popen(
-            ["sleep", "100"], stdin=subprocess.DEVNULL, env={"VICTIM": SECRET, "PATH": os.environ["PATH"]}, user=uid
+            ["sleep", "100"],
+            stdin=subprocess.DEVNULL,
+            env={"VICTIM": SECRET, "PATH": os.environ["PATH"]},
+            user=uid,
+            start_new_session=True,  # the group of a container's first process is 1, and kill(-1) is another call
         )
         stack.callback(process.wait)
         stack.callback(process.kill)
