@@ -18,7 +18,8 @@ _CGROUP = (
 )
 TO_HAVE: Mapping[str, str] = {
     "jail": "allow user namespaces: by sysctl, user.max_user_namespaces above 0 and "
-    "kernel.apparmor_restrict_unprivileged_userns=0; start a container with --security-opt seccomp=unconfined --security-opt systempaths=unconfined",
+    "kernel.apparmor_restrict_unprivileged_userns=0; start a container with --security-opt seccomp=unconfined and "
+    "--security-opt systempaths=unconfined",
     "landlock": "run Linux 6.12 or newer, with landlock in /sys/kernel/security/lsm; where root's interpreter can't be "
     "reached by others, run as another user, or give one that can: LocalSandboxes(python='/usr/bin/python3')",
 }

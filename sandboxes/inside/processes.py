@@ -114,14 +114,14 @@ class Family:
             return True
         until = time.monotonic() + PATIENCE
         while True:
-            self._kill_all()
+            self.kill()
             if not self.reap():
                 return False
             if time.monotonic() > until:
                 raise OSError(f"processes that were killed are still there after {PATIENCE:g} s")
             time.sleep(NAP)
 
-    def _kill_all(self) -> None:
+    def kill(self) -> None:
         """Kill everybody at once: the kernel does it in one step, in which nobody can fork."""
         if self._bounded:
             _kill(-1)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..inside.agent import Agent
+from ..inside.watchdog import Watchdog
 from ..inside.wire import CHUNK, Frames, Head, pack
 from . import calls, cgroups, homes, jail, landlock, seccomp
 from .spec import Spec
@@ -204,7 +205,10 @@ class Zygote:
                 jail.enter(spec)
             elif self.tier == "landlock":
                 landlock.enter(spec, uid if os.geteuid() == 0 else None)
-            Agent(3, 3, home=spec.home, confine=lambda: confine(spec)).serve()
+            agent = Agent(3, 3, home=spec.home, confine=lambda: confine(spec))
+            if "memory" not in self._controllers():
+                Watchdog(agent.family.kill, spec.memory)
+            agent.serve()
         except BaseException as error:
             _report(socket.socket(fileno=3), error)
         finally:
