@@ -7,8 +7,8 @@ full pipes and sockets, nor what is swapped out.
 
 While anybody computes, it looks every `PERIOD`. Once nobody does, it leaves timers on the processor time of those who
 are there, so that a sandbox that waits costs next to nothing, and looks again when one of them goes on, or after
-`REST`.
-Between two looks, code can take what the machine can give in that time, though no process more than the limit.
+`REST`. Between two looks, code can take what the machine can give in that time, though no process more than the limit.
+That can be all of `REST` for processes that were made by one so short that the kernel's tick did not see it run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-PERIOD, REST = 0.05, 5.0
+PERIOD, REST = 0.05, 30.0
 """Seconds from look to look, while somebody computes and while nobody does."""
-START = 0.001
-"""Seconds of processor time after which somebody counts as going on."""
+START = 0.0001
+"""Seconds of processor time after which somebody counts as going on; the kernel looks at its ticks, some every 4 ms."""
 SHARE = 0.05
 """The share of the time that may be spent on looking, however many processes there are and signals come."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -47,6 +47,7 @@ class Watchdog:
         """Nanoseconds of processor time, by process, at the last look."""
         self._timers: dict[int, ctypes.c_void_p] = {}
         self._earliest = 0.0
+        self._resting = False
         self._looking = False
         signal.signal(signal.SIGALRM, lambda *_: self._wake())
         signal.setitimer(signal.ITIMER_REAL, PERIOD)
@@ -67,15 +68,17 @@ class Watchdog:
 
     def _look(self) -> float:
         """Kill everybody if they hold too much; return when to look again."""
+        if self._resting and self._used == _processor_times(self._used):
+            return REST  # nobody ran, so nothing can have changed
         pids = list(_descendants(os.getpid()))
         if self._held(pids) > self._limit:
             self._kill()
-        used = {pid: _processor_time(pid) for pid in pids}
+        used = _processor_times(pids)
         idle, self._used = used == self._used, used
         for pid in self._timers.keys() - used.keys():
             self._libc.timer_delete(self._timers.pop(pid))
-        roused = [self._rouse(pid) for pid in pids] if idle else [False]
-        return REST if all(roused) else PERIOD
+        self._resting = idle and all(list(map(self._rouse, pids)))
+        return REST if self._resting else PERIOD
 
     def _rouse(self, pid: int) -> bool:
         """Have a signal come once a process goes on; return whether that can be had."""
@@ -145,11 +148,15 @@ def _proportional(pid: int) -> tuple[int, int] | None:
     return (sizes["Pss:"], sizes.get("Pss_Shmem:", 0)) if "Pss:" in sizes else None
 
 
-def _processor_time(pid: int) -> int:
-    try:
-        return time.clock_gettime_ns(_clock(pid))
-    except OSError:
-        return 0
+def _processor_times(pids: Iterable[int]) -> dict[int, int]:
+    """Return the nanoseconds that processes have run; -1 for one that is gone."""
+    times = {}
+    for pid in pids:
+        try:
+            times[pid] = time.clock_gettime_ns(_clock(pid))
+        except OSError:
+            times[pid] = -1
+    return times
 
 
 def _clock(pid: int) -> int:
