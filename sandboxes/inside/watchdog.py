@@ -5,10 +5,11 @@ may. What counts is what they have mapped (a page that several share counts once
 and System V segments; not the folders, which have a limit of their own, nor what the kernel holds for them, such as
 full pipes and sockets, nor what is swapped out.
 
-While anybody computes, it looks every `PERIOD`. Once nobody does, it leaves timers on the processor time of those who
-are there, so that a sandbox that waits costs next to nothing, and looks again when one of them goes on, or after
-`REST`. Between two looks, code can take what the machine can give in that time, though no process more than the limit.
-That can be all of `REST` for processes that were made by one so short that the kernel's tick did not see it run.
+While anybody computes, it looks every `PERIOD`. Once nobody does, it looks less and less often, so that a sandbox that
+waits costs next to nothing, and leaves timers on the processor time of those who are there, so that it knows when they
+go on. The kernel counts that time by its ticks: who forks and is quick about it can go unseen, for as long as the rest
+before was. Between two looks, code can take what the machine can give in that time, though no process more than the
+limit.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-PERIOD, REST = 0.05, 30.0
-"""Seconds from look to look, while somebody computes and while nobody does."""
+PERIOD, REST = 0.05, 60.0
+"""Seconds from look to look, while somebody computes, and at most."""
 START = 0.0001
-"""Seconds of processor time after which somebody counts as going on; the kernel looks at its ticks, some every 4 ms."""
+"""Seconds of processor time after which somebody counts as going on."""
 SHARE = 0.05
 """The share of the time that may be spent on looking, however many processes there are and signals come."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -47,7 +48,7 @@ class Watchdog:
         """Nanoseconds of processor time, by process, at the last look."""
         self._timers: dict[int, ctypes.c_void_p] = {}
         self._earliest = 0.0
-        self._resting = False
+        self._pause = PERIOD
         self._looking = False
         signal.signal(signal.SIGALRM, lambda *_: self._wake())
         signal.setitimer(signal.ITIMER_REAL, PERIOD)
@@ -59,17 +60,17 @@ class Watchdog:
         start = time.monotonic()
         wait = self._earliest - start
         if wait <= 0:
-            wait = self._look()
-            end = time.monotonic()
-            self._earliest = end + (end - start) / SHARE
-            wait = max(wait, self._earliest - end)
+            self._pause = min(2 * self._pause, REST) if self._look() else PERIOD
+            took = time.monotonic() - start
+            self._earliest = start + took / SHARE
+            wait = max(self._pause, took / SHARE)
         signal.setitimer(signal.ITIMER_REAL, wait)
         self._looking = False
 
-    def _look(self) -> float:
-        """Kill everybody if they hold too much; return when to look again."""
-        if self._resting and self._used == _processor_times(self._used):
-            return REST  # nobody ran, so nothing can have changed
+    def _look(self) -> bool:
+        """Kill everybody if they hold too much; return whether they rest, and will be heard if they go on."""
+        if self._pause > PERIOD and self._used == _processor_times(self._used):
+            return True  # nobody ran, so nothing can have changed
         pids = list(_descendants(os.getpid()))
         if self._held(pids) > self._limit:
             self._kill()
@@ -77,8 +78,7 @@ class Watchdog:
         idle, self._used = used == self._used, used
         for pid in self._timers.keys() - used.keys():
             self._libc.timer_delete(self._timers.pop(pid))
-        self._resting = idle and all(list(map(self._rouse, pids)))
-        return REST if self._resting else PERIOD
+        return idle and all(list(map(self._rouse, pids)))
 
     def _rouse(self, pid: int) -> bool:
         """Have a signal come once a process goes on; return whether that can be had."""

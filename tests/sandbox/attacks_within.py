@@ -145,7 +145,7 @@ alive = set(made)
 while ready < len(alive) == len(made) and time.monotonic() < start + 15:
     if select.select([told], [], [], 0.01)[0]: ready += len(os.read(told, 6))
     alive = {{child for child in alive if os.waitpid(child, os.WNOHANG)[0] == 0}}
-stop = time.monotonic() + 2
+stop = time.monotonic() + 3
 while ready == len(alive) == len(made) and time.monotonic() < stop:
     time.sleep(0.05)
     alive = {{child for child in alive if os.waitpid(child, os.WNOHANG)[0] == 0}}

@@ -95,5 +95,5 @@ def test_a_sandbox_that_waits_is_left_alone(watched: Sandboxes, run):
     time.sleep(1)
     first = turns(pids)
     time.sleep(1)
-    assert turns(pids) - first <= 2, "while somebody computes, it looks twenty times a second"
+    assert turns(pids) - first <= 5, "while somebody computes, it looks twenty times a second"
     run(box.close())
