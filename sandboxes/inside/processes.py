@@ -48,6 +48,8 @@ class Family:
     def __init__(self, confine: Callable[[], None]) -> None:
         self._confine = confine
         """Called in each process that will run foreign code: what it may do less than this one."""
+        self.on_start: Callable[[], None] = lambda: None
+        """Called after each process that was started."""
         self.ended: dict[int, int] = {}
         """How those ended that `start` made, by process id: the exit status, or minus the signal."""
         self._known: set[int] = set()
@@ -86,6 +88,7 @@ class Family:
         if pid == 0:
             self._become(run, inner, extra)
         self._known.add(pid)
+        self.on_start()
         for fd in inner:
             os.close(fd)
         for fd in (stdin, out, err):

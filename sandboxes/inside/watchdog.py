@@ -26,7 +26,7 @@ PERIOD, REST = 0.05, 60.0
 START = 0.0001
 """Seconds of processor time after which somebody counts as going on."""
 SHARE = 0.05
-"""The share of the time that may be spent on looking, however many processes there are and signals come."""
+"""The share of a processor that may be spent on looking, however many processes there are and signals come."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SHM_INFO = 14
 
@@ -53,17 +53,22 @@ class Watchdog:
         signal.signal(signal.SIGALRM, lambda *_: self._wake())
         signal.setitimer(signal.ITIMER_REAL, PERIOD)
 
+    def hurry(self) -> None:
+        """Look soon: there is a process that was not there."""
+        self._pause = PERIOD
+        signal.setitimer(signal.ITIMER_REAL, PERIOD)
+
     def _wake(self) -> None:
         if self._looking:  # a signal in the midst of this
             return
         self._looking = True
-        start = time.monotonic()
-        wait = self._earliest - start
+        wait = self._earliest - time.monotonic()
         if wait <= 0:
+            start = time.process_time()
             self._pause = min(2 * self._pause, REST) if self._look() else PERIOD
-            took = time.monotonic() - start
-            self._earliest = start + took / SHARE
-            wait = max(self._pause, took / SHARE)
+            calm = (time.process_time() - start) / SHARE
+            self._earliest = time.monotonic() + calm
+            wait = max(self._pause, calm)
         signal.setitimer(signal.ITIMER_REAL, wait)
         self._looking = False
 

@@ -207,7 +207,7 @@ class Zygote:
                 landlock.enter(spec, uid if os.geteuid() == 0 else None)
             agent = Agent(3, 3, home=spec.home, confine=lambda: confine(spec))
             if "memory" not in self._controllers():
-                Watchdog(agent.family.kill, spec.memory)
+                agent.family.on_start = Watchdog(agent.family.kill, spec.memory).hurry
             agent.serve()
         except BaseException as error:
             _report(socket.socket(fileno=3), error)

@@ -58,6 +58,15 @@ def test_too_much_memory_costs_the_interpreter(box: Sandbox, run):
     assert run(box.run_python("1 + 1")).value == "2"
 
 
+@pytest.mark.parametrize("used_before", [False, True])
+def test_too_much_memory_is_seen_after_a_rest(box: Sandbox, run, used_before: bool):
+    if used_before:
+        run(box.run_python("x = 1"))
+    time.sleep(3)
+    result = run(box.run_python(TAKE + "fork(5, 60)\ntime.sleep(6)"))
+    assert result.state_lost
+
+
 def test_too_much_memory_ends_a_command(box: Sandbox, run):
     run(box.write_file("bomb.py", f"{TAKE}fork(5, 60)\ntime.sleep(15)".encode()))
     ran = run(box.exec(["python3", "bomb.py"], timeout=20))
