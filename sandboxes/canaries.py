@@ -183,8 +183,7 @@ async def kernel(spawn: Spawn) -> bool:
 async def memory(spawn: Spawn) -> bool:
     """Three processes that take half of the limit each are not all left alive."""
     code = (
-        "import os, time\npids, held, until = set(), 0, time.monotonic() + 15\n"
-        "ready, told = os.pipe()\n"
+        "import os, time\npids, held, until, (ready, told) = set(), 0, time.monotonic() + 15, os.pipe()\n"
         "for _ in range(3):\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
@@ -194,13 +193,12 @@ async def memory(spawn: Spawn) -> bool:
         "        time.sleep(30)\n"
         "    pids.add(pid)\n"
         "os.set_blocking(ready, False)\n"
-        "while held < len(pids) and time.monotonic() < until:\n"  # on a busy machine, they take their time
-        "    try: held += len(os.read(ready, 3))\n"
+        "while len(pids) == 3 and time.monotonic() < until:\n"  # on a busy machine, they take their time
+        "    try:\n"
+        "        held += len(os.read(ready, 3))\n"
+        "        until = time.monotonic() + 3 if held == 3 else until\n"  # a watchdog may be late
         "    except BlockingIOError: time.sleep(0.01)\n"
         "    pids -= {pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0]}\n"
-        "until = time.monotonic() + 3\n"
-        "while len(pids) == 3 and time.monotonic() < until:\n"  # a watchdog may be late
-        "    time.sleep(0.05); pids -= {pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0]}\n"
         "len(pids) < 3"
     )
     async with _sandbox(spawn, Limits(memory=128 * MIB, disk=4 * MIB)) as sandbox:
@@ -223,12 +221,14 @@ async def processes(spawn: Spawn) -> bool:
 
 
 async def cpu(spawn: Spawn) -> bool:
-    """Two processes that compute don't get more than the one processor that they may have."""
+    """Two processes that compute, with two threads each, don't get more than the one processor that they may have."""
     code = (
-        "import os, time\nstart = time.monotonic()\n"
+        "import hashlib, os, threading, time\nstart, block = time.monotonic(), bytes(1 << 16)\n"
+        "def burn():\n"
+        "    while time.monotonic() < start + 0.6: hashlib.sha256(block)\n"  # lets the other thread run
         "for _ in range(2):\n"
         "    if os.fork() == 0:\n"
-        "        while time.monotonic() < start + 0.6: pass\n"
+        "        thread = threading.Thread(target=burn); thread.start(); burn(); thread.join()\n"
         "        os._exit(0)\n"
         "used = sum(sum(os.wait3(0)[2][:2]) for _ in range(2))\n"
         "used < 1.4 * (time.monotonic() - start)"
@@ -237,9 +237,15 @@ async def cpu(spawn: Spawn) -> bool:
 
 
 async def disk(spawn: Spawn) -> bool:
-    """Neither the bytes nor the files exceed what is allowed, in either folder."""
+    """Neither the bytes nor the files exceed what is allowed, in either folder, nor one file, written or not."""
     code = (
         "import os, tempfile\nwithin = []\n"
+        "for make in (os.ftruncate, lambda fd, size: os.posix_fallocate(fd, 0, size)):\n"
+        "    with open('huge', 'wb') as file:\n"
+        "        try: make(file.fileno(), 1 << 30)\n"
+        "        except OSError: pass\n"
+        "        within.append(os.fstat(file.fileno()).st_size <= 1 << 20)\n"
+        "    os.unlink('huge')\n"
         "for folder in ('.', tempfile.gettempdir()):\n"
         "    size = count = 0\n"
         "    for i in range(200):\n"
