@@ -55,8 +55,9 @@ class Watchdog:
 
     def hurry(self) -> None:
         """Look soon: there is a process that was not there."""
-        self._pause = PERIOD
-        signal.setitimer(signal.ITIMER_REAL, PERIOD)
+        if self._pause > PERIOD:  # else it will, and is not put off
+            self._pause = PERIOD
+            signal.setitimer(signal.ITIMER_REAL, PERIOD)
 
     def _wake(self) -> None:
         if self._looking:  # a signal in the midst of this
@@ -93,7 +94,10 @@ class Watchdog:
                 return False
             self._timers[pid] = timer
         once = (ctypes.c_long * 4)(0, 0, 0, int(START * 1e9))
-        return int(self._libc.timer_settime(self._timers[pid], 0, once, None)) == 0
+        if self._libc.timer_settime(self._timers[pid], 0, once, None) != 0:  # of another, who had this number before
+            self._libc.timer_delete(self._timers.pop(pid))
+            return False
+        return True
 
     def _held(self, pids: list[int]) -> int:
         """Return how many bytes are held: no more than a bound that is cheap, if that is within the limit."""

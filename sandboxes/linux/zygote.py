@@ -206,7 +206,7 @@ class Zygote:
             elif self.tier == "landlock":
                 landlock.enter(spec, uid if os.geteuid() == 0 else None)
             agent = Agent(3, 3, home=spec.home, confine=lambda: confine(spec))
-            if "memory" not in self._controllers():
+            if self.tier != "unsafe" and "memory" not in self._controllers():
                 agent.family.on_start = Watchdog(agent.family.kill, spec.memory).hurry
             agent.serve()
         except BaseException as error:
