@@ -71,6 +71,8 @@ def test_e2b_passes_the_suites_of_every_backend(suite: str) -> None:
             sys.executable,
             "-m",
             "pytest",
+            "-m",
+            "sandbox",
             f"tests/sandbox/{suite}",
             "-k",
             "e2b and not limits_are",
