@@ -74,14 +74,19 @@ async def _says(spawn: Spawn, code: str, limits: Limits | None = None, **names: 
 
 
 async def files(spawn: Spawn) -> bool:
-    """A file of the host's is neither read nor written, nor is one put beside it."""
+    """A file of the host's is neither read nor written, its metadata is not changed, and no file is put beside it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         file = Path(folder, "secret")
         file.write_text("host")
         file.chmod(0o666)
+        changed = file.stat().st_ctime_ns
         code = (
             "import os\nreached = []\n"
+            "for change in (lambda: os.chmod(file, 0o644), lambda: os.utime(file, (1, 1)),\n"
+            "               lambda: os.setxattr(file, 'user.x', b''), lambda: os.chown(file, -1, os.getgid())):\n"
+            "    try: change()\n"
+            "    except OSError: pass\n"
             "for path in (file, '/proc/1/root' + file, f'/proc/{pid}/root' + file, f'/proc/{pid}/environ'):\n"
             "    for mode in ('r', 'w'):\n"
             "        try:\n"
@@ -92,7 +97,8 @@ async def files(spawn: Spawn) -> bool:
             "reached"
         )
         said = await _says(spawn, code, file=str(file), pid=os.getpid())
-        return said == "[]" and file.read_text() == "host" and [p.name for p in Path(folder).iterdir()] == ["secret"]
+        kept = file.read_text() == "host" and file.stat().st_ctime_ns == changed
+        return said == "[]" and kept and [path.name for path in Path(folder).iterdir()] == ["secret"]
 
 
 async def network(spawn: Spawn) -> bool:
@@ -177,8 +183,7 @@ async def kernel(spawn: Spawn) -> bool:
 async def memory(spawn: Spawn) -> bool:
     """Three processes that take half of the limit each are not all left alive."""
     code = (
-        "import os, time\npids, held, until = set(), 0, time.monotonic() + 15\n"
-        "ready, told = os.pipe()\n"
+        "import os, time\npids, held, until, (ready, told) = set(), 0, time.monotonic() + 15, os.pipe()\n"
         "for _ in range(3):\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
@@ -188,13 +193,17 @@ async def memory(spawn: Spawn) -> bool:
         "        time.sleep(30)\n"
         "    pids.add(pid)\n"
         "os.set_blocking(ready, False)\n"
-        "while held < len(pids) and time.monotonic() < until:\n"  # on a busy machine, they take their time
-        "    try: held += len(os.read(ready, 3))\n"
+        "while len(pids) == 3 and time.monotonic() < until:\n"  # on a busy machine, they take their time
+        "    try:\n"
+        "        held += len(os.read(ready, 3))\n"
+        "        until = time.monotonic() + 3 if held == 3 else until\n"  # a watchdog may be late
         "    except BlockingIOError: time.sleep(0.01)\n"
         "    pids -= {pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0]}\n"
         "len(pids) < 3"
     )
-    return await _says(spawn, code, Limits(memory=128 * MIB, disk=4 * MIB), size=64 * MIB) == "True"
+    async with _sandbox(spawn, Limits(memory=128 * MIB, disk=4 * MIB)) as sandbox:
+        result = await sandbox.run_python(f"size = {64 * MIB}\n{code}", timeout=20)
+    return result.value == "True" or (result.state_lost and not result.timed_out)  # the interpreter may be among them
 
 
 async def processes(spawn: Spawn) -> bool:
@@ -212,12 +221,14 @@ async def processes(spawn: Spawn) -> bool:
 
 
 async def cpu(spawn: Spawn) -> bool:
-    """Two processes that compute don't get more than the one processor that they may have."""
+    """Two processes that compute, with two threads each, don't get more than the one processor that they may have."""
     code = (
-        "import os, time\nstart = time.monotonic()\n"
+        "import hashlib, os, threading, time\nstart, block = time.monotonic(), bytes(1 << 16)\n"
+        "def burn():\n"
+        "    while time.monotonic() < start + 0.6: hashlib.sha256(block)\n"  # lets the other thread run
         "for _ in range(2):\n"
         "    if os.fork() == 0:\n"
-        "        while time.monotonic() < start + 0.6: pass\n"
+        "        thread = threading.Thread(target=burn); thread.start(); burn(); thread.join()\n"
         "        os._exit(0)\n"
         "used = sum(sum(os.wait3(0)[2][:2]) for _ in range(2))\n"
         "used < 1.4 * (time.monotonic() - start)"
@@ -226,9 +237,15 @@ async def cpu(spawn: Spawn) -> bool:
 
 
 async def disk(spawn: Spawn) -> bool:
-    """Neither the bytes nor the files exceed what is allowed, in either folder."""
+    """Neither the bytes nor the files exceed what is allowed, in either folder, nor one file, written or not."""
     code = (
         "import os, tempfile\nwithin = []\n"
+        "for make in (os.ftruncate, lambda fd, size: os.posix_fallocate(fd, 0, size)):\n"
+        "    with open('huge', 'wb') as file:\n"
+        "        try: make(file.fileno(), 1 << 30)\n"
+        "        except OSError: pass\n"
+        "        within.append(os.fstat(file.fileno()).st_size <= 1 << 20)\n"
+        "    os.unlink('huge')\n"
         "for folder in ('.', tempfile.gettempdir()):\n"
         "    size = count = 0\n"
         "    for i in range(200):\n"

@@ -12,7 +12,18 @@ from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee
 from agent_rl.sandboxes.local import TIERS, LocalSandboxes
 
-_CGROUP = "a writable cgroup: run as root, under `systemd-run --user --scope -p Delegate=yes`, or use docker"
+_CGROUP = (
+    "a writable cgroup: run as root, under `systemd-run --user --scope -p Delegate=yes`, or, in a container, with "
+    "/sys/fs/cgroup writable; or use docker"
+)
+TO_HAVE: Mapping[str, str] = {
+    "jail": "allow user namespaces: by sysctl, user.max_user_namespaces above 0 and "
+    "kernel.apparmor_restrict_unprivileged_userns=0; start a container with --security-opt seccomp=unconfined and "
+    "--security-opt systempaths=unconfined",
+    "landlock": "run Linux 6.12 or newer, with landlock in /sys/kernel/security/lsm; where root's interpreter can't be "
+    "reached by others, run as another user, or give one that can: LocalSandboxes(python='/usr/bin/python3')",
+}
+"""What makes a kind of sandbox work."""
 REMEDIES: Mapping[Guarantee, str] = {
     Guarantee.FILES: "allow user namespaces (sysctl user.max_user_namespaces), or Linux 6.12 with Landlock, or docker",
     Guarantee.NETWORK: "allow user namespaces, or Linux 6.12 with Landlock, or use docker",
@@ -32,7 +43,8 @@ def doctor(console: Console) -> int:
     for tier in TIERS[:2]:
         found, reason = asyncio.run(_examine(tier))
         if found is None:
-            console.print(f"{tier}: does not work here: {reason}\n", highlight=False)
+            console.print(f"{tier} does not work here: {reason}", highlight=False)
+            console.print(f"to have it, {TO_HAVE[tier]}\n", highlight=False)
             continue
         console.print(_table(tier, found))
         kept = max(kept, sum(mechanism is not None for mechanism in found.values()))

@@ -246,7 +246,7 @@ class _Zygote:
         limited = {controller: f"cgroup {controller}" for controller in self._controllers}
         return {
             **MECHANISMS[self.tier],
-            Guarantee.MEMORY: limited.get("memory"),
+            Guarantee.MEMORY: limited.get("memory", "RSS watchdog, best effort" if self.tier != "unsafe" else None),
             Guarantee.PROCESSES: limited.get("pids", "RLIMIT_NPROC" if self.tier != "unsafe" else None),
             Guarantee.CPU: limited.get("cpu", "CPU affinity" if self.tier != "unsafe" else None),
         }

@@ -32,7 +32,7 @@ sha256sum sleep sort split stat tac tail tar tee test timeout touch tr true unam
 """Taken from this machine where it has them."""
 
 _LEFT_OUT = re.compile(
-    r"(site-packages|dist-packages|tests?|__pycache__|idlelib|tkinter|ensurepip|turtledemo|lib2to3|pydoc_data|config-.*)/|/_tkinter\."
+    r"/(site-packages|dist-packages|tests?|__pycache__|idlelib|tkinter|ensurepip|turtledemo|lib2to3|pydoc_data|config-.*)/|/_tkinter\."
 )
 """Folders of the standard library: other people's packages, tests, what needs a screen, what builds extensions."""
 _LIBRARY = re.compile(r"(?:=> )?(/\S+) \(0x")
@@ -76,7 +76,7 @@ def write_root(tar: tarfile.TarFile) -> None:
     for folder in sorted(
         {str(f) for name in (*copied.values(), *links, *_FILES) for f in Path(name).parents} | _FOLDERS
     ):
-        _add(tar, folder, tarfile.DIRTYPE)
+        _add(tar, folder, tarfile.DIRTYPE, mode=0o1777 if folder == "/tmp" else 0o755)
     for name, text in _FILES.items():
         _add(tar, name, data=text.encode())
     for file, name in copied.items():

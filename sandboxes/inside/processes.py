@@ -47,6 +47,8 @@ class Family:
     def __init__(self, confine: Callable[[], None]) -> None:
         self._confine = confine
         """Called in each process that will run foreign code: what it may do less than this one."""
+        self.on_start: Callable[[], None] = lambda: None
+        """Called after each process that was started."""
         self.ended: dict[int, int] = {}
         """How those ended that `start` made, by process id: the exit status, or minus the signal."""
         self._known: set[int] = set()
@@ -77,6 +79,7 @@ class Family:
             self._become(run, descriptors)
         self._known.add(pid)
         self.ended.pop(pid, None)  # of another one, which had the same number
+        self.on_start()
         return pid
 
     def start_piped(self, run: Callable[[], None]) -> Child:
@@ -120,14 +123,14 @@ class Family:
             return True
         until = time.monotonic() + PATIENCE
         while True:
-            self._kill_all()
+            self.kill()
             if not self.reap():
                 return False
             if time.monotonic() > until:
                 raise OSError(f"processes that were killed are still there after {PATIENCE:g} s")
             time.sleep(NAP)
 
-    def _kill_all(self) -> None:
+    def kill(self) -> None:
         """Kill everybody at once: the kernel does it in one step, in which nobody can fork."""
         if self._bounded:
             _kill(-1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import struct
 
 Head = dict[str, object]
@@ -40,6 +41,12 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Read what came over a Unix socket, and the descriptors that came along."""
+    data, fds, _, _ = socket.recv_fds(connection, CHUNK, 3, socket.MSG_CMSG_CLOEXEC)
+    return data, fds
 
 
 class Frames:

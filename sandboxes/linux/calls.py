@@ -70,7 +70,7 @@ def clone(flags: int) -> int:
     pid = syscall(_CLONE, flags | _SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
-    return check(pid, f"clone {flags:#x}")
+    return check(pid, "a process in new namespaces")
 
 
 def unshare(flags: int) -> None:

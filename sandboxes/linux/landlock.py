@@ -3,6 +3,9 @@
 For where user namespaces are refused, as in a default container. There are two domains, one in the other: the agent's
 bounds only what it can signal, so that killing everybody kills its sandbox; the inner one, of each process that runs
 foreign code, bounds files and sockets too, and can't reach the agent.
+
+It guards what is in files, not what is said of them: code sees by `stat` which files exist. `seccomp` keeps it from
+changing that.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from . import calls, seccomp
 from .jail import DEVICES, HIDDEN, SPARE, SYSTEM, limit, pin
 from .spec import Spec
 
+NOBODY = 65534
+"""The user that code is where root has no numbers of its own to give away."""
 MIN_ABI = 6
 """Of Linux 6.12, the first that bounds signals and abstract sockets."""
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -35,7 +40,12 @@ def abi() -> int:
 
 
 def enter(spec: Spec, uid: int | None) -> None:
-    """Make this process the agent's: it can signal nobody outside. To become `uid` needs root's rights."""
+    """Make this process the agent's: it can signal nobody outside.
+
+    Args:
+        spec: the sandbox.
+        uid: whom to become, which needs root's rights; None: stay who it is.
+    """
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -46,7 +56,7 @@ def enter(spec: Spec, uid: int | None) -> None:
     calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGTERM)
     if not spec.cpu_quota:
         pin(spec)
-    seccomp.install(seccomp.program(namespaces=False))
+    seccomp.install(seccomp.program(namespaces=False, shares_user=uid in (None, NOBODY)))
     _restrict(_ruleset(0, 0), ())
     limit(spec, processes=_processes() + spec.processes + SPARE)
 

@@ -8,6 +8,14 @@ here, nobody gets. An allow-list of the some 350 calls that programs do make wou
 
 Sockets are of families that a network namespace bounds. AF_VSOCK is not (it reaches the hypervisor), AF_NETLINK, AF_ALG
 and AF_PACKET are doors into the kernel. Of another architecture's calls (i386, x32) none is allowed.
+
+Landlock guards what is in files, not their metadata, and a filter sees no paths. So where there is nothing but
+Landlock, code can change no extended attributes, not even its own files'; and where it is a user whose files are in
+sight, no owners, modes and times either. For owners and attributes it gets the usual error: programs know of users
+without rights and of file systems without attributes. For modes and times the answer is a lie, as under fakeroot or on
+FAT: the call succeeds and does nothing. With an error, `git init`, `tar`, `cp -p` and `shutil.copy` would stop. They go
+on, and what is lost is what they asked for: a file is executable only if it was made so, its time is that of the last
+write, and nobody but its user gets at a file in a sandbox, whatever its mode.
 """
 
 from __future__ import annotations
@@ -68,6 +76,19 @@ DENIED_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
     **{"msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181), "setpriority": (141, 140)},
     **{"sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274)},
     **{"ioprio_set": (251, 30)},
+    # what tells of every use of any file that may be read, as Landlock doesn't ask about it
+    **{"inotify_add_watch": (254, 27)},
+}
+ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {  # setxattrat and removexattrat are above the ceiling
+    **{"setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7)},
+    **{"removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16)},
+}
+OWNERS: dict[str, tuple[int | None, int | None]] = {
+    **{"chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54)},
+}
+MODES_AND_TIMES: dict[str, tuple[int | None, int | None]] = {
+    **{"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452)},
+    **{"utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88)},
 }
 _CLONE, _CLONE3, _IOCTL, _SOCKET, _SOCKETPAIR, _PRLIMIT = (
     (56, 220),
@@ -83,6 +104,8 @@ _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_ON_FILES = (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
+"""FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION, ENABLE_VERITY and SET_ENCRYPTION_POLICY: an open for reading is enough."""
 _CLONE_NEW = 0x7E020000
 """Every flag of clone that makes a namespace."""
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -98,23 +121,29 @@ def supported() -> bool:
     return platform.machine() in _ARCHITECTURES
 
 
-def program(*, namespaces: bool) -> bytes:
+def program(*, namespaces: bool, shares_user: bool = False) -> bytes:
     """Return the filter as the kernel takes it.
 
     Args:
         namespaces: whether the sandbox has its own network and IPC; without, there are no sockets but pairs.
+        shares_user: whether code runs as a user who has files outside.
     """
     column, arch = _ARCHITECTURES[platform.machine()]
     denied = [*DENIED.values(), *(() if namespaces else DENIED_WITHOUT_NAMESPACES.values())]
+    refused = {errno.EOPNOTSUPP: {} if namespaces else ATTRIBUTES}
+    if shares_user:
+        refused |= {errno.EPERM: OWNERS, 0: MODES_AND_TIMES}
     families = (_AF_UNIX, _AF_INET, _AF_INET6) if namespaces else ()
+    controls = (_TIOCSTI, _TIOCLINUX, *(() if namespaces else _ON_FILES))
     code: list[_Instruction] = [
         *((_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), _fail(kill=True)),
         *((_LOAD, 0, 0, _NUMBER), (_GREATER, 0, 1, CEILING), _fail(errno.ENOSYS)),
         *(part for numbers in denied for part in _refuse(numbers[column], errno.EPERM)),
+        *(part for code, calls in refused.items() for n in calls.values() for part in _refuse(n[column], code)),
         # glibc falls back to clone, whose flags a filter can see
         *_refuse(_CLONE3[column], errno.ENOSYS),
         *_when(_CLONE[column], 0, ((_ANY_BIT, 0, 1, _CLONE_NEW), _fail(errno.EPERM))),
-        *_when(_IOCTL[column], 1, _refuse_values((_TIOCSTI, _TIOCLINUX), errno.EPERM)),
+        *_when(_IOCTL[column], 1, _refuse_values(controls, errno.EPERM)),
         *_when(_SOCKET[column], 0, _only(families, errno.EAFNOSUPPORT)),
         *_when(_SOCKETPAIR[column], 0, _only((_AF_UNIX,), errno.EAFNOSUPPORT)),
         *(() if namespaces else _when(_PRLIMIT[column], 0, _only((0,), errno.EPERM))),

@@ -19,18 +19,17 @@ import stat
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..inside.agent import Agent
-from ..inside.wire import CHUNK, Frames, Head, pack
+from ..inside.watchdog import Watchdog
+from ..inside.wire import CHUNK, Frames, Head, pack, receive
 from . import calls, cgroups, homes, jail, landlock, seccomp
 from .spec import Spec
 
 FIRST_UID = 1 << 28
 """Under root, the code of each sandbox is a user of its own, of numbers that nobody else uses."""
-NOBODY = 65534
 RETRY = 0.002
 """Seconds until a cgroup that was still busy is tried again."""
 PATIENCE = 5.0
@@ -207,7 +206,10 @@ class Zygote:
             elif self.tier == "landlock":
                 landlock.enter(spec, uid if os.geteuid() == 0 else None)
             host = socket.socket(fileno=3)
-            Agent(3, 3, home=spec.home, confine=lambda: confine(spec), receive=lambda: _receive(host)).serve()
+            agent = Agent(3, 3, home=spec.home, confine=lambda: confine(spec), receive=lambda: receive(host))
+            if self.tier != "unsafe" and "memory" not in self._controllers():
+                agent.family.on_start = Watchdog(agent.family.kill, spec.memory).hurry
+            agent.serve()
         except BaseException as error:
             _report(socket.socket(fileno=3), error)
         finally:
@@ -269,7 +271,7 @@ def _uid(slot: int) -> int:
         return os.getuid()
     uid = FIRST_UID + os.getpid() % (1 << 18) * 1024 + slot % 1024
     ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    return uid if any(start <= uid < start + count for start, _, count in ranges) else NOBODY
+    return uid if any(start <= uid < start + count for start, _, count in ranges) else landlock.NOBODY
 
 
 def _keep_only(control: int, go: int) -> None:
@@ -279,12 +281,6 @@ def _keep_only(control: int, go: int) -> None:
     for target, fd in ((3, above[0]), (4, above[1]), (0, above[2]), (1, above[2]), (2, above[2])):
         os.dup2(fd, target, inheritable=target < 3)
     os.closerange(5, os.sysconf("SC_OPEN_MAX"))
-
-
-def _receive(host: socket.socket) -> tuple[bytes, Sequence[int]]:
-    """Read what the host sent, with the descriptors that came along."""
-    data, fds, _, _ = socket.recv_fds(host, CHUNK, 3, socket.MSG_CMSG_CLOEXEC)
-    return data, fds
 
 
 def _report(control: socket.socket, error: BaseException) -> None:

@@ -202,7 +202,7 @@ def test_an_image_that_can_t_be_used_is_a_typed_failure(engine: Engine) -> None:
 
 @pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py", "test_endings.py"])
 def test_containers_pass_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
-    command = [sys.executable, "-m", "pytest", f"tests/sandbox/{suite}", "-m", "sandbox", "-k", "docker", "--tb=short"]
+    command = [sys.executable, "-m", "pytest", "-m", "sandbox", f"tests/sandbox/{suite}", "-k", "docker", "--tb=short"]
     ran = subprocess.run(
         command, env={**os.environ, "AGENT_RL_DOCKER_HOST": engine.host}, capture_output=True, text=True
     )

@@ -36,7 +36,12 @@ _ON_FILES = [
     Attack("delete a file", FILES, "reached = attempt(lambda: os.unlink(file) or 1)"),
     Attack("rename a file", FILES, "reached = attempt(lambda: os.rename(file, folder + '/x') or 1)"),
     Attack("link a file", FILES, "reached = attempt(lambda: os.link(file, folder + '/linked') or 1)"),
-    Attack("change a file's rights", FILES, "reached = attempt(lambda: os.chmod(file, 0o600) or 1)"),
+    Attack(
+        "change a file's rights",
+        FILES,
+        "attempt(os.chmod, file, 0o600)\nreached = oct((attempt(os.stat, file) or os.stat('.')).st_mode) == '0o100600'",
+    ),
+    Attack("watch a file", FILES, "reached = libc.inotify_add_watch(libc.inotify_init(), file.encode(), 0xfff) >= 0"),
     Attack("list a folder", FILES, "reached = 'secret' in (attempt(os.listdir, folder) or [])"),
     Attack(
         "look for a file", FILES, "reached = attempt(os.stat, file) is not None and attempt(open, file) is not None"
@@ -123,4 +128,40 @@ _ON_NETWORK = [
     Attack("make a vsock socket", NETWORK, "reached = attempt(socket.socket, 40, 1, 0)"),
     Attack("make a crypto socket", NETWORK, "reached = attempt(socket.socket, 38, 5, 0)"),
 ]
-ON_THE_HOST = [*_ON_FILES, *_ON_NETWORK]
+_CHANGED = """\
+link, handle = 'link', attempt(os.open, own, os.O_PATH) or -1
+name, empty = ctypes.create_string_buffer(own.encode()), ctypes.addressof(nothing := ctypes.create_string_buffer(1))
+attempt(os.symlink, own, link)
+fd = f'/proc/self/fd/{{handle}}'
+before = attempt(os.stat, own)
+try: {change}
+except OSError: pass
+after = attempt(os.stat, own)
+reached = before and after and after.st_ctime_ns != before.st_ctime_ns"""
+"""Every change of metadata is seen by its time, which nobody can set."""
+_ON_METADATA = [
+    Attack(what, FILES, _CHANGED.format(change=change))
+    for what, change in {
+        "change a mode": "os.chmod(own, 0o644)",
+        "change a mode through a descriptor": "os.chmod(fd, 0o644)",
+        "change a mode of a descriptor": "call(452, handle, empty, 0o644, 0x1000)",
+        "change a mode through a symlink": "os.chmod(link, 0o644)",
+        "change a mode through the cwd": "os.chdir(os.path.dirname(own)); os.chmod('/proc/self/cwd/own', 0o644)",
+        "change a mode beside a folder": "os.chmod('own', 0o644, dir_fd=os.open(os.path.dirname(own), os.O_PATH))",
+        "change times": "os.utime(own, (1, 1))",
+        "change times through a descriptor": "os.utime(fd, (1, 1))",
+        "change times to now": "os.utime(own)",
+        "change times by an old call": "call(235, ctypes.addressof(name), 0)",
+        "change times by an older call": "call(132, ctypes.addressof(name), 0)",
+        "change times by a call in between": "call(261, -100, ctypes.addressof(name), 0)",
+        "change an attribute": "os.setxattr(own, 'user.mark', b'theirs')",
+        "change an attribute through a descriptor": "os.setxattr(fd, 'user.mark', b'theirs')",
+        "change an attribute through a symlink": "os.setxattr(link, 'user.mark', b'theirs')",
+        "take an attribute away": "os.removexattr(own, 'user.mark')",
+        "take an attribute away through a descriptor": "os.removexattr(fd, 'user.mark')",
+        "change an owner": "os.chown(own, -1, os.getgid())",
+        "change an owner through a descriptor": "os.chown(fd, -1, os.getgid())",
+        "change an owner of a descriptor": "call(260, handle, empty, -1, os.getgid(), 0x1000)",
+    }.items()
+]
+ON_THE_HOST = [*_ON_FILES, *_ON_METADATA, *_ON_NETWORK]

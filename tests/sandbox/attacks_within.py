@@ -129,11 +129,13 @@ for path in made:
 reached = size == {count} * {each}"""
 _BOMBS = """\
 import select, time
+time.sleep({rest})
 made, ready, start = set(), 0, time.monotonic()
 told, tell = os.pipe()
 for _ in range(6):
     child = os.fork()
     if child == 0:
+        libc.prctl({option}, 0, 0, 0, 0)
         block = bytearray(60 << 20)
         for i in range(0, len(block), 4096): block[i] = 1
         os.write(tell, b".")
@@ -142,10 +144,24 @@ for _ in range(6):
 alive = set(made)
 while ready < len(alive) == len(made) and time.monotonic() < start + 15:
     if select.select([told], [], [], 0.01)[0]: ready += len(os.read(told, 6))
-    alive = {child for child in alive if os.waitpid(child, os.WNOHANG)[0] == 0}
+    alive = {{child for child in alive if os.waitpid(child, os.WNOHANG)[0] == 0}}
+stop = time.monotonic() + 3
+while ready == len(alive) == len(made) and time.monotonic() < stop:
+    time.sleep(0.05)
+    alive = {{child for child in alive if os.waitpid(child, os.WNOHANG)[0] == 0}}
 reached = ready == len(alive) == len(made)
 for child in alive: os.kill(child, 9); os.waitpid(child, 0)"""
 """It waits until each has its memory, or one was killed: on a busy machine, both take their time."""
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
+_SEGMENTS = """\
+import time
+libc.shmat.restype = ctypes.c_void_p
+made, reached = [libc.shmget(0, 30 << 20, 0o1600) for _ in range(10)], False
+for segment in made:
+    where = libc.shmat(segment, None, 0) if segment >= 0 else None
+    if where: ctypes.memset(where, 1, 30 << 20); libc.shmdt(ctypes.c_void_p(where))
+if min(made) >= 0: time.sleep(2); reached = True
+for segment in made: libc.shmctl(segment, 0, None)"""
 ON_RESOURCES = [
     Attack(
         "fork bomb",
@@ -173,12 +189,22 @@ ON_RESOURCES = [
         PROCESSES,
         "try: reached = len(bytearray(400 << 20))\nexcept MemoryError: pass",
     ),
+    *(
+        Attack(f"memory bomb of {which}", MEMORY, _BOMBS.format(rest=rest, option=option), fatal=True)
+        for which, rest, option in (
+            ("many processes", 0, _PR_GET_DUMPABLE),
+            ("many processes after a rest", 1, _PR_GET_DUMPABLE),
+            ("many processes that hide", 0, _PR_SET_DUMPABLE),
+        )
+    ),
     Attack(
-        "memory bomb of many processes",
+        "memory bomb by many files in memory",
         MEMORY,
-        _BOMBS,
+        "import time\nfds, block = [os.memfd_create('x') for _ in range(300)], bytes(1 << 20)\n"
+        "reached = sum(attempt(os.write, fd, block) or 0 for fd in fds) == 300 << 20\ntime.sleep(2)",
         fatal=True,
     ),
+    Attack("memory bomb by segments", MEMORY, _SEGMENTS, fatal=True),
     Attack(
         "memory bomb by a file in memory",
         MEMORY,

@@ -41,6 +41,29 @@ def test_a_file_that_is_too_large_is_not_read(box, run):
     assert len(run(box.read_file("file", max_bytes=1001))) == 1001
 
 
+COPIES = """\
+import os, shutil, tarfile
+os.makedirs('folder/inner')
+with open('folder/inner/file', 'w') as file: file.write('x')
+os.chmod('folder/inner/file', 0o755)
+os.utime('folder/inner/file', (1, 1))
+with tarfile.open('folder.tar', 'w') as tar: tar.add('folder')
+with tarfile.open('folder.tar') as tar: tar.extractall('unpacked')
+shutil.copytree('folder', 'copied')
+shutil.copy('folder/inner/file', 'one')
+shutil.copy2('folder/inner/file', 'two')
+[open(path).read() for path in ('unpacked/folder/inner/file', 'copied/inner/file', 'one', 'two')]"""
+
+
+def test_programs_that_set_modes_and_times_go_on(box, run):
+    result = run(box.run_python(COPIES))
+    assert (result.error, result.value) == (None, "['x', 'x', 'x', 'x']")
+    script = "touch one && cp -p one three && chmod +x three && mkdir again && tar -xpf folder.tar -C again"
+    script += " && if command -v git; then git init -q repository; fi"
+    ran = run(box.exec(["sh", "-c", script], env={"GIT_CONFIG_NOSYSTEM": "1"}))
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 # Sandboxes
 
 

@@ -115,8 +115,10 @@ def test_the_image_holds_what_it_takes_and_no_packages(tmp_path: Path, monkeypat
         entries = {entry.name: entry for entry in tar}
     names = set(entries)
     assert {"work", "tmp", "proc", "dev", "etc/passwd", "usr/local/bin/cat", "usr/local/bin/python3"} <= names
-    assert any(name.endswith("/json/__init__.py") for name in names) and any("libc.so" in name for name in names)
+    assert {"json", "unittest"} <= {Path(name).parent.name for name in names if name.endswith("/__init__.py")}
+    assert any("libc.so" in name for name in names)
     assert not [name for name in names if "site-packages/" in name or "/test/" in name or "__pycache__/" in name]
+    assert entries.pop("tmp").mode == 0o1777
     assert all(entry.uid == 0 and not entry.mode & 0o7022 for entry in entries.values())
     for name in names - {"."}:
         assert str(Path(name).parent) in names, "a folder that is not listed gets whatever mode the engine likes"

@@ -26,7 +26,12 @@ class Victims:
     process: subprocess.Popen[bytes]
     listeners: list[socket.socket]
     file: Path
+    own: Path
+    """A file of the user's; nobody else may do anything with it."""
     memory: ctypes.Array[ctypes.c_char] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        self._before = self.own.stat().st_ctime_ns, self.own.parent.stat().st_ctime_ns
 
     def harmed(self) -> list[str]:
         """Return what happened to them, whatever the attack says of itself."""
@@ -35,6 +40,7 @@ class Victims:
             "the process was killed": self.process.poll() is not None,
             "the file was changed": not self.file.exists() or self.file.read_text() != SECRET,
             "a file was put beside it": beside != {"secret", "socket"},
+            "metadata was changed": self._before != (self.own.stat().st_ctime_ns, self.own.parent.stat().st_ctime_ns),
             "a listener was reached": any(_was_reached(listener) for listener in self.listeners),
         }
         return [what for what, happened in found.items() if happened]
@@ -42,13 +48,21 @@ class Victims:
 
 @contextlib.contextmanager
 def victims(uid: int | None) -> Iterator[Victims]:
-    """Make them, as open to others as files and processes can be; the process is of a user, ours if None."""
+    """Make them, as open to others as files and processes can be; a process and a file are of a user, ours if None."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="victim-")))
         folder.chmod(0o777)
         file = folder / "secret"
         file.write_text(SECRET)
         file.chmod(0o666)
+        own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="victim-"))) / "own"
+        own.write_text(SECRET)
+        own.chmod(0o600)
+        own.parent.chmod(0o755)
+        with contextlib.suppress(OSError):  # a file system may have no attributes
+            os.setxattr(own, "user.mark", b"host's")
+        for path in (own, own.parent):
+            os.chown(path, -1 if uid is None else uid, -1)
         descriptor = os.open(file, os.O_RDONLY)
         os.set_inheritable(descriptor, True)
         stack.callback(os.close, descriptor)
@@ -78,7 +92,11 @@ def victims(uid: int | None) -> Iterator[Victims]:
         (folder / "socket").chmod(0o777)
 
         process = subprocess.Popen(
-            ["sleep", "100"], stdin=subprocess.DEVNULL, env={"VICTIM": SECRET, "PATH": os.environ["PATH"]}, user=uid
+            ["sleep", "100"],
+            stdin=subprocess.DEVNULL,
+            env={"VICTIM": SECRET, "PATH": os.environ["PATH"]},
+            user=uid,
+            start_new_session=True,  # the group of a container's first process is 1, and kill(-1) is another call
         )
         stack.callback(process.wait)
         stack.callback(process.kill)
@@ -90,11 +108,17 @@ def victims(uid: int | None) -> Iterator[Victims]:
 
         names: dict[str, object] = {
             **addresses,
-            **{"file": str(file), "folder": str(folder), "shared": str(shared), "descriptor": descriptor},
+            **{
+                "own": str(own),
+                "file": str(file),
+                "folder": str(folder),
+                "shared": str(shared),
+                "descriptor": descriptor,
+            },
             **{"pid": process.pid, "parent": os.getpid(), "segment": segment, "address": ctypes.addressof(memory)},
             **{"disk": Path("/").stat().st_dev, "SECRET": SECRET, "package": str(agent_rl.__file__)},
         }
-        yield Victims(names, process, listeners, file, memory)
+        yield Victims(names, process, listeners, file, own, memory)
 
 
 def _was_reached(listener: socket.socket) -> bool:

@@ -1,0 +1,107 @@
+"""The Landlock tier where it is meant for: inside a container as the engine makes it by default.
+
+The engine's own seccomp profile and capabilities, no network; from the image that `build_image` makes, with this
+repository and the packages of this interpreter mounted read-only. The suites that run inside are those that run here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from agent_rl.sandboxes.docker import IMAGE, Engine
+from agent_rl.sandboxes.linux import landlock
+from tests.e2e.conftest import not_run
+from tests.e2e.dockerd import Dockerd
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITES = [f"tests/sandbox/test_{suite}.py" for suite in ("contract", "contract_files", "attacks", "endings")]
+ADVISED = ("seccomp=unconfined", "systempaths=unconfined")
+MINUTES = 10
+
+
+@dataclass(frozen=True)
+class Contained:
+    """A container as the engine makes it by default, but for its user and what `host` says."""
+
+    engine: Engine
+    user: str
+    host: Mapping[str, object] = field(default_factory=dict)
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Run Python in a fresh one; return its status and its output."""
+        binds = [f"{ROOT}:/repo:ro", f"{sysconfig.get_path('purelib')}:/packages:ro"]
+        binds.append("/usr/lib:/usr/lib:ro")  # what packages are linked to
+        api = self.engine.api
+        container = api.create_container(
+            IMAGE,
+            [os.path.realpath(sys.executable), *arguments],
+            user=self.user,
+            working_dir="/repo",
+            environment={"PYTHONPATH": "/repo:/packages", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"},
+            host_config={"NetworkMode": "none", "Binds": binds, **self.host},
+        )["Id"]
+        try:
+            api.start(container)
+            status = api.wait(container, timeout=60 * MINUTES)["StatusCode"]
+            return status, api.logs(container).decode(errors="replace")
+        finally:
+            api.remove_container(container, force=True, v=True)
+
+
+@pytest.fixture(params=["0", "65534"], ids=["root", "nobody"])
+def contained(dockerd: Dockerd, request: pytest.FixtureRequest) -> Iterator[Contained]:
+    if landlock.abi() < landlock.MIN_ABI:
+        not_run(f"Landlock inside a container: this kernel has Landlock {landlock.abi()}; {landlock.MIN_ABI} is needed")
+    engine = Engine(dockerd.host)
+    yield Contained(engine, request.param)
+    engine.close()
+
+
+def test_the_suites_pass_on_landlock(contained: Contained) -> None:
+    status, output = contained.run("-m", "pytest", "-m", "sandbox", *SUITES, "-k", "landlock", "--tb=short")
+    print(output)
+    assert status == 0
+    assert int(re.findall(r"(\d+) passed", output)[-1]) > 200, "the suites were skipped"
+
+
+def test_without_landlock_the_attacks_do_harm_there(contained: Contained) -> None:
+    """Those that a container does not stop by itself: on the host's side of Landlock is the container."""
+    status, output = contained.run("-m", "pytest", "-m", "sandbox", "tests/sandbox/test_attacks.py", "-k", "twin")
+    print(output)
+    assert status in (0, 1)
+    assert int(re.findall(r"(\d+) passed", output)[-1]) > 70
+
+
+def kept(output: str) -> dict[str, dict[str, str]]:
+    """Return what keeps each guarantee, by tier, as the doctor prints it."""
+    _, *parts = re.split(r"^(jail|landlock) +kept by.*$", output, flags=re.MULTILINE)
+    rows = re.compile(r"^(\w+) {2,}(\S.*?)(?: {2,}|$)", re.MULTILINE)
+    return {tier: dict(rows.findall(table)) for tier, table in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def test_the_doctor_says_why_there_is_no_jail_and_what_landlock_keeps(contained: Contained) -> None:
+    status, output = contained.run("-m", "agent_rl", "sandbox", "doctor")
+    print(output)
+    assert status == 1, "something is not guaranteed"
+    assert re.search(r"jail does not work here: .*namespaces: Operation not permitted", output)
+    assert all(option in output for option in ADVISED)
+    assert kept(output).keys() == {"landlock"}
+    assert [guarantee for guarantee, how in kept(output)["landlock"].items() if how == "nothing"] == ["disk"]
+
+
+def test_a_container_made_as_the_doctor_advises_has_jails(contained: Contained) -> None:
+    # what a client makes of systempaths=unconfined
+    options: dict[str, Sequence[str]] = {"SecurityOpt": ADVISED[:1], "MaskedPaths": [], "ReadonlyPaths": []}
+    _, output = replace(contained, host=options).run("-m", "agent_rl", "sandbox", "doctor")
+    print(output)
+    assert "nothing" not in kept(output)["jail"].values()

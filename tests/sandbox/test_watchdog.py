@@ -1,0 +1,108 @@
+"""The watchdog over memory where no cgroup limits it: what it kills, what it leaves alone, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.base import Guarantee, Sandbox, Sandboxes
+from tests.sandbox.backends import BACKENDS
+from tests.sandbox.test_local import descendants
+
+TAKE = """
+import os, time
+def take(size):
+    block = bytearray(size << 20)
+    for i in range(0, len(block), 4096): block[i] = 1
+    return block
+def fork(count, size):
+    for _ in range(count):
+        if os.fork() == 0:
+            block = take(size)
+            time.sleep(60)
+            os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module", params=["jail-unprivileged", "landlock-unprivileged"])
+def watched(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterator[Sandboxes]:
+    made = BACKENDS[request.param].make()
+    try:
+        found = runner.run(made.capabilities())
+    except SandboxError as error:
+        pytest.skip(f"{request.param}: the kernel refuses: {error}")
+    assert found[Guarantee.MEMORY] == "RSS watchdog, best effort"
+    yield made
+    runner.run(made.close())
+
+
+@pytest.fixture
+def box(watched: Sandboxes, runner: asyncio.Runner) -> Iterator[Sandbox]:
+    """A sandbox that may have 192 MiB."""
+    opened = runner.run(watched.open(lifetime=60))
+    yield opened
+    runner.run(opened.close())
+
+
+def test_too_much_memory_costs_the_interpreter(box: Sandbox, run):
+    result = run(box.run_python(TAKE + "print('so far', flush=True)\nfork(5, 60)\ntime.sleep(15)"))
+    assert (result.state_lost, result.timed_out, result.stdout) == (True, False, "so far\n")
+    assert "out of memory" in result.error
+    assert result.seconds < 10
+    assert run(box.run_python("1 + 1")).value == "2"
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+def test_too_much_memory_is_seen_after_a_rest(box: Sandbox, run, used_before: bool):
+    if used_before:
+        run(box.run_python("x = 1"))
+    time.sleep(3)
+    result = run(box.run_python(TAKE + "fork(5, 60)\ntime.sleep(6)"))
+    assert result.state_lost
+
+
+def test_too_much_memory_ends_a_command(box: Sandbox, run):
+    run(box.write_file("bomb.py", f"{TAKE}fork(5, 60)\ntime.sleep(15)".encode()))
+    ran = run(box.exec(["python3", "bomb.py"], timeout=20))
+    assert (ran.returncode, ran.timed_out) == (-9, False)
+
+
+def test_what_forks_share_counts_once(box: Sandbox, run):
+    """Eight times 100 MiB that are all the same: no more than one."""
+    code = f"{TAKE}block = take(100)\nfork(7, 1)\ntime.sleep(1.5)\nlen(block) >> 20"
+    assert run(box.run_python(code)).value == "100"
+
+
+def test_within_the_limit_nobody_is_killed(box: Sandbox, run):
+    assert run(box.run_python(f"{TAKE}fork(2, 60)\ntime.sleep(1)\n'alive'")).value == "'alive'"
+
+
+def test_a_flood_of_its_signal_does_no_harm(box: Sandbox, run):
+    flood = "for _ in range(100_000):\n    for pid in (1, os.getppid()):\n        try: os.kill(pid, 14)\n"
+    code = f"{TAKE}{flood}        except OSError: pass\n'alive'"
+    assert run(box.run_python(code)).value == "'alive'"
+    assert run(box.run_python(f"{TAKE}fork(5, 60)\ntime.sleep(15)")).state_lost
+
+
+def turns(pids: set[int]) -> int:
+    """How often these processes were given a processor."""
+    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[2]) for pid in pids)
+
+
+def test_a_sandbox_that_waits_is_left_alone(watched: Sandboxes, run):
+    before = descendants(os.getpid())
+    box = run(watched.open(lifetime=60))
+    run(box.run_python("x = 1"))
+    pids = descendants(os.getpid()) - before
+    assert len(pids) >= 2, "the agent and the interpreter"
+    time.sleep(1)
+    first = turns(pids)
+    time.sleep(1)
+    assert turns(pids) - first <= 5, "while somebody computes, it looks twenty times a second"
+    run(box.close())
