@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -23,6 +24,8 @@ from sandbox_measures import METERS, Contestant, NotHereError, round_trip
 from sandbox_ours import docker, docker_warm, engine, local
 from sandbox_peers import bubblewrap, docker_exec, inspect_docker, inspect_local, processes, worker
 from sandbox_table import Bar, Measure, Row, table, verdicts
+
+from agent_rl.errors import AgentRLError
 
 JAIL, DOCKER = "agent_rl jail", "agent_rl docker"
 Contestants = Mapping[str, Callable[[], AbstractAsyncContextManager[Contestant[Any]]]]
@@ -52,37 +55,42 @@ PER_CALL = frozenset({Measure.CALL, Measure.RATE})
 
 async def figures(contestants: Contestants) -> list[Row]:
     """Measure those that can be had here; say which can't, and why."""
-    rows = []
+    rows: list[Row] = []
     for name, make in contestants.items():
-        print(f"measuring {name}", file=sys.stderr)
         try:
             async with make() as contestant:
-                for measure in (measure for measure in METERS if measure in contestant.measures):
-                    shown = f"{name}: python -c, keeps no state" if _forgets(contestant, measure) else name
-                    try:
-                        value = await METERS[measure](contestant)
-                    except NotHereError as reason:
-                        print(f"LEFT OUT  {name}, {measure}: {reason}")
-                    else:
-                        rows.append(Row(measure, shown, value, contestant.beside))
+                print(f"measuring {name}{contestant.version and f' ({contestant.version})'}", flush=True)
+                for measure in filter(contestant.measures.__contains__, METERS):
+                    rows += await _row(name, contestant, measure)
         except Exception as error:  # whatever other people's code raises, the rest is measured
-            print(f"LEFT OUT  {name}: {error!r}")
+            print(f"LEFT OUT  {name}: {_reason(error)}")
     return rows
 
 
-def _forgets(contestant: Contestant[Any], measure: Measure) -> bool:
-    return measure in PER_CALL and not contestant.stateful
+async def _row(name: str, contestant: Contestant[Any], measure: Measure) -> list[Row]:
+    try:
+        value = await METERS[measure](contestant)
+    except NotHereError as reason:
+        print(f"LEFT OUT  {name}, {measure}: {reason}")
+        return []
+    forgets = measure in PER_CALL and not contestant.stateful
+    return [Row(measure, f"{name}: python -c, keeps no state" if forgets else name, value, contestant.beside)]
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, (NotHereError, AgentRLError)) else f"{type(error).__name__}: {error}"
 
 
 def main() -> int:
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors, {'root' if os.geteuid() == 0 else 'a user'}")
-    rows = [Row(Measure.CALL, "a byte there and back between two processes", round_trip(), JAIL)]
+    who = "root" if os.geteuid() == 0 else "a user"
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors, {who}; {platform.platform()}")
+    rows = [Row(Measure.CALL, "the floor: a byte there and back between two processes", round_trip(), JAIL)]
     rows += asyncio.run(figures(LOCAL))
     try:
         with engine():
             rows += asyncio.run(figures(ON_DOCKER))
     except Exception as error:
-        print(f"LEFT OUT  everything on Docker: {error}")
+        print(f"LEFT OUT  everything on Docker: {_reason(error)}")
     print(f"load {os.getloadavg()[0]:.1f}\n\n{table(rows)}\n")
     lines = verdicts(rows, BARS)
     print("\n".join(lines))

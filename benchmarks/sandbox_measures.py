@@ -48,6 +48,8 @@ class Contestant(Generic[T]):
     """The name of ours that it is compared with; None: it is ours."""
     stateful: bool = False
     """Whether a Python call finds the variables of the last one."""
+    version: str = ""
+    """Of what is measured, where that is not agent_rl or this Python."""
 
 
 async def _call(contestant: Contestant[Any]) -> float:

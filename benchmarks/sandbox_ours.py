@@ -39,7 +39,9 @@ async def local(tier: str) -> AsyncIterator[Contestant[Sandbox]]:
 async def docker() -> AsyncIterator[Contestant[Sandbox]]:
     sandboxes = DockerSandboxes()
     try:
-        yield _contestant(sandboxes)
+        with contextlib.closing(Engine()) as client:
+            version = f"engine {client.api.version()['Version']}"
+        yield replace(_contestant(sandboxes), version=version)
     finally:
         await sandboxes.close()
 

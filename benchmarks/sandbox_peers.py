@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -36,18 +38,17 @@ services:
 
 
 @contextlib.asynccontextmanager
-async def worker(beside: str) -> AsyncIterator[Contestant[asyncio.subprocess.Process]]:
+async def worker(beside: str) -> AsyncIterator[Contestant[Process]]:
     """A Python that reads code from a pipe, as one would write it by hand; it isolates nothing."""
 
-    async def start() -> asyncio.subprocess.Process:
-        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-        return await asyncio.create_subprocess_exec(HOST, "-I", "-S", "-c", WORKER, **pipes)
+    async def start() -> Process:
+        return await asyncio.create_subprocess_exec(HOST, "-I", "-S", "-c", WORKER, stdin=PIPE, stdout=PIPE)
 
-    async def end(process: asyncio.subprocess.Process) -> None:
+    async def end(process: Process) -> None:
         process.kill()
         await process.wait()
 
-    async def python(process: asyncio.subprocess.Process) -> str | None:
+    async def python(process: Process) -> str | None:
         stdin, stdout = process.stdin, process.stdout
         assert stdin is not None and stdout is not None
         stdin.write(json.dumps(CODE).encode() + b"\n")
@@ -69,7 +70,7 @@ async def bubblewrap(beside: str) -> AsyncIterator[Contestant[None]]:
     program = _found("bwrap", "apt-get install bubblewrap")
     binds = [part for path in BOUND if Path(path).exists() for part in ("--ro-bind", path, path)]
     rest = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--unshare-all", "--die-with-parent"]
-    yield _one_shot([program, *binds, *rest], beside)
+    yield _one_shot([program, *binds, *rest], beside, (await _run(program, "--version")).strip())
 
 
 @contextlib.asynccontextmanager
@@ -89,6 +90,7 @@ async def docker_exec(beside: str) -> AsyncIterator[Contestant[str]]:
         python=python,
         command=lambda container: _run(cli, "exec", container, "true"),
         beside=beside,
+        version=f"client {(await _run(cli, 'version', '--format', '{{.Client.Version}}')).strip()}",
     )
 
 
@@ -105,7 +107,7 @@ async def inspect_docker(beside: str) -> AsyncIterator[Contestant[dict[str, Any]
     cli = _found("docker", "apt-get install docker.io")
     try:
         await _run(cli, "compose", "version")
-    except subprocess.CalledProcessError:
+    except RuntimeError:
         raise NotHereError("docker has no plugin `compose` (2.21 or newer; Debian 13: docker-compose)") from None
     with tempfile.TemporaryDirectory(prefix="ar-compose-") as folder:
         file = Path(folder, "compose.yaml")
@@ -141,17 +143,26 @@ async def _inspect(
         command=lambda sandboxes: execute(sandboxes, "true"),
         measures=frozenset(Measure) - {Measure.IDLE, Measure.USED},
         beside=beside,
+        version=f"inspect_ai {importlib.metadata.version('inspect_ai')}",
     )
 
 
-def _one_shot(prefix: list[str], beside: str) -> Contestant[None]:
+def _one_shot(prefix: list[str], beside: str, version: str = "") -> Contestant[None]:
     async def python(_: None) -> str:
         return (await _run(*prefix, HOST, *ONCE)).strip()
 
     async def nothing(*_: None) -> None:
         """Open or close nothing."""
 
-    return Contestant(nothing, nothing, python, lambda _: _run(*prefix, "true"), ONE_SHOT, beside)
+    return Contestant(
+        open=nothing,
+        close=nothing,
+        python=python,
+        command=lambda _: _run(*prefix, "true"),
+        measures=ONE_SHOT,
+        beside=beside,
+        version=version,
+    )
 
 
 def _found(program: str, how: str) -> str:
@@ -162,7 +173,7 @@ def _found(program: str, how: str) -> str:
 
 async def _run(*argv: str) -> str:
     """Run a program to its end in a thread, which takes less time than asyncio's subprocesses; return its output."""
-    ran = await asyncio.to_thread(
-        subprocess.run, argv, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    ran = await asyncio.to_thread(subprocess.run, argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if ran.returncode:
+        raise RuntimeError(f"{' '.join(argv)} failed: {ran.stderr.strip()}")
     return ran.stdout

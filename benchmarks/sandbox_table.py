@@ -43,9 +43,9 @@ class Bar:
 
 
 def advantage(row: Row, rows: Iterable[Row]) -> float | None:
-    """Return how many times better ours is than a peer; None if the row is ours, or ours was not measured."""
+    """Return how many times better ours is than a peer; None if the row is ours, or there is no such number."""
     ours = next((other.value for other in rows if (other.measure, other.name) == (row.measure, row.beside)), None)
-    if ours is None:
+    if ours is None or min(ours, row.value) <= 0:
         return None
     return ours / row.value if row.measure in MORE_IS_BETTER else row.value / ours
 
