@@ -10,10 +10,10 @@ from enum import StrEnum
 class Measure(StrEnum):
     """What is measured, in the order and the words of the table."""
 
-    CALL = "a Python call in a sandbox that is open, ms"
-    COMMAND = "a command (true) in a sandbox that is open, ms"
-    OPEN = "opening a sandbox, ms"
-    FIRST = "opening a sandbox and its first Python result, ms"
+    CALL = "a Python call in a sandbox that is open, p50 in ms"
+    COMMAND = "a command (true) in a sandbox that is open, p50 in ms"
+    OPEN = "opening a sandbox, p50 in ms"
+    FIRST = "opening a sandbox and its first Python result, p50 in ms"
     IDLE = "memory of an idle sandbox, MB"
     USED = "memory of an idle sandbox that has run Python, MB"
     RATE = "Python calls a second of one process, four sandboxes at once"
