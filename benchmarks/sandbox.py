@@ -1,47 +1,51 @@
 """What a sandbox costs, beside what one would take instead: `python benchmarks/sandbox.py`.
 
-Every contestant does the same, for three seconds each (nine times at least): it evaluates `6 * 7` in Python, and the
-answer is checked; it runs `true`. Peers that keep no state start a Python for each call, as bare as ours (`-I -S`).
+Every contestant does the same, for a second each (five times at least): it evaluates `6 * 7` in Python, and the answer
+is checked; it runs `true`. Peers that keep no state start a Python for each call, as bare as ours (`-I -S`).
 
-Times are medians of wall-clock time, so they say something on a quiet machine only; the load is printed. A call needs
-two wake-ups of another process, so the time of one byte there and back stands in the table, too. Memory counts each
-page shared out among those who have it. What is not installed is left out, and said so. The containers' engine is that
-of $DOCKER_HOST, or of Docker's own socket; as root, with dockerd and neither of them, one is started for it.
+Times are medians of wall-clock time, of three rounds the best one, and the rounds take turns: they still want a quiet
+machine, and the load is printed. A call needs two wake-ups of another process, so the time of one byte there and back
+stands in the table, too. Memory counts each page shared out among those who have it.
+
+What is not installed is left out, and said so. The containers' engine is that of $DOCKER_HOST, or of Docker's own
+socket; as root, with dockerd and neither of them, one is started for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 
 from sandbox_measures import METERS, Contestant, NotHereError, round_trip
 from sandbox_ours import docker, docker_warm, engine, local
 from sandbox_peers import bubblewrap, docker_exec, inspect_docker, inspect_local, processes, worker
-from sandbox_table import Bar, Measure, Row, table, verdicts
+from sandbox_table import Bar, Measure, Row, best, table, verdicts
 
 from agent_rl.errors import AgentRLError
 
+ROUNDS = 3
 JAIL, DOCKER = "agent_rl jail", "agent_rl docker"
+FLOOR = "the floor: a byte there and back between two processes"
 Contestants = Mapping[str, Callable[[], AbstractAsyncContextManager[Contestant[Any]]]]
 LOCAL: Contestants = {
-    JAIL: partial(local, "jail"),
-    "agent_rl landlock": partial(local, "landlock"),
-    "Python worker on pipes, no isolation": partial(worker, JAIL),
-    "bare subprocess, no isolation": partial(processes, JAIL),
-    "bubblewrap": partial(bubblewrap, JAIL),
-    "inspect_ai local, no isolation": partial(inspect_local, JAIL),
+    JAIL: functools.partial(local, "jail"),
+    "agent_rl landlock": functools.partial(local, "landlock"),
+    "Python worker on pipes, no isolation": functools.partial(worker, JAIL),
+    "bare subprocess, no isolation": functools.partial(processes, JAIL),
+    "bubblewrap": functools.partial(bubblewrap, JAIL),
+    "inspect_ai local, no isolation": functools.partial(inspect_local, JAIL),
 }
 ON_DOCKER: Contestants = {
     DOCKER: docker,
     "agent_rl docker, from a WarmPool": docker_warm,
-    "docker run, docker exec": partial(docker_exec, DOCKER),
-    "inspect_ai docker": partial(inspect_docker, DOCKER),
+    "docker run, docker exec": functools.partial(docker_exec, DOCKER),
+    "inspect_ai docker": functools.partial(inspect_docker, DOCKER),
 }
 BARS = (
     Bar(Measure.CALL, JAIL, 0.15),
@@ -54,16 +58,16 @@ PER_CALL = frozenset({Measure.CALL, Measure.RATE})
 
 
 async def figures(contestants: Contestants) -> list[Row]:
-    """Measure those that can be had here; say which can't, and why."""
+    """Measure those that can be had here, one after another; say which can't, and why."""
     rows: list[Row] = []
     for name, make in contestants.items():
         try:
             async with make() as contestant:
-                print(f"measuring {name}{contestant.version and f' ({contestant.version})'}", flush=True)
+                _say(f"measuring {name}{contestant.version and f' ({contestant.version})'}")
                 for measure in filter(contestant.measures.__contains__, METERS):
                     rows += await _row(name, contestant, measure)
         except Exception as error:  # whatever other people's code raises, the rest is measured
-            print(f"LEFT OUT  {name}: {_reason(error)}")
+            _say(f"LEFT OUT  {name}: {_reason(error)}")
     return rows
 
 
@@ -71,10 +75,16 @@ async def _row(name: str, contestant: Contestant[Any], measure: Measure) -> list
     try:
         value = await METERS[measure](contestant)
     except NotHereError as reason:
-        print(f"LEFT OUT  {name}, {measure}: {reason}")
+        _say(f"LEFT OUT  {name}, {measure}: {reason}")
         return []
     forgets = measure in PER_CALL and not contestant.stateful
     return [Row(measure, f"{name}: python -c, keeps no state" if forgets else name, value, contestant.beside)]
+
+
+@functools.cache
+def _say(line: str) -> None:
+    """Print a line, but once: every round comes to it."""
+    print(line, flush=True)
 
 
 def _reason(error: Exception) -> str:
@@ -84,13 +94,17 @@ def _reason(error: Exception) -> str:
 def main() -> int:
     who = "root" if os.geteuid() == 0 else "a user"
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors, {who}; {platform.platform()}")
-    rows = [Row(Measure.CALL, "the floor: a byte there and back between two processes", round_trip(), JAIL)]
-    rows += asyncio.run(figures(LOCAL))
+    rows = []
+    for _ in range(ROUNDS):
+        rows.append(Row(Measure.CALL, FLOOR, round_trip(), JAIL))
+        rows += asyncio.run(figures(LOCAL))
     try:
         with engine():
-            rows += asyncio.run(figures(ON_DOCKER))
+            for _ in range(ROUNDS):
+                rows += asyncio.run(figures(ON_DOCKER))
     except Exception as error:
-        print(f"LEFT OUT  everything on Docker: {_reason(error)}")
+        _say(f"LEFT OUT  everything on Docker: {_reason(error)}")
+    rows = best(rows)
     print(f"load {os.getloadavg()[0]:.1f}\n\n{table(rows)}\n")
     lines = verdicts(rows, BARS)
     print("\n".join(lines))

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from sandbox_table import Measure
 
 T = TypeVar("T")
-SECONDS, AT_LEAST = 3.0, 9
+SECONDS, AT_LEAST = 1.0, 5
 """How long each thing is repeated, and how often at least."""
 AT_REST, AT_ONCE = 8, 4
 CODE, ANSWER = "6 * 7", "42"

@@ -42,6 +42,16 @@ class Bar:
     limit: float
 
 
+def best(rows: Iterable[Row]) -> list[Row]:
+    """Return the best figure of each that there are several of, in the order of the first ones."""
+    found: dict[tuple[Measure, str], Row] = {}
+    for row in rows:
+        other = found.get((row.measure, row.name), row)
+        better = max if row.measure in MORE_IS_BETTER else min
+        found[row.measure, row.name] = better(other, row, key=lambda either: either.value)
+    return list(found.values())
+
+
 def advantage(row: Row, rows: Iterable[Row]) -> float | None:
     """Return how many times better ours is than a peer; None if the row is ours, or there is no such number."""
     ours = next((other.value for other in rows if (other.measure, other.name) == (row.measure, row.beside)), None)

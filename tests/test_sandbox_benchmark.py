@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from tree import ROOT
 
-from benchmarks.sandbox_table import Bar, Measure, Row, advantage, table, verdicts
+from benchmarks.sandbox_table import Bar, Measure, Row, advantage, best, table, verdicts
 
 OURS, PEER = Row(Measure.CALL, "ours", 0.25), Row(Measure.CALL, "peer", 100.0, beside="ours")
 
@@ -50,6 +50,12 @@ def test_ours_come_first_and_each_peer_has_its_ratio() -> None:
         [Measure.RATE, "ours / peer"],
         ["ours", "12346"],
     ]
+
+
+def test_of_several_rounds_the_best_figure_counts() -> None:
+    times = [Row(Measure.CALL, name, value) for name, value in (("a", 2.0), ("b", 1.0), ("a", 1.5), ("a", 3.0))]
+    rates = [Row(Measure.RATE, "a", value) for value in (10.0, 30.0, 20.0)]
+    assert best(times + rates) == [times[2], times[1], rates[1]]
 
 
 @pytest.mark.parametrize(
