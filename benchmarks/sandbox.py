@@ -5,7 +5,7 @@ is checked; it runs `true`. Peers that keep no state start a Python for each cal
 
 Times are medians of wall-clock time, of three rounds the best one, and the rounds take turns: they still want a quiet
 machine, and the load is printed. A call needs two wake-ups of another process, so the time of one byte there and back
-stands in the table, too. Memory counts each page shared out among those who have it.
+stands in the table, too. Memory is the middle one of the rounds; each page is shared out among those who have it.
 
 What is not installed is left out, and said so. The containers' engine is that of $DOCKER_HOST, or of Docker's own
 socket; as root, with dockerd and neither of them, one is started for it.
@@ -25,7 +25,7 @@ from typing import Any
 from sandbox_measures import METERS, Contestant, NotHereError, round_trip
 from sandbox_ours import docker, docker_warm, engine, local
 from sandbox_peers import bubblewrap, docker_exec, inspect_docker, inspect_local, processes, worker
-from sandbox_table import Bar, Measure, Row, best, table, verdicts
+from sandbox_table import Bar, Measure, Row, merged, table, verdicts
 
 from agent_rl.errors import AgentRLError
 
@@ -104,7 +104,7 @@ def main() -> int:
                 rows += asyncio.run(figures(ON_DOCKER))
     except Exception as error:
         _say(f"LEFT OUT  everything on Docker: {_reason(error)}")
-    rows = best(rows)
+    rows = merged(rows)
     print(f"load {os.getloadavg()[0]:.1f}\n\n{table(rows)}\n")
     lines = verdicts(rows, BARS)
     print("\n".join(lines))

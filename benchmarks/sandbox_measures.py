@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,7 @@ SECONDS, AT_LEAST = 1.0, 5
 """How long each thing is repeated, and how often at least."""
 AT_REST, AT_ONCE = 8, 4
 CODE, ANSWER = "6 * 7", "42"
-_OUTSIDE = "containerd-shim"
-"""What holds a container, and is not below this process."""
-_ENGINE = "dockerd"
+_HOLDER, _ENGINE = "containerd-shim", "dockerd"
 _ECHO = "import os, sys\nfd = int(sys.argv[1])\nwhile data := os.read(fd, 1):\n    os.write(fd, data)"
 
 
@@ -80,9 +78,10 @@ async def _first(contestant: Contestant[T]) -> float:
 
 async def _idle(contestant: Contestant[Any], *, used: bool = False) -> float:
     async with _opened(contestant, 1):  # what it takes once is no sandbox's
+        others = containers()
         before = megabytes()
         async with _opened(contestant, AT_REST, used=used):
-            return (megabytes() - before) / AT_REST
+            return (megabytes(containers() - others) - before) / AT_REST
 
 
 async def _rate(contestant: Contestant[Any]) -> float:
@@ -159,24 +158,34 @@ def round_trip() -> float:
     return 1e3 * statistics.median(times)
 
 
-def megabytes() -> float:
-    """Return the memory of this process, all below it, and all containers, each page shared out among its users.
+def megabytes(outside: Collection[int] = ()) -> float:
+    """Return the memory of this process and others, and of all below them, each page shared out among its users.
 
     A Docker engine below this process is left out: what it holds comes and goes.
 
     Raises:
         NotHereError: if this user may not know.
     """
-    parents, names = {}, {}
+    processes = _processes()
+    family = {os.getpid(), *outside}
+    while more := {pid for pid, (up, name) in processes.items() if up in family and name != _ENGINE} - family:
+        family |= more
+    return sum(map(_share, family)) / 1024
+
+
+def containers() -> set[int]:
+    """Return the processes that hold a container each; they are not below this one."""
+    return {pid for pid, (_, name) in _processes().items() if name == _HOLDER}
+
+
+def _processes() -> dict[int, tuple[int, str]]:
+    """Return the parent and the name of every process."""
+    found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             start, _, rest = stat.read_text().rpartition(")")
-            pid = int(stat.parent.name)
-            parents[pid], names[pid] = int(rest.split()[1]), start.partition("(")[2]
-    family = {os.getpid()} | {pid for pid, name in names.items() if name == _OUTSIDE}
-    while more := {pid for pid, parent in parents.items() if parent in family and names[pid] != _ENGINE} - family:
-        family |= more
-    return sum(map(_share, family)) / 1024
+            found[int(stat.parent.name)] = int(rest.split()[1]), start.partition("(")[2]
+    return found
 
 
 def _share(pid: int) -> int:

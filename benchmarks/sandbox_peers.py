@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_measures import CODE, Contestant, NotHereError
-from sandbox_table import Measure
+from sandbox_table import MEMORY, Measure
 
 from agent_rl.sandboxes.docker import IMAGE
 
@@ -141,7 +141,7 @@ async def _inspect(
         close=lambda sandboxes: kept.sample_cleanup("benchmark", config, sandboxes, False),
         python=call,
         command=lambda sandboxes: execute(sandboxes, "true"),
-        measures=frozenset(Measure) - {Measure.IDLE, Measure.USED},
+        measures=frozenset(Measure) - MEMORY,
         beside=beside,
         version=f"inspect_ai {importlib.metadata.version('inspect_ai')}",
     )

@@ -20,6 +20,7 @@ class Measure(StrEnum):
 
 
 MORE_IS_BETTER = frozenset({Measure.RATE})
+MEMORY = frozenset({Measure.IDLE, Measure.USED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,17 @@ class Bar:
     limit: float
 
 
-def best(rows: Iterable[Row]) -> list[Row]:
-    """Return the best figure of each that there are several of, in the order of the first ones."""
-    found: dict[tuple[Measure, str], Row] = {}
-    for row in rows:
-        other = found.get((row.measure, row.name), row)
-        better = max if row.measure in MORE_IS_BETTER else min
-        found[row.measure, row.name] = better(other, row, key=lambda either: either.value)
-    return list(found.values())
+def merged(rounds: Iterable[Row]) -> list[Row]:
+    """Return one row for those of the same thing: the best time or rate, the middle one of the memories."""
+    found: dict[tuple[Measure, str], list[Row]] = {}
+    for row in rounds:
+        found.setdefault((row.measure, row.name), []).append(row)
+    return [_merged(measure, rows) for (measure, _), rows in found.items()]
+
+
+def _merged(measure: Measure, rows: list[Row]) -> Row:
+    ranked = sorted(rows, key=lambda row: row.value, reverse=measure in MORE_IS_BETTER)
+    return ranked[len(ranked) // 2 if measure in MEMORY else 0]
 
 
 def advantage(row: Row, rows: Iterable[Row]) -> float | None:

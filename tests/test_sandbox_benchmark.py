@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import ModuleType
 import pytest
 from tree import ROOT
 
-from benchmarks.sandbox_table import Bar, Measure, Row, advantage, best, table, verdicts
+from benchmarks.sandbox_table import Bar, Measure, Row, advantage, merged, table, verdicts
 
 OURS, PEER = Row(Measure.CALL, "ours", 0.25), Row(Measure.CALL, "peer", 100.0, beside="ours")
 
@@ -52,10 +53,11 @@ def test_ours_come_first_and_each_peer_has_its_ratio() -> None:
     ]
 
 
-def test_of_several_rounds_the_best_figure_counts() -> None:
+def test_of_several_rounds_the_best_figure_counts_but_the_middle_one_of_memory() -> None:
     times = [Row(Measure.CALL, name, value) for name, value in (("a", 2.0), ("b", 1.0), ("a", 1.5), ("a", 3.0))]
     rates = [Row(Measure.RATE, "a", value) for value in (10.0, 30.0, 20.0)]
-    assert best(times + rates) == [times[2], times[1], rates[1]]
+    memories = [Row(Measure.USED, "a", value) for value in (4.0, -3.0, 5.0)]
+    assert merged(times + rates + memories) == [times[2], times[1], rates[1], memories[0]]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,20 @@ def test_memory_of_a_process_below_this_one_is_seen(measures: ModuleType) -> Non
         return during - float(measures.megabytes())
 
     assert 32 <= asyncio.run(grown()) < 64
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_memory_of_a_container_is_counted_where_its_holder_is_named(
+    measures: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Process 10 holds a container, and is not below this one; process 11 is in the container."""
+    tree = {1: (0, "init"), os.getpid(): (1, "python"), 10: (1, "containerd-shim"), 11: (10, "python")}
+    monkeypatch.setattr(measures, "_processes", lambda: tree)
+    monkeypatch.setattr(measures, "_share", {1: 1024, os.getpid(): 2048, 10: 16384, 11: 32768}.__getitem__)
+    assert measures.containers() == {10}
+    assert (measures.megabytes(), measures.megabytes({10})) == (2, 50)
+    tree[11] = (10, "dockerd")
+    assert measures.megabytes({10}) == 18
 
 
 def test_a_byte_goes_there_and_back(measures: ModuleType) -> None:
