@@ -1,141 +1,115 @@
-"""What a sandbox costs, beside a bare subprocess and others: `python benchmarks/sandbox.py`.
+"""What a sandbox costs, beside what one would take instead: `python benchmarks/sandbox.py`.
 
-Times are wall-clock medians, so they say something on a quiet machine only; the load is printed. What is not installed
-(bubblewrap, inspect_ai) is left out, and said so.
+Every contestant does the same, for a second each (five times at least): it evaluates `6 * 7` in Python, and the answer
+is checked; it runs `true`. Peers that keep no state start a Python for each call, as bare as ours (`-I -S`).
+
+Times are medians of wall-clock time, of three rounds the best one, and the rounds take turns: they still want a quiet
+machine, and the load is printed. A call needs two wake-ups of another process, so the time of one byte there and back
+stands in the table, too. Memory is the middle one of the rounds; each page is shared out among those who have it.
+
+What is not installed is left out, and said so. The containers' engine is that of $DOCKER_HOST, or of Docker's own
+socket; as root, with dockerd and neither of them, one is started for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import functools
 import os
-import shutil
-import statistics
-import subprocess
+import platform
 import sys
-import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
-from agent_rl.sandboxes.base import Sandbox
-from agent_rl.sandboxes.local import LocalSandboxes
+from sandbox_measures import METERS, Contestant, NotHereError, round_trip
+from sandbox_ours import docker, docker_warm, engine, local
+from sandbox_peers import bubblewrap, docker_exec, inspect_docker, inspect_local, processes, worker
+from sandbox_table import Bar, Measure, Row, merged, table, verdicts
 
-CALLS, COMMANDS, SPAWNS, IDLE = 5000, 200, 100, 16
-SHARED = ("/usr", "/bin", "/lib", "/lib64", sys.base_prefix)
-BARS = {"stateful call, ms": 0.15, "spawn, ms": 20.0, "memory of an idle sandbox, MB": 4.0}
-"""At most."""
-MIN_RATE = 4000
-"""Calls a second, at least, of one process."""
+from agent_rl.errors import AgentRLError
 
-
-async def median(act: Callable[[], Awaitable[object]], count: int) -> float:
-    """Return the median time of an act, in milliseconds."""
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        await act()
-        times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times)
-
-
-async def local(tier: str) -> dict[str, float]:
-    """Measure sandboxes of a kind."""
-    sandboxes = LocalSandboxes(tier=tier, require=())
-    box = await sandboxes.open()
-    await box.run_python("x = 0")
-    rows = {"stateful call, ms": await median(lambda: box.run_python("x += 1"), CALLS)}
-    rows["command, ms"] = await median(lambda: box.exec(["/bin/true"]), COMMANDS)
-    spawns, firsts = [], []
-    for _ in range(SPAWNS):
-        start = time.perf_counter()
-        other = await sandboxes.open()
-        spawned = time.perf_counter()
-        await other.run_python("1")
-        firsts.append(time.perf_counter() - start)
-        spawns.append(spawned - start)
-        await other.close()
-    rows["spawn, ms"] = 1e3 * statistics.median(spawns)
-    rows["spawn and first result, ms"] = 1e3 * statistics.median(firsts)
-    before = _memory()
-    idle = [await sandboxes.open() for _ in range(IDLE)]
-    rows["memory of an idle sandbox, MB"] = (_memory() - before) / IDLE
-    rows["calls a second, of 4 at once"] = await _rate(idle[:4])
-    await sandboxes.close()
-    return rows
+ROUNDS = 3
+JAIL, DOCKER = "agent_rl jail", "agent_rl docker"
+FLOOR = "the floor: a byte there and back between two processes"
+Contestants = Mapping[str, Callable[[], AbstractAsyncContextManager[Contestant[Any]]]]
+LOCAL: Contestants = {
+    JAIL: functools.partial(local, "jail"),
+    "agent_rl landlock": functools.partial(local, "landlock"),
+    "Python worker on pipes, no isolation": functools.partial(worker, JAIL),
+    "bare subprocess, no isolation": functools.partial(processes, JAIL),
+    "bubblewrap": functools.partial(bubblewrap, JAIL),
+    "inspect_ai local, no isolation": functools.partial(inspect_local, JAIL),
+}
+ON_DOCKER: Contestants = {
+    DOCKER: docker,
+    "agent_rl docker, from a WarmPool": docker_warm,
+    "docker run, docker exec": functools.partial(docker_exec, DOCKER),
+    "inspect_ai docker": functools.partial(inspect_docker, DOCKER),
+}
+BARS = (
+    Bar(Measure.CALL, JAIL, 0.15),
+    Bar(Measure.OPEN, JAIL, 20.0),
+    Bar(Measure.IDLE, JAIL, 4.0),
+    Bar(Measure.RATE, JAIL, 4000.0),
+    Bar(Measure.CALL, DOCKER, 1.0),
+)
+PER_CALL = frozenset({Measure.CALL, Measure.RATE})
 
 
-async def _rate(boxes: list[Sandbox]) -> float:
-    async def many(box: Sandbox) -> None:
-        for _ in range(CALLS // 4):
-            await box.run_python("1")
-
-    await asyncio.gather(*(box.run_python("1") for box in boxes))
-    start = time.perf_counter()
-    await asyncio.gather(*map(many, boxes))
-    return CALLS // 4 * len(boxes) / (time.perf_counter() - start)
-
-
-def _memory() -> float:
-    """Return the megabytes of this process and all below it, each page shared out among those who have it."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+async def figures(contestants: Contestants) -> list[Row]:
+    """Measure those that can be had here, one after another; say which can't, and why."""
+    rows: list[Row] = []
+    for name, make in contestants.items():
         try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    family = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= more
-    total = 0
-    for pid in family:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        total += int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1])
-    return total / 1024
-
-
-def command(argv: list[str]) -> Callable[[], Awaitable[object]]:
-    """Return an act that runs a program to its end."""
-
-    async def run() -> None:
-        await asyncio.to_thread(subprocess.run, argv, check=True, capture_output=True)
-
-    return run
-
-
-async def others() -> dict[str, float]:
-    """Measure what one would take instead, for a command or a piece of Python."""
-    python = [sys.executable, "-I", "-S", "-c", "pass"]
-    rows = {"bare subprocess: true, ms": await median(command(["/bin/true"]), COMMANDS)}
-    rows["bare subprocess: python, ms"] = await median(command(python), SPAWNS)
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        print("bubblewrap is not installed: left out")
-    else:
-        binds = [part for path in SHARED if Path(path).exists() for part in ("--ro-bind", path, path)]
-        argv = [bwrap, *binds, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--unshare-all"]
-        executable = str(Path(sys.executable).resolve())
-        rows["bubblewrap: python, ms"] = await median(command([*argv, executable, *python[1:]]), SPAWNS)
-    if importlib.util.find_spec("inspect_ai") is None:
-        print("inspect_ai is not installed: left out")
-    else:
-        from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
-
-        environment = LocalSandboxEnvironment()
-        rows["inspect_ai local: true, ms"] = await median(lambda: environment.exec(["/bin/true"]), COMMANDS)
+            async with make() as contestant:
+                _say(f"measuring {name}{contestant.version and f' ({contestant.version})'}")
+                for measure in filter(contestant.measures.__contains__, METERS):
+                    rows += await _row(name, contestant, measure)
+        except Exception as error:  # whatever other people's code raises, the rest is measured
+            _say(f"LEFT OUT  {name}: {_reason(error)}")
     return rows
 
 
-async def main() -> None:
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors, {'root' if os.geteuid() == 0 else 'a user'}")
-    jail = await local("jail")
-    for name, value in (jail | await others()).items():
-        print(f"{name:36}{value:10.3f}")
-    print(f"load {os.getloadavg()[0]:.1f}\n")
-    for name, bar in BARS.items():
-        print(f"{'PASS' if jail[name] <= bar else 'FAIL'}  {name}: {jail[name]:.3f} (at most {bar:g})")
-    rate = jail["calls a second, of 4 at once"]
-    print(f"{'PASS' if rate >= MIN_RATE else 'FAIL'}  calls a second: {rate:.0f} (at least {MIN_RATE})")
+async def _row(name: str, contestant: Contestant[Any], measure: Measure) -> list[Row]:
+    try:
+        value = await METERS[measure](contestant)
+    except NotHereError as reason:
+        _say(f"LEFT OUT  {name}, {measure}: {reason}")
+        return []
+    forgets = measure in PER_CALL and not contestant.stateful
+    return [Row(measure, f"{name}: python -c, keeps no state" if forgets else name, value, contestant.beside)]
+
+
+@functools.cache
+def _say(line: str) -> None:
+    """Print a line, but once: every round comes to it."""
+    print(line, flush=True)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, (NotHereError, AgentRLError)) else f"{type(error).__name__}: {error}"
+
+
+def main() -> int:
+    who = "root" if os.geteuid() == 0 else "a user"
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors, {who}; {platform.platform()}")
+    rows = []
+    for _ in range(ROUNDS):
+        rows.append(Row(Measure.CALL, FLOOR, round_trip(), JAIL))
+        rows += asyncio.run(figures(LOCAL))
+    try:
+        with engine():
+            for _ in range(ROUNDS):
+                rows += asyncio.run(figures(ON_DOCKER))
+    except Exception as error:
+        _say(f"LEFT OUT  everything on Docker: {_reason(error)}")
+    rows = merged(rows)
+    print(f"load {os.getloadavg()[0]:.1f}\n\n{table(rows)}\n")
+    lines = verdicts(rows, BARS)
+    print("\n".join(lines))
+    return any(line.startswith("FAIL") for line in lines)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(main())

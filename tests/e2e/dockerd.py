@@ -84,3 +84,11 @@ def docker_engine(folder: Path) -> Iterator[Dockerd]:
         yield engine
     finally:
         engine.stop()
+        _unmount(folder)
+
+
+def _unmount(folder: Path) -> None:
+    """Unmount what an engine now and then forgets; its folder could not be removed."""
+    mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in reversed([point for point in mounted if Path(point).is_relative_to(folder)]):
+        subprocess.run(["umount", "--lazy", point], check=True)
