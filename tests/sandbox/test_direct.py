@@ -101,6 +101,28 @@ def test_a_flood_of_output_is_read_at_a_limited_rate(jails, run):
     run(main())
 
 
+def test_calls_one_after_another_leave_others_their_turn(jails, run):
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with opened(jails) as box:
+            await box.run_python("x = 0")
+            counting = asyncio.create_task(count())
+            before = turns
+            for _ in range(200):
+                await box.run_python("x += 1")
+            assert turns - before >= 200
+            counting.cancel()
+
+    run(main())
+
+
 def test_a_sandbox_that_is_closed_under_a_call_fails_it_at_once(jails, run):
     async def main() -> None:
         async with opened(jails) as box:
