@@ -49,8 +49,7 @@ class AgentSandbox:
         direct: bool = False,
     ) -> None:
         sock.setblocking(False)
-        self.name = name
-        self._sock = sock
+        self.name, self._sock = name, sock
         self._kill, self._ended = kill, ended
         self._decode = decode
         self._direct = direct
@@ -108,6 +107,8 @@ class AgentSandbox:
         loop = asyncio.get_running_loop()
         start = loop.time()
         source = code.encode("utf-8", "surrogatepass")
+        if len(source) > MAX_BODY:
+            raise ConfigError(f"code of {len(source)} bytes; at most {MAX_BODY} are run")
         if self._direct:
             head, body = await self._run_directly(source, timeout, max_output)
         else:

@@ -20,8 +20,6 @@ from agent_rl.sandboxes.inside.wire import Head
 
 SHORTEST, LONGEST = 0.001, 0.05
 """Seconds between two looks at the output of a call: the shortest while there is some, ever longer ones while not."""
-
-
 MOMENT = 0.0001 if (os.cpu_count() or 1) > 1 else 0.0
 """Seconds for which a call that is alone waits awake: most answers come within it, and to wake up takes as long."""
 

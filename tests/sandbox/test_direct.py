@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.errors import SandboxError
+from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.client import AgentSandbox
-from agent_rl.sandboxes.inside.wire import FrameError, Frames, pack
+from agent_rl.sandboxes.inside.wire import MAX_BODY, FrameError, Frames, pack
 from agent_rl.sandboxes.local import LocalSandboxes
 from tests.sandbox.backends import LIMITS
 
@@ -44,6 +44,9 @@ def test_code_that_no_socket_holds_arrives(jails, run):
     async def main() -> None:
         async with opened(jails) as box:
             assert (await box.run_python(f"x = {'a' * 3_000_000!r}\nlen(x)", timeout=20)).value == "3000000"
+            with pytest.raises(ConfigError, match="at most"):
+                await box.run_python("#" * (MAX_BODY + 1))
+            assert (await box.run_python("len(x)")).value == "3000000"
 
     run(main())
 
