@@ -69,7 +69,7 @@ def capabilities(sandboxes: Sandboxes, runner: asyncio.Runner) -> Capabilities:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the suites on all backends but the default: `make test` leaves them out, `make test-sandbox` runs them."""
+    """Mark the suites on all backends but the default: like the twins, they are left to `make test-sandbox`."""
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         if parameters.get("backend", DEFAULT) != DEFAULT:
@@ -84,7 +84,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"NOT TESTED HERE: {reason}", yellow=True)
     if "not sandbox" in terminalreporter.config.option.markexpr:
         others = ", ".join(name for name in BACKENDS if name != DEFAULT and not BACKENDS[name].elsewhere())
-        terminalreporter.write_line(f"NOT TESTED HERE: sandboxes on {others}: `make test-sandbox` does", yellow=True)
+        reason = f"the twins of attacks, and sandboxes on {others}: `make test-sandbox` does"
+        terminalreporter.write_line(f"NOT TESTED HERE: {reason}", yellow=True)
     skipped = [r for r in terminalreporter.getreports("skipped") if r.nodeid.startswith("tests/sandbox/")]
     for reason, count in Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped).items():
         terminalreporter.write_line(f"NOT TESTED: {count} of the sandboxes' tests: {reason}", yellow=True)

@@ -34,6 +34,7 @@ def test_an_attack_fails(attack: Attack, backend: Backend, sandboxes: Sandboxes,
     assert (result.value, result.error) == ("2", None), "the sandbox should go on"
 
 
+@pytest.mark.sandbox
 @by_name
 def test_its_twin_succeeds(attack: Attack, tmp_path: Path):
     if attack.root and os.geteuid() != 0:

@@ -56,6 +56,7 @@ def test_nothing_outlives_a_timeout(box, run, how):
     assert run(box.run_python("1 + 1")).value == "2"
 
 
+@pytest.mark.sandbox
 @pytest.mark.parametrize("how", [how for how in ESCAPES if how != "a thread"])
 def test_its_twin_does(tmp_path: Path, how):
     with pytest.raises(subprocess.TimeoutExpired):

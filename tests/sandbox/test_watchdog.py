@@ -15,6 +15,8 @@ from agent_rl.sandboxes.base import Guarantee, Sandbox, Sandboxes
 from tests.sandbox.backends import BACKENDS
 from tests.sandbox.test_local import descendants
 
+pytestmark = pytest.mark.sandbox
+
 TAKE = """
 import os, time
 def take(size):
