@@ -9,32 +9,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from tests.e2e.dockerd import Dockerd, docker_engine, whats_missing
+from tests.e2e.skips import NOT_RUN, missing
 
 ROOT = Path(__file__).resolve().parents[2]
-_missing: list[str] = []
-
-
-def missing(reason: str) -> None:
-    """Skip for want of something, and say so at the end; on CI, fail."""
-    if os.environ.get("CI"):
-        pytest.fail(reason, pytrace=False)
-    _missing.append(reason)
-    pytest.skip(reason)
-
-
-def not_run(reason: str) -> NoReturn:
-    """Skip for want of what CI can't have either, and say so at the end."""
-    _missing.append(reason)
-    pytest.skip(reason)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for reason in dict.fromkeys(_missing):
+    for reason in dict.fromkeys(NOT_RUN):
         terminalreporter.write_line(f"NOT RUN: {reason}", yellow=True)
 
 

@@ -23,8 +23,8 @@ from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine, backend
 from agent_rl.sandboxes.docker.container import confinement
 from agent_rl.sandboxes.docker.orphans import PROCESS, collect, labels
 from agent_rl.sandboxes.pool import WarmPool
-from tests.e2e.conftest import not_run
 from tests.e2e.dockerd import Dockerd
+from tests.e2e.skips import not_run
 
 pytestmark = pytest.mark.e2e
 

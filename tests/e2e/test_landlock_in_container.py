@@ -18,8 +18,8 @@ import pytest
 
 from agent_rl.sandboxes.docker import IMAGE, Engine
 from agent_rl.sandboxes.linux import landlock
-from tests.e2e.conftest import not_run
 from tests.e2e.dockerd import Dockerd
+from tests.e2e.skips import not_run
 
 pytestmark = pytest.mark.e2e
 

@@ -1,0 +1,24 @@
+"""How an end-to-end test is skipped: loudly, at the end of the run."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import pytest
+
+NOT_RUN: list[str] = []
+"""The reasons so far. They are here as pytest has a copy of `conftest` of its own."""
+
+
+def missing(reason: str) -> NoReturn:
+    """Skip for want of something, and say so at the end; on CI, fail."""
+    if os.environ.get("CI"):
+        pytest.fail(reason, pytrace=False)
+    not_run(reason)
+
+
+def not_run(reason: str) -> NoReturn:
+    """Skip for want of what CI can't have either, and say so at the end."""
+    NOT_RUN.append(reason)
+    pytest.skip(reason)
