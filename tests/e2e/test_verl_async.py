@@ -59,7 +59,7 @@ def tasks(run: Path) -> list[str]:
 
 
 def slow(folder: Path, pause: float) -> dict[str, Any]:
-    """The calculator, slow enough that episodes are under way when something happens to the run."""
+    """The calculator, every other task so slow that its episodes are under way when the others have been trained on."""
     return {
         "env": "faulty-v0",
         "imports": [str(Path(__file__).parent / "verl_cpu" / "faulty.py")],
@@ -72,7 +72,7 @@ def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFac
     """A run in `separate` that was killed in its sixth or seventh step, and resumed: what was seen on the way."""
     folder = tmp_path_factory.mktemp("separate")
     asynchronous = {"mode": "separate", "max_staleness": 2}
-    settings = RUN | slow(folder, 2.0) | {"start_from": str(warm), "async": asynchronous, "steps": 1000}
+    settings = RUN | slow(folder, 4.0) | {"start_from": str(warm), "async": asynchronous, "steps": 1000}
     first = begin(verl_python, folder, json.dumps(settings | {"checkpoint_every": CHECKPOINT}))
     try:
         first.until(lambda run: CHECKPOINT + 1 in reported(run.rows()), timeout=500)

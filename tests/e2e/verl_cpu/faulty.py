@@ -1,4 +1,4 @@
-"""faulty-v0: the calculator, in which some training episodes crash, some hang, and all may be slow; `imports` it."""
+"""faulty-v0: the calculator, in which some episodes crash, some hang, and every other task is slow; `imports` it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from agent_rl.types import Message, Step, Task
 
 def faulty_task(split: str, index: int) -> Task:
     """Return a task of the calculator; held-out ones have no faults."""
-    return {**make_task(split, index), "faults": split == "train"}
+    return {**make_task(split, index), "faults": split == "train", "slow": index % 2 == 1}
 
 
 @register("faulty-v0", tasks=faulty_task, splits=("train", "test"), budget=Budget(turns=6, tokens=128))
 class Faulty(Calculator):
-    """A share of episodes crashes, as many hang; a file counts how many environments were made (+) and closed (-)."""
+    """A share of episodes crashes, as many hang; a file counts how many environments were made (+) and closed (-).
+
+    A step in a slow task takes `pause` seconds, or half of that.
+    """
 
     def __init__(self, counted: str, share: float = 0.125, pause: float = 0.0) -> None:
         self.counted, self.share, self.pause = Path(counted), share, pause
@@ -32,6 +35,7 @@ class Faulty(Calculator):
 
     def reset(self, task: Task, rng: np.random.Generator) -> str:
         self.rng, self.draw = rng, float(rng.random()) if task["faults"] else 1.0
+        self.wait = self.pause if task["slow"] else 0.0
         return super().reset(task, rng)
 
     async def step(self, action: Message) -> Step:
@@ -39,7 +43,7 @@ class Faulty(Calculator):
             raise RuntimeError("the display broke")
         if self.draw < 2 * self.share:
             await asyncio.Event().wait()
-        await asyncio.sleep(self.pause * self.rng.random())
+        await asyncio.sleep(self.wait * (1 + self.rng.random()) / 2)
         return await super().step(action)
 
     async def close(self) -> None:
