@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.canaries import Once, verify
 from agent_rl.sandboxes.client import AgentSandbox
+from agent_rl.sandboxes.inside.agent import ENVIRONMENT
 from agent_rl.sandboxes.linux.spec import Spec
 
 TIERS = ("jail", "landlock", "unsafe")
@@ -41,8 +41,16 @@ sandboxes.__path__ = [sys.argv.pop(1)]
 from sandboxes.linux.zygote import main
 main()"""
 """Gives the files beside this one a parent package that imports nothing."""
+_WITHOUT_CGROUPS: Capabilities = {
+    Guarantee.MEMORY: "RSS watchdog, best effort",
+    Guarantee.PROCESSES: "RLIMIT_NPROC",
+    Guarantee.CPU: "CPU affinity",
+}
+_CGROUPS = {"memory": Guarantee.MEMORY, "pids": Guarantee.PROCESSES, "cpu": Guarantee.CPU}
+"""What each controller keeps."""
 MECHANISMS: Mapping[str, Capabilities] = {
     "jail": {
+        **_WITHOUT_CGROUPS,
         Guarantee.FILES: "mount namespace, read-only binds",
         Guarantee.NETWORK: "network namespace, seccomp",
         Guarantee.SIGNALS: "PID namespace, seccomp",
@@ -51,6 +59,7 @@ MECHANISMS: Mapping[str, Capabilities] = {
         Guarantee.KILL_ALL: "PID namespace",
     },
     "landlock": {
+        **_WITHOUT_CGROUPS,
         Guarantee.FILES: "Landlock",
         Guarantee.NETWORK: "seccomp: no sockets",
         Guarantee.SIGNALS: "Landlock scope, seccomp",
@@ -60,7 +69,7 @@ MECHANISMS: Mapping[str, Capabilities] = {
     },
     "unsafe": dict.fromkeys(Guarantee),
 }
-"""What should keep each guarantee, but for those that a cgroup keeps where there is one."""
+"""What should keep each guarantee, where no cgroup does."""
 
 
 class LocalSandboxes:
@@ -188,7 +197,7 @@ class _Zygote:
                 self._process = subprocess.Popen(
                     [*launcher, python, "-I", "-S", "-B", "-c", _BOOT, *arguments],
                     pass_fds=[theirs.fileno()],
-                    env={"LANG": "C.UTF-8", "PATH": os.defpath},
+                    env=ENVIRONMENT,
                     cwd="/",
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -243,13 +252,8 @@ class _Zygote:
 
     def claims(self) -> Capabilities:
         """Return by what mechanism each guarantee should be kept."""
-        limited = {controller: f"cgroup {controller}" for controller in self._controllers}
-        return {
-            **MECHANISMS[self.tier],
-            Guarantee.MEMORY: limited.get("memory", "RSS watchdog, best effort" if self.tier != "unsafe" else None),
-            Guarantee.PROCESSES: limited.get("pids", "RLIMIT_NPROC" if self.tier != "unsafe" else None),
-            Guarantee.CPU: limited.get("cpu", "CPU affinity" if self.tier != "unsafe" else None),
-        }
+        limited = {_CGROUPS[controller]: f"cgroup {controller}" for controller in self._controllers}
+        return {**MECHANISMS[self.tier], **limited}
 
 
 def _shut(lease: socket.socket) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 PREFIX = "agent-rl-box-"
 WORK, TMP = "work", "tmp"
-_PROGRAMS = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 
 def _mark(pid: int) -> str | None:
@@ -44,7 +43,7 @@ def remove(home: Path) -> None:
     """Remove a sandbox's folders, however deep and however forbidding."""
     # by programs that take no recursion: code can nest folders deeper than Python's stack
     for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf", "--one-file-system"]):
-        subprocess.run([*command, "--", str(home)], env=_PROGRAMS, stderr=subprocess.DEVNULL, check=False)
+        subprocess.run([*command, "--", str(home)], stderr=subprocess.DEVNULL, check=False)
 
 
 def collect() -> int:
