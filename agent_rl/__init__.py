@@ -1,7 +1,9 @@
 """agent_rl: a gym and trainer for multi-turn, tool-using language-model agents."""
 
 from agent_rl.api import evaluate, run
-from agent_rl.env import Budget, Env, Observation, Script, ToolEnv
+from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
+from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall, ToolErrorKind
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
 from agent_rl.errors import (
     AgentRLError,
     CheckpointError,
@@ -18,31 +20,12 @@ from agent_rl.errors import (
     TrajectoryError,
     UnknownEnvError,
 )
-from agent_rl.registry import EnvSpec, env_ids, load_file, make, register, spec
-from agent_rl.rewards import reward
-from agent_rl.tasks import TaskSource, TaskStream
-from agent_rl.tool import Tool, ToolSpec, tool
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import (
-    JSON,
-    Completion,
-    Episode,
-    Failure,
-    FinishReason,
-    Fork,
-    Message,
-    Outcome,
-    Reward,
-    Sample,
-    Source,
-    Span,
-    Step,
-    StepRecord,
-    StopReason,
-    Task,
-    ToolCall,
-    ToolErrorKind,
-)
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env, Observation, Script, ToolEnv
+from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, spec
+from agent_rl.gym.reward import reward
+from agent_rl.gym.tasks import TaskSource, TaskStream
+from agent_rl.gym.tool import Tool, ToolSpec, tool
 from agent_rl.version import __version__
 
 __all__ = [
@@ -70,7 +53,6 @@ __all__ = [
     "RegistryError",
     "RenderError",
     "Reward",
-    "Sample",
     "SandboxError",
     "Script",
     "Source",

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Coroutine, Mapping
 from typing import TypeVar
 
-from agent_rl.env import Budget
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import JSON
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.registry import spec
 from agent_rl.policy import Policy, demonstrator, oracle
-from agent_rl.registry import spec
 from agent_rl.rollout import Evaluation, group_jobs, run_jobs, summarise
-from agent_rl.types import JSON, Episode
 
 T = TypeVar("T")
 

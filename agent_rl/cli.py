@@ -16,14 +16,14 @@ from rich.text import Text
 
 from agent_rl.api import run
 from agent_rl.config import Section, choices, load_config
+from agent_rl.core.episode import Episode
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import AgentRLError, ConfigError
-from agent_rl.policy import SamplingParams
-from agent_rl.policy.choose import PolicyConfig, open_policy
-from agent_rl.registry import env_ids, load_file, spec
+from agent_rl.gym.registry import env_ids, load_file, spec
+from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.rollout import summarise
 from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, read_episodes
 from agent_rl.train import TRAIN_HELP, require_torch, train
-from agent_rl.types import Episode
 from agent_rl.version import __version__
 from agent_rl.view.text import failure_lines, print_episode, print_table
 

@@ -79,7 +79,7 @@ def _keys(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, bool
         yield prefix + name, section
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _keys(field.annotation, f"{prefix}{name}.")
-        for choices in (m for m in field.metadata if hasattr(m, "settings")):  # agent_rl.algorithms.choice.Choices
+        for choices in (m for m in field.metadata if hasattr(m, "settings")):  # agent_rl.algorithms.components.Choices
             yield from ((f"{prefix}{name}.{key}", False) for key in choices.settings())
 
 

@@ -89,7 +89,7 @@ def _on_verl(
     overrides: Sequence[str], given: dict[str, str], imports: Sequence[str], explain: bool, dry_run: bool
 ) -> int:
     from agent_rl import algorithms
-    from agent_rl.backends.verl.settings import VerlConfig
+    from agent_rl.backends.verl.config.settings import VerlConfig
 
     if "episodes" in given:
         raise ConfigError(
@@ -114,7 +114,7 @@ def _on_verl(
             "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
             "pip install 'agent-rl[verl]' for one with"
         )
-    from agent_rl.backends.verl.launch import print_config, resume, start
+    from agent_rl.backends.verl.driver.run import print_config, resume, start
 
     if resumed is not None:
         print(f"Done: {resume(Path(resumed), steps=_steps(given.get('steps')))}")

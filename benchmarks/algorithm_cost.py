@@ -22,8 +22,8 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import load_config
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, Episode, FinishReason, Outcome, Reward, Source, StopReason
+from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
+from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 
 TOKENS, SAMPLES, VOCAB = 1_000_000, 8, 576
 PRESETS = ("grpo", "gdpo", "icepop", "gspo")
@@ -99,7 +99,7 @@ def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, 
     noise = 0.01 * torch.randn(x.rows.old_logprobs.shape, generator=torch.Generator().manual_seed(0))
     if settings.proximal == "recompute":
         x = replace(x, batch=replace(x.rows, old_logprobs=x.rows.rollout_logprobs + noise))
-    batch, whole = algorithm.weigh(x)
+    batch, whole = algorithm.compute_weights(x)
     micro_batches = batch.cut(config.micro_batch_tokens)
     thetas = [(b.old_logprobs + 0.001).requires_grad_() for b in micro_batches]
 
@@ -110,7 +110,7 @@ def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, 
 
     return (
         seconds(lambda: algorithm.experience(made)),
-        seconds(lambda: algorithm.weigh(x)),
+        seconds(lambda: algorithm.compute_weights(x)),
         seconds(lambda: batch.cut(config.micro_batch_tokens)),
         seconds(lambda: algorithm.diagnose(x)) if settings.proximal == "recompute" else 0.0,
         seconds(loss),

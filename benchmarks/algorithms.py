@@ -17,8 +17,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agent_rl.backends.embedded.metrics import read_metrics
 from agent_rl.config import choices
+from agent_rl.runs.metrics import read_metrics
 
 OUT = Path("runs") / "algorithms"
 

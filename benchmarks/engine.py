@@ -33,10 +33,10 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from agent_rl.backends.embedded.engine import Engine
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.policy.sampling import SamplingParams
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.engine import Engine
 
 VOCAB, EPISODES, PROMPT = 576, 64, 20
 NEVER: frozenset[int] = frozenset()

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from agent_rl.backends.embedded.metrics import read_metrics
-from agent_rl.backends.embedded.report import Summary
+from agent_rl.runs.metrics import read_metrics
+from agent_rl.runs.report import Summary
 
 BARS = {"after": 0.90, "after_greedy": 0.97}
 GAIN = 0.40

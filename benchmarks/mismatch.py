@@ -3,7 +3,7 @@
     python benchmarks/mismatch.py [--formats int4 ...] [--treatments none tis r3 ...] [--seeds 0 1 2] [key=value ...]
 
 One warm start a seed, in float32. From it every treatment trains on calculator-v0, with episodes sampled from weights
-that are rounded to the format (a simulation, see agent_rl.backends.embedded.weight_formats) and gradients in float32.
+that are rounded to the format (a simulation, see agent_rl.engines.embedded.quantization) and gradients in float32.
 Two tables: the gap at the start, with and without replayed routes on the very same episodes; and what training came
 to, evaluated with the float32 weights and with the rounded ones. A finished run is taken as it is.
 """
@@ -23,18 +23,18 @@ import torch
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Batch, Experience
-from agent_rl.algorithms.mismatch import route_agreement, token_agreement
+from agent_rl.algorithms.diagnostics import route_agreement, token_agreement
+from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.batch_scores import score_batch
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.metrics import Row, read_metrics
-from agent_rl.backends.embedded.routing import RouteLog
-from agent_rl.backends.embedded.student import Student, load_student
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.backends.embedded.weight_formats import WeightFormat
 from agent_rl.config import load_config
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.registry import spec
-from agent_rl.tasks import distinct_tasks
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.quantization import WeightFormat
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import distinct_tasks
+from agent_rl.moe.balance import RouteLog
+from agent_rl.runs.metrics import Row, read_metrics
 
 OUT = Path("runs") / "mismatch"
 ENV = "calculator-v0"
@@ -107,9 +107,9 @@ def print_gaps(formats: Sequence[WeightFormat], warm: Sequence[Path]) -> None:
     print()
 
 
-def load(folder: Path, weights: WeightFormat) -> Student:
+def load(folder: Path, weights: WeightFormat) -> Actor:
     """Load a run's last checkpoint with an engine of the given weights."""
-    return load_student(folder / "checkpoint", context=settings().context(spec(ENV).budget.tokens), weights=weights)
+    return load_actor(folder / "checkpoint", context=settings().context(spec(ENV).budget.tokens), weights=weights)
 
 
 def settings() -> TrainConfig:
@@ -117,16 +117,16 @@ def settings() -> TrainConfig:
     return load_config("backend/embedded", TrainConfig, [f"env={ENV}", *COMMON])
 
 
-def probe(student: Student) -> dict[str, float]:
+def probe(actor: Actor) -> dict[str, float]:
     """Sample 128 episodes and score them twice, with and without their routes replayed."""
-    trainer = Trainer(spec(ENV), student, settings())
+    trainer = Trainer(spec(ENV), actor, settings())
     _, episodes = trainer.evaluate(distinct_tasks(spec(ENV).tasks, "dev", 128), settings().rollout.params, "probe")
     batch = Experience.of(episodes).rows
     routes = batch.routed_experts
     if routes is None:
         raise SystemExit("the probe is about a mixture of experts: model=tiny_moe")
-    plain, log = score(student, batch, None)
-    replayed, _ = score(student, batch, routes)
+    plain, log = score(actor, batch, None)
+    replayed, _ = score(actor, batch, routes)
     if log.own is None:
         raise SystemExit("the training forward reported no routes")
     mask = batch.loss_mask
@@ -139,10 +139,10 @@ def probe(student: Student) -> dict[str, float]:
     return found
 
 
-def score(student: Student, batch: Batch, given: torch.Tensor | None) -> tuple[torch.Tensor, RouteLog]:
+def score(actor: Actor, batch: Batch, given: torch.Tensor | None) -> tuple[torch.Tensor, RouteLog]:
     """Return the log-probabilities of a batch in the training forward, `[B, T]`, and its routes."""
     log = RouteLog(batch.lengths, batch.token_ids.shape[1])
-    (logprobs,) = score_batch(student.model, batch, settings(), "logprobs", given=given, log=log)
+    (logprobs,) = score_batch(actor.model, batch, settings(), "logprobs", given=given, log=log)
     return logprobs, log
 
 

@@ -19,15 +19,17 @@ import numpy as np
 from gymnasium.spaces import Text
 
 from agent_rl import Budget, Completion, FinishReason, Message, ToolCall, ToolEnv, reward, spec
-from agent_rl.policy import Opening, Policy, SamplingParams, Scripted, TokenPolicy, oracle
-from agent_rl.registry import EnvSpec
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Task
+from agent_rl.engines.base import SamplingParams
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tasks import TaskSource
+from agent_rl.gym.tool import ToolSpec
+from agent_rl.policy import Opening, Policy, Scripted, TokenPolicy, oracle
 from agent_rl.rendering import Bridge, ChatMLRenderer, Renderer, train_tokenizer
 from agent_rl.rollout import Job, run_episode, run_jobs
 from agent_rl.store.episodes import EpisodeWriter
-from agent_rl.tasks import TaskSource
-from agent_rl.tool import ToolSpec
 from agent_rl.tools.calculator import calculator
-from agent_rl.types import Episode, Task
 
 REPETITIONS = 9
 BARE, FULL, RENDERING, FLAT = 50.0, 300.0, 300.0, 1.5
@@ -149,7 +151,7 @@ def play_built_in(id: str, episodes: int) -> tuple[Callable[[], object], int]:
 
 
 class InstantSampler:
-    """Gives the same replies in every sequence, at once; implements `Sampler`."""
+    """Gives the same replies in every sequence, at once; implements `InferenceEngine`."""
 
     context_limit = None
 

@@ -32,17 +32,17 @@ from algorithms import train
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm, Experience
+from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.metrics import MetricsLog, Row, read_metrics
-from agent_rl.backends.embedded.student import Student, load_student
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.registry import spec
+from agent_rl.core.episode import Episode
+from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
+from agent_rl.engines.base import SamplingParams
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.rendering.calls import CLOSE, OPEN
-from agent_rl.tasks import distinct_tasks
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, Episode, FinishReason, Source
+from agent_rl.runs.metrics import MetricsLog, Row, read_metrics
 
 OUT = Path("runs") / "retokenisation"
 ARMS = {"sampled": "the sampled ids", "re-rendered": "calls through json.dumps"}
@@ -51,17 +51,17 @@ LOST = 0.3
 """How far the re-rendered arm must end below the other one for the effect to be called shown."""
 
 
-def rerendered(reply: Sequence[int], student: Student) -> list[int]:
+def rerendered(reply: Sequence[int], actor: Actor) -> list[int]:
     """Return a reply's ids after a round trip through parsed calls and text; as they are if it can't be parsed."""
-    message = student.renderer.parse(reply)
-    if not reply or reply[-1] not in student.renderer.stop_ids or any(c.error for c in message.tool_calls):
+    message = actor.renderer.parse(reply)
+    if not reply or reply[-1] not in actor.renderer.stop_ids or any(c.error for c in message.tool_calls):
         return list(reply)
     calls = [json.dumps({"name": c.name, "arguments": dict(c.arguments)}) for c in message.tool_calls]
     text = message.content + "".join(f"{OPEN}{call}{CLOSE}" for call in calls)
-    return [*student.tokenizer.encode(text, add_special_tokens=False), reply[-1]]
+    return [*actor.tokenizer.encode(text, add_special_tokens=False), reply[-1]]
 
 
-def retold(trajectory: Trajectory, student: Student) -> Trajectory:
+def retold(trajectory: Trajectory, actor: Actor) -> Trajectory:
     """Return a trajectory whose replies are re-rendered; all that stands between them stays."""
     told = Trajectory(trajectory.forked_from)
     for span in trajectory.spans:
@@ -69,7 +69,7 @@ def retold(trajectory: Trajectory, student: Student) -> Trajectory:
         if span.source is not Source.POLICY or span.policy_version is None:
             told.append(ids, span.source, span.turn)
             continue
-        new, mu = rerendered(ids, student), trajectory.logprobs[span.start : span.stop].tolist()
+        new, mu = rerendered(ids, actor), trajectory.logprobs[span.start : span.stop].tolist()
         if new != ids:
             mu = [sum(mu) / len(new)] * len(new)
         versions = (span.policy_version,) * len(new)
@@ -81,21 +81,21 @@ def retold(trajectory: Trajectory, student: Student) -> Trajectory:
 class TextAlgorithm(Algorithm):
     """An algorithm that learns from re-rendered episodes."""
 
-    student: Student
+    actor: Actor
 
     def experience(self, episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> Experience:
         """Re-render what was sampled, then go on as ever."""
-        told = [replace(e, trajectories=tuple(retold(t, self.student) for t in e.trajectories)) for e in episodes]
+        told = [replace(e, trajectories=tuple(retold(t, self.actor) for t in e.trajectories)) for e in episodes]
         return Algorithm.experience(self, told, greedy)
 
 
-def changed_turns(episodes: Sequence[Episode], student: Student) -> float:
+def changed_turns(episodes: Sequence[Episode], actor: Actor) -> float:
     """Return the share of replies whose ids a round trip changes."""
     trajectories = [t for e in episodes for t in e.trajectories]
     replies = [
         t.token_ids[s.start : s.stop].tolist() for t in trajectories for s in t.spans if s.source is Source.POLICY
     ]
-    return statistics.fmean(reply != rerendered(reply, student) for reply in replies)
+    return statistics.fmean(reply != rerendered(reply, actor) for reply in replies)
 
 
 def run(arm: str, seed: int, start: Path, overrides: list[str]) -> list[Row]:
@@ -110,14 +110,14 @@ def run(arm: str, seed: int, start: Path, overrides: list[str]) -> list[Row]:
     torch.set_num_threads(config.threads or 1)
     hf_logging.disable_progress_bar()
     env = spec(config.env)
-    student = load_student(start / "checkpoint", slots=config.rollout.slots, context=config.context(env.budget.tokens))
-    trainer = Trainer(env, student, config)
+    actor = load_actor(start / "checkpoint", slots=config.rollout.slots, context=config.context(env.budget.tokens))
+    trainer = Trainer(env, actor, config)
     if arm == "re-rendered":
-        trainer.algorithm = TextAlgorithm(config.algorithm, student)
+        trainer.algorithm = TextAlgorithm(config.algorithm, actor)
     with MetricsLog(folder) as log:
         while trainer.step < config.steps:
             result = trainer.train_step()
-            log.write("train", trainer.step, result.metrics | {CHANGED: changed_turns(result.episodes, student)})
+            log.write("train", trainer.step, result.metrics | {CHANGED: changed_turns(result.episodes, actor)})
         tasks = distinct_tasks(env, config.eval.split, config.eval.n)
         for name, temperature in {"sampled": config.rollout.temperature, "greedy": 0.0}.items():
             params = SamplingParams(temperature=temperature, max_tokens=config.rollout.max_tokens)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from algorithms import fall, reinforce, train
 
-from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.runs.metrics import read_metrics
 
 
 def main() -> int:

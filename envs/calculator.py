@@ -20,11 +20,13 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 from pydantic import TypeAdapter
 
-from agent_rl.env import Budget, Script, ToolEnv
-from agent_rl.registry import register
-from agent_rl.rewards import reward
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Message, Step, Task, ToolCall
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Script, ToolEnv
+from agent_rl.gym.registry import register
+from agent_rl.gym.reward import reward
 from agent_rl.tools.calculator import calculator
-from agent_rl.types import Episode, Message, Step, Task, ToolCall
 
 FORMS = {
     "1": ("a+b", "a*b", "c-a"),

@@ -21,13 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_rl.env import Budget, Script
-from agent_rl.registry import register
-from agent_rl.rewards import reward
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Script
+from agent_rl.gym.registry import register
+from agent_rl.gym.reward import reward
+from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.sandboxes.base import Limits
 from agent_rl.tools.python import python
-from agent_rl.tools.sandboxed import SandboxedEnv
-from agent_rl.types import JSON, Episode, Message, Step, Task, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,14 @@ import functools
 
 import numpy as np
 
-from agent_rl.env import Budget, Script, ToolEnv
-from agent_rl.registry import register
-from agent_rl.rewards import reward
-from agent_rl.tool import tool
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Message, Step, Task, ToolCall
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Script, ToolEnv
+from agent_rl.gym.registry import register
+from agent_rl.gym.reward import reward
+from agent_rl.gym.tool import tool
 from agent_rl.tools.search import SearchIndex
-from agent_rl.types import Episode, Message, Step, Task, ToolCall
 
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmn" for vowel in "aio"]
 _PAIRS = ((i, j) for i in range(len(_SYLLABLES)) for j in range(len(_SYLLABLES)) if (7 * i + 5 * j) % 8 == 0)

@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.sandboxes.base import Sandboxes
 from agent_rl.sandboxes.pool import WarmPool
-from agent_rl.types import JSON
 
 BACKENDS = {
     "local": "agent_rl.sandboxes.local:LocalSandboxes",

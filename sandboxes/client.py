@@ -23,7 +23,7 @@ from agent_rl.sandboxes.inside.wire import CHUNK, MAX_BODY, FrameError, Frames, 
 GRACE = 10.0
 """Seconds beyond a call's own timeout until the agent is held to be lost: it ends what is late itself."""
 FILE_TIMEOUT = 30.0
-Answer = tuple[Head, bytes]
+EngineOutput = tuple[Head, bytes]
 
 
 class AgentSandbox:
@@ -59,7 +59,7 @@ class AgentSandbox:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._count = 0
         self._call: object = None
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[EngineOutput] | None = None
         self._lost: str | None = None
 
     def __repr__(self) -> str:
@@ -145,11 +145,11 @@ class AgentSandbox:
         self._lose("the sandbox was closed")
         await self._ended()
 
-    async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> Answer:
+    async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> EngineOutput:
         async with self._turn:
             return await self._ask(op, head, body, timeout)
 
-    async def _run_directly(self, source: bytes, timeout: float, keep: int) -> Answer:
+    async def _run_directly(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
         async with self._turn:
             interpreter = self._interpreter = self._interpreter or await self._lend()
             self._count += 1
@@ -182,7 +182,7 @@ class AgentSandbox:
             interpreter.handed_over()
         return interpreter
 
-    async def _ask(self, op: str, head: Head, body: bytes, timeout: float, fds: Sequence[int] = ()) -> Answer:
+    async def _ask(self, op: str, head: Head, body: bytes, timeout: float, fds: Sequence[int] = ()) -> EngineOutput:
         """Send a request, with descriptors, and return the answer; it has to be one's turn."""
         self._count += 1
         try:
@@ -195,14 +195,14 @@ class AgentSandbox:
             self._check_held()
         return head, body
 
-    async def _await_answer(self, call: object, frame: bytes, timeout: float, fds: Sequence[int] = ()) -> Answer:
+    async def _await_answer(self, call: object, frame: bytes, timeout: float, fds: Sequence[int] = ()) -> EngineOutput:
         """Send a frame and wait for the answer; if that is cancelled, have the agent end what it does."""
         self._check_held()
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             loop.add_reader(self._sock, self._receive)
             self._loop = loop
-        answer: asyncio.Future[Answer] = loop.create_future()
+        answer: asyncio.Future[EngineOutput] = loop.create_future()
         self._call, self._answer = call, answer
         alarm = loop.call_later(timeout, self._lose, f"it did not answer within {timeout:g} s")
         sent = False

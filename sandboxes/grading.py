@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError
 from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox, Sandboxes
-from agent_rl.types import JSON
 
 MAX_ANSWER = 1024 * 1024
 """Bytes of one answer."""

@@ -11,31 +11,20 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from agent_rl.env import Budget, Env, Script, ToolEnv
-from agent_rl.policy import Opening, Policy, SamplingParams, Scripted, TokenPolicy
-from agent_rl.registry import EnvSpec, register
+from agent_rl.algorithms.batch import Sample
+from agent_rl.core.episode import Episode, Outcome, Reward, StepRecord, StopReason
+from agent_rl.core.messages import Message, Step, Task, ToolCall, ToolErrorKind
+from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
+from agent_rl.engines.base import SamplingParams
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env, Script, ToolEnv
+from agent_rl.gym.registry import EnvSpec, register
+from agent_rl.gym.reward import reward
+from agent_rl.gym.tasks import TaskSource
+from agent_rl.gym.tool import ToolSpec, tool
+from agent_rl.policy import Opening, Policy, Scripted, TokenPolicy
 from agent_rl.rendering.base import Bridge, Renderer
-from agent_rl.rewards import reward
 from agent_rl.rollout import Job, run_episode
-from agent_rl.tasks import TaskSource
-from agent_rl.tool import ToolSpec, tool
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import (
-    Completion,
-    Episode,
-    FinishReason,
-    Message,
-    Outcome,
-    Reward,
-    Sample,
-    Source,
-    Step,
-    StepRecord,
-    StopReason,
-    Task,
-    ToolCall,
-    ToolErrorKind,
-)
 
 if TYPE_CHECKING:
     from agent_rl.rendering.chatml import ChatMLRenderer
@@ -78,8 +67,8 @@ def example_episode(episode_id: str = "e0", **changes: object) -> Episode:
     return replace(episode, **changes)  # type: ignore[arg-type]
 
 
-class ScriptedSampler:
-    """An inference engine whose replies are given, in order, over all its sessions; implements `Sampler`.
+class ScriptedEngine:
+    """An inference engine whose replies are given, in order, over all its sessions; implements `InferenceEngine`.
 
     A reply longer than `max_tokens` is cut, as an engine would. Each session keeps a ledger of every id that it was
     given or gave back.
@@ -99,9 +88,9 @@ class ScriptedSampler:
 
 
 class ScriptedSession:
-    """One sequence of a `ScriptedSampler`."""
+    """One sequence of a `ScriptedEngine`."""
 
-    def __init__(self, sampler: ScriptedSampler, seed: int) -> None:
+    def __init__(self, sampler: ScriptedEngine, seed: int) -> None:
         self.sampler, self.seed = sampler, seed
         self.ledger: list[int] = []
         self.params: list[SamplingParams] = []
@@ -218,7 +207,7 @@ def token_policy(*replies: str | Message, max_tokens: int = 64, context_limit: i
     """Return a policy that samples these replies, in one episode."""
     renderer = small_renderer()
     messages = [Message("assistant", r) if isinstance(r, str) else r for r in replies]
-    sampler = ScriptedSampler([renderer.reply(m) for m in messages], context_limit=context_limit)
+    sampler = ScriptedEngine([renderer.reply(m) for m in messages], context_limit=context_limit)
     return TokenPolicy(sampler, renderer, SamplingParams(max_tokens=max_tokens))
 
 
@@ -265,7 +254,7 @@ def example_sample(length: int, sampled: list[int], reward: float = 1.0, seed: i
 
 def play_again(episode: Episode) -> Episode:
     """Give a stored episode's own answers to its environment once more."""
-    from agent_rl.registry import spec
+    from agent_rl.gym.registry import spec
 
     answers = [m for m in episode.messages if m.role == "assistant"]
     job = Job(spec(episode.env), episode.task, episode.seed, episode.group_id, env_args=episode.env_args, id=episode.id)

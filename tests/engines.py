@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_rl.backends.embedded.cache import CHUNK
-from agent_rl.backends.embedded.engine import Engine
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.types import Completion
+from agent_rl.core.trajectory import Completion
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.engine import Engine
+from agent_rl.engines.embedded.kv_cache import CHUNK
 
 T = TypeVar("T")
 Architecture = Literal["qwen3", "qwen3_moe"]

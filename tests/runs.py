@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.metrics import read_metrics
 from agent_rl.backends.embedded.run import start_run
-from agent_rl.backends.embedded.student import load_student
 from agent_rl.backends.embedded.trainer import StepResult, Trainer
+from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
 
 SMALL = {
@@ -30,7 +30,7 @@ def config(tmp_path: Path, **changes: object) -> TrainConfig:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_student(folder / "checkpoint").model.state_dict()
+    return load_actor(folder / "checkpoint").model.state_dict()
 
 
 def told(folder: Path) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""agent_rl.aio.LoopThread: an event loop that outlives those of its callers."""
+"""agent_rl.concurrency.LoopThread: an event loop that outlives those of its callers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from agent_rl.aio import LoopThread
+from agent_rl.concurrency import LoopThread
 
 
 async def where() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:

@@ -11,8 +11,8 @@ from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experi
 from agent_rl.algorithms.selection import FILTERS
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config
+from agent_rl.core.episode import Episode, Outcome, Reward
 from agent_rl.errors import ConfigError
-from agent_rl.types import Episode, Outcome, Reward
 from tests.doubles import example_episode, example_sample
 
 PRESETS = choices("algorithm")
@@ -44,7 +44,7 @@ EPISODES = [
 )
 def test_what_has_no_gradient_is_dropped_and_counts_as_the_config_says(settings, whole):
     algorithm = Algorithm(AlgorithmConfig(advantage={"name": "group-relative", "std": False}, **settings))
-    batch, counted = algorithm.weigh(algorithm.experience(EPISODES))
+    batch, counted = algorithm.compute_weights(algorithm.experience(EPISODES))
     assert batch.episode.tolist() == [0, 1] and counted == whole
     assert batch.advantages[batch.loss_mask].tolist() == [0.5] * 4 + [-0.5] * 4
     assert not batch.advantages[~batch.loss_mask].any()
@@ -63,7 +63,7 @@ def test_a_stale_episode_is_left_out_but_stays_in_its_group():
     x = replace(x, batch=replace(x.rows, versions=fresh))
     kept = FILTERS.bind(algorithm.config.filters[0])(x)
     assert kept.tolist() == [False, True, True, True, True, True]
-    batch, whole = algorithm.weigh(replace(x, kept=x.kept & kept))
+    batch, whole = algorithm.compute_weights(replace(x, kept=x.kept & kept))
     assert batch.episode.tolist() == [1] and whole == Denominators(12, 3)
     assert batch.advantages.amin().item() == -0.5  # "win" still counts in the mean
 
@@ -72,7 +72,7 @@ def test_a_greedy_episode_is_the_baseline_of_its_group():
     algorithm = Algorithm(AlgorithmConfig(advantage="over-greedy"))
     assert algorithm.needs_greedy
     x = algorithm.experience(EPISODES, greedy=[episode("greedy", 0.25, "a"), episode("none", None, "b")])
-    batch, whole = algorithm.weigh(x)
+    batch, whole = algorithm.compute_weights(x)
     assert batch.advantages.sum(-1).tolist() == [0.75 * 4, -0.25 * 4]  # group b has no baseline, so no advantage
     assert whole == Denominators(16, 4)
     assert algorithm.diagnose(x)["rollout/greedy"] == 0.25
@@ -86,7 +86,7 @@ def test_shaping_comes_before_the_advantage():
     algorithm = Algorithm(AlgorithmConfig(shaping=shaping, advantage={"name": "group-relative", "std": False}))
     x = algorithm.experience(EPISODES)
     assert x.scores.tolist()[:2] == [3.0, 1.0] and x.scores[2:4].isnan().all()
-    assert algorithm.weigh(x)[0].advantages.amax().item() == 1.0
+    assert algorithm.compute_weights(x)[0].advantages.amax().item() == 1.0
     assert x.rows.rewards.sum(-1).tolist()[:2] == [3.0, 1.0]
 
 
@@ -110,7 +110,7 @@ def test_a_weight_multiplies_each_token_s_loss():
     algorithm, x = corrected(
         weight={"name": "token-tis", "cap": 2.0}, advantage={"name": "group-relative", "std": False}
     )
-    batch, whole = algorithm.weigh(x)
+    batch, whole = algorithm.compute_weights(x)
     torch.testing.assert_close(batch.weights, torch.tensor([[0, 2.0, math.exp(-0.5)], [0, 2.0, 1.0]]))
     terms = algorithm.loss(batch.old_logprobs, torch.zeros_like(batch.weights), batch, whole)  # theta is old
     assert terms.loss.item() == pytest.approx((-0.5 * (2 + math.exp(-0.5)) + 0.5 * 3) / 4)
@@ -120,7 +120,7 @@ def test_a_weight_multiplies_each_token_s_loss():
 @pytest.mark.parametrize(("denominators", "whole"), [("original", Denominators(4, 2)), ("kept", Denominators(2, 1))])
 def test_a_rejection_loses_no_reward_and_says_which_denominator_it_keeps(denominators, whole):
     algorithm, x = corrected(rejection={"name": "sequence", "low": 0.5, "high": 2.0}, denominators=denominators)
-    batch, counted = algorithm.weigh(x)  # products e^.5 and e^3: the second row goes ...
+    batch, counted = algorithm.compute_weights(x)  # products e^.5 and e^3: the second row goes ...
     assert counted == whole and len(batch) == 1
     # ... but its reward is still in the group's statistics: (1 - .5) / sqrt(.5)
     assert batch.advantages[0, 1].item() == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
@@ -137,7 +137,7 @@ def test_the_gap_between_mu_and_old_is_measured():
 
 def test_entropy_is_taken_from_the_loss_and_keeps_rows_without_advantage():
     algorithm = Algorithm(AlgorithmConfig(entropy=0.5))
-    batch, whole = algorithm.weigh(algorithm.experience([episode("tie", 1.0, "b"), episode("too", 1.0, "b")]))
+    batch, whole = algorithm.compute_weights(algorithm.experience([episode("tie", 1.0, "b"), episode("too", 1.0, "b")]))
     assert len(batch) == 2
     entropy = torch.full_like(batch.weights, 3.0).requires_grad_()
     loss = algorithm.loss(batch.rollout_logprobs, entropy, batch, whole).loss
@@ -166,7 +166,7 @@ def test_a_kl_penalty_in_the_loss_adds_its_value_and_gradient(kind, value, slope
     (plain, x), (algorithm, _) = kl_rows(), kl_rows(where="loss", coefficient=0.1, kind=kind)
     results = []
     for each in (plain, algorithm):
-        batch, whole = each.weigh(x)
+        batch, whole = each.compute_weights(x)
         theta = batch.old_logprobs.clone().requires_grad_()
         loss = each.loss(theta, torch.zeros_like(theta), batch, whole).loss
         (grad,) = torch.autograd.grad(loss, theta)
@@ -177,14 +177,14 @@ def test_a_kl_penalty_in_the_loss_adds_its_value_and_gradient(kind, value, slope
 
 def test_a_kl_penalty_in_the_reward_is_part_of_returns_and_scores():
     algorithm, x = kl_rows(where="reward", coefficient=0.1, kind="k1")
-    batch, _ = algorithm.weigh(x)  # each of 4 tokens earns -0.1 * -.5; the last one the score of 1, too
+    batch, _ = algorithm.compute_weights(x)  # each of 4 tokens earns -0.1 * -.5; the last one the score of 1, too
     assert batch.advantages[0][batch.loss_mask[0]].tolist() == pytest.approx([1.2, 1.15, 1.1, 1.05])
     grouped = Algorithm(
         AlgorithmConfig(kl={"where": "reward", "coefficient": 0.1, "kind": "k1"}, advantage="leave-one-out")
     )
     far = x.rows.reference_logprobs.clone()
     far[1] += 1.0 * x.rows.loss_mask[1]
-    batch, _ = grouped.weigh(replace(x, batch=replace(x.rows, reference_logprobs=far)))
+    batch, _ = grouped.compute_weights(replace(x, batch=replace(x.rows, reference_logprobs=far)))
     assert batch.advantages.amin().item() == pytest.approx(-0.4)  # 1.2 against 1.6
 
 
@@ -260,7 +260,7 @@ def test_a_preset_is_called_by_its_file_and_explains_itself(name):
 def test_a_preset_pushes_towards_the_better_episode(name):
     algorithm = Algorithm(preset(name))
     x = algorithm.experience(EPISODES, greedy=[episode("greedy", 0.25, "a")])
-    batch, whole = algorithm.weigh(replace(x, state_values=torch.full_like(x.state_values, 0.25)))
+    batch, whole = algorithm.compute_weights(replace(x, state_values=torch.full_like(x.state_values, 0.25)))
     batch = algorithm.prepare(batch.old_logprobs, batch).batch
     theta = batch.old_logprobs.clone().requires_grad_()
     algorithm.loss(theta, torch.zeros_like(theta), batch, whole).loss.backward()

@@ -8,11 +8,14 @@ import torch
 from pydantic import ValidationError
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience, collate, explain
-from agent_rl.algorithms.advantages.outcome import batch_normalised
+from agent_rl.algorithms.advantages.episode import batch_normalised
 from agent_rl.algorithms.aggregation import AGGREGATIONS, prompt_shares
+from agent_rl.algorithms.batch import Sample
 from agent_rl.algorithms.metrics import tool_error_metrics
+from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.messages import Message
+from agent_rl.core.trajectory import Source
 from agent_rl.errors import ConfigError
-from agent_rl.types import Episode, Message, Reward, Sample, Source
 from tests.doubles import example_episode, example_sample
 
 PLAIN = {"name": "group-relative", "std": False}
@@ -40,7 +43,9 @@ def stepwise(**knobs: object) -> Batch:
     pi = torch.tensor([[1, 0.5, 1, 0.25], [1, 0.25, 0.5, 1], [1, 0.1, 0.1, 0.1]])
     squares = torch.tensor([[7, 0.5, 7, 0.375], [7, 0.25, 0.3, 7], [7, 0.9, 0.9, 0.9]])
     old = torch.where(x.rows.loss_mask, pi.log(), torch.nan)
-    batch, whole = algorithm.weigh(replace(x, batch=replace(x.rows, old_logprobs=old, sum_pi_squared=squares)))
+    batch, whole = algorithm.compute_weights(
+        replace(x, batch=replace(x.rows, old_logprobs=old, sum_pi_squared=squares))
+    )
     assert whole == Denominators(4, 2)  # the row that is not scored takes no part
     return batch
 
@@ -65,7 +70,9 @@ def test_the_optimal_baseline_of_a_step_that_one_row_reaches(zero_tail, last):
     algorithm = Algorithm(AlgorithmConfig(advantage=advantage, proximal="recompute", objective="reinforce"))
     samples = [example_sample(3, [1, 2], reward=1, episode=0), example_sample(3, [1], reward=0, episode=1)]
     x = made(algorithm, [1.0, 0.0], samples, "aa")
-    batch, _ = algorithm.weigh(replace(x, batch=replace(x.rows, sum_pi_squared=torch.ones_like(x.rows.rewards))))
+    batch, _ = algorithm.compute_weights(
+        replace(x, batch=replace(x.rows, sum_pi_squared=torch.ones_like(x.rows.rewards)))
+    )
     assert batch.advantages[0, 2].item() == last
 
 
@@ -75,7 +82,7 @@ def test_the_rows_of_an_episode_are_each_compared_with_those_of_its_group():
     x = replace(algorithm.experience([episode("fork", 1.0), episode("loss", 0.0)]), batch=collate(samples))
     half = torch.full_like(x.rows.rewards, math.log(0.5))  # so that all weigh the same
     squares = torch.ones_like(half)
-    batch, _ = algorithm.weigh(replace(x, batch=replace(x.rows, old_logprobs=half, sum_pi_squared=squares)))
+    batch, _ = algorithm.compute_weights(replace(x, batch=replace(x.rows, old_logprobs=half, sum_pi_squared=squares)))
     assert batch.advantages[:, 1].tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
 
 
@@ -158,7 +165,7 @@ def test_prompts_without_counted_tokens_are_not_counted(count, share):
     algorithm = Algorithm(AlgorithmConfig(aggregation="prompt-mean", advantage=PLAIN, count_zero_advantage=count))
     values = {"win": (1.0, "a"), "loss": (0.0, "a"), "tie": (1.0, "b"), "too": (1.0, "b"), "none": (None, "c")}
     x = algorithm.experience([episode(name, *value) for name, value in values.items()])
-    batch, _ = algorithm.weigh(x)  # 8 sampled tokens a prompt
+    batch, _ = algorithm.compute_weights(x)  # 8 sampled tokens a prompt
     assert batch.prompt_shares.tolist() == [share, share]
 
 
@@ -250,6 +257,6 @@ def test_failed_tool_calls_are_counted_in_episodes():
     changed = {"win": (1.0, clean), "loss": (0.0, example_episode().messages), "none": (None, clean)}
     x = algorithm.experience([episode(name, value, messages=m) for name, (value, m) in changed.items()])
     assert x.tool_errors.tolist() == [0, 1, 0]
-    batch, _ = algorithm.weigh(x)
+    batch, _ = algorithm.compute_weights(x)
     expected = {"with_tool_errors": -0.5, "without_tool_errors": 0.5, "tool_error_correlation": -1.0}
     assert algorithm.advantage_metrics(x, batch) == pytest.approx({f"advantage/{k}": v for k, v in expected.items()})

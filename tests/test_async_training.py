@@ -9,19 +9,19 @@ import torch
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import load_ahead
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.metrics import read_metrics
-from agent_rl.backends.embedded.rollouts import Sampled, load_sampled, save_sampled
+from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
 from agent_rl.backends.embedded.run import resume_run, start_run
-from agent_rl.backends.embedded.student import load_student
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
-from agent_rl.registry import spec
+from agent_rl.core.episode import Episode
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import distinct_tasks
+from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.codec import dump_line
 from agent_rl.store.episodes import read_episodes
-from agent_rl.tasks import distinct_tasks
-from agent_rl.types import Episode
 from agent_rl.view.progress import Progress
 from tests.runs import assert_same_run, config, killed_run, weights
 
@@ -37,7 +37,7 @@ def settings(tmp_path: Path, talker: Path, max_staleness: int, algorithm: dict[s
 
 
 def trainer_of(chosen: TrainConfig) -> Trainer:
-    return Trainer(spec(chosen.env), load_student(str(chosen.start_from), slots=8, context=256), chosen)
+    return Trainer(spec(chosen.env), load_actor(str(chosen.start_from), slots=8, context=256), chosen)
 
 
 def lines(episodes: Iterable[Episode]) -> list[bytes]:
@@ -50,7 +50,7 @@ def versions(episodes: list[Episode]) -> set[int]:
     return {int(v) for e in episodes for t in e.trajectories for v in t.policy_versions[t.loss_mask]}
 
 
-def assert_same_batch(one: Sampled, two: Sampled) -> None:
+def assert_same_batch(one: StepBatch, two: StepBatch) -> None:
     assert lines(one.episodes) == lines(two.episodes) and lines(one.greedy) == lines(two.greedy)
     assert (one.refill, one.metrics) == (two.refill, two.metrics)
     assert (one.state_values is None) == (two.state_values is None)
@@ -93,7 +93,7 @@ def test_what_waits_is_what_the_weights_before_the_update_sample(
     assert_same_batch(waiting, fresh.rollouts.sample(1))
     assert versions(waiting.greedy) == ({0} if algorithm is REMAX else set())
     assert (waiting.state_values is not None) == (algorithm is VINE)
-    trainer.student.engine.update_weights(1)
+    trainer.actor.engine.update_weights(1)
     assert lines(trainer.rollouts.sample(1).episodes) != lines(waiting.episodes)
 
     save_sampled(tmp_path / "ahead.pt", trainer.ahead)
@@ -127,7 +127,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
     assert lines(stored[id] for id in sorted(stored)) == lines(resumed[id] for id in sorted(resumed))
     trained = [row for row in read_metrics(killed / "metrics.jsonl") if row["kind"] == "train"]
     assert [row.get(f"policy_version/staleness_{k}", 0) for row in trained] == [float(s >= k) for s in range(4)]
-    start = load_student(talker).model.state_dict()
+    start = load_actor(talker).model.state_dict()
     assert any(not torch.equal(start[name], value) for name, value in weights(killed).items())
 
 

@@ -1,4 +1,4 @@
-"""agent_rl.algorithms.objectives.clipped: values and gradients of the objectives per token."""
+"""agent_rl.algorithms.objectives.token: values and gradients of the objectives per token."""
 
 import math
 from functools import partial
@@ -8,16 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.algorithms.objectives.clipped import (
-    cispo,
-    dppo_kl,
-    dppo_tv,
-    m2po,
-    minirl,
-    ppo_clip,
-    reinforce,
-    sapo,
-)
+from agent_rl.algorithms.objectives.token import cispo, dppo_kl, dppo_tv, m2po, minirl, ppo_clip, reinforce, sapo
 from agent_rl.errors import ConfigError
 
 OBJECTIVES = {

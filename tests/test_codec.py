@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_rl.core.episode import Failure, Outcome, Reward, StepRecord
+from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.trajectory import Fork, Source, Span, Trajectory
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store.codec import decode, dump_line, encode, load_line
 from agent_rl.store.packing import pack, unpack
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Failure, Fork, Message, Outcome, Reward, Source, Span, StepRecord, ToolCall
 from tests.doubles import example_episode
 
 

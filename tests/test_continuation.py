@@ -6,12 +6,15 @@ from dataclasses import replace
 import pytest
 
 from agent_rl.algorithms import to_samples
-from agent_rl.env import Budget
+from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
+from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.trajectory import Fork, Source
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
-from agent_rl.policy import Policy, SamplingParams, TokenPolicy
+from agent_rl.gym.budget import Budget
+from agent_rl.policy import Policy, TokenPolicy
 from agent_rl.rollout import Job, continuation, run_episode
-from agent_rl.types import Episode, Fork, Message, Outcome, Reward, Source, StopReason, ToolCall
-from tests.doubles import CALL, Dice, ScriptedSampler, UnprovenRenderer, dice_spec, play, small_renderer
+from tests.doubles import CALL, Dice, ScriptedEngine, UnprovenRenderer, dice_spec, play, small_renderer
 
 TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolCall("x", "rol")))
 
@@ -28,7 +31,7 @@ class Fair(Dice):
 def replying(*replies: str | Message, unproven: frozenset[int] = frozenset()) -> TokenPolicy:
     renderer = UnprovenRenderer(small_renderer(), unproven)
     ids = [renderer.reply(Message("assistant", r) if isinstance(r, str) else r) for r in replies]
-    return TokenPolicy(ScriptedSampler(ids), renderer, SamplingParams(max_tokens=64))
+    return TokenPolicy(ScriptedEngine(ids), renderer, SamplingParams(max_tokens=64))
 
 
 def first(policy: Policy, **job: object) -> Episode:

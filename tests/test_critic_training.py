@@ -10,14 +10,14 @@ from transformers import AutoModelForCausalLM
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience, collate
 from agent_rl.algorithms.objectives.value import explained_variance
+from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.critic import FILE, Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.embedded.student import load_student
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.registry import spec
+from agent_rl.gym.registry import spec
 from agent_rl.view.progress import Progress
 from tests.doubles import example_episode, example_sample
 from tests.runs import config, told, weights
@@ -50,7 +50,7 @@ def fixed_batch(algorithm: Algorithm) -> tuple[Batch, Denominators]:
     rows = [example_sample(12, [4, 5, 8, 9, 11], reward=float(e % 2), seed=e, episode=e) for e in range(8)]
     for e, row in enumerate(rows):
         row.token_ids[0] = 48 + e % 2
-    return algorithm.weigh(replace(x, batch=collate(rows)))
+    return algorithm.compute_weights(replace(x, batch=collate(rows)))
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -104,16 +104,16 @@ def test_the_value_loss_reaches_its_own_trunk_only_and_hangs_on_no_cut(where: st
 @pytest.mark.parametrize("where", WHERE)
 def test_in_warm_up_only_the_critic_learns(where: str, folder: Path, tmp_path: Path) -> None:
     chosen = config(tmp_path, algorithm=settings(where, warmup_steps=2))
-    trainer = Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), chosen)
+    trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), chosen)
     assert trainer.critic is not None
-    policy, critic = state(trainer.student.model), state(trainer.critic)
+    policy, critic = state(trainer.actor.model), state(trainer.critic)
     for _ in range(2):
         metrics = trainer.train_step().metrics
         assert metrics["train/grad_norm"] == 0
-    assert same(state(trainer.student.model), policy) and not same(state(trainer.critic), critic)
+    assert same(state(trainer.actor.model), policy) and not same(state(trainer.critic), critic)
     for _ in range(2):
         metrics = trainer.train_step().metrics
-    assert not same(state(trainer.student.model), policy)
+    assert not same(state(trainer.actor.model), policy)
     names = ("vf_loss", "vf_clipfrac", "grad_norm", "values/mean", "returns/mean")
     assert all(metrics[f"critic/{name}"] >= 0 for name in names) and metrics["critic/vf_loss"] > 0
 
@@ -121,13 +121,13 @@ def test_in_warm_up_only_the_critic_learns(where: str, folder: Path, tmp_path: P
 @pytest.mark.parametrize("where", WHERE)
 def test_values_before_the_update_are_those_that_it_starts_from(where: str, folder: Path, tmp_path: Path) -> None:
     chosen = config(tmp_path, algorithm=settings(where, clip_eps=1e-4), updates_per_batch=3)
-    trainer = Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), chosen)
+    trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), chosen)
     assert trainer.critic is not None
     torch.nn.init.normal_(trainer.critic.head.weight, generator=torch.Generator().manual_seed(0))
     episodes = trainer.train_step().episodes
     x, _ = trainer._scored(trainer.algorithm.experience(episodes))
     with torch.no_grad():
-        states = score_tokens(trainer.student.model, x.rows.token_ids).hidden
+        states = score_tokens(trainer.actor.model, x.rows.token_ids).hidden
         values = trainer.critic(x.rows.token_ids, states)
     torch.testing.assert_close(x.rows.values, torch.where(x.rows.loss_mask, values, 0.0), rtol=0, atol=1e-5)
     assert x.rows.values.any()

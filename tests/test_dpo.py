@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, collate
 from agent_rl.algorithms.objectives.preference import dpo, sequence_logprob
-from agent_rl.types import Episode, Outcome, Reward, StopReason
+from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
 from tests.doubles import example_episode, example_sample
 
 PARTS = {"advantage": "best-against-worst", "aggregation": "token-sum"}
@@ -140,16 +140,16 @@ GROUP = [
 )
 def test_the_best_and_the_worst_that_are_trained_on(parts: dict[str, object], chosen: dict[int, float]) -> None:
     ours = Algorithm(AlgorithmConfig(**{"objective": "dpo", **PARTS, **parts}))  # type: ignore[arg-type]
-    batch, _ = ours.weigh(ours.experience(GROUP))
+    batch, _ = ours.compute_weights(ours.experience(GROUP))
     sides = batch.advantages.sum(-1).sign().tolist()
     assert dict(zip(batch.episode.tolist(), sides, strict=True)) == chosen
     assert batch.group.tolist() == [0] * len(chosen)
 
 
 def test_it_needs_theta_and_the_reference_and_no_other_does() -> None:
-    assert algorithm().needs_theta and algorithm().needs_reference
+    assert algorithm().needs_scores_before_update and algorithm().needs_reference
     plain = Algorithm(AlgorithmConfig())
-    assert not plain.needs_theta and not plain.needs_reference
+    assert not plain.needs_scores_before_update and not plain.needs_reference
     assert Algorithm(AlgorithmConfig(kl={"where": "loss"})).needs_reference
     batch = pairs_of([0], [1], [[1]], 2)
     prepared = plain.prepare(batch.old_logprobs, batch)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agent_rl.backends.embedded.engine import Engine, narrow
-from agent_rl.backends.embedded.forward import Forward, FusedForward, ModuleForward
+from agent_rl.core.trajectory import FinishReason
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.engine import Engine, narrow
+from agent_rl.engines.embedded.forward import Forward, FusedForward, ModuleForward
 from agent_rl.errors import ConfigError
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.types import FinishReason
 from tests.engines import (
     NEVER,
     VOCAB,

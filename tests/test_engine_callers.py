@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agent_rl.backends.embedded.cache import Layout, SlotCache
-from agent_rl.backends.embedded.engine import Engine
-from agent_rl.backends.embedded.forward import StepOutput, make_forward
+from agent_rl.core.trajectory import Completion, FinishReason
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.engine import Engine
+from agent_rl.engines.embedded.forward import StepOutput, make_forward
+from agent_rl.engines.embedded.kv_cache import KVCache, Layout
 from agent_rl.errors import ConfigError, PolicyError
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.types import Completion, FinishReason
 from tests.engines import GREEDY, NEVER, VOCAB, Record, play, play_alone, run, steps, tiny
 
 # --- ends of a reply -------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_cancelled_caller_leaves_the_others_alone() -> None:
 class Flaky:
     """A forward that fails when told to."""
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.inner, self.broken = make_forward(model, cache), False
 
     def __call__(self, layout: Layout) -> StepOutput:

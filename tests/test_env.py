@@ -1,4 +1,4 @@
-"""agent_rl.env: declarations, steps, scores, budgets."""
+"""agent_rl.gym.env: declarations, steps, scores, budgets."""
 
 import asyncio
 import dataclasses
@@ -7,12 +7,14 @@ import inspect
 import numpy as np
 import pytest
 
-from agent_rl.aio import maybe_await
-from agent_rl.env import Budget, Env, ToolEnv, messages_of
+from agent_rl.concurrency import maybe_await
+from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
+from agent_rl.core.messages import Message, Step, ToolCall
 from agent_rl.errors import ConfigError, DefinitionError, SandboxError
-from agent_rl.rewards import reward
-from agent_rl.tool import tool
-from agent_rl.types import Episode, Message, Outcome, Reward, Step, StopReason, ToolCall
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env, ToolEnv, messages_of
+from agent_rl.gym.reward import reward
+from agent_rl.gym.tool import tool
 
 
 @tool(inline=True)

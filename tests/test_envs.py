@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.env import Budget
+from agent_rl.core.episode import Episode, Outcome
+from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.envs.calculator import Calculator, solve
 from agent_rl.envs.search import Search
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import TaskStream, task_key
 from agent_rl.policy import Scripted, demonstrator, oracle
-from agent_rl.registry import spec
 from agent_rl.rollout import Job, run_episode, run_jobs, summarise
-from agent_rl.tasks import TaskStream, task_key
 from agent_rl.tools.calculator import calculator
-from agent_rl.types import Episode, Message, Outcome, ToolCall, ToolErrorKind
 
 BUILT_IN = ("calculator-v0", "search-v0")
 SPLITS = [(id, split) for id in BUILT_IN for split in spec(id).tasks.splits]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_rl.core.episode import Outcome, Reward, StopReason
 from agent_rl.rollout import Rate, summarise
-from agent_rl.types import Outcome, Reward, StopReason
 from tests.doubles import example_episode
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.algorithms.filters import (
-    Refill,
+    DynamicSampling,
     group_range,
     informative,
     next_round,
@@ -143,7 +143,7 @@ def test_varied_groups_by_definition_in_any_order(pairs, random):
 
 
 def test_a_batch_is_filled_first_come_first_served():
-    state = Refill(target=3)
+    state = DynamicSampling(target=3)
     assert next_round(state) == 3
     state = offer(state, [False, True, False])
     # 2 are missing, the rate is (1 + 1) / (3 + 1): 2 / (1/2) = 4
@@ -156,27 +156,27 @@ def test_a_batch_is_filled_first_come_first_served():
 
 
 def test_what_was_sampled_is_not_changed_by_an_offer():
-    state = Refill(target=2)
+    state = DynamicSampling(target=2)
     offer(state, [True])
-    assert state == Refill(target=2)
+    assert state == DynamicSampling(target=2)
 
 
 def test_a_round_is_bounded_when_nothing_is_accepted():
-    state = offer(Refill(target=4, oversampling=2.5), [False] * 4)
+    state = offer(DynamicSampling(target=4, oversampling=2.5), [False] * 4)
     assert next_round(state) == 10  # 4 / (1 / 5) = 20, bounded by 2.5 * 4
-    assert next_round(offer(Refill(target=4, oversampling=1), [False] * 4)) == 4
+    assert next_round(offer(DynamicSampling(target=4, oversampling=1), [False] * 4)) == 4
 
 
 def test_a_known_rate_sizes_the_first_round():
-    assert next_round(Refill(target=4, expected_rate=0.5)) == 8
-    assert next_round(Refill(target=4, expected_rate=0.3)) == 12  # ceil(13.3), bounded by 3 * 4
-    assert next_round(Refill(target=4, expected_rate=5e-324)) == 12
+    assert next_round(DynamicSampling(target=4, expected_rate=0.5)) == 8
+    assert next_round(DynamicSampling(target=4, expected_rate=0.3)) == 12  # ceil(13.3), bounded by 3 * 4
+    assert next_round(DynamicSampling(target=4, expected_rate=5e-324)) == 12
     # after a round it weighs as one group: 2 / ((2 + .5) / (8 + 1)) = 7.2
-    assert next_round(offer(Refill(target=4, expected_rate=0.5), [True] * 2 + [False] * 6)) == 8
+    assert next_round(offer(DynamicSampling(target=4, expected_rate=0.5), [True] * 2 + [False] * 6)) == 8
 
 
 def test_sampling_gives_up_with_a_reason_and_what_there_is():
-    state = Refill(target=8, max_rounds=3)
+    state = DynamicSampling(target=8, max_rounds=3)
     for kept in ([True, False], [], [False, True, False]):  # a round in which every group failed counts too
         assert state.reason is None
         state = offer(state, kept)
@@ -185,16 +185,16 @@ def test_sampling_gives_up_with_a_reason_and_what_there_is():
 
 
 def test_late_groups_are_counted_but_not_taken():
-    full = offer(Refill(target=1), [True])
+    full = offer(DynamicSampling(target=1), [True])
     late = offer(full, [True, False, True])
     assert (late.taken, late.leftover, late.rounds, late.reason) == ((0,), 2, 1, "full")
-    given_up = offer(offer(Refill(target=2, max_rounds=1), [True]), [True])
+    given_up = offer(offer(DynamicSampling(target=2, max_rounds=1), [True]), [True])
     assert (given_up.taken, given_up.leftover) == ((0,), 1)
     assert given_up.reason == "gave up after 1 rounds with 1 of 2 groups"
 
 
 def test_a_batch_that_fills_in_the_last_round_is_full():
-    assert offer(Refill(target=1, max_rounds=1), [True]).reason == "full"
+    assert offer(DynamicSampling(target=1, max_rounds=1), [True]).reason == "full"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_batch_that_fills_in_the_last_round_is_full():
 def test_impossible_refills_are_refused(wrong):
     name, value = list(wrong.items())[-1]
     with pytest.raises(ConfigError, match=f"{name}={value}"):
-        Refill(**wrong)
+        DynamicSampling(**wrong)
 
 
 @given(
@@ -227,7 +227,7 @@ def test_impossible_refills_are_refused(wrong):
 )
 @settings(deadline=None, max_examples=60)
 def test_sampling_always_ends_and_never_overfills(target, max_rounds, oversampling, expected_rate, rate, lost, random):
-    state = Refill(target, max_rounds, oversampling, expected_rate)
+    state = DynamicSampling(target, max_rounds, oversampling, expected_rate)
     flags: list[bool] = []
     rounds = 0
     while n := next_round(state):
@@ -246,7 +246,7 @@ def test_sampling_always_ends_and_never_overfills(target, max_rounds, oversampli
 @given(target=st.integers(1, 30), every=st.integers(1, 3))
 @settings(deadline=None, max_examples=30)
 def test_a_steady_acceptance_fills_the_batch_with_hardly_any_waste(target, every):
-    state = Refill(target, oversampling=4)
+    state = DynamicSampling(target, oversampling=4)
     while n := next_round(state):
         state = offer(state, [(state.offered + i) % every == 0 for i in range(n)])
     assert state.reason == "full"

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience, collate
+from agent_rl.algorithms.batch import Sample
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import choices, load_config
-from agent_rl.types import Sample
 from tests.doubles import example_sample
 
 PRESETS = choices("algorithm")
@@ -75,7 +75,7 @@ def weighed(name: str, order: list[int], pad_id: int = 0) -> tuple[Batch, Denomi
         x = replace(x, scores=x.scores + 0.01 * torch.tensor(order))
     if algorithm(name).config.proximal == "recompute":
         x = replace(x, batch=replace(x.rows, old_logprobs=x.rows.rollout_logprobs - 0.2 * x.rows.loss_mask))
-    batch, whole = algorithm(name).weigh(x)
+    batch, whole = algorithm(name).compute_weights(x)
     with torch.no_grad():
         theta = score_tokens(model(), batch.token_ids).logprobs
     return algorithm(name).prepare(theta, batch).batch, whole
@@ -157,12 +157,12 @@ def test_a_token_that_the_policy_did_not_sample_has_no_loss(name):
 def test_what_fills_the_gaps_changes_no_advantage_and_no_weight(name):
     order = list(range(len(LENGTHS)))
     x = experience(samples_of(order), [i // 4 for i in order])
-    batch, whole = algorithm(name).weigh(x)
+    batch, whole = algorithm(name).compute_weights(x)
     garbage = {
         f: torch.where(x.rows.loss_mask, getattr(x.rows, f), torch.full_like(getattr(x.rows, f), math.nan))
         for f in ("rollout_logprobs", "old_logprobs", "values")
     }
-    again, whole_again = algorithm(name).weigh(replace(x, batch=replace(x.rows, **garbage)))
+    again, whole_again = algorithm(name).compute_weights(replace(x, batch=replace(x.rows, **garbage)))
     assert whole_again == whole
     assert torch.equal(again.advantages, batch.advantages) and torch.equal(again.weights, batch.weights)
 

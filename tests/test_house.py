@@ -15,8 +15,8 @@ import pytest
 from conftest import is_local
 from tree import FOLDERS, ROOT, SOURCES, files_in, python_files, run_python
 
-LONG_TESTS = {"tests/test_tool.py"}
-"""Tests that may be longer than 300 lines; nothing else may."""
+MAX_LINES = 400
+"""Of any file; split one by concept, never to fit a count."""
 
 
 def export_problems(module: str, source: str) -> list[str]:
@@ -73,9 +73,8 @@ def test_a_wrong_list_of_exports_is_found(source: str, problem: str) -> None:
 
 
 def test_files_are_short() -> None:
-    long = {str(file.relative_to(ROOT)) for file in python_files(*FOLDERS, "tests", "benchmarks") if _lines(file) > 300}
-    assert long == LONG_TESTS, "at most 300 lines a file; split it by concept"
-    assert all(name.startswith("tests/") for name in LONG_TESTS)
+    files = python_files(*FOLDERS, "tests", "benchmarks")
+    assert not [str(file) for file in files if _lines(file) > MAX_LINES]
 
 
 def test_configs_are_short() -> None:

@@ -1,4 +1,4 @@
-"""agent_rl.policy.interrupt: replies that go on for too long are made to answer, by tokens without loss."""
+"""agent_rl.policy.interruption: replies that go on for too long are made to answer, by tokens without loss."""
 
 from pathlib import Path
 
@@ -8,19 +8,22 @@ import torch
 from pydantic import ValidationError
 
 from agent_rl.algorithms import to_samples
-from agent_rl.backends.embedded.config import InterruptConfig, TrainConfig
-from agent_rl.backends.embedded.engine import Engine
-from agent_rl.backends.embedded.student import load_student
+from agent_rl.backends.embedded.actor import load_actor
+from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
-from agent_rl.env import Budget
+from agent_rl.core.episode import Episode, StopReason
+from agent_rl.core.messages import Message
+from agent_rl.core.trajectory import Source
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.engine import Engine
 from agent_rl.errors import ConfigError
-from agent_rl.policy import Interrupt, SamplingParams, TokenPolicy
-from agent_rl.policy.interrupt import interruptions
-from agent_rl.registry import spec
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.registry import spec
+from agent_rl.policy import Interruption, TokenPolicy
+from agent_rl.policy.interruption import interruptions
 from agent_rl.rollout.metrics import trajectory_metrics
-from agent_rl.types import Episode, Message, Source, StopReason
-from tests.doubles import CALL, ScriptedSampler, example_episode, run_dice, small_renderer
+from tests.doubles import CALL, ScriptedEngine, example_episode, run_dice, small_renderer
 from tests.engines import VOCAB, full_logprobs, shaken, tiny
 from tests.runs import config
 from tests.test_engine import router_choices
@@ -34,13 +37,13 @@ STOP = small_renderer().reply(Message("assistant", ""))[-1]
 THOUGHT = ids("hmqkzjwvybdf")
 LATE = ids(" so ")
 SIX = (*ids("6"), STOP)
-AFTER = Interrupt(4, LATE)
+AFTER = Interruption(4, LATE)
 
 
 def played(
-    *replies: tuple[int, ...], interrupt: Interrupt = AFTER, max_tokens: int = 10, budget: Budget | None = None
-) -> tuple[Episode, ScriptedSampler]:
-    sampler = ScriptedSampler(replies)
+    *replies: tuple[int, ...], interrupt: Interruption = AFTER, max_tokens: int = 10, budget: Budget | None = None
+) -> tuple[Episode, ScriptedEngine]:
+    sampler = ScriptedEngine(replies)
     policy = TokenPolicy(sampler, small_renderer(), SamplingParams(max_tokens=max_tokens), interrupt)
     return run_dice(policy, budget=budget), sampler
 
@@ -88,11 +91,11 @@ def test_an_answer_may_take_what_is_left_of_the_reply():
 
 
 def test_a_reply_that_has_ended_its_thought_is_not_interrupted():
-    ended = Interrupt(4, LATE, unless=THOUGHT[1:3])
+    ended = Interruption(4, LATE, unless=THOUGHT[1:3])
     episode, sampler = played(THOUGHT, SIX, interrupt=ended)
     assert spans(episode) == [(Source.POLICY, 0, 4), (Source.POLICY, 0, len(SIX))]
     assert [p.max_tokens for p in sampler.sessions[0].params] == [4, 6]
-    elsewhere = Interrupt(4, LATE, unless=THOUGHT[3:5])  # it comes later than the interruption
+    elsewhere = Interruption(4, LATE, unless=THOUGHT[3:5])  # it comes later than the interruption
     assert spans(played(THOUGHT, SIX, interrupt=elsewhere)[0])[1] == (Source.TEMPLATE, 0, len(LATE))
 
 
@@ -111,7 +114,7 @@ def test_what_is_given_counts_in_the_context(spare):
 
 def test_an_episode_s_tokens_are_counted_together():
     call = tuple(small_renderer().reply(CALL))
-    limit = Interrupt(len(call) + 2, LATE, per="episode")
+    limit = Interruption(len(call) + 2, LATE, per="episode")
     episode, sampler = played(call, THOUGHT, call, SIX, interrupt=limit, max_tokens=64)
     own = [s for s in spans(episode) if s[0] is Source.POLICY or s[2] == len(LATE)]
     assert own == [
@@ -131,33 +134,33 @@ def test_an_episode_s_tokens_are_counted_together():
 
 
 def test_the_point_is_drawn_from_a_range_by_the_episode_s_seed():
-    spread = Interrupt(20, LATE, spread=5)
+    spread = Interruption(20, LATE, spread=5)
     points = [spread.point(seed, turn, 0) for seed in range(40) for turn in range(3)]
     assert set(points) == {15, 16, 17, 18, 19, 20}
     assert points == [spread.point(seed, turn, 0) for seed in range(40) for turn in range(3)]
     assert len({spread.point(0, turn, 0) for turn in range(20)}) > 1
-    whole = Interrupt(20, LATE, per="episode", spread=5)
+    whole = Interruption(20, LATE, per="episode", spread=5)
     assert {whole.point(0, turn, 0) for turn in range(20)} == {whole.point(0, 0, 3) + 3}  # one point an episode
     assert whole.point(0, 0, 100) == 0
 
 
 def test_an_interruption_without_a_meaning_is_refused():
     with pytest.raises(ConfigError, match=r"set interrupt\.text"):
-        Interrupt(4, ())
+        Interruption(4, ())
     for bad in ({"after_tokens": 0}, {"after_tokens": 4, "spread": 4}):
         with pytest.raises(ConfigError, match="after_tokens="):
-            Interrupt(ids=LATE, **bad)
+            Interruption(ids=LATE, **bad)
     with pytest.raises(ConfigError, match="leaves nothing of a reply's max_tokens=4"):
         played(THOUGHT, max_tokens=4)
     with pytest.raises(ConfigError, match="a token that ends a reply"):
-        played(THOUGHT, interrupt=Interrupt(4, SIX))
+        played(THOUGHT, interrupt=Interruption(4, SIX))
     late = ("after_tokens: 56", "leaves nothing of max_tokens=56")
     wide = ("after_tokens: 9, spread: 9", "spread=9 must")
     for key, message in (late, wide):
         with pytest.raises(ConfigError, match=message):
             load_config("backend/embedded", TrainConfig, ["rollout.interrupt={text: hm, " + key + "}"])
     with pytest.raises(ValidationError, match="text"):
-        InterruptConfig(after_tokens=4, text="")
+        InterruptionConfig(after_tokens=4, text="")
 
 
 # The embedded engine
@@ -172,7 +175,7 @@ def test_training_agrees_with_the_engine_around_given_tokens(per):
     assert model.config.vocab_size > VOCAB
     engine = Engine(model, slots=1, max_len=250)
     params = SamplingParams(max_tokens=30)
-    policy = TokenPolicy(engine, small_renderer(), params, Interrupt(9, LATE, per))
+    policy = TokenPolicy(engine, small_renderer(), params, Interruption(9, LATE, per))
     (trajectory,) = run_dice(policy, budget=Budget(turns=1)).trajectories
     assert interruptions(trajectory) == 1 and trajectory.loss_mask.sum() > 9 + 5
     mask = torch.from_numpy(trajectory.loss_mask)
@@ -192,9 +195,9 @@ def test_a_run_trains_on_interrupted_replies(folder: Path, tmp_path: Path):
     settings = config(tmp_path, rollout=rollout, algorithm=algorithm)
 
     def step() -> tuple[list[Episode], dict[str, float]]:
-        student = load_student(folder / "checkpoint", slots=8, context=256)
-        result = Trainer(spec("calculator-v0"), student, settings).train_step()
-        given = student.tokenizer.encode("<tool_call>7", add_special_tokens=False)
+        actor = load_actor(folder / "checkpoint", slots=8, context=256)
+        result = Trainer(spec("calculator-v0"), actor, settings).train_step()
+        given = actor.tokenizer.encode("<tool_call>7", add_special_tokens=False)
         for t in (t for e in result.episodes for t in e.trajectories):
             for a, b in zip(t.spans, t.spans[1:], strict=False):
                 if a.source is Source.TEMPLATE and b.source is Source.POLICY:
@@ -209,8 +212,8 @@ def test_a_run_trains_on_interrupted_replies(folder: Path, tmp_path: Path):
 
 def test_evaluation_interrupts_as_training_does(folder: Path, tmp_path: Path):
     rollout = {"max_tokens": 24, "slots": 8, "interrupt": {"after_tokens": 1, "text": "7"}}
-    student = load_student(folder / "checkpoint", slots=8, context=256)
-    trainer = Trainer(spec("calculator-v0"), student, config(tmp_path, rollout=rollout))
+    actor = load_actor(folder / "checkpoint", slots=8, context=256)
+    trainer = Trainer(spec("calculator-v0"), actor, config(tmp_path, rollout=rollout))
     tasks = [trainer.spec.tasks.get("test", i) for i in range(4)]
     _, episodes = trainer.evaluate(tasks, trainer.config.rollout.params, "test")
     assert trajectory_metrics(episodes)["rollout/interrupted"] > 0

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, collate
-from agent_rl.algorithms.objectives import whole
-from agent_rl.algorithms.objectives.clipped import m2po, m2po_keep
+from agent_rl.algorithms.objectives import pairwise as whole
+from agent_rl.algorithms.objectives.token import m2po, m2po_keep
 from tests.doubles import example_sample
 
 
@@ -82,5 +82,5 @@ def test_the_mask_is_over_the_whole_batch_and_in_the_weights():
     alone = whole.m2po(theta[:1], batch.rows([0]))
     assert alone.batch.weights.tolist() == [[0, 0, 0.5]] and alone.metrics == {"train/clip_fraction": 0.5}
     strict = Algorithm(AlgorithmConfig(objective={"name": "m2po", "second_moment": 0.02}))
-    assert strict.needs_theta
+    assert strict.needs_scores_before_update
     assert strict.prepare(theta, batch).batch.weights.tolist() == [[0, 0, 0.5], [0, 0.5, 0.5]]

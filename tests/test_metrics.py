@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from agent_rl.backends.embedded.metrics import MetricsLog, read_metrics
+from agent_rl.runs.metrics import MetricsLog, read_metrics
 
 
 def test_rows_are_written_once_per_key_and_survive_a_torn_tail(tmp_path: Path) -> None:

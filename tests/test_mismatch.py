@@ -1,4 +1,4 @@
-"""agent_rl.algorithms.mismatch: metrics of the gap between mu and old."""
+"""agent_rl.algorithms.diagnostics: metrics of the gap between mu and old."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.algorithms.corrections import Weights, token_icepop
-from agent_rl.algorithms.mismatch import (
+from agent_rl.algorithms.diagnostics import (
     correction_metrics,
     mismatch,
     policy_version_histogram,

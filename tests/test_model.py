@@ -8,7 +8,7 @@ import torch
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.embedded.warmstart import WarmStartConfig
+from agent_rl.backends.embedded.warm_start import WarmStartConfig
 from tests.engines import TINY
 
 

@@ -13,20 +13,20 @@ from transformers import PreTrainedModel
 
 from agent_rl.backends.embedded import batch_scores
 from agent_rl.backends.embedded import trainer as trainer_module
+from agent_rl.backends.embedded.actor import Actor, demonstrate, load_actor, new_actor
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.metrics import read_metrics
-from agent_rl.backends.embedded.routing import RouteLog
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import Scores, score_tokens
-from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.backends.embedded.warmstart import warm_start
-from agent_rl.backends.embedded.weight_formats import RoundedForward
-from agent_rl.backends.replay import Routes, routed, routers
+from agent_rl.backends.embedded.warm_start import warm_start
+from agent_rl.core.episode import Episode
+from agent_rl.core.trajectory import Trajectory
+from agent_rl.engines.embedded.quantization import QuantizedForward
 from agent_rl.errors import ConfigError
-from agent_rl.registry import spec
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Episode
+from agent_rl.gym.registry import spec
+from agent_rl.moe.balance import RouteLog
+from agent_rl.moe.routes import Routes, routed, routers
+from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
 from tests.runs import SMALL, assert_same_run, config, killed_run
 
@@ -49,8 +49,8 @@ def settings(tmp_path: Path, start: str, routing: dict[str, object], **changes: 
 
 
 def trainer_of(settings: TrainConfig) -> Trainer:
-    student = load_student(str(settings.start_from), slots=8, context=256, weights=settings.rollout.weights)
-    return Trainer(spec("calculator-v0"), student, settings)
+    actor = load_actor(str(settings.start_from), slots=8, context=256, weights=settings.rollout.weights)
+    return Trainer(spec("calculator-v0"), actor, settings)
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ def test_an_int4_rollout_shows_in_the_metrics(start: str, tmp_path: Path) -> Non
 
 def test_a_fresh_student_samples_with_the_weights_that_are_asked_for(tmp_path: Path) -> None:
     chosen = config(tmp_path, model=MOE, rollout=ROLLOUT | {"weights": "float8"})
-    forward = new_student(spec(chosen.env), chosen).engine.forward
-    assert isinstance(forward, RoundedForward) and forward.weights == "float8"
+    forward = new_actor(spec(chosen.env), chosen).engine.forward
+    assert isinstance(forward, QuantizedForward) and forward.weights == "float8"
 
 
 def test_a_float32_rollout_takes_the_routes_of_training(start: str, tmp_path: Path) -> None:
@@ -167,45 +167,45 @@ def test_a_dense_model_has_no_routes_to_care_for(folder: Path, tmp_path: Path) -
         trainer_of(dense)
 
 
-def fresh(tmp_path: Path, balance: float) -> tuple[TrainConfig, Student, list[Trajectory]]:
+def fresh(tmp_path: Path, balance: float) -> tuple[TrainConfig, Actor, list[Trajectory]]:
     """A student whose routers prefer two experts of eight, and demonstrations."""
     phases = SMALL["warm_start"] | {"copy_steps": 5, "clone_steps": 60, "balance": balance}  # type: ignore[operator]
     chosen = config(tmp_path, model=MOE, warm_start=phases)
-    student = new_student(spec(chosen.env), chosen)
-    episodes = demonstrate(spec(chosen.env), chosen, 64, student.renderer)
+    actor = new_actor(spec(chosen.env), chosen)
+    episodes = demonstrate(spec(chosen.env), chosen, 64, actor.renderer)
     demonstrations = [e.trajectories[0] for e in episodes]
-    for router in routers(student.model):
+    for router in routers(actor.model):
         seen: list[Tensor] = []
         hook = router.register_forward_hook(lambda _m, inputs, _o, seen=seen: seen.append(inputs[0].reshape(-1, 32)))
         with torch.no_grad():
-            score_tokens(student.model, ids_of(demonstrations[0]))
+            score_tokens(actor.model, ids_of(demonstrations[0]))
             hook.remove()
             mean = seen[0].mean(0)
             router.weight[:2] += 5 * mean / mean.square().sum()  # 5 nats ahead
-    return chosen, student, demonstrations
+    return chosen, actor, demonstrations
 
 
 def ids_of(trajectory: Trajectory) -> Tensor:
     return torch.from_numpy(trajectory.token_ids[None].astype(np.int64))
 
 
-def balance_of(student: Student, demonstrations: list[Trajectory]) -> dict[str, float]:
+def balance_of(actor: Actor, demonstrations: list[Trajectory]) -> dict[str, float]:
     log = RouteLog(torch.tensor([len(t) for t in demonstrations]), max(len(t) for t in demonstrations))
     for row, trajectory in enumerate(demonstrations):
-        with torch.no_grad(), routed(student.model) as routes:
-            score_tokens(student.model, ids_of(trajectory))
+        with torch.no_grad(), routed(actor.model) as routes:
+            score_tokens(actor.model, ids_of(trajectory))
         log.add([row], routes)
     return log.metrics()
 
 
 @pytest.mark.parametrize("balance", [0.02, 0.0])
 def test_the_warm_start_keeps_a_router_from_collapsing(balance: float, tmp_path: Path) -> None:
-    chosen, student, demonstrations = fresh(tmp_path, balance)
+    chosen, actor, demonstrations = fresh(tmp_path, balance)
     shown = demonstrations[:16]
-    before = balance_of(student, shown)
+    before = balance_of(actor, shown)
     assert before["routing/entropy"] < 0.5 and before["routing/busiest_expert"] > 3.9
-    warm_start(student.model, demonstrations, chosen.warm_start, tokenizer=student.tokenizer, seed=0)
-    after = balance_of(student, shown)
+    warm_start(actor.model, demonstrations, chosen.warm_start, tokenizer=actor.tokenizer, seed=0)
+    after = balance_of(actor, shown)
     if balance:
         assert after["routing/entropy"] > 0.95 and after["routing/busiest_expert"] < 2.5
     else:  # it does not recover by itself

@@ -1,4 +1,4 @@
-"""agent_rl.algorithms.advantages.outcome: advantages of whole episodes."""
+"""agent_rl.algorithms.advantages.episode: advantages of whole episodes."""
 
 import math
 from functools import partial
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.algorithms.advantages.outcome import (
+from agent_rl.algorithms.advantages.episode import (
     best_of_group,
     decoupled,
     group_relative,

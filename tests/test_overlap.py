@@ -9,16 +9,18 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agent_rl.backends.embedded.engine import Engine
 from agent_rl.backends.embedded.model import ModelConfig, make_model
-from agent_rl.backends.verl.sampler import ServerSampler
-from agent_rl.env import Budget, Env, ToolEnv
+from agent_rl.backends.verl.worker.sampler import VerlEngine
+from agent_rl.core.episode import Episode, Outcome, StopReason
+from agent_rl.core.messages import Step
+from agent_rl.engines.embedded.engine import Engine
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env, ToolEnv
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.reward import reward
+from agent_rl.gym.tasks import TaskSource
 from agent_rl.policy import Policy, TokenPolicy
-from agent_rl.registry import EnvSpec
-from agent_rl.rewards import reward
 from agent_rl.rollout import Job, run_jobs
-from agent_rl.tasks import TaskSource
-from agent_rl.types import Episode, Outcome, Step, StopReason
 from tests.doubles import play, run_dice, small_renderer
 from tests.engines import TINY
 
@@ -122,7 +124,7 @@ def policy(request: pytest.FixtureRequest) -> Policy:
     renderer = copy.copy(small_renderer())
     renderer.stop_ids = frozenset(range(432))
     if request.param == "server":
-        return TokenPolicy(ServerSampler(Server(), 256), renderer)
+        return TokenPolicy(VerlEngine(Server(), 256), renderer)
     return TokenPolicy(Engine(make_model(ModelConfig(**TINY), 432, seed=0), slots=N, max_len=256), renderer)
 
 
@@ -161,7 +163,7 @@ def test_an_environment_that_never_answers_is_out_of_time() -> None:
     Hanging.released = threading.Event()
     renderer = copy.copy(small_renderer())
     renderer.stop_ids = frozenset(range(432))
-    (episode,) = episodes_of(Hanging, TokenPolicy(ServerSampler(Server(), 256), renderer), Budget(seconds=0.2), n=1)
+    (episode,) = episodes_of(Hanging, TokenPolicy(VerlEngine(Server(), 256), renderer), Budget(seconds=0.2), n=1)
     Hanging.released.set()
     assert (episode.stop_reason, episode.outcome) == (StopReason.SECONDS, Outcome.TRUNCATED)
 

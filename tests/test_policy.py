@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.algorithms import to_samples
-from agent_rl.env import Budget
+from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.trajectory import Fork, Source
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError, PolicyError
-from agent_rl.policy import Opening, SamplingParams, Scripted, TokenPolicy, demonstrator, oracle
-from agent_rl.registry import spec
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.registry import spec
+from agent_rl.policy import Opening, Scripted, TokenPolicy, demonstrator, oracle
 from agent_rl.rollout import Job, run_episode
-from agent_rl.types import Fork, Message, Source, ToolCall
-from tests.doubles import CALL, Dice, ScriptedSampler, UnprovenRenderer, play, run_dice, small_renderer, token_policy
+from tests.doubles import CALL, Dice, ScriptedEngine, UnprovenRenderer, play, run_dice, small_renderer, token_policy
 
 TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolCall("x", "rol")))
 
@@ -27,7 +29,7 @@ def rendered(*messages: str | Message) -> list[list[int]]:
 
 
 def test_the_trajectory_is_what_the_engine_was_given_and_gave_back():
-    sampler = ScriptedSampler(rendered(CALL, TWO_CALLS, "6"), versions=[0, 0, 1])
+    sampler = ScriptedEngine(rendered(CALL, TWO_CALLS, "6"), versions=[0, 0, 1])
     episode = run_dice(TokenPolicy(sampler, small_renderer()))
     (trajectory,), (session,) = episode.trajectories, sampler.sessions
     assert trajectory.token_ids.tolist() == session.ledger
@@ -43,7 +45,7 @@ def test_any_ids_that_an_engine_samples_are_trained_on_as_they_are(replies):
     # a stop id in the middle is not this sampler's: an engine would have ended there
     stop = rendered("")[0][-1]
     replies = [[i for i in reply if i not in small_renderer().stop_ids] + [stop] for reply in replies]
-    sampler = ScriptedSampler(replies)
+    sampler = ScriptedEngine(replies)
     episode = run_dice(TokenPolicy(sampler, small_renderer()), budget=Budget(turns=len(replies)))
     (trajectory,), (session,) = episode.trajectories, sampler.sessions
     assert episode.error is None
@@ -58,7 +60,7 @@ def test_any_ids_that_an_engine_samples_are_trained_on_as_they_are(replies):
 def test_logprobs_and_versions_stay_with_their_tokens():
     replies = rendered(CALL, "6")
     n = len(replies[0])
-    sampler = ScriptedSampler(replies, versions=[4] * (n - 1) + [5] * 100)  # the weights changed before the last token
+    sampler = ScriptedEngine(replies, versions=[4] * (n - 1) + [5] * 100)  # the weights changed before the last token
     (trajectory,) = run_dice(TokenPolicy(sampler, small_renderer())).trajectories
     mask = trajectory.loss_mask
     assert trajectory.policy_versions[mask].tolist() == [4] * (n - 1) + [5] * (1 + len(replies[1]))
@@ -91,7 +93,7 @@ def test_call_ids_are_unique_in_an_episode():
 
 
 def test_a_reply_may_take_what_is_left_and_no_more_than_its_own_limit():
-    sampler = ScriptedSampler(rendered(CALL, "6"), context_limit=100)
+    sampler = ScriptedEngine(rendered(CALL, "6"), context_limit=100)
     episode = run_dice(TokenPolicy(sampler, small_renderer(), SamplingParams(max_tokens=60)), budget=Budget(tokens=90))
     (trajectory,) = episode.trajectories
     starts = [s.start for s in trajectory.spans if s.source is Source.POLICY]
@@ -118,7 +120,7 @@ def test_sampling_without_a_meaning_is_refused(bad):
 
 
 def forked(unproven, replies):
-    sampler = ScriptedSampler(rendered(*replies))
+    sampler = ScriptedEngine(rendered(*replies))
     renderer = UnprovenRenderer(small_renderer(), unproven)
     return run_dice(TokenPolicy(sampler, renderer)), sampler
 
@@ -141,7 +143,7 @@ def test_the_shared_prefix_ends_where_the_renderings_part():
             short = [Message("assistant", "…") if m.role == "assistant" else m for m in messages]
             return self.renderer.prompt(short, tools)
 
-    sampler = ScriptedSampler(rendered(CALL, "6"))
+    sampler = ScriptedEngine(rendered(CALL, "6"))
     episode = run_dice(TokenPolicy(sampler, Rewriting(small_renderer(), {1})))
     first, second = episode.trajectories
     assert second.forked_from is not None
@@ -164,7 +166,7 @@ def test_every_sampled_token_is_trained_once_however_often_it_forks(unproven):
 def test_a_fork_that_never_gets_a_reply_leaves_no_trajectory():
     renderer = UnprovenRenderer(small_renderer(), {1})
     start = renderer.prompt([Message("user", "roll")], Dice().tools) + rendered(CALL)[0]
-    sampler = ScriptedSampler(rendered(CALL))
+    sampler = ScriptedEngine(rendered(CALL))
     episode = run_dice(TokenPolicy(sampler, renderer), budget=Budget(tokens=len(start) + 3))
     assert [t.token_ids.tolist() for t in episode.trajectories] == [start]
     assert [s.closed for s in sampler.sessions] == [1, 1]

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from agent_rl.env import Budget
+from agent_rl.core.episode import Outcome, StopReason
+from agent_rl.core.messages import Message, Step
+from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError
+from agent_rl.gym.budget import Budget
 from agent_rl.policy import Scripted, TokenPolicy
 from agent_rl.rollout import Job, group_jobs, run_episode, run_jobs, stream_jobs
-from agent_rl.types import FinishReason, Message, Outcome, Step, StopReason
-from tests.doubles import CALL, Dice, ScriptedSampler, dice_spec, play, run_dice, small_renderer
+from tests.doubles import CALL, Dice, ScriptedEngine, dice_spec, play, run_dice, small_renderer
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +78,7 @@ def test_a_script_that_ends_too_soon_is_a_policy_error():
 
 
 def test_an_aborted_reply_is_no_sample():
-    class Aborting(ScriptedSampler):
+    class Aborting(ScriptedEngine):
         def open(self, seed):
             session = super().open(seed)
             sample = session.sample

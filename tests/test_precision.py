@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import load_state, save_checkpoint
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.embedded.student import load_student
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.registry import spec
-from agent_rl.tasks import distinct_tasks
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import distinct_tasks
 from tests.engines import VOCAB, tiny
 from tests.runs import config
 
@@ -25,7 +25,7 @@ IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1
 def trainer(start: Path, tmp_path: Path, **precision: object) -> Trainer:
     """One that starts from a checkpoint's weights and learns something in every step, be the rewards equal."""
     settings = config(tmp_path, precision=precision, algorithm={"entropy": 0.01, "proximal": "recompute"})
-    return Trainer(spec("calculator-v0"), load_student(start, slots=8, context=256), settings)
+    return Trainer(spec("calculator-v0"), load_actor(start, slots=8, context=256), settings)
 
 
 def test_the_gap_to_the_engine_is_smaller_with_a_float32_head(folder: Path, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_the_gap_to_the_engine_is_smaller_with_a_float32_head(folder: Path, tmp_
         for trajectory in (e.trajectories[0] for e in episodes):
             ids, mask = torch.tensor(trajectory.token_ids[None].astype(np.int64)), trajectory.loss_mask
             with torch.no_grad():
-                scores = score_tokens(one.student.model, ids, precision=PrecisionConfig.model_validate(precision))
+                scores = score_tokens(one.actor.model, ids, precision=PrecisionConfig.model_validate(precision))
             gaps.append(np.abs(scores.logprobs[0].numpy()[mask] - trajectory.logprobs[mask]))
         return float(np.concatenate(gaps).mean())
 
@@ -115,14 +115,14 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(format: str, folder: Path, tmp_pa
 
     one = trainer(folder / "checkpoint", tmp_path, autocast=format)
     if format == "float16":  # an overflow, so that the scale is not the first one
-        one.optimizer.backward(sum(p.sum() for p in one.student.model.parameters()) * 1e38)
+        one.optimizer.backward(sum(p.sum() for p in one.actor.model.parameters()) * 1e38)
         one.optimizer.step(1.0)
     go(one, 2)
-    save_checkpoint(tmp_path / "checkpoint", one.student, one.optimizer, one.step)
+    save_checkpoint(tmp_path / "checkpoint", one.actor, one.optimizer, one.step)
     two = trainer(tmp_path / "checkpoint", tmp_path, autocast=format)
     two.step = load_state(tmp_path / "checkpoint", two.optimizer)
     expected = go(one, 2)
     assert go(two, 2) == expected and all(m["train/samples"] for m in expected)
     assert two.optimizer.loss_scale == one.optimizer.loss_scale == {"bfloat16": 1, "float16": 2**15}[format]
-    states = (t.student.model.state_dict().values() for t in (one, two))
+    states = (t.actor.model.state_dict().values() for t in (one, two))
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))

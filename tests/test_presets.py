@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.student import load_student
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import choices, load_config
-from agent_rl.registry import spec
+from agent_rl.gym.registry import spec
 from tests.runs import config
 
 
@@ -18,12 +18,12 @@ from tests.runs import config
 def test_a_preset_learns_from_real_rollouts(name: str, folder: Path, tmp_path: Path) -> None:
     preset = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
     settings = config(tmp_path, algorithm=preset.model_dump())
-    student, start = (load_student(folder / "checkpoint", slots=8, context=256) for _ in range(2))
-    trainer = Trainer(spec("calculator-v0"), student, settings, start.model)
-    before = trainer.student.model.lm_head.weight.clone()
+    actor, start = (load_actor(folder / "checkpoint", slots=8, context=256) for _ in range(2))
+    trainer = Trainer(spec("calculator-v0"), actor, settings, start.model)
+    before = trainer.actor.model.lm_head.weight.clone()
     metrics = [trainer.train_step().metrics for _ in range(3)]
     trained = [m for m in metrics if m["train/samples"]]
-    assert trained and not torch.equal(before, trainer.student.model.lm_head.weight)
+    assert trained and not torch.equal(before, trainer.actor.model.lm_head.weight)
     for row in trained:
         assert all(np.isfinite(value) for value in row.values())
         # one update from the weights that sampled: mu, old and theta are the same
@@ -36,7 +36,7 @@ def test_a_preset_learns_from_real_rollouts(name: str, folder: Path, tmp_path: P
 def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(folder: Path, tmp_path: Path) -> None:
     algorithm = {"filters": ["varied-groups"], "refill": {"max_rounds": 3, "oversampling": 2.0}}
     settings = config(tmp_path, algorithm=algorithm)
-    trainer = Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), settings)
+    trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), settings)
     results = [trainer.train_step() for _ in range(4)]
     ids = [e.id for r in results for e in r.episodes]
     tasks = [str(e.task) for r in results for e in r.episodes]
@@ -54,8 +54,8 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(folder: Path, 
 def test_a_batch_that_no_round_could_fill_is_skipped(folder: Path, tmp_path: Path) -> None:
     algorithm = {"filters": ["varied-groups"], "refill": {"max_rounds": 2, "oversampling": 1.0}}
     settings = config(tmp_path, algorithm=algorithm, rollout={"groups": 2, "samples": 1, "slots": 8, "max_tokens": 24})
-    trainer = Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), settings)
-    before = trainer.student.model.lm_head.weight.clone()
+    trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), settings)
+    before = trainer.actor.model.lm_head.weight.clone()
     result = trainer.train_step()  # a group of one never differs, so that none is kept
     assert result.metrics["rollout/batch_filled"] == 0 and result.metrics["train/samples"] == 0
-    assert len(result.episodes) == 4 and torch.equal(before, trainer.student.model.lm_head.weight)
+    assert len(result.episodes) == 4 and torch.equal(before, trainer.actor.model.lm_head.weight)

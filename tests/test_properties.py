@@ -79,7 +79,7 @@ def rows(scores: list[float], order: list[int] | None = None, gap: float = 0.2, 
 
 
 def weighed(config: AlgorithmConfig, x: Experience) -> tuple[Batch, Denominators]:
-    return Algorithm(config).weigh(x if config.proximal == "recompute" else own(x))
+    return Algorithm(config).compute_weights(x if config.proximal == "recompute" else own(x))
 
 
 def own(x: Experience) -> Experience:
@@ -152,7 +152,7 @@ def slope(config: AlgorithmConfig, cuts: list[Batch], whole: Denominators, offse
 
 
 def starts_from_reinforce(config: AlgorithmConfig, scores: list[float]) -> None:
-    batch, whole = Algorithm(config).weigh(rows(scores, gap=0.0))
+    batch, whole = Algorithm(config).compute_weights(rows(scores, gap=0.0))
     plain = config.model_copy(update={"objective": OBJECTIVES.check("reinforce")})
     got, expected = slope(config, [batch], whole), slope(plain, [batch], whole)
     assert expected.abs().max() > 1e-4

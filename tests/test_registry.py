@@ -1,4 +1,4 @@
-"""agent_rl.registry: ids, versions, collisions, plugins, user files."""
+"""agent_rl.gym.registry: ids, versions, collisions, plugins, user files."""
 
 import importlib.metadata
 import subprocess
@@ -8,10 +8,11 @@ import types
 import pytest
 
 import agent_rl
-from agent_rl import registry
-from agent_rl.env import Budget, Env
 from agent_rl.errors import ConfigError, DefinitionError, NameCollisionError, UnknownEnvError
-from agent_rl.registry import env_ids, load_file, make, register, spec
+from agent_rl.gym import registry
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env
+from agent_rl.gym.registry import env_ids, load_file, make, register, spec
 
 FILE = """
 import agent_rl as ar

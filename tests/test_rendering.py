@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.errors import ConfigError, RenderError
+from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering import ChatMLRenderer, FamilyRenderer, TemplateRenderer, load_renderer, train_tokenizer
-from agent_rl.rendering.dicts import message_dict, tool_dicts
+from agent_rl.rendering.chat_format import message_dict, tool_dicts
 from agent_rl.rendering.tokenizer import PIECES
-from agent_rl.tool import ToolSpec
-from agent_rl.types import JSON, Message, ToolCall
 
 CORPUS = [f"What is {a}*{b}? {a * b}. The calculator tool answers." for a in range(20) for b in range(20)]
 CALCULATOR = ToolSpec("calculator", "Work it out.", {"type": "object", "properties": {"expression": {}, "exact": {}}})

@@ -9,10 +9,10 @@ import pytest
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from agent_rl.core.messages import Message, ToolCall
 from agent_rl.errors import ConfigError, RenderError
+from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering import ChatMLRenderer, FamilyRenderer, Renderer, TemplateRenderer, families, train_tokenizer
-from agent_rl.tool import ToolSpec
-from agent_rl.types import Message, ToolCall
 
 QWEN = ["<tool_response>", "</tool_response>", "<think>", "</think>"]
 SEARCH = ToolSpec("search", "Look it up.", {"type": "object", "properties": {"query": {"type": "string"}}})

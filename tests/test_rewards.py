@@ -1,14 +1,14 @@
-"""agent_rl.rewards: what `@reward` methods may look like and return."""
+"""agent_rl.gym.reward: what `@reward` methods may look like and return."""
 
 import asyncio
 
 import numpy as np
 import pytest
 
-from agent_rl.env import Env
+from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
 from agent_rl.errors import DefinitionError
-from agent_rl.rewards import reward
-from agent_rl.types import Episode, Outcome, Reward, StopReason
+from agent_rl.gym.env import Env
+from agent_rl.gym.reward import reward
 
 EPISODE = Episode("e", "odd-v0", {}, 0, "g", (), (), (), (), StopReason.DONE, Outcome.TERMINATED)
 

@@ -6,9 +6,11 @@ import random
 import numpy as np
 import pytest
 
-from agent_rl.env import Budget
+from agent_rl.core.episode import Outcome, Reward, StepRecord, StopReason
+from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.trajectory import Source
+from agent_rl.gym.budget import Budget
 from agent_rl.rollout import Job, run_episode, run_jobs
-from agent_rl.types import Message, Outcome, Reward, Source, StepRecord, StopReason, ToolCall
 from tests.doubles import CALL, Dice, dice_spec, play, run_dice, small_renderer, token_policy
 
 

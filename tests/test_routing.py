@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, collate, explain
-from agent_rl.algorithms.routing import agreement_of, replayed_routes, routing_metrics
 from agent_rl.errors import ConfigError
+from agent_rl.moe.agreement import agreement_of, replayed_routes, routing_metrics
 from tests.doubles import example_sample
 from tests.test_gradients import experience, samples_of
 
@@ -79,8 +79,8 @@ def test_tokens_whose_routes_differ_weigh_nothing_but_are_counted() -> None:
     agreeing = torch.rand(x.rows.token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.6
     x = routed_experience(agreeing)
     strict = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED | {"routing": {"min_agreement": 0.5}}))
-    batch, whole = strict.weigh(x)
-    free, free_whole = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED)).weigh(x)
+    batch, whole = strict.compute_weights(x)
+    free, free_whole = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED)).compute_weights(x)
     assert whole == free_whole and len(batch) == len(free)
     before = torch.cat([torch.ones(8, 1, dtype=torch.bool), agreeing[:, :-1]], 1)  # token t comes from position t - 1
     for row in range(len(batch)):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.backends.embedded.sampler import sample
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.token_sampler import sample
 from agent_rl.errors import PolicyError
-from agent_rl.policy.sampling import SamplingParams
 
 MIXED = [
     SamplingParams(),

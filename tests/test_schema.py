@@ -1,4 +1,4 @@
-"""agent_rl.schema, through @tool: what a model is told of a signature, and what becomes of its arguments."""
+"""agent_rl.gym.tool_schema, through @tool: what a model is told of a signature, and what becomes of its arguments."""
 
 import asyncio
 import enum
@@ -9,9 +9,9 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel
 
+from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError
-from agent_rl.tool import Tool, call_tools, tool
-from agent_rl.types import Message, ToolCall, ToolErrorKind
+from agent_rl.gym.tool import Tool, call_tools, tool
 
 
 class Color(enum.Enum):

@@ -1,4 +1,4 @@
-"""agent_rl.policy.served: one sequence on an engine that is sent the whole of it with every request."""
+"""agent_rl.engines.stateless: one sequence on an engine that is sent the whole of it with every request."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
+from agent_rl.core.trajectory import Completion, FinishReason
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.stateless import EngineOutput, Settings, StatelessEngine, StatelessSession
 from agent_rl.errors import ConfigError, PolicyError
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.policy.served import Answer, ServedSampler, ServedSession, Settings
-from agent_rl.types import Completion, FinishReason
 
 STOP = frozenset({9})
 
@@ -19,12 +19,12 @@ STOP = frozenset({9})
 class Engine:
     """Gives these answers, and remembers what it was asked; None waits until it is cancelled."""
 
-    def __init__(self, *answers: Answer | Exception | None) -> None:
+    def __init__(self, *answers: EngineOutput | Exception | None) -> None:
         self.answers = iter(answers)
         self.asked: list[tuple[str, list[int], Settings]] = []
         self.cancelled = 0
 
-    async def generate(self, sequence: str, token_ids: list[int], settings: Settings) -> Answer:
+    async def generate(self, sequence: str, token_ids: list[int], settings: Settings) -> EngineOutput:
         self.asked.append((sequence, token_ids, settings))
         answer = next(self.answers)
         if isinstance(answer, Exception):
@@ -39,9 +39,11 @@ class Engine:
         return answer
 
 
-def run(engine: Engine, work: Callable[[ServedSession], Awaitable[Completion]], limit: int | None = 64) -> Completion:
+def run(
+    engine: Engine, work: Callable[[StatelessSession], Awaitable[Completion]], limit: int | None = 64
+) -> Completion:
     async def inside() -> Completion:
-        return await work(ServedSampler(engine.generate, limit).open(7))
+        return await work(StatelessEngine(engine.generate, limit).open(7))
 
     return asyncio.run(inside())
 
@@ -60,12 +62,12 @@ def run(engine: Engine, work: Callable[[ServedSession], Awaitable[Completion]], 
 def test_which_log_probabilities_are_known(
     params: SamplingParams, logprobs: tuple[float, ...], raw: tuple[float, ...]
 ) -> None:
-    found = run(Engine(Answer([9], [-0.5])), lambda session: session.sample([1], params, STOP))
+    found = run(Engine(EngineOutput([9], [-0.5])), lambda session: session.sample([1], params, STOP))
     assert (found.logprobs, found.raw_logprobs, found.finish_reason) == (logprobs, raw, FinishReason.STOP)
 
 
 def test_a_reply_ends_where_the_context_does() -> None:
-    engine = Engine(Answer([5, 6, 7], [-1.0] * 3))
+    engine = Engine(EngineOutput([5, 6, 7], [-1.0] * 3))
     found = run(engine, lambda session: session.sample([1] * 5, SamplingParams(max_tokens=20), STOP), limit=8)
     assert engine.asked[0][2]["max_tokens"] == 3 and found.finish_reason is FinishReason.LENGTH
 
@@ -80,9 +82,9 @@ def test_a_reply_ends_where_the_context_does() -> None:
 
 def test_each_request_of_a_sequence_has_a_seed_of_its_own_and_the_same_ones_again() -> None:
     def seeds() -> list[object]:
-        engine = Engine(Answer([5], [-1.0]), Answer([6], [-1.0]))
+        engine = Engine(EngineOutput([5], [-1.0]), EngineOutput([6], [-1.0]))
 
-        async def work(session: ServedSession) -> Completion:
+        async def work(session: StatelessSession) -> Completion:
             await session.sample([1], SamplingParams(), STOP)
             return await session.sample([], SamplingParams(), STOP)
 
@@ -96,7 +98,7 @@ def test_each_request_of_a_sequence_has_a_seed_of_its_own_and_the_same_ones_agai
 def test_close_ends_a_sample_under_way_with_abort() -> None:
     engine = Engine(None)
 
-    async def work(session: ServedSession) -> Completion:
+    async def work(session: StatelessSession) -> Completion:
         sampling = asyncio.create_task(session.sample([1], SamplingParams(), STOP))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -115,7 +117,7 @@ def test_close_ends_a_sample_under_way_with_abort() -> None:
 def test_a_cancelled_call_reaches_the_engine_and_ends_the_sequence() -> None:
     engine = Engine(None)
 
-    async def work(session: ServedSession) -> Completion:
+    async def work(session: StatelessSession) -> Completion:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await session.sample([1], SamplingParams(), STOP)
@@ -128,11 +130,11 @@ def test_a_cancelled_call_reaches_the_engine_and_ends_the_sequence() -> None:
     assert engine.cancelled == 1 and len(engine.asked) == 1
 
 
-@pytest.mark.parametrize("failure", [PolicyError("no answer"), Answer([5, 6], [-1.0]), Answer([], [])])
-def test_a_failed_call_ends_the_sequence(failure: Exception | Answer) -> None:
-    engine = Engine(failure, Answer([5], [-1.0]))
+@pytest.mark.parametrize("failure", [PolicyError("no answer"), EngineOutput([5, 6], [-1.0]), EngineOutput([], [])])
+def test_a_failed_call_ends_the_sequence(failure: Exception | EngineOutput) -> None:
+    engine = Engine(failure, EngineOutput([5], [-1.0]))
 
-    async def work(session: ServedSession) -> Completion:
+    async def work(session: StatelessSession) -> Completion:
         with pytest.raises(PolicyError):
             await session.sample([1], SamplingParams(), STOP)
         with pytest.raises(PolicyError, match="this sequence is over: a call failed"):
@@ -145,17 +147,19 @@ def test_a_failed_call_ends_the_sequence(failure: Exception | Answer) -> None:
 
 def test_routes_are_handed_on_once_in_the_narrowest_type() -> None:
     routes = np.arange(300, 300 + 6 * 2, dtype=np.int64).reshape(6, 2, 1)
-    found = run(Engine(Answer([5], [-1.0], routed_experts=routes)), lambda s: s.sample([1] * 6, SamplingParams(), STOP))
+    found = run(
+        Engine(EngineOutput([5], [-1.0], routed_experts=routes)), lambda s: s.sample([1] * 6, SamplingParams(), STOP)
+    )
     assert found.routed_experts is not None and found.routed_experts.dtype == np.int16
     assert np.array_equal(found.routed_experts, routes)
 
 
 def test_an_engine_that_reports_the_model_s_own_softmax_must_sample_from_it() -> None:
-    raw = ServedSampler(Engine().generate, 64, processed=False)
+    raw = StatelessEngine(Engine().generate, 64, processed=False)
     for fine in (SamplingParams(max_tokens=5), SamplingParams(temperature=0)):
         raw.require(fine)
     with pytest.raises(ConfigError, match=r"temperature=0.5.*--logprobs-mode processed_logprobs"):
         raw.require(SamplingParams(temperature=0.5))
     with pytest.raises(ConfigError, match="--logprobs-mode"):
         asyncio.run(raw.open(0).sample([1], SamplingParams(top_p=0.5), STOP))
-    ServedSampler(Engine().generate, 64).require(SamplingParams(temperature=0.5))
+    StatelessEngine(Engine().generate, 64).require(SamplingParams(temperature=0.5))

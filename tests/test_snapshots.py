@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.aio import maybe_await
-from agent_rl.env import Env
+from agent_rl.concurrency import maybe_await
+from agent_rl.core.messages import Message, Step, ToolCall
 from agent_rl.errors import DefinitionError
+from agent_rl.gym.env import Env
+from agent_rl.gym.registry import spec
 from agent_rl.policy import demonstrator, oracle
-from agent_rl.registry import spec
 from agent_rl.rollout import Job, run_episode
-from agent_rl.types import Message, Step, ToolCall
 from tests.doubles import CALL, Dice
 
 BUILT_IN = {"calculator-v0": "calculator", "search-v0": "search"}

@@ -1,4 +1,4 @@
-"""GiGPO and VinePPO, computed by hand: advantages through `Algorithm.weigh`, and which states are valued."""
+"""GiGPO and VinePPO, computed by hand: advantages through `Algorithm.compute_weights`, and which states are valued."""
 
 import math
 from dataclasses import replace
@@ -9,10 +9,10 @@ import torch
 from pydantic import ValidationError
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, explain
-from agent_rl.algorithms.vine import VineConfig, plan, return_from
+from agent_rl.algorithms.state_values import StateValueConfig, plan, return_from
+from agent_rl.core.episode import Episode, Outcome, Reward, StepRecord
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.errors import ConfigError
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, Episode, FinishReason, Fork, Outcome, Reward, Source, StepRecord
 from tests.doubles import example_episode
 
 STOP = FinishReason.STOP
@@ -34,10 +34,10 @@ def walk(name: str, group: str, reward: float | None, *states: str | None, **cha
 
 
 def by_turn(algorithm: Algorithm, episodes: list[Episode], values: torch.Tensor | None = None) -> list[list[float]]:
-    """The advantages that `weigh` gives to the turns of each episode; none for an episode without a gradient."""
+    """Advantages by turn of each episode; none for an episode without a gradient."""
     x = algorithm.experience(episodes)
     x = x if values is None else replace(x, state_values=values)
-    batch, _ = algorithm.weigh(x)
+    batch, _ = algorithm.compute_weights(x)
     found: list[list[float]] = [[] for _ in episodes]
     for row, episode in enumerate(batch.episode.tolist()):
         mask, turns = batch.loss_mask[row], batch.turns[row]
@@ -106,7 +106,7 @@ def test_step_grouped_wants_to_know_the_state_of_every_turn():
     x = algorithm.experience([walk("e0", "a", 1.0, "s", None), walk("e1", "a", 0.0, "s"), walk("e2", "a", None, None)])
     assert x.states.tolist() == [[0, -1], [0, -1], [-1, -1]]
     with pytest.raises(ConfigError, match=r"but 1 turns have none: let the environment define state_hash\(self\)"):
-        algorithm.weigh(x)
+        algorithm.compute_weights(x)
 
 
 # VinePPO
@@ -149,7 +149,7 @@ WANTED = [True, True, True, False]
 
 
 def planned(each: int, most: int, seed: int = 0, episodes: list[Episode] = EPISODES):
-    return plan(episodes, WANTED, VineConfig(continuations=each, max_episodes=most), np.random.default_rng(seed))
+    return plan(episodes, WANTED, StateValueConfig(continuations=each, max_episodes=most), np.random.default_rng(seed))
 
 
 def test_equal_states_of_a_task_share_their_continuations():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_rl.core.messages import Message
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store.codec import dump_line, encode
 from agent_rl.store.episodes import (
@@ -22,7 +23,6 @@ from agent_rl.store.episodes import (
     locate_episodes,
     read_episodes,
 )
-from agent_rl.types import Message
 from tests.doubles import example_episode
 
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig
-from agent_rl.backends.embedded.metrics import read_metrics
+from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.run import resume_run, start_run
-from agent_rl.backends.embedded.stored import StoredGroups, index_groups
-from agent_rl.backends.embedded.student import load_student
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.core.episode import Episode, Outcome, Reward
 from agent_rl.errors import ConfigError, DamagedEpisodeError, StoreError
-from agent_rl.registry import spec
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import task_key
 from agent_rl.rendering import train_tokenizer
+from agent_rl.runs.metrics import read_metrics
+from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
-from agent_rl.tasks import task_key
-from agent_rl.types import Episode, Outcome, Reward
 from agent_rl.view.progress import Progress
 from tests.doubles import example_episode
 from tests.runs import config, told, weights
@@ -148,13 +148,13 @@ def test_the_index_outlives_what_is_appended_but_not_what_is_changed(tmp_path: P
 
 def test_the_tokens_must_mean_what_they_meant(folder: Path) -> None:
     stored = index_groups(folder, "calculator-v0", algorithm())
-    student = load_student(folder / "checkpoint", slots=1)
-    stored.check_tokens(student)
+    actor = load_actor(folder / "checkpoint", slots=1)
+    stored.check_tokens(actor)
     with pytest.raises(ConfigError, match=r"have the token id 9999, but there are 4\d\d tokens: start from"):
-        replace(stored, largest_token=9999).check_tokens(student)
+        replace(stored, largest_token=9999).check_tokens(actor)
     other = train_tokenizer(["a quite different text, of which nothing is about sums"] * 50, 480)
     with pytest.raises(ConfigError, match=r"don't read .* with this tokenizer: they were made by another"):
-        replace(stored, largest_token=1).check_tokens(replace(student, tokenizer=other))
+        replace(stored, largest_token=1).check_tokens(replace(actor, tokenizer=other))
 
 
 # --- runs ---
@@ -189,7 +189,7 @@ def test_a_run_on_stored_episodes(folder: Path, tmp_path: Path) -> None:
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:
-    return load_student(folder).model.state_dict()
+    return load_actor(folder).model.state_dict()
 
 
 def test_a_killed_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +219,8 @@ def test_a_killed_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path, monkeypa
 def test_the_tokens_are_trained_on_as_they_were_sampled(folder: Path, tmp_path: Path) -> None:
     run = settings(tmp_path, folder)
     stored = index_groups(folder, "calculator-v0", algorithm())
-    student, start = (load_student(folder / "checkpoint", slots=8, context=256) for _ in range(2))
-    trainer = Trainer(spec("calculator-v0"), student, run, start.model, stored)
+    actor, start = (load_actor(folder / "checkpoint", slots=8, context=256) for _ in range(2))
+    trainer = Trainer(spec("calculator-v0"), actor, run, start.model, stored)
     seen = []
     trainer.update = lambda x: seen.append(x) or {}  # type: ignore[func-returns-value, method-assign, assignment]
     assert trainer.train_step().episodes == [] and trainer.step == 1
@@ -229,7 +229,7 @@ def test_the_tokens_are_trained_on_as_they_were_sampled(folder: Path, tmp_path: 
     assert [ids[:n].tolist() for ids, n in zip(seen[0].rows.token_ids, seen[0].rows.lengths, strict=True)] == expected
     assert Counter(seen[0].groups.tolist()) == {0: 4, 1: 4}
     with pytest.raises(ConfigError, match="compares with the start of the run"):
-        Trainer(spec("calculator-v0"), student, run, None, stored)
+        Trainer(spec("calculator-v0"), actor, run, None, stored)
 
 
 @pytest.mark.parametrize(

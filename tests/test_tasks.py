@@ -1,11 +1,11 @@
-"""agent_rl.tasks: sources, streams, keys and seeds."""
+"""agent_rl.gym.tasks: sources, streams, keys and seeds."""
 
 import types
 
 import pytest
 
 from agent_rl.errors import ConfigError
-from agent_rl.tasks import TaskSource, TaskStream, episode_seed, task_key
+from agent_rl.gym.tasks import TaskSource, TaskStream, episode_seed, task_key
 
 TASKS = [{"n": i} for i in range(7)]
 

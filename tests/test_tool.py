@@ -1,4 +1,4 @@
-"""agent_rl.tool: ways of running, errors as messages."""
+"""agent_rl.gym.tool: ways of running, errors as messages."""
 
 import asyncio
 import contextvars
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError, InfrastructureError, SandboxError
-from agent_rl.tool import Tool, as_text, call_tools, tool
-from agent_rl.types import Message, ToolCall, ToolErrorKind
+from agent_rl.gym.tool import Tool, as_text, call_tools, tool
 
 
 class Color(enum.Enum):

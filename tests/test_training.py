@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from agent_rl.algorithms import Experience
+from agent_rl.backends.embedded.actor import load_actor, new_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
-from agent_rl.backends.embedded.metrics import read_metrics
 from agent_rl.backends.embedded.rollouts import shuffled
 from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.embedded.student import load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.backends.folder import new_folder
+from agent_rl.core.trajectory import Source
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError
-from agent_rl.policy import SamplingParams
-from agent_rl.registry import spec
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import distinct_tasks
+from agent_rl.runs.folder import new_folder
+from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.episodes import read_episodes
-from agent_rl.tasks import distinct_tasks
-from agent_rl.types import Source
 from agent_rl.view.progress import Progress
 from tests.doubles import assert_plays_again
 from tests.runs import assert_same_run, config, killed_run, weights
@@ -32,7 +32,7 @@ from tests.runs import assert_same_run, config, killed_run, weights
 def trainer(folder: Path, tmp_path: Path) -> Trainer:
     """A trainer that starts from the finished run's weights."""
     settings = config(tmp_path)
-    return Trainer(spec("calculator-v0"), load_student(folder / "checkpoint", slots=8, context=256), settings)
+    return Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), settings)
 
 
 def test_a_run_can_start_from_another_s_checkpoint(folder: Path, tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_the_checkpoint_is_what_transformers_loads(folder: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(folder / "checkpoint")
     tokenizer = AutoTokenizer.from_pretrained(folder / "checkpoint")
-    student = load_student(folder / "checkpoint")
+    actor = load_actor(folder / "checkpoint")
     ids = torch.tensor([tokenizer.encode("compute 3*4+5")])
     with torch.no_grad():
-        assert torch.equal(model(ids).logits, student.model(ids).logits)
+        assert torch.equal(model(ids).logits, actor.model(ids).logits)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "compute 3*4"}], add_generation_prompt=True)
 
 
@@ -87,8 +87,8 @@ def test_stored_episodes_play_again_as_they_were(folder: Path) -> None:
 
 def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> None:
     episodes = trainer.train_step().episodes  # sampled with the weights before the update ...
-    again = Trainer(trainer.spec, trainer.student, trainer.config)
-    again.student.engine.update_weights(0)
+    again = Trainer(trainer.spec, trainer.actor, trainer.config)
+    again.actor.engine.update_weights(0)
     params = trainer.config.rollout.params
     _, fresh = again.evaluate(
         distinct_tasks(trainer.spec.tasks, "dev", 12), params, "check"
@@ -98,7 +98,7 @@ def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> 
         (trajectory,) = episode.trajectories
         with torch.no_grad():
             scored = score_tokens(
-                trainer.student.model, torch.tensor(trajectory.token_ids[None].astype(np.int64))
+                trainer.actor.model, torch.tensor(trajectory.token_ids[None].astype(np.int64))
             ).logprobs
         mask = trajectory.loss_mask
         assert np.abs(scored[0].numpy()[mask] - trajectory.logprobs[mask]).max() < 1e-5
@@ -118,8 +118,8 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(trainer: Trainer) 
     episodes = trainer.train_step().episodes
     x = Experience.of(episodes)
     x = x.rescored(torch.as_tensor(np.random.default_rng(0).normal(size=len(episodes))))
-    batch, whole = trainer.algorithm.weigh(x)
-    model = trainer.student.model.double()
+    batch, whole = trainer.algorithm.compute_weights(x)
+    model = trainer.actor.model.double()
 
     def gradient(budget: int) -> torch.Tensor:
         model.zero_grad()
@@ -195,12 +195,12 @@ def test_ctrl_c_stops_after_the_step_and_says_how_to_go_on(tmp_path: Path, monke
 
 def test_a_kill_between_the_moves_of_a_checkpoint_loses_none(trainer: Trainer, tmp_path: Path) -> None:
     target = tmp_path / "checkpoint"
-    save_checkpoint(target, trainer.student, trainer.optimizer, 7)
+    save_checkpoint(target, trainer.actor, trainer.optimizer, 7)
     target.rename(tmp_path / "checkpoint.old")
     assert find_checkpoint(target).name == "checkpoint.old"
     (tmp_path / "checkpoint.new").mkdir()  # begun, not finished
     assert find_checkpoint(target).name == "checkpoint.old"
-    save_checkpoint(target, trainer.student, trainer.optimizer, 8)
+    save_checkpoint(target, trainer.actor, trainer.optimizer, 8)
     assert torch.load(find_checkpoint(target) / "trainer_state.pt")["step"] == 8
 
 
@@ -210,14 +210,14 @@ def test_resume_refuses_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
         find_checkpoint(tmp_path / "checkpoint")
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        load_student(tmp_path)
+        load_actor(tmp_path)
 
 
 def test_an_environment_without_demonstrations_is_refused(tmp_path: Path) -> None:
     from tests.doubles import Silent
 
     with pytest.raises(ConfigError, match="demonstrate"):
-        new_student(spec(Silent.id), config(tmp_path, env=Silent.id))
+        new_actor(spec(Silent.id), config(tmp_path, env=Silent.id))
 
 
 def test_shuffling_keeps_the_rewards_and_breaks_their_tie_to_the_episodes(trainer: Trainer) -> None:

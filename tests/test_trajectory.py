@@ -1,13 +1,12 @@
-"""agent_rl.trajectory: append-only ids, and what is derived from the spans."""
+"""agent_rl.core.trajectory: append-only ids, and what is derived from the spans."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
 from agent_rl.errors import TrajectoryError
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, FinishReason, Fork, Source, Span
 from tests.doubles import example_episode
 
 

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.branches: a continuation goes to another process and is what it would be in this one."""
+"""agent_rl.backends.verl.worker.branches: a continuation in another process is what it would be in this one."""
 
 import asyncio
 import json
@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from agent_rl.backends.verl.branches import SNAPSHOTS, dump_branch, load_continuation
-from agent_rl.backends.verl.rows import episode_of, rows_of
+from agent_rl.backends.verl.worker.branches import SNAPSHOTS, dump_branch, load_continuation
+from agent_rl.backends.verl.worker.rows import episode_of, rows_of
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Message, ToolCall
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
-from agent_rl.policy import Policy, SamplingParams, TokenPolicy
+from agent_rl.policy import Policy, TokenPolicy
 from agent_rl.rollout import Job, continuation, run_episode
-from agent_rl.types import Episode, Message, ToolCall
-from tests.doubles import CALL, Dice, ScriptedSampler, dice_spec, small_renderer
+from tests.doubles import CALL, Dice, ScriptedEngine, dice_spec, small_renderer
 
 TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolCall("x", "roll")))
 
@@ -32,7 +34,7 @@ SPEC = dice_spec(Fair, None)
 
 def replying(*replies: Message) -> TokenPolicy:
     renderer = small_renderer()
-    return TokenPolicy(ScriptedSampler([renderer.reply(r) for r in replies]), renderer, SamplingParams(max_tokens=64))
+    return TokenPolicy(ScriptedEngine([renderer.reply(r) for r in replies]), renderer, SamplingParams(max_tokens=64))
 
 
 def run(job: Job, policy: Policy) -> Episode:

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.continued: replies that weight updates cut in pieces, in front of a server of verl's."""
+"""agent_rl.engines.resuming: replies that weight updates cut in pieces, in front of a server of verl's."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_rl.backends.verl import continued
-from agent_rl.backends.verl.continued import Continued
-from agent_rl.backends.verl.sampler import ServerSampler
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.types import Completion, FinishReason
+from agent_rl.backends.verl.worker.sampler import VerlEngine
+from agent_rl.core.trajectory import Completion, FinishReason
+from agent_rl.engines import resuming as continued
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.resuming import ResumingEngine
 
 
 @dataclass
@@ -41,7 +41,7 @@ def sample(
     server: Server, *turns: list[int], params: SamplingParams | None = None, context: int = 64
 ) -> list[Completion]:
     async def run() -> list[Completion]:
-        session = Continued(ServerSampler(server, context)).open(7)
+        session = ResumingEngine(VerlEngine(server, context)).open(7)
         return [await session.sample(ids, params or SamplingParams(max_tokens=5), frozenset({9})) for ids in turns]
 
     return asyncio.run(run())
@@ -119,6 +119,6 @@ def test_a_closed_session_does_not_go_on() -> None:
             return await super().generate(*args, **kwargs)
 
     server = Closing(aborted(5))
-    session = Continued(ServerSampler(server, 64)).open(7)
+    session = ResumingEngine(VerlEngine(server, 64)).open(7)
     reply = asyncio.run(session.sample([1], SamplingParams(max_tokens=5), frozenset()))
     assert reply.finish_reason is FinishReason.ABORT and len(server.asked) == 1

@@ -1,14 +1,14 @@
-"""agent_rl.backends.verl.dataset: the rows that verl's loader asks for, made without verl."""
+"""agent_rl.backends.verl.worker.dataset: the rows that verl's loader asks for, made without verl."""
 
 import json
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from agent_rl.backends.verl.dataset import ENDLESS, TaskDataset
+from agent_rl.backends.verl.worker.dataset import ENDLESS, TaskDataset
 from agent_rl.errors import ConfigError
-from agent_rl.registry import spec
-from agent_rl.tasks import RL_START, TaskStream, distinct_tasks, task_key
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import RL_START, TaskStream, distinct_tasks, task_key
 
 
 def settings(**changes: object) -> DictConfig:

@@ -1,9 +1,9 @@
-"""agent_rl.backends.verl.expected: a feature that left no trace in the metrics stops the run."""
+"""agent_rl.backends.verl.driver.metrics_check: a feature that left no trace in the metrics stops the run."""
 
 import pytest
 
 from agent_rl.algorithms import AlgorithmConfig
-from agent_rl.backends.verl.expected import FEATURES, require_metrics
+from agent_rl.backends.verl.driver.metrics_check import FEATURES, require_metrics
 from agent_rl.errors import ConfigError
 
 BARE = {"actor/agent_rl/loss": -0.1, "actor/agent_rl/ratio": 1.0}

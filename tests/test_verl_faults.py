@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.faults: what is lost, or stuck, is named once and ends the run."""
+"""agent_rl.backends.verl.driver.watchdog: what is lost, or stuck, is named once and ends the run."""
 
 import threading
 import time
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.backends.verl import faults
-from agent_rl.backends.verl.faults import Watchdog, Watched, end_with, explain
+from agent_rl.backends.verl.driver import watchdog as faults
+from agent_rl.backends.verl.driver.watchdog import Watchdog, WatchedProcess, end_with, explain
 
 
 class Asked:
@@ -24,7 +24,7 @@ class Asked:
 
 def test_a_process_that_answers_is_asked_again() -> None:
     asked = Asked()
-    part = Watched("worker 0", asked)
+    part = WatchedProcess("worker 0", asked)
     assert part.fault(0) is None and len(asked.futures) == 1
     assert part.fault(5) is None and len(asked.futures) == 1  # one question at a time
     asked.futures[0].set_result(None)
@@ -35,14 +35,17 @@ def test_a_process_that_answers_is_asked_again() -> None:
 
 def test_a_process_that_is_gone_is_named_with_the_first_thing_that_is_known() -> None:
     asked = Asked()
-    part = Watched("worker 0", asked)
+    part = WatchedProcess("worker 0", asked)
     part.fault(0)
     asked.futures[0].set_exception(ConnectionError("\n  killed by signal 9\nand a long trace"))
     assert part.fault(5) == "worker 0 is gone: ConnectionError:   killed by signal 9"
 
 
 def test_only_what_must_answer_is_stuck_and_only_after_its_patience() -> None:
-    busy, stuck = Watched("server 0", Asked()), Watched("worker 0", Asked(), patience=60, advice="make it async")
+    busy, stuck = (
+        WatchedProcess("server 0", Asked()),
+        WatchedProcess("worker 0", Asked(), patience=60, advice="make it async"),
+    )
     assert busy.fault(100) is None and stuck.fault(100) is None
     assert busy.fault(10_000) is None and stuck.fault(160) is None
     assert stuck.fault(161) == "worker 0 has not answered for 61 s: make it async"
@@ -50,7 +53,7 @@ def test_only_what_must_answer_is_stuck_and_only_after_its_patience() -> None:
 
 def test_an_answer_in_time_renews_the_patience() -> None:
     asked = Asked()
-    part = Watched("worker 0", asked, patience=60)
+    part = WatchedProcess("worker 0", asked, patience=60)
     part.fault(0)
     asked.futures[0].set_result(None)
     part.fault(50)
@@ -66,14 +69,14 @@ def test_the_watchdog_barks_once_with_the_first_fault() -> None:
         answer.set_result("broken")
         return answer
 
-    with Watchdog([Watched("server 0", Asked()), Watched("worker 0", broken)], said.append, every=0.01):
+    with Watchdog([WatchedProcess("server 0", Asked()), WatchedProcess("worker 0", broken)], said.append, every=0.01):
         time.sleep(0.3)
     assert said == ["worker 0: broken"]
 
 
 def test_a_watchdog_that_is_left_says_nothing_more() -> None:
     asked, said = Asked(), list[str]()
-    with Watchdog([Watched("worker 0", asked)], said.append, every=0.01):
+    with Watchdog([WatchedProcess("worker 0", asked)], said.append, every=0.01):
         while not asked.futures:
             pass
     asked.futures[0].set_result("broken")

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.modes, .staleness and agent_rl.backends.budget: what asynchrony asks of verl."""
+"""agent_rl.backends.verl.config.config_keys, .staleness and agent_rl.gym.budget: what asynchrony asks of verl."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from agent_rl.backends.budget import BudgetConfig
-from agent_rl.backends.verl.settings import VerlConfig, agent_loop, verl_settings
-from agent_rl.backends.verl.staleness import check_staleness
-from agent_rl.env import Budget
+from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
+from agent_rl.backends.verl.driver.staleness import check_staleness
+from agent_rl.gym.budget import Budget, BudgetConfig
 from tests.doubles import example_episode
 
 SAMPLER = "trainer.v1.sampler"

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.names and .recorder: what the episodes of a run on verl are called, and which are stored."""
+"""agent_rl.rollout.naming and .recorder: what the episodes of a run on verl are called, and which are stored."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.report import evaluation_tag
-from agent_rl.backends.embedded.stored import TRAINING_ID
-from agent_rl.backends.verl.names import names_of, seed_of
-from agent_rl.backends.verl.recorder import Recorder
-from agent_rl.backends.verl.rows import episode_of, rows_of
+from agent_rl.backends.verl.driver.recorder import Recorder
+from agent_rl.backends.verl.worker.rows import episode_of, rows_of
+from agent_rl.core.episode import Outcome
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
+from agent_rl.gym.tasks import episode_seed
+from agent_rl.rollout.naming import names_of, seed_of
+from agent_rl.runs.report import evaluation_tag
+from agent_rl.runs.stored_groups import TRAINING_ID
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
-from agent_rl.tasks import episode_seed
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, FinishReason, Fork, Outcome, Source
 from tests.doubles import example_episode
 
 

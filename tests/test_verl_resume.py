@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.resume: a killed run's record goes back to its last checkpoint, and on from there."""
+"""agent_rl.backends.verl.driver.resume: a killed run's record goes back to its last checkpoint, and on from there."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_rl.backends.verl.launch import resume
-from agent_rl.backends.verl.resume import METRICS, MetricsFile, go_back, last_checkpoint, note
+from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, go_back, last_checkpoint, note
+from agent_rl.backends.verl.driver.run import resume
 from agent_rl.cli import main
 from agent_rl.errors import CheckpointError, ConfigError, StoreError
 from agent_rl.store.episodes import EpisodeWriter, read_episodes

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.routes: what is captured, what is refused, and what the workers are told."""
+"""agent_rl.backends.verl.worker.routes: what is captured, what is refused, and what the workers are told."""
 
 from pathlib import Path
 
@@ -7,8 +7,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from transformers import Qwen3Config, Qwen3MoeConfig
 
-from agent_rl.algorithms.routing import RoutingConfig
-from agent_rl.backends.verl.routes import (
+from agent_rl.backends.verl.worker.routes import (
     CAPTURE,
     OLD,
     RECORD,
@@ -21,6 +20,7 @@ from agent_rl.backends.verl.routes import (
     told,
 )
 from agent_rl.errors import ConfigError
+from agent_rl.moe.agreement import RoutingConfig
 
 R2, R3 = RoutingConfig(replay="R2"), RoutingConfig(replay="R3")
 AGREEING = RoutingConfig(min_agreement=0.5)

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.sampler and .rows: what needs no verl to be tested."""
+"""agent_rl.backends.verl.worker.sampler and .rows: what needs no verl to be tested."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from agent_rl.algorithms import collate, to_samples
-from agent_rl.backends.verl.rows import check_row, episode_of, rewards_of, rows_of
-from agent_rl.backends.verl.sampler import ServerSampler
+from agent_rl.backends.verl.worker.rows import check_row, episode_of, rewards_of, rows_of
+from agent_rl.backends.verl.worker.sampler import VerlEngine
+from agent_rl.core.episode import Outcome
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import PolicyError
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, FinishReason, Fork, Outcome, Source
 from tests.doubles import example_episode
 
 
@@ -42,7 +42,7 @@ class Server:
 
 def sample(server: Server, *turns: list[int], params: SamplingParams | None = None) -> list[Completion]:
     async def run() -> list[Completion]:
-        session = ServerSampler(server, 64, {"repetition_penalty": 1.0}).open(7)
+        session = VerlEngine(server, 64, {"repetition_penalty": 1.0}).open(7)
         return [await session.sample(ids, params or SamplingParams(max_tokens=5), frozenset({9})) for ids in turns]
 
     return asyncio.run(run())

@@ -1,11 +1,11 @@
-"""agent_rl.backends.verl.settings: what becomes of our settings, and what is refused."""
+"""agent_rl.backends.verl.config.settings: what becomes of our settings, and what is refused."""
 
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from agent_rl.backends.verl.settings import VerlConfig, agent_loop, verl_settings
+from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
 from agent_rl.errors import ConfigError
 from agent_rl.train import train
 
@@ -156,5 +156,5 @@ def test_stored_episodes_are_the_embedded_backend_s() -> None:
 
 def test_the_agent_loop_s_file_names_the_environment() -> None:
     (loop,) = agent_loop(config(imports=["/my_envs.py"], env_args={"hard": True}))
-    assert loop["_target_"] == "agent_rl.backends.verl.loop.EnvAgentLoop"
+    assert loop["_target_"] == "agent_rl.backends.verl.worker.agent_loop.EnvAgentLoop"
     assert loop["env"] == "calculator-v0" and loop["imports"] == ["/my_envs.py"] and loop["env_args"] == {"hard": True}

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Episode, Failure, Fork, Message, Outcome, Source, Span, StepRecord, StopReason, ToolCall
+from agent_rl.core.episode import Episode, Failure, Outcome, StepRecord, StopReason
+from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.trajectory import Fork, Source, Span, Trajectory
 from agent_rl.view.conversation import clean, turns
 from agent_rl.view.html import Comparison, Estimate, pair_by_task, write_report
 from agent_rl.view.text import print_episode, print_table

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.backends.embedded.rollouts import Sampled
+from agent_rl.backends.embedded.actor import load_actor
+from agent_rl.backends.embedded.rollouts import StepBatch
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.embedded.student import load_student
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.errors import ConfigError
-from agent_rl.registry import spec
+from agent_rl.gym.registry import spec
 from agent_rl.rollout import continuation, run_jobs
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
@@ -27,11 +27,11 @@ VINE = {"advantage": "state-values", "vine": {"continuations": 3, "max_episodes"
 @pytest.fixture
 def trainer(talker: Path, tmp_path: Path) -> Trainer:
     """A trainer that starts from a model whose episodes have several turns."""
-    return Trainer(spec("calculator-v0"), load_student(talker, slots=8, context=256), config(tmp_path, algorithm=VINE))
+    return Trainer(spec("calculator-v0"), load_actor(talker, slots=8, context=256), config(tmp_path, algorithm=VINE))
 
 
-def sampled(trainer: Trainer) -> Sampled:
-    trainer.student.engine.update_weights(trainer.step)
+def sampled(trainer: Trainer) -> StepBatch:
+    trainer.actor.engine.update_weights(trainer.step)
     return trainer.rollouts.sample(trainer.step)
 
 
@@ -40,7 +40,7 @@ def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(tra
     turns = [(e, turn) for e in episodes for turn in range(e.turns)]
     assert max(turn for _, turn in turns) >= 1
     jobs = [continuation(trainer.spec, e, turn, seed) for seed, (e, turn) in enumerate(turns)]
-    policy = trainer.student.policy(trainer.config.rollout.params)
+    policy = trainer.actor.policy(trainer.config.rollout.params)
     runs = asyncio.run(run_jobs(jobs, policy, concurrency=8))
     differing = 0
     for (parent, turn), run in zip(turns, runs, strict=True):
@@ -52,7 +52,7 @@ def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(tra
         assert run.steps[:turn] == parent.steps[:turn] and run.reward is not None
         with torch.no_grad():
             ids = torch.tensor(new.token_ids[None].astype(np.int64))
-            theta = score_tokens(trainer.student.model, ids).logprobs[0].numpy()
+            theta = score_tokens(trainer.actor.model, ids).logprobs[0].numpy()
         assert np.abs(theta[new.loss_mask] - new.logprobs[new.loss_mask]).max() < 1e-4
         differing += new.token_ids.tolist() != old.token_ids.tolist()
     assert differing > len(turns) / 4
@@ -106,7 +106,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
     killed = killed_run(settings, monkeypatch)
     resume_run(killed, Progress())
     assert_same_run(whole, killed)
-    first, last = load_student(talker).model.state_dict(), weights(whole)
+    first, last = load_actor(talker).model.state_dict(), weights(whole)
     assert any(not torch.equal(first[name], last[name]) for name in first)
     stored, resumed = ({e.id: e.steps for e in read_episodes(f)} for f in (whole, killed))
     assert stored == resumed and all(isinstance(step.state, str) for steps in stored.values() for step in steps)

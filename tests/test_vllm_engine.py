@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_rl.core.trajectory import Completion, FinishReason
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError, PolicyError
-from agent_rl.policy import SamplingParams, TokenPolicy
+from agent_rl.policy import TokenPolicy
 from agent_rl.policy.vllm import vllm_policy
 from agent_rl.rendering import train_tokenizer
-from agent_rl.types import Completion, FinishReason
 
 STOP = frozenset({2})
 

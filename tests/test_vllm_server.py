@@ -10,12 +10,15 @@ import pytest
 
 import agent_rl as ar
 from agent_rl.cli import main
+from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.trajectory import Completion, FinishReason, Source
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.vllm import server as vllm_server
 from agent_rl.errors import PolicyError
-from agent_rl.policy import SamplingParams, TokenPolicy, vllm_server
+from agent_rl.policy import TokenPolicy
 from agent_rl.policy.vllm import vllm_policy
 from agent_rl.rendering import train_tokenizer
 from agent_rl.store.episodes import read_episodes
-from agent_rl.types import Completion, FinishReason, Message, Source, ToolCall
 from tests.doubles import small_renderer
 from tests.fake_vllm import FakeVLLM
 

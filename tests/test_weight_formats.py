@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agent_rl.backends.embedded.engine import Engine
-from agent_rl.backends.embedded.weight_formats import forward_in, round_weights, to_bfloat16, to_float8, to_int4
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.engine import Engine
+from agent_rl.engines.embedded.quantization import forward_in, round_weights, to_bfloat16, to_float8, to_int4
 from agent_rl.errors import ConfigError
-from agent_rl.policy import SamplingParams
 from tests.engines import full_logprobs, play_all, ragged_plans, tiny
 
 WEIGHT = torch.randn(3, 16, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 16)[:, None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator as operators
 from typing import Literal
 
-from agent_rl.tool import tool
+from agent_rl.gym.tool import tool
 
 _OPERATORS = {"+": operators.add, "-": operators.sub, "*": operators.mul}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent_rl.tool import tool
-from agent_rl.tools.sandboxed import HasSandbox
+from agent_rl.gym.sandboxed import HasSandbox
+from agent_rl.gym.tool import tool
 
 MAX_FILE = 64 * 1024
 """Bytes of the largest file that the model may read, or edit."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from agent_rl.gym.sandboxed import HasSandbox
+from agent_rl.gym.tool import tool
 from agent_rl.sandboxes.base import PythonResult
-from agent_rl.tool import tool
-from agent_rl.tools.sandboxed import HasSandbox
 
 TIMEOUT = 10.0
 """Seconds that a call's code may run."""

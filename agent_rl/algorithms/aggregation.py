@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms.batch import Denominators
-from agent_rl.algorithms.choice import Choice, Choices, Count
+from agent_rl.algorithms.components import Component, ComponentRegistry, Count
 from agent_rl.errors import ConfigError
 
 
@@ -89,19 +89,19 @@ def _masked(loss: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
 
 
-AGGREGATIONS = Choices(
+AGGREGATIONS = ComponentRegistry(
     "aggregation",
     {
-        "token-mean": Choice(token_mean, "sum over tokens / tokens of the batch", "DAPO, Yu et al. 2025, eq. 8"),
-        "token-sum": Choice(token_sum, "sum over tokens", "verl"),
-        "seq-mean-token-sum": Choice(seq_mean_token_sum, "mean over rows of the sum over tokens", "REINFORCE"),
-        "seq-mean-token-mean": Choice(
+        "token-mean": Component(token_mean, "sum over tokens / tokens of the batch", "DAPO, Yu et al. 2025, eq. 8"),
+        "token-sum": Component(token_sum, "sum over tokens", "verl"),
+        "seq-mean-token-sum": Component(seq_mean_token_sum, "mean over rows of the sum over tokens", "REINFORCE"),
+        "seq-mean-token-mean": Component(
             seq_mean_token_mean, "mean over rows of the mean over tokens", "GRPO, Shao et al. 2024, eq. 3"
         ),
-        "seq-mean-token-sum-norm": Choice(
+        "seq-mean-token-sum-norm": Component(
             seq_mean_token_sum_norm, "mean over rows of the sum over tokens / length", "Dr. GRPO, Liu et al. 2025"
         ),
-        "prompt-mean": Choice(
+        "prompt-mean": Component(
             prompt_mean, "mean over prompts of the mean over their tokens", "ScaleRL, Khatri et al. 2025, section 4"
         ),
     },

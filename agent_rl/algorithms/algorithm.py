@@ -10,23 +10,24 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms.advantages.choices import ADVANTAGES
-from agent_rl.algorithms.advantages.critic import Estimated
+from agent_rl.algorithms.advantages.critic import AdvantageEstimate
 from agent_rl.algorithms.advantages.token import settle
 from agent_rl.algorithms.aggregation import AGGREGATIONS, prompt_shares
 from agent_rl.algorithms.batch import Batch, Denominators
 from agent_rl.algorithms.config import USES_REFERENCE, AlgorithmConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS, Weights, route_mask
+from agent_rl.algorithms.diagnostics import correction_metrics, mismatch, policy_version_histogram
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.filters import TOLERANCE
 from agent_rl.algorithms.metrics import tool_error_metrics
-from agent_rl.algorithms.mismatch import correction_metrics, mismatch, policy_version_histogram
 from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, preparation, token_loss
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
+from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.objectives.value import value_loss
-from agent_rl.algorithms.objectives.whole import Prepared
-from agent_rl.algorithms.routing import agreement_of, routing_metrics
 from agent_rl.algorithms.selection import FILTERS, SHAPING
-from agent_rl.types import Episode, Source
+from agent_rl.core.episode import Episode
+from agent_rl.core.trajectory import Source
+from agent_rl.moe.agreement import agreement_of, routing_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Algorithm:
         return self.config.kl.where != "none" or self.config.objective["name"] in USES_REFERENCE
 
     @property
-    def needs_theta(self) -> bool:
+    def needs_scores_before_update(self) -> bool:
         """Whether the whole batch must be scored and prepared before each update."""
         return preparation(self.config.objective) is not None
 
@@ -85,7 +86,7 @@ class Algorithm:
         return x
 
     @torch.no_grad()
-    def weigh(self, x: Experience) -> tuple[Batch, Denominators]:
+    def compute_weights(self, x: Experience) -> tuple[Batch, Denominators]:
         """Compute advantages and the critic's targets, then weights, from `x.rows` whose `old_logprobs` are final.
 
         An advantage over a critic's values reads `x.rows.values`. Its critic is trained at all tokens that it was asked
@@ -94,17 +95,17 @@ class Algorithm:
         Returns:
             The rows that have a gradient, and the counts that their loss is divided by.
         """
-        batch, whole, wanted = self.weigh_rows(x)
+        batch, whole, wanted = self.compute_weights_in_place_order(x)
         return batch.rows(torch.nonzero(wanted)[:, 0].tolist()), whole
 
     @torch.no_grad()
-    def weigh_rows(self, x: Experience) -> tuple[Batch, Denominators, Tensor]:
-        """Do as `weigh`, but leave every row in its place; also return which of them have a gradient, bool `[B]`."""
+    def compute_weights_in_place_order(self, x: Experience) -> tuple[Batch, Denominators, Tensor]:
+        """As `compute_weights`, with every row in its place; also return which rows have a gradient, bool `[B]`."""
         config, trained = self.config, x.trained
         x = replace(x, batch=replace(x.rows, rewards=settle(x.rows.rewards, x.rows.loss_mask).float()))
         x = self._penalised(x) if config.kl.where == "reward" else x
         batch = x.rows
-        found = Estimated.of(ADVANTAGES.bind(config.advantage)(x))
+        found = AdvantageEstimate.of(ADVANTAGES.bind(config.advantage)(x))
         advantages = torch.where(trained, found.advantages, found.advantages.new_zeros(()))
         correction = self._corrected(batch, trained)
         keep, weights = correction.keep, torch.where(correction.keep, correction.weight, 0.0)
@@ -161,7 +162,7 @@ class Algorithm:
         """Compare advantages with failed tool calls; see `tool_error_metrics`.
 
         Args:
-            x: what `weigh` was given.
+            x: what `compute_weights` was given.
             batch: what it returned.
         """
         total = torch.zeros_like(x.scores).index_add(0, batch.episode, batch.advantages.double().sum(-1))
@@ -183,15 +184,15 @@ class Algorithm:
         return replace(x, scores=scores, batch=replace(batch, rewards=rewards.float()))
 
     @torch.no_grad()
-    def prepare(self, logprobs: Tensor, batch: Batch) -> Prepared:
-        """Make a weighed batch ready for one update, where the objective `needs_theta`; as it is where it doesn't.
+    def prepare(self, logprobs: Tensor, batch: Batch) -> PreparedBatch:
+        """Prepare a weighed batch for one update; return it unchanged unless `needs_scores_before_update`.
 
         Args:
             logprobs: of every token of the whole batch under theta as it is before the update, `[B, T]`.
-            batch: the whole batch, as `weigh` returned it: nothing is carried over from one update to the next.
+            batch: the whole batch, as `compute_weights` returned it; no update changes it.
         """
         prepare = preparation(self.config.objective)
-        return Prepared(batch, {}) if prepare is None else prepare(logprobs, batch)
+        return PreparedBatch(batch, {}) if prepare is None else prepare(logprobs, batch)
 
     def loss(self, logprobs: Tensor, entropy: Tensor, batch: Batch, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.
@@ -199,7 +200,7 @@ class Algorithm:
         Args:
             logprobs: of every token given those before it, under theta, `[B, T]`, with gradient.
             entropy: of the distributions they come from, `[B, T]`, with gradient if `config.entropy` is not 0.
-            batch: the micro-batch; of a prepared batch, where the objective `needs_theta`.
+            batch: the micro-batch; of a prepared batch, where the objective `needs_scores_before_update`.
             whole: counts over the whole batch.
         """
         config, mask = self.config, batch.loss_mask

@@ -10,8 +10,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import BoolArray, Episode, FloatArray, Sample
+from agent_rl.core.episode import Episode
+from agent_rl.core.trajectory import BoolArray, ExpertArray, FloatArray, IntArray, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One trajectory, ready to train on; every array has the trajectory's length T."""
+
+    token_ids: IntArray
+    loss_mask: BoolArray
+    rollout_logprobs: FloatArray
+    """0 where `loss_mask` is False, so that no NaN can reach a sum."""
+    rewards: FloatArray
+    """What each turn earned, on its last sampled token."""
+    policy_versions: IntArray
+    """-1 where no token was sampled."""
+    turns: IntArray
+    sources: IntArray
+    """An index into the members of `Source`."""
+    episode: int
+    """The place of its episode among those of the step."""
+    episode_id: str
+    group_id: str
+    routed_experts: ExpertArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

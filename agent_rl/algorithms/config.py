@@ -9,24 +9,24 @@ from pydantic import BeforeValidator, Field, model_validator
 from agent_rl.algorithms.advantages.choices import ADVANTAGES
 from agent_rl.algorithms.advantages.critic import WITH_CRITIC
 from agent_rl.algorithms.aggregation import AGGREGATIONS
-from agent_rl.algorithms.choice import Chosen
+from agent_rl.algorithms.components import ComponentConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
-from agent_rl.algorithms.filters import Refill
+from agent_rl.algorithms.filters import DynamicSampling
 from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES
 from agent_rl.algorithms.objectives.kl import KLKind
-from agent_rl.algorithms.routing import RoutingConfig
 from agent_rl.algorithms.selection import FILTERS, SHAPING
-from agent_rl.algorithms.vine import VineConfig
+from agent_rl.algorithms.state_values import StateValueConfig
 from agent_rl.config import Section
+from agent_rl.moe.agreement import RoutingConfig
 
-Shaping = Annotated[Chosen, BeforeValidator(SHAPING.check), SHAPING]
-Filter = Annotated[Chosen, BeforeValidator(FILTERS.check), FILTERS]
-Advantage = Annotated[Chosen, BeforeValidator(ADVANTAGES.check), ADVANTAGES]
-Weight = Annotated[Chosen, BeforeValidator(WEIGHTS.check), WEIGHTS]
-Rejection = Annotated[Chosen, BeforeValidator(REJECTIONS.check), REJECTIONS]
-Objective = Annotated[Chosen, BeforeValidator(OBJECTIVES.check), OBJECTIVES]
-NegativeMask = Annotated[Chosen, BeforeValidator(NEGATIVE_MASKS.check), NEGATIVE_MASKS]
-Aggregation = Annotated[Chosen, BeforeValidator(AGGREGATIONS.check), AGGREGATIONS]
+Shaping = Annotated[ComponentConfig, BeforeValidator(SHAPING.check), SHAPING]
+Filter = Annotated[ComponentConfig, BeforeValidator(FILTERS.check), FILTERS]
+Advantage = Annotated[ComponentConfig, BeforeValidator(ADVANTAGES.check), ADVANTAGES]
+Weight = Annotated[ComponentConfig, BeforeValidator(WEIGHTS.check), WEIGHTS]
+Rejection = Annotated[ComponentConfig, BeforeValidator(REJECTIONS.check), REJECTIONS]
+Objective = Annotated[ComponentConfig, BeforeValidator(OBJECTIVES.check), OBJECTIVES]
+NegativeMask = Annotated[ComponentConfig, BeforeValidator(NEGATIVE_MASKS.check), NEGATIVE_MASKS]
+Aggregation = Annotated[ComponentConfig, BeforeValidator(AGGREGATIONS.check), AGGREGATIONS]
 
 USES_MU = ("minirl", "dppo-tv", "dppo-kl", "m2po")
 """Objectives that weigh tokens by the rollout policy themselves."""
@@ -78,7 +78,7 @@ class CriticConfig(Section):
         return self
 
 
-class RefillConfig(Section):
+class DynamicSamplingConfig(Section):
     """Dynamic sampling: sample more groups until the batch is full of groups that the filters keep."""
 
     max_rounds: int = Field(1, ge=1)
@@ -86,9 +86,9 @@ class RefillConfig(Section):
     oversampling: float = Field(3.0, ge=1)
     """A round samples at most this times the groups of a batch."""
 
-    def start(self, target: int) -> Refill:
+    def start(self, target: int) -> DynamicSampling:
         """Return the bookkeeping of a batch of `target` groups."""
-        return Refill(target, self.max_rounds, self.oversampling)
+        return DynamicSampling(target, self.max_rounds, self.oversampling)
 
     @property
     def most(self) -> float:
@@ -108,10 +108,10 @@ class AlgorithmConfig(Section):
     """Changes to the scores."""
     filters: tuple[Filter, ...] = ()
     """Which episodes are trained on, judged by their scores; the others still count in their group's statistics."""
-    refill: RefillConfig = RefillConfig()
+    refill: DynamicSamplingConfig = DynamicSamplingConfig()
     advantage: Advantage = ADVANTAGES.check("group-relative")
     critic: CriticConfig = CriticConfig()
-    vine: VineConfig = VineConfig()
+    vine: StateValueConfig = StateValueConfig()
     proximal: Literal["rollout", "recompute"] = "rollout"
     """What `old` is: the rollout's log-probabilities (bypass), or those of a forward pass before the first update."""
     weight: Weight = WEIGHTS.check("none")

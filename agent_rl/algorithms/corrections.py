@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_rl.algorithms.choice import Choice, Choices, Fraction, Positive
+from agent_rl.algorithms.components import Component, ComponentRegistry, Fraction, Positive
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO
 from agent_rl.errors import ConfigError
 
@@ -247,26 +247,28 @@ def _weight(
     return weight.to(old_logprobs.dtype)
 
 
-WEIGHTS = Choices(
+WEIGHTS = ComponentRegistry(
     "weight",
     {
-        "none": Choice(no_weight, "1", "no correction"),
-        "token-tis": Choice(token_tis, "min(w, cap), w = old/mu", "Truncated IS, Yao et al. 2025"),
-        "sequence-tis": Choice(sequence_tis, "min(prod_t w, cap)", "Truncated IS, Liu et al. 2025"),
-        "geometric-tis": Choice(geometric_tis, "min((prod_t w)^(1/|y|), cap)", "slime, mis_level=geometric"),
-        "icepop": Choice(token_icepop, "w if low <= w <= high else 0", "IcePop, Ring-1T, Ling team 2025"),
+        "none": Component(no_weight, "1", "no correction"),
+        "token-tis": Component(token_tis, "min(w, cap), w = old/mu", "Truncated IS, Yao et al. 2025"),
+        "sequence-tis": Component(sequence_tis, "min(prod_t w, cap)", "Truncated IS, Liu et al. 2025"),
+        "geometric-tis": Component(geometric_tis, "min((prod_t w)^(1/|y|), cap)", "slime, mis_level=geometric"),
+        "icepop": Component(token_icepop, "w if low <= w <= high else 0", "IcePop, Ring-1T, Ling team 2025"),
     },
 )
-REJECTIONS = Choices(
+REJECTIONS = ComponentRegistry(
     "rejection",
     {
-        "none": Choice(no_rejection, "keep every token", "no correction"),
-        "token": Choice(token_rejection, "keep tokens: low <= w <= high", "verl token_k1, bounds inverted"),
-        "sequence": Choice(sequence_rejection, "keep rows: low <= prod_t w <= high", "Masked IS, Liu et al. 2025"),
-        "geometric": Choice(
+        "none": Component(no_rejection, "keep every token", "no correction"),
+        "token": Component(token_rejection, "keep tokens: low <= w <= high", "verl token_k1, bounds inverted"),
+        "sequence": Component(sequence_rejection, "keep rows: low <= prod_t w <= high", "Masked IS, Liu et al. 2025"),
+        "geometric": Component(
             geometric_rejection, "keep rows: low <= (prod_t w)^(1/|y|) <= high", "Geometric RS, Liu et al. 2025"
         ),
-        "k3": Choice(k3_rejection, "keep rows: {over}_t (w - 1 - log w) <= max_k3", "verl seq_mean_k3, seq_max_k3"),
-        "worst-token": Choice(worst_token_rejection, "keep rows: low <= every w <= high", "the veto of slime, SkyRL"),
+        "k3": Component(k3_rejection, "keep rows: {over}_t (w - 1 - log w) <= max_k3", "verl seq_mean_k3, seq_max_k3"),
+        "worst-token": Component(
+            worst_token_rejection, "keep rows: low <= every w <= high", "the veto of slime, SkyRL"
+        ),
     },
 )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from agent_rl.algorithms.advantages.turn import spread
 from agent_rl.algorithms.batch import Batch, collate, to_samples
-from agent_rl.types import Episode, Outcome, StopReason, Task
+from agent_rl.core.episode import Episode, Outcome, StopReason
+from agent_rl.core.messages import Task
 
 CUT_SHORT = (StopReason.TOKENS, StopReason.LENGTH)
 """The ends that a limit on tokens brought about."""

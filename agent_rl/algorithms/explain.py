@@ -7,18 +7,18 @@ from typing import TypeAlias
 from torch import Tensor
 
 from agent_rl.algorithms.advantages.choices import ADVANTAGES
-from agent_rl.algorithms.advantages.critic import Estimated
+from agent_rl.algorithms.advantages.critic import AdvantageEstimate
 from agent_rl.algorithms.aggregation import AGGREGATIONS
-from agent_rl.algorithms.choice import Choice, Chosen
+from agent_rl.algorithms.components import Component, ComponentConfig
 from agent_rl.algorithms.config import USES_REFERENCE, AlgorithmConfig, CriticConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
 from agent_rl.algorithms.objectives.base import TokenLoss
 from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES, preparation
-from agent_rl.algorithms.objectives.whole import Prepared
-from agent_rl.algorithms.routing import RoutingConfig
+from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.selection import FILTERS, SHAPING
+from agent_rl.moe.agreement import RoutingConfig
 
-_Part: TypeAlias = Choice[Tensor] | Choice[Tensor | Estimated] | Choice[TokenLoss | Prepared]
+_Part: TypeAlias = Component[Tensor] | Component[Tensor | AdvantageEstimate] | Component[TokenLoss | PreparedBatch]
 
 
 def formula(config: AlgorithmConfig) -> str:
@@ -91,7 +91,7 @@ def _critic(config: CriticConfig) -> list[str]:
     return lines
 
 
-def _parts(config: AlgorithmConfig) -> list[tuple[str, _Part, Chosen]]:
+def _parts(config: AlgorithmConfig) -> list[tuple[str, _Part, ComponentConfig]]:
     return [
         *(("shaping", SHAPING[c], c) for c in config.shaping),
         *(("filter", FILTERS[c], c) for c in config.filters),

@@ -5,7 +5,7 @@ dropped episode keeps its place in its group's statistics. Whether it still coun
 decided by which episodes the caller counts there; systems differ, so every filter says what they do. A NaN score or
 advantage is an episode that is not scored.
 
-Dynamic sampling (DAPO) samples until enough groups passed: `Refill` is its bookkeeping.
+Dynamic sampling (DAPO) samples until enough groups passed: `DynamicSampling` is its bookkeeping.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: float = TOLERANC
     Stated for any score: the highest and the lowest differ by more than `tolerance`. A mean strictly between 0 and 1
     (OpenRLHF's range filter) is the same for scores in {0, 1} only and drops good groups of others (OpenRLHF#1270); a
     standard deviation other than exactly 0 (verl) keeps rounding noise. A group with a single scored episode is not
-    varied; verl keeps it. DAPO fills the batch up with other groups (`Refill`) and counts only kept ones.
+    varied; verl keeps it. DAPO fills the batch up with other groups (`DynamicSampling`) and counts only kept ones.
 
     Args:
         scores: `[E]`, NaN for an episode that is not scored: it has no say and is not kept, even in a kept group.
@@ -117,7 +117,7 @@ def group_range(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Refill:
+class DynamicSampling:
     """How far dynamic sampling has come in filling one batch with groups that are worth training on.
 
         state, groups = Refill(target=32), []
@@ -175,7 +175,7 @@ class Refill:
         return None
 
 
-def next_round(state: Refill) -> int:
+def next_round(state: DynamicSampling) -> int:
     """Return how many groups to sample now; 0 when sampling has ended.
 
     As many as are missing, divided by the acceptance rate so far, `(accepted + expected_rate) / (offered + 1)`, but not
@@ -188,7 +188,7 @@ def next_round(state: Refill) -> int:
     return math.ceil(min(likely, int(state.oversampling * state.target)))
 
 
-def offer(state: Refill, kept: Sequence[bool]) -> Refill:
+def offer(state: DynamicSampling, kept: Sequence[bool]) -> DynamicSampling:
     """Return the state after a round.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms import filters, shaping
-from agent_rl.algorithms.choice import Choice, Choices, Count, Fraction, Positive
+from agent_rl.algorithms.components import Component, ComponentRegistry, Count, Fraction, Positive
 from agent_rl.algorithms.experience import Experience
 from agent_rl.errors import ConfigError, did_you_mean
 
@@ -96,33 +96,35 @@ def _targets(x: Experience, target: int | str) -> Tensor:
     return torch.tensor([math.nan if (n := task[target]) is None else n for task in x.tasks], dtype=torch.float64)
 
 
-SHAPING = Choices(
+SHAPING = ComponentRegistry(
     "shaping",
     {
-        "soft-overlong": Choice(
+        "soft-overlong": Component(
             soft_overlong, "R -= penalty * clip((|y| - max_length + buffer) / buffer, 0, 1)", "DAPO, eq. 13"
         ),
-        "length-l1": Choice(
+        "length-l1": Component(
             length_l1, "R -= alpha * |target - |y||", "L1-Exact, Aggarwal & Welleck 2025, 2503.04697, eq. 1"
         ),
-        "length-l1-max": Choice(
+        "length-l1-max": Component(
             length_l1_max, "R *= clip(alpha * (target - |y|) + delta, 0, 1) where R > 0", "L1-Max, the same, eq. 2"
         ),
-        "length-group": Choice(
+        "length-group": Component(
             length_group, "R += coefficient * (1/2 - (|y| - min_group) / (max_group - min_group))", "Kimi k1.5, 2.3.3"
         ),
-        "relative-cost": Choice(relative_cost, "R -= coefficient * mean_group * |y| / max_group |y|", "prime-rl"),
-        "clip": Choice(clip, "R = clip(R, low, high)", ""),
-        "scale": Choice(scale, "R = factor * R + shift", ""),
-        "format-gate": Choice(format_gate, "R = value where the component is below 1", ""),
+        "relative-cost": Component(relative_cost, "R -= coefficient * mean_group * |y| / max_group |y|", "prime-rl"),
+        "clip": Component(clip, "R = clip(R, low, high)", ""),
+        "scale": Component(scale, "R = factor * R + shift", ""),
+        "format-gate": Component(format_gate, "R = value where the component is below 1", ""),
     },
 )
 
-FILTERS = Choices(
+FILTERS = ComponentRegistry(
     "filter",
     {
-        "varied-groups": Choice(varied_groups, "groups with max R - min R > 1e-6", "DAPO, dynamic sampling"),
-        "not-overlong": Choice(not_overlong, "episodes that no token limit cut short", "DAPO, overlong filtering"),
-        "max-staleness": Choice(max_staleness, "episodes with no token older than `steps` versions", "AReaL, prime-rl"),
+        "varied-groups": Component(varied_groups, "groups with max R - min R > 1e-6", "DAPO, dynamic sampling"),
+        "not-overlong": Component(not_overlong, "episodes that no token limit cut short", "DAPO, overlong filtering"),
+        "max-staleness": Component(
+            max_staleness, "episodes with no token older than `steps` versions", "AReaL, prime-rl"
+        ),
     },
 )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from agent_rl.env import Env
-from agent_rl.tool import ToolSpec
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import FinishReason, Message
+from agent_rl.core.messages import Message
+from agent_rl.core.trajectory import FinishReason, Trajectory
+from agent_rl.gym.env import Env
+from agent_rl.gym.tool import ToolSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_rl.env import Script
+from agent_rl.core.messages import Message
+from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 from agent_rl.errors import PolicyError
+from agent_rl.gym.env import Script
 from agent_rl.policy.base import Opening, Reply
 from agent_rl.rendering.base import Renderer
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, FinishReason, Message, Source
 
 
 @dataclass(frozen=True, slots=True)

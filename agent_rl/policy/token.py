@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+from agent_rl.core.messages import Message
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
+from agent_rl.engines.base import InferenceEngine, SamplingParams
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.policy.base import Opening, Prefix, Reply
-from agent_rl.policy.interrupt import Interrupt, sample_reply
-from agent_rl.policy.sampling import Sampler, SamplingParams
+from agent_rl.policy.interruption import Interruption, sample_reply
 from agent_rl.rendering.base import Renderer
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, FinishReason, Fork, Message, Source
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPolicy:
     """Any engine that takes and gives token ids; implements `Policy` and `Resumable`."""
 
-    sampler: Sampler
+    sampler: InferenceEngine
     renderer: Renderer
     params: SamplingParams = field(default_factory=SamplingParams)
-    interrupt: Interrupt | None = None
+    interrupt: Interruption | None = None
     """What is done about replies that go on for too long; None lets their limit end them."""
 
     def __post_init__(self) -> None:

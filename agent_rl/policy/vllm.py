@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from agent_rl.aio import LoopThread
+from agent_rl.concurrency import LoopThread
+from agent_rl.core.messages import JSON
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.stateless import EngineOutput, Settings, StatelessEngine
+from agent_rl.engines.vllm.in_process import LocalEngine
+from agent_rl.engines.vllm.server import Server
 from agent_rl.errors import ConfigError
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.policy.served import Answer, ServedSampler, Settings
 from agent_rl.policy.token import TokenPolicy
-from agent_rl.policy.vllm_engine import LocalEngine
-from agent_rl.policy.vllm_server import Server
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
-from agent_rl.types import JSON
 
 
 @contextmanager
@@ -56,13 +56,13 @@ def vllm_policy(
     client = LocalEngine(model, context, engine or {}) if model is not None else Server(url or "", concurrency, context)
     loop = LoopThread("vllm")
 
-    async def generate(sequence: str, token_ids: list[int], settings: Settings) -> Answer:
+    async def generate(sequence: str, token_ids: list[int], settings: Settings) -> EngineOutput:
         return await loop.run(client.generate(sequence, token_ids, settings))
 
     try:
         loop.wait(client.open())
         try:
-            sampler = ServedSampler(generate, client.context_limit, processed=client.processed)
+            sampler = StatelessEngine(generate, client.context_limit, processed=client.processed)
             sampler.require(params)
             yield TokenPolicy(sampler, rendered or _renderer(client.root, renderer), params)
         finally:

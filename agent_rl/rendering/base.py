@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent_rl.tool import ToolSpec
-from agent_rl.types import Message
+from agent_rl.core.messages import Message
+from agent_rl.gym.tool import ToolSpec
 
 
 @dataclass(frozen=True, slots=True)

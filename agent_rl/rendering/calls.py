@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from agent_rl.core.messages import JSON, ToolCall
 from agent_rl.errors import RenderError
-from agent_rl.types import JSON, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')

@@ -19,13 +19,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from agent_rl.core.messages import Message, Role
 from agent_rl.errors import RenderError
+from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.calls import CLOSE, OPEN, read_call, write_call
-from agent_rl.rendering.dicts import as_unicode
+from agent_rl.rendering.chat_format import as_unicode
 from agent_rl.rendering.tokenizer import END_OF_TEXT, IM_END, IM_START
-from agent_rl.tool import ToolSpec
-from agent_rl.types import Message, Role
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

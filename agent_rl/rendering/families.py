@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
+from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.errors import ConfigError, RenderError, did_you_mean
+from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.calls import write_call
-from agent_rl.rendering.dicts import message_dict, tool_dicts
-from agent_rl.tool import ToolSpec
-from agent_rl.types import JSON, Message, ToolCall
+from agent_rl.rendering.chat_format import message_dict, tool_dicts
 
 if TYPE_CHECKING:
     import renderers

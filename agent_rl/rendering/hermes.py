@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from agent_rl.core.messages import Message
 from agent_rl.rendering.calls import CLOSE, OPEN, read_call
-from agent_rl.types import Message
 
 THINK, THINK_END = "<think>", "</think>"
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.errors import ConfigError, RenderError
+from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
-from agent_rl.rendering.dicts import message_dict, tool_dicts
+from agent_rl.rendering.chat_format import message_dict, tool_dicts
 from agent_rl.rendering.hermes import THINK, THINK_END, read_hermes
-from agent_rl.tool import ToolSpec
-from agent_rl.types import JSON, Message, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,8 +1,8 @@
 """Rollout: run one episode, a group of them, or a pool; say how it went."""
 
-from agent_rl.rollout.branch import Branch
-from agent_rl.rollout.episode import Job, continuation, run_episode
+from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.evaluation import Evaluation, Rate, summarise
+from agent_rl.rollout.job import Branch, Job, continuation
 from agent_rl.rollout.pool import group_jobs, run_jobs, stream_jobs
 
 __all__ = [

@@ -8,96 +8,24 @@ import time
 import traceback
 import uuid
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from agent_rl.aio import call
-from agent_rl.env import Budget, Env, messages_of
+from agent_rl.concurrency import call
+from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
+from agent_rl.core.messages import Message
+from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import PolicyError
+from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import Conversation, Opening, Policy, Resumable
-from agent_rl.registry import EnvSpec
-from agent_rl.rollout.branch import Branch
-from agent_rl.types import (
-    JSON,
-    Episode,
-    Failure,
-    FinishReason,
-    Message,
-    Outcome,
-    Reward,
-    StepRecord,
-    StopReason,
-    Task,
-)
+from agent_rl.rollout.job import Branch, Job
 from agent_rl.version import __version__
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to run: an environment, a task, and the seed that makes this episode this one."""
-
-    spec: EnvSpec
-    task: Task
-    seed: int
-    group_id: str = ""
-    budget: Budget | None = None
-    """Instead of the environment's own."""
-    env_args: Mapping[str, JSON] = field(default_factory=dict)
-    id: str | None = None
-    """The episode's id; a random one if left out."""
-    snapshots: bool = False
-    """Keep the environment's snapshot before each turn, to continue from."""
-    branch: Branch | None = None
-    """Where to start, instead of the beginning; see `continuation`."""
-
-
-def continuation(
-    spec: EnvSpec,
-    episode: Episode,
-    turn: int,
-    seed: int,
-    *,
-    budget: Budget | None = None,
-    id: str | None = None,
-    snapshots: bool = False,
-) -> Job:
-    """Return the job that runs an episode on from one of its turns, as another course that it might have taken.
-
-    A fresh environment is reset as the episode's was and restored to what it was before the turn; the policy goes on
-    from the exact token ids that it had seen by then, with random numbers of its own. What was used before the turn
-    counts in the budget, save seconds. The new episode is a whole one: it holds the messages and steps from the start,
-    and all of it is scored. Only what is sampled from the turn on has a loss.
-
-    Args:
-        spec: the episode's environment.
-        episode: run with `Job(snapshots=True)`; it may be a continuation itself.
-        turn: the first turn to be played anew, counted from 0.
-        seed: of what the policy samples.
-        budget: instead of the environment's own.
-        id: of the new episode; a random one if left out.
-        snapshots: as in `Job`.
-
-    Raises:
-        ConfigError: as `Branch` does.
-    """
-    branch = Branch(episode, turn, seed)
-    return Job(
-        spec,
-        episode.task,
-        episode.seed,
-        episode.group_id,
-        budget=budget,
-        env_args=episode.env_args,
-        id=id,
-        snapshots=snapshots,
-        branch=branch,
-    )
 
 
 async def run_episode(job: Job, policy: Policy) -> Episode:

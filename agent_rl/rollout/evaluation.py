@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from agent_rl.types import Episode, Outcome
+from agent_rl.core.episode import Episode, Outcome
 
 
 @dataclass(frozen=True, slots=True)

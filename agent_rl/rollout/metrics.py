@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_rl.policy.interrupt import interruptions
-from agent_rl.types import Episode
+from agent_rl.core.episode import Episode
+from agent_rl.policy.interruption import interruptions
 
 
 def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

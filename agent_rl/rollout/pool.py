@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
-from agent_rl.env import Budget
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import JSON, Task
 from agent_rl.errors import ConfigError
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tasks import episode_seed, task_key
 from agent_rl.policy.base import Policy
-from agent_rl.registry import EnvSpec
-from agent_rl.rollout.episode import Job, run_episode
-from agent_rl.tasks import episode_seed, task_key
-from agent_rl.types import JSON, Episode, Task
+from agent_rl.rollout.episode import run_episode
+from agent_rl.rollout.job import Job
 
 
 def group_jobs(

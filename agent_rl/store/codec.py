@@ -12,23 +12,12 @@ import math
 from collections.abc import Mapping
 from typing import cast
 
+from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
+from agent_rl.core.messages import JSON, Message, Role, ToolCall, ToolErrorKind
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store import fields
 from agent_rl.store.fields import Row
 from agent_rl.store.packing import pack, unpack
-from agent_rl.types import (
-    JSON,
-    Episode,
-    Failure,
-    Message,
-    Outcome,
-    Reward,
-    Role,
-    StepRecord,
-    StopReason,
-    ToolCall,
-    ToolErrorKind,
-)
 
 SCHEMA = 1
 _ROLES = ("system", "user", "assistant", "tool")

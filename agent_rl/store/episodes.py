@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from agent_rl.core.episode import Episode
 from agent_rl.errors import DamagedEpisodeError, StoreError, did_you_mean
 from agent_rl.store.codec import dump_line, load_line
-from agent_rl.types import Episode
 
 FILE_NAME = "episodes.jsonl"
 _CHUNK = 1 << 16

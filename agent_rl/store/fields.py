@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
+from agent_rl.core.messages import JSON
 from agent_rl.errors import DamagedEpisodeError
-from agent_rl.types import JSON
 
 Row: TypeAlias = Mapping[str, JSON]
 T = TypeVar("T")

@@ -20,11 +20,11 @@ from typing import TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from agent_rl.core.messages import JSON
+from agent_rl.core.trajectory import ExpertArray, Fork, Source, Span, Trajectory
 from agent_rl.errors import DamagedEpisodeError, TrajectoryError
 from agent_rl.store import fields
 from agent_rl.store.fields import Row
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import JSON, ExpertArray, Fork, Source, Span
 
 EXPERT_DTYPES = ("int8", "int16", "int32")
 _LEVEL = 1  # level 6 is four times slower for 7% fewer bytes

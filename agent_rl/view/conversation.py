@@ -6,7 +6,8 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agent_rl.types import Episode, Message
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Message
 
 # Format characters (Cf) that real writing needs: the joiners of Indic scripts and emoji, the soft hyphen.
 _HARMLESS = frozenset("\u200c\u200d\u00ad")

@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from agent_rl.types import Episode
+from agent_rl.core.episode import Episode
 from agent_rl.view.conversation import clean, opening_question, turns
 
 

@@ -12,7 +12,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.types import Episode, Message, Outcome, Reward, ToolCall
+from agent_rl.core.episode import Episode, Outcome, Reward
+from agent_rl.core.messages import Message, ToolCall
 from agent_rl.view.conversation import Turn, clean, opening_question, turns
 from agent_rl.view.tokens import Decode, legend, print_tokens
 

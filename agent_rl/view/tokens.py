@@ -8,8 +8,7 @@ from typing import TypeAlias
 from rich.console import Console
 from rich.text import Text
 
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Source, Span
+from agent_rl.core.trajectory import Source, Span, Trajectory
 from agent_rl.view.conversation import clean
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]

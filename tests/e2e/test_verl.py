@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from agent_rl.core.episode import Episode
 from agent_rl.store.episodes import read_episodes
-from agent_rl.types import Episode
 from tests.doubles import assert_plays_again
 from tests.e2e.servers import ROOT, complete
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from agent_rl.core.episode import Episode
 from agent_rl.store.episodes import read_episodes
-from agent_rl.types import Episode
 from tests.e2e.servers import RAY_AGENTS, Running, begin, complete
 
 pytestmark = pytest.mark.e2e

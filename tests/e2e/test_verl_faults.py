@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from agent_rl.core.episode import Outcome, StopReason
 from agent_rl.store.episodes import read_episodes
-from agent_rl.types import Outcome, StopReason
 from tests.e2e.servers import Running, begin
 
 pytestmark = pytest.mark.e2e

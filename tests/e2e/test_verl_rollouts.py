@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from agent_rl.core.episode import Episode
 from agent_rl.store.episodes import read_episodes
-from agent_rl.types import Episode
 from tests.e2e.servers import complete
 
 RUN = {

@@ -16,11 +16,12 @@ import pytest
 import torch
 
 import agent_rl as ar
-from agent_rl.backends.embedded.student import load_student
-from agent_rl.policy import SamplingParams, vllm_server
+from agent_rl.backends.embedded.actor import load_actor
+from agent_rl.core.trajectory import Trajectory
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.vllm import server as vllm_server
 from agent_rl.policy.vllm import vllm_policy
 from agent_rl.store.episodes import read_episodes
-from agent_rl.trajectory import Trajectory
 from tests.e2e.verl_cpu.settings import ENVIRONMENT
 
 pytestmark = pytest.mark.e2e
@@ -150,8 +151,8 @@ def differ(model: torch.nn.Module, ones: Sequence[Trajectory], others: Sequence[
 def test_greedy_episodes_are_the_same_everywhere(
     model: torch.nn.Module, checkpoint: Path, local: list[ar.Episode], remote: list[ar.Episode]
 ) -> None:
-    student = load_student(checkpoint, context=CONTEXT)
-    ours = trajectories(ar.run("calculator-v0", student.policy(GREEDY), n=N, split="test"))
+    actor = load_actor(checkpoint, context=CONTEXT)
+    ours = trajectories(ar.run("calculator-v0", actor.policy(GREEDY), n=N, split="test"))
     assert sum(len(e.steps) for e in remote) > N  # tools are called: there are turns to append
     for name, theirs in (("in this program", trajectories(local)), ("by address", trajectories(remote))):
         different, real = differ(model, ours, theirs)

@@ -8,8 +8,8 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from agent_rl.backends.verl.loop import outputs_of
-from agent_rl.types import Episode
+from agent_rl.backends.verl.worker.agent_loop import outputs_of
+from agent_rl.core.episode import Episode
 
 
 class Queue:

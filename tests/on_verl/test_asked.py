@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.loop and .dataset: what a row asks for is what is sampled, with a server that has a script."""
+"""agent_rl.backends.verl.worker.agent_loop and .dataset: what a row asks for is what is sampled."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-from agent_rl.backends.verl import launch
-from agent_rl.backends.verl.branches import SNAPSHOTS, dump_branch
-from agent_rl.backends.verl.dataset import TaskDataset
-from agent_rl.backends.verl.loop import EnvAgentLoop
-from agent_rl.backends.verl.rows import episode_of
-from agent_rl.backends.verl.settings import VerlConfig, verl_settings
+from agent_rl.backends.verl.config.settings import VerlConfig, verl_settings
+from agent_rl.backends.verl.driver import run as launch
+from agent_rl.backends.verl.worker.agent_loop import EnvAgentLoop
+from agent_rl.backends.verl.worker.branches import SNAPSHOTS, dump_branch
+from agent_rl.backends.verl.worker.dataset import TaskDataset
+from agent_rl.backends.verl.worker.rows import episode_of
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Message, ToolCall
 from agent_rl.errors import ConfigError
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.calls import write_call
-from agent_rl.rollout.branch import Branch
-from agent_rl.types import Episode, Message, ToolCall
+from agent_rl.rollout.job import Branch
 
 
 def call(operator: str, left: int, right: int) -> Message:

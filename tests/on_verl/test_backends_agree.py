@@ -17,13 +17,13 @@ from agent_rl.algorithms import Algorithm, Batch, to_samples
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.verl.exchange import COMPUTED, prepare, receive, weigh
-from agent_rl.backends.verl.loss import SENT, loss_function
-from agent_rl.backends.verl.rows import rows_of
-from agent_rl.backends.verl.trainer import SyncTrainer
+from agent_rl.backends.verl.driver.exchange import COMPUTED, compute_weights, prepare, receive
+from agent_rl.backends.verl.driver.trainer import SyncTrainer
+from agent_rl.backends.verl.worker.loss import SENT, loss_function
+from agent_rl.backends.verl.worker.rows import rows_of
 from agent_rl.config import choices, load_config
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, Episode, Failure, FinishReason, Outcome, Reward, Source, StepRecord
+from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord
+from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 
 VOCABULARY = 50
 
@@ -156,7 +156,7 @@ def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float =
     x = algorithm.experience(EPISODES, GREEDY if algorithm.needs_greedy else ())
     if algorithm.needs_values:
         x = replace(x, state_values=torch.stack([VALUES[e.id] for e in EPISODES]))
-    batch, whole = algorithm.weigh(replace(x, batch=filled(x.rows, data)))
+    batch, whole = algorithm.compute_weights(replace(x, batch=filled(x.rows, data)))
     scores = score_tokens(model, batch.token_ids, temperature, entropy_gradient=True)
     prepared = algorithm.prepare(scores.logprobs.detach().float(), batch).batch
     return algorithm.loss(scores.logprobs, scores.entropy, prepared, whole).loss, len(batch)
@@ -185,9 +185,9 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(case: tuple[str,
     expected = gradient(expected_loss, model)
 
     received = replace(receive(keys, extra, padding), **asked(algorithm))
-    weighed = weigh(algorithm, received, data)
+    weighed = compute_weights(algorithm, received, data)
     data.update(weighed.sent)
-    if algorithm.needs_theta:
+    if algorithm.needs_scores_before_update:
         scored = as_engine([score_tokens(model, i[None]).logprobs[0].detach() for i in data["input_ids"].unbind()])
         theta = weighed.by_token(response_from_nested(scored, data["response_mask"]).unbind())
         data.update(prepare(algorithm, weighed, theta)[0])
@@ -216,7 +216,7 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(case: tuple[str,
 def test_padding_and_blank_rows_are_not_trained_on() -> None:
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]
-    sent = weigh(preset("grpo"), receive(keys, extra, padding), data).sent
+    sent = compute_weights(preset("grpo"), receive(keys, extra, padding), data).sent
     blank = next(i for i, row in enumerate(data["response_mask"].unbind()) if not row.any())
     for row in (blank, len(keys) - 1):
         assert not sent["advantages"].unbind()[row].any() and not sent[SENT["weights"]].unbind()[row].any()
@@ -231,7 +231,7 @@ def test_what_verl_changed_is_found(column: str, what: str) -> None:
     data["old_log_probs"] = data["rollout_log_probs"]
     data[column].values()[3] = 1 - data[column].values()[3]
     with pytest.raises(RuntimeError, match=f"came back from verl changed at token .* of its {what}"):
-        weigh(preset("grpo"), receive(keys, extra, padding), data)
+        compute_weights(preset("grpo"), receive(keys, extra, padding), data)
 
 
 def test_a_step_in_which_everything_broke_says_why() -> None:
@@ -243,14 +243,14 @@ def test_a_step_in_which_everything_broke_says_why() -> None:
     with pytest.raises(
         RuntimeError, match=r"none of the 8 episodes.*sampled a token: the first broke in policy: Dead: gone"
     ):
-        weigh(preset("grpo"), receive(keys, extra, padding), data)
+        compute_weights(preset("grpo"), receive(keys, extra, padding), data)
 
 
 def test_where_nothing_has_a_gradient_no_update_is_taken() -> None:
     equal = [replace(e, rewards=(Reward("correct", 1.0),)) for e in EPISODES]
     data, keys, extra, padding = in_verl(equal)
     data["old_log_probs"] = data["rollout_log_probs"]
-    metrics = weigh(preset("grpo"), receive(keys, extra, padding), data).metrics
+    metrics = compute_weights(preset("grpo"), receive(keys, extra, padding), data).metrics
     assert metrics["train/samples"] == 0
     trainer = SyncTrainer.__new__(SyncTrainer)  # without a worker group that could update anything
     batch = KVBatchMeta(keys=["a"], tags=[{}])

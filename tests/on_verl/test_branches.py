@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from doubles import CALL, ScriptedSampler, UnprovenRenderer, run_dice, small_renderer
+from doubles import CALL, ScriptedEngine, UnprovenRenderer, run_dice, small_renderer
 from verl.utils import tensordict_utils as tu
 
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.verl.exchange import receive, weigh
-from agent_rl.backends.verl.loss import SENT, WHOLE, loss_function
+from agent_rl.backends.verl.driver.exchange import compute_weights, receive
+from agent_rl.backends.verl.worker.loss import SENT, WHOLE, loss_function
+from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.messages import Message
 from agent_rl.policy import TokenPolicy
-from agent_rl.types import Episode, Message, Reward
 from on_verl.test_backends_agree import gradient, in_verl, preset
 
 UNPROVEN: list[set[int]] = [set(), {1}, {2}, {1, 2, 3}, {1, 3}, {3}]
@@ -26,7 +27,7 @@ def branching(number: int, unproven: set[int]) -> tuple[Episode, int]:
     renderer = small_renderer()
     answer = Message("assistant", str(number))
     replies = [renderer.reply(m) for m in (CALL, CALL, CALL, answer)]
-    policy = TokenPolicy(ScriptedSampler(replies), UnprovenRenderer(renderer, unproven))
+    policy = TokenPolicy(ScriptedEngine(replies), UnprovenRenderer(renderer, unproven))
     episode = run_dice(policy)
     rewards = (Reward("correct", float(number % 2)), Reward("step", 0.5 * (number == 3), turn=1))
     steps = tuple(replace(step, state=f"rolled {turn} times") for turn, step in enumerate(episode.steps))
@@ -50,14 +51,14 @@ def test_every_sampled_token_is_trained_on_once(name: str, played: tuple[list[Ep
     assert len(keys) == sum(len(e.trajectories) for e in episodes) + 1
     data["old_log_probs"] = data["rollout_log_probs"]
     assert sum(int(mask.sum()) for mask in data["response_mask"].unbind()) == sampled
-    sent = weigh(algorithm, receive(keys, extra, padding), data).sent
+    sent = compute_weights(algorithm, receive(keys, extra, padding), data).sent
     assert int(sent[WHOLE][0, 0]) == sampled == sum(int(x.sum()) for x in sent[SENT["counted"]].unbind())
     for mask, weights in zip(data["response_mask"].unbind(), sent[SENT["weights"]].unbind(), strict=True):
         assert not weights[~mask.bool()].any()  # nothing that a fork repeats
 
     model = make_model(ModelConfig(hidden=32, heads=2, kv_heads=2, head_dim=16, layers=2, intermediate=64), 432, 0)
     model = model.double()
-    batch, whole = algorithm.weigh(algorithm.experience(episodes))
+    batch, whole = algorithm.compute_weights(algorithm.experience(episodes))
     scores = score_tokens(model, batch.token_ids)
     expected_loss = algorithm.loss(scores.logprobs, scores.entropy, batch, whole).loss
     expected = gradient(expected_loss, model)

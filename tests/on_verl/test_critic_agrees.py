@@ -14,8 +14,8 @@ from agent_rl.algorithms import Algorithm, Batch
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
-from agent_rl.backends.verl.exchange import Weighed, receive, weigh
-from agent_rl.backends.verl.loss import loss_function, value_loss_function
+from agent_rl.backends.verl.driver.exchange import VerlWeightedRows, compute_weights, receive
+from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from on_verl.test_backends_agree import EPISODES, VOCABULARY, gradient, in_verl, preset
 
 CASES = [
@@ -39,7 +39,7 @@ def in_engine(critic: Critic, ids: torch.Tensor) -> torch.Tensor:
     return critic.head(critic.trunk(input_ids=ids[None]).last_hidden_state)[0, :, 0]
 
 
-def on_verl(critic: Critic) -> tuple[TensorDict, Weighed]:
+def on_verl(critic: Critic) -> tuple[TensorDict, VerlWeightedRows]:
     """The batch as it is when the critic is updated."""
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]
@@ -47,7 +47,7 @@ def on_verl(critic: Critic) -> tuple[TensorDict, Weighed]:
         values = [in_engine(critic, ids).float() for ids in data["input_ids"].unbind()]
     nested = torch.nested.as_nested_tensor(values, layout=torch.jagged)
     data["values"] = response_from_nested(nested, data["response_mask"])  # as verl's _compute_values does
-    weighed = weigh(critic.algorithm, receive(keys, extra, padding), data)
+    weighed = compute_weights(critic.algorithm, receive(keys, extra, padding), data)
     data.update(weighed.sent)
     return data, weighed
 
@@ -56,7 +56,7 @@ def embedded(critic: Critic) -> tuple[Batch, torch.Tensor]:
     """The weighed batch, and the critic's loss on it."""
     x = critic.algorithm.experience(EPISODES)
     values = critic.float().values(None, x.rows, token_budget=100)
-    batch, whole = critic.double().algorithm.weigh(replace(x, batch=replace(x.rows, values=values)))
+    batch, whole = critic.double().algorithm.compute_weights(replace(x, batch=replace(x.rows, values=values)))
     return batch, critic.loss(torch.empty(0), batch, whole)
 
 
@@ -97,13 +97,13 @@ def test_what_verl_did_not_compute_is_named(critic: Critic) -> None:
         (preset("grpo", "advantage=optimal-baseline", "proximal=recompute"), "sum_pi_squared"),
     ]:
         with pytest.raises(RuntimeError, match=rf"reads \['{name}'\], which verl did not compute"):
-            weigh(algorithm, receive(keys, extra, padding), data)
+            compute_weights(algorithm, receive(keys, extra, padding), data)
 
 
 def test_a_loss_that_lacks_its_input_says_so() -> None:
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]
-    data.update(weigh(preset("grpo"), receive(keys, extra, padding), data).sent)
+    data.update(compute_weights(preset("grpo"), receive(keys, extra, padding), data).sent)
     tu.assign_non_tensor(data, dp_size=1)
     nothing = torch.nested.as_nested_tensor([x.double() for x in data["input_ids"].unbind()], layout=torch.jagged)
 

@@ -13,14 +13,16 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-from agent_rl.backends.verl import watch
-from agent_rl.backends.verl.loop import LONGEST_S, EnvAgentLoop, episode_budget
-from agent_rl.backends.verl.rows import episode_of
-from agent_rl.backends.verl.watch import stop_episodes
-from agent_rl.env import Budget, Env
-from agent_rl.registry import register
+from agent_rl.backends.verl.driver import watch
+from agent_rl.backends.verl.driver.watch import stop_episodes
+from agent_rl.backends.verl.worker.agent_loop import LONGEST_S, EnvAgentLoop, episode_budget
+from agent_rl.backends.verl.worker.rows import episode_of
+from agent_rl.core.episode import Episode, Outcome, StopReason
+from agent_rl.core.messages import Message, Step, Task
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env
+from agent_rl.gym.registry import register
 from agent_rl.rendering import load_renderer, train_tokenizer
-from agent_rl.types import Episode, Message, Outcome, Step, StopReason, Task
 
 TOKENIZER = train_tokenizer(["hello there"] * 9, 500)
 REFERENCE = {"rollout": {"max_model_len": 400, "multi_turn": {}}, "actor": {"strategy": "fsdp2"}}

@@ -19,10 +19,10 @@ from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.verl.exchange import receive, weigh
-from agent_rl.backends.verl.launch import compose_verl
-from agent_rl.backends.verl.loss import loss_function, value_loss_function
-from agent_rl.backends.verl.settings import VerlConfig
+from agent_rl.backends.verl.config.settings import VerlConfig
+from agent_rl.backends.verl.driver.exchange import compute_weights, receive
+from agent_rl.backends.verl.driver.run import compose_verl
+from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from on_verl.test_backends_agree import EPISODES, VOCABULARY, computed, embedded, in_verl, nested, preset
 from on_verl.test_critic_agrees import embedded as embedded_critic
 
@@ -112,7 +112,7 @@ def test_the_gradient_of_an_entropy_bonus_is_in_the_engine_s(entropy: float, fol
     actor = engine(folder, "language_model")
     data, keys, extra, padding = in_verl(EPISODES)
     data.update(computed(algorithm, data))
-    data.update(weigh(algorithm, receive(keys, extra, padding), data).sent)
+    data.update(compute_weights(algorithm, receive(keys, extra, padding), data).sent)
     with actor.train_mode():
         output = actor.forward_backward_batch(
             ready(data, calculate_entropy=entropy > 0), loss_function(algorithm.config)
@@ -140,7 +140,7 @@ def test_a_critic_begins_at_zero_and_learns_what_the_embedded_one_does(folder: P
     with worker.eval_mode():
         values = worker.infer_batch(ready(data))["model_output"]["values"]
     data["values"] = response_from_nested(values, data["response_mask"])
-    data.update(weigh(algorithm, receive(keys, extra, padding), data).sent)
+    data.update(compute_weights(algorithm, receive(keys, extra, padding), data).sent)
     with worker.train_mode():
         output = worker.forward_backward_batch(ready(data), value_loss_function(algorithm.config))
         found = {name.replace("score.", "head."): value for name, value in gradient(worker.module).items()}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from agent_rl.backends.verl.launch import compose_verl
-from agent_rl.backends.verl.settings import VerlConfig
+from agent_rl.backends.verl.config.settings import VerlConfig
+from agent_rl.backends.verl.driver.run import compose_verl
 from agent_rl.config import choices, load_config
 from agent_rl.errors import ConfigError
 

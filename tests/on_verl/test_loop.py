@@ -14,9 +14,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigW
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from agent_rl import Env, Episode, Step, register, reward
-from agent_rl.backends.verl.dataset import TaskDataset
-from agent_rl.backends.verl.loop import EnvAgentLoop
-from agent_rl.backends.verl.rows import episode_of
+from agent_rl.backends.verl.worker.agent_loop import EnvAgentLoop
+from agent_rl.backends.verl.worker.dataset import TaskDataset
+from agent_rl.backends.verl.worker.rows import episode_of
 from agent_rl.rendering.tokenizer import train_tokenizer
 from agent_rl.store.codec import dump_line
 

@@ -21,18 +21,18 @@ from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.routing import replayed_routes
 from agent_rl.backends.embedded.model import ModelConfig, make_model
-from agent_rl.backends.embedded.routing import RouteLog
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.replay import routed, routers
-from agent_rl.backends.verl.engine import RoutedEngine
-from agent_rl.backends.verl.exchange import receive, weigh
-from agent_rl.backends.verl.loss import loss_function
-from agent_rl.backends.verl.routes import OLD, RECORD, REPLAY, ROLLOUT
-from agent_rl.backends.verl.rows import rows_of
-from agent_rl.trajectory import Trajectory
-from agent_rl.types import Completion, Episode, FinishReason, Reward, Source
+from agent_rl.backends.verl.driver.exchange import compute_weights, receive
+from agent_rl.backends.verl.worker.engine import RoutedEngine
+from agent_rl.backends.verl.worker.loss import loss_function
+from agent_rl.backends.verl.worker.routes import OLD, RECORD, REPLAY, ROLLOUT
+from agent_rl.backends.verl.worker.rows import rows_of
+from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
+from agent_rl.moe.agreement import replayed_routes
+from agent_rl.moe.balance import RouteLog
+from agent_rl.moe.routes import routed, routers
 
 VOCABULARY, LAYERS, TOP_K, EXPERTS = 50, 2, 2, 4
 FULL = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -127,7 +127,7 @@ def by_verl(engine: RoutedEngine, algorithm: Algorithm, packed: bool) -> tuple[f
     data[OLD] = scored[OLD]
     data["old_log_probs"] = response_from_nested(scored["log_probs"], data["response_mask"])
     both = {"routed_experts": ROLLOUT, "old_experts": OLD}
-    weighed = weigh(algorithm, receive(keys, extra, [False] * len(keys)), data, both)
+    weighed = compute_weights(algorithm, receive(keys, extra, [False] * len(keys)), data, both)
     data.update(weighed.sent)
     tu.assign_non_tensor(data, **{RECORD: False, REPLAY: {"none": "", "R2": OLD, "R3": ROLLOUT}[replay]})
     with engine.train_mode(zero_grad_on_exit=False):
@@ -149,7 +149,7 @@ def embedded(model: PreTrainedModel, algorithm: Algorithm) -> tuple[float, Tenso
     log.add(range(len(x.rows)), routes)
     old = torch.where(x.rows.loss_mask, old, 0.0)
     x = replace(x, batch=replace(x.rows, old_logprobs=old, old_experts=log.own))
-    batch, whole = algorithm.weigh(x)
+    batch, whole = algorithm.compute_weights(x)
     model.zero_grad()
     with routed(model, replayed_routes(batch, algorithm.config.routing.replay)):
         scores = score_tokens(model, batch.token_ids)

@@ -10,10 +10,10 @@ from tensordict import TensorDict
 
 from agent_rl.algorithms import Algorithm, Experience
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.backends.verl.exchange import receive, weigh
-from agent_rl.backends.verl.loop import outputs_of, with_routes
-from agent_rl.backends.verl.routes import OLD, ROLLOUT, RouteShape
-from agent_rl.types import Outcome
+from agent_rl.backends.verl.driver.exchange import compute_weights, receive
+from agent_rl.backends.verl.worker.agent_loop import outputs_of, with_routes
+from agent_rl.backends.verl.worker.routes import OLD, ROLLOUT, RouteShape
+from agent_rl.core.episode import Outcome
 from on_verl.test_routed_engine import EPISODES
 
 SHAPE = RouteShape(layers=2, top_k=2, experts=4)
@@ -62,7 +62,7 @@ def test_the_driver_puts_every_row_s_routes_in_its_place(monkeypatch: pytest.Mon
     data[OLD] = torch.nested.as_nested_tensor([row[ROLLOUT].short() + 7 for row in rows], layout=torch.jagged)
     algorithm = Algorithm(AlgorithmConfig.model_validate({"proximal": "recompute", "routing": {"replay": "R3"}}))
     received = receive(keys, [row["extra_fields"] for row in rows], [False] * len(rows))
-    weigh(algorithm, received, data, {"routed_experts": ROLLOUT, "old_experts": OLD})
+    compute_weights(algorithm, received, data, {"routed_experts": ROLLOUT, "old_experts": OLD})
     batch = seen[0].rows
     for row, index in enumerate(batch.episode.tolist()):
         expected = next(e for e in EPISODES if e.id == received.episodes[index].id).trajectories[0].routed_experts

@@ -11,11 +11,17 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.verl.engine import ROUTED, RoutedDetachedWorker, RoutedEngine, RoutedTrainingWorker, RoutedWorker
-from agent_rl.backends.verl.launch import compose_verl
-from agent_rl.backends.verl.routes import queued
-from agent_rl.backends.verl.settings import VerlConfig
-from agent_rl.backends.verl.trainer import TRAINERS
+from agent_rl.backends.verl.config.settings import VerlConfig
+from agent_rl.backends.verl.driver.run import compose_verl
+from agent_rl.backends.verl.driver.trainer import TRAINERS
+from agent_rl.backends.verl.worker.engine import (
+    ROUTED,
+    RoutedDetachedWorker,
+    RoutedEngine,
+    RoutedTrainingWorker,
+    RoutedWorker,
+)
+from agent_rl.backends.verl.worker.routes import queued
 
 SMALL = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,

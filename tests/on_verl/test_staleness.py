@@ -10,8 +10,8 @@ import pytest
 from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from agent_rl.backends.asynchrony import AsyncConfig
-from agent_rl.backends.verl.modes import asynchronous
+from agent_rl.backends.verl.config.config_keys import asynchronous
+from agent_rl.runs.config import AsyncConfig
 
 GROUPS, STEPS = 4, 100
 POLL = 1

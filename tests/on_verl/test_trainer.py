@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.trainer, with a queue and workers that remember: what each of them is given, and when."""
+"""agent_rl.backends.verl.driver.trainer: what the queue and each worker are given, and when."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.verl import trainer as module
-from agent_rl.backends.verl.trainer import SyncTrainer
+from agent_rl.backends.verl.driver import trainer as module
+from agent_rl.backends.verl.driver.trainer import SyncTrainer
 from agent_rl.errors import ConfigError
 from agent_rl.store.episodes import EpisodeWriter
 from on_verl.test_backends_agree import EPISODES, in_verl, moved, nested, preset

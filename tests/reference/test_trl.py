@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from agent_rl.algorithms.advantages import outcome
+from agent_rl.algorithms.advantages import episode as outcome
 from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.batch import Denominators
 from agent_rl.algorithms.corrections import sequence_rejection, sequence_tis, token_icepop, token_tis
-from agent_rl.algorithms.objectives.clipped import cispo, ppo_clip, sapo
 from agent_rl.algorithms.objectives.kl import kl_estimate, unbiased_kl
 from agent_rl.algorithms.objectives.sequence import gmpo, gspo, luspo, off_policy_sequences
+from agent_rl.algorithms.objectives.token import cispo, ppo_clip, sapo
 from reference.conftest import required, rows, same, slope
 from reference.trl_trainers import scored, trainer
 

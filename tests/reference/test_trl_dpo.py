@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, collate
+from agent_rl.algorithms.batch import Sample
 from agent_rl.algorithms.objectives.preference import dpo, sequence_logprob
-from agent_rl.types import Sample
 from reference.conftest import required, rows, same, slope
 from reference.trl_trainers import trainer
 

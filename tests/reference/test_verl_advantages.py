@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.algorithms.advantages import outcome
+from agent_rl.algorithms.advantages import episode as outcome
 from agent_rl.algorithms.advantages.token import (
     gae,
     optimal_baseline,

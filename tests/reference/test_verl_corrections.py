@@ -18,7 +18,7 @@ from agent_rl.algorithms.corrections import (
     token_rejection,
     token_tis,
 )
-from agent_rl.algorithms.mismatch import correction_metrics, mismatch
+from agent_rl.algorithms.diagnostics import correction_metrics, mismatch
 from reference.conftest import required, rows, same
 
 verl = required("verl.trainer.ppo.rollout_corr_helper")

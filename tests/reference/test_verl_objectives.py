@@ -8,9 +8,9 @@ import torch
 from agent_rl.algorithms.aggregation import AGGREGATIONS, seq_mean_token_sum_norm
 from agent_rl.algorithms.batch import Denominators
 from agent_rl.algorithms.corrections import token_tis
-from agent_rl.algorithms.objectives.clipped import cispo, dppo_kl, dppo_tv, ppo_clip, reinforce, sapo
 from agent_rl.algorithms.objectives.kl import kl_estimate, kl_in_reward
 from agent_rl.algorithms.objectives.sequence import gmpo, gspo, gspo_token
+from agent_rl.algorithms.objectives.token import cispo, dppo_kl, dppo_tv, ppo_clip, reinforce, sapo
 from agent_rl.algorithms.objectives.value import explained_variance, value_loss
 from reference.conftest import required, rows, same, slope
 

@@ -23,7 +23,7 @@ LAG = 0.3
 """Seconds until the service passes on the last words of a kernel that was killed."""
 OURS = 1 << 40
 """The host's calls have smaller numbers."""
-Answer = tuple[Head, bytes]
+EngineOutput = tuple[Head, bytes]
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Machine:
     """Whether root's commands and restarts are never done, nor a call's stream ended, as if the service hung."""
     sweeps: int = 0
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(OURS))
-    _answers: dict[int, asyncio.Future[Answer]] = field(default_factory=dict)
+    _answers: dict[int, asyncio.Future[EngineOutput]] = field(default_factory=dict)
     _running: int | None = None
     _pump: asyncio.Task[None] | None = None
 
@@ -96,7 +96,7 @@ class Machine:
             for waiting in self._answers.values():
                 waiting.cancel()
 
-    async def _ask(self, number: int, op: str, body: bytes = b"", **head: Any) -> Answer:
+    async def _ask(self, number: int, op: str, body: bytes = b"", **head: Any) -> EngineOutput:
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self.send(pack({"op": op, "id": number, **head}, body))
         return await self._answers[number]

@@ -9,11 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent_rl.env import Script, ToolEnv
+from agent_rl.core.episode import Episode, Outcome
+from agent_rl.core.messages import Message, Task, ToolCall
 from agent_rl.envs.python import FAMILIES, make_task
 from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.gym.env import Script, ToolEnv
+from agent_rl.gym.registry import spec
+from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.policy import Scripted, demonstrator, oracle
-from agent_rl.registry import spec
 from agent_rl.rollout import Job, run_episode, run_jobs, summarise
 from agent_rl.sandboxes import backends
 from agent_rl.sandboxes.backends import make_backend, shared_backend
@@ -24,9 +27,7 @@ from agent_rl.tools import python as python_tool
 from agent_rl.tools import shell as shell_tool
 from agent_rl.tools.files import files
 from agent_rl.tools.python import python
-from agent_rl.tools.sandboxed import SandboxedEnv
 from agent_rl.tools.shell import shell
-from agent_rl.types import Episode, Message, Outcome, Task, ToolCall
 
 
 class Workbench(SandboxedEnv):

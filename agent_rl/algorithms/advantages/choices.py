@@ -12,9 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_rl.algorithms.advantages import outcome, token, turn
-from agent_rl.algorithms.advantages.critic import WITH_CRITIC, Estimated
-from agent_rl.algorithms.choice import Choice, Choices, Fraction
+from agent_rl.algorithms.advantages import episode as outcome
+from agent_rl.algorithms.advantages import token, turn
+from agent_rl.algorithms.advantages.critic import WITH_CRITIC, AdvantageEstimate
+from agent_rl.algorithms.components import Component, ComponentRegistry, Fraction
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.objectives.preference import preference_pairs
 from agent_rl.errors import ConfigError
@@ -137,46 +138,48 @@ def state_values(x: Experience, *, gamma: Discount = 1.0) -> Tensor:
     return x.on_turns(turn.from_state_values(rewards, x.state_values, final, gamma=gamma))
 
 
-ADVANTAGES: Choices[Tensor | Estimated] = Choices(
+ADVANTAGES: ComponentRegistry[Tensor | AdvantageEstimate] = ComponentRegistry(
     "advantage",
     {
-        "group-relative": Choice(
+        "group-relative": Component(
             group_relative, "A = (R - mean_group) [/ (std_group + 1e-6) if std]", "GRPO, Shao et al. 2024, eq. 3"
         ),
-        "batch-normalised": Choice(
+        "batch-normalised": Component(
             batch_normalised, "A = (R - mean_group) / (std_batch of these + 1e-6)", "ScaleRL, Khatri et al. 2025, §4"
         ),
-        "leave-one-out": Choice(leave_one_out, "A = R - mean of the others", "RLOO, Ahmadian et al. 2024, eq. 8"),
-        "length-weighted": Choice(
+        "leave-one-out": Component(leave_one_out, "A = R - mean of the others", "RLOO, Ahmadian et al. 2024, eq. 8"),
+        "length-weighted": Component(
             length_weighted, "A = R - sum_group(|y| R) / sum_group |y|", "OPO, Hao et al. 2025, eq. 9"
         ),
-        "over-greedy": Choice(over_greedy, "A = R - R of the greedy episode", "ReMax, Li et al. 2023, 2310.10505"),
-        "best-of-group": Choice(best_of_group, "A = R_best - R_second for the best, else 0", "verl grpo_passk"),
-        "best-against-worst": Choice(
+        "over-greedy": Component(over_greedy, "A = R - R of the greedy episode", "ReMax, Li et al. 2023, 2310.10505"),
+        "best-of-group": Component(best_of_group, "A = R_best - R_second for the best, else 0", "verl grpo_passk"),
+        "best-against-worst": Component(
             best_against_worst, "A = 1 for the best, -1 for the worst where they are more than margin apart, else 0", ""
         ),
-        "pass-at-k": Choice(pass_at_k, "A of the pass@k reward over all k-subsets", "Chen et al. 2025, 2508.10751"),
-        "max-likelihood": Choice(max_likelihood, "A = (R - mean_group) / mean_group", "MaxRL, Tajwar et al. 2026"),
-        "decoupled": Choice(
+        "pass-at-k": Component(pass_at_k, "A of the pass@k reward over all k-subsets", "Chen et al. 2025, 2508.10751"),
+        "max-likelihood": Component(max_likelihood, "A = (R - mean_group) / mean_group", "MaxRL, Tajwar et al. 2026"),
+        "decoupled": Component(
             decoupled, "A = whiten(sum_k w_k (r_k - mean_group) / (std_group + 1e-6))", "GDPO, 2601.05242"
         ),
-        "returns": Choice(returns, "A_t = sum_{s>=t} gamma^(s-t) r_s over sampled tokens", "REINFORCE, Williams 1992"),
-        "reinforce-pp": Choice(reinforce_pp, "A = whiten(returns)", "REINFORCE++, Hu et al. 2025"),
-        "reinforce-pp-baseline": Choice(
+        "returns": Component(
+            returns, "A_t = sum_{s>=t} gamma^(s-t) r_s over sampled tokens", "REINFORCE, Williams 1992"
+        ),
+        "reinforce-pp": Component(reinforce_pp, "A = whiten(returns)", "REINFORCE++, Hu et al. 2025"),
+        "reinforce-pp-baseline": Component(
             reinforce_pp_baseline, "A = whiten(R - mean_group)", "REINFORCE++-baseline, Hu et al. 2025"
         ),
-        "optimal-baseline": Choice(
+        "optimal-baseline": Component(
             optimal_baseline,
             "A_t = G_t - sum_group(W_t G_t) / sum_group W_t, W_t = sum_{j<=t} 1 - 2 pi_j + sum_v pi_j(v)^2 under old",
             "Optimal token baseline, Li et al. 2026, 2602.07078",
         ),
-        "turn-returns": Choice(turn_returns, "A_t = sum_{k>=turn(t)} gamma^(k-turn(t)) r_k", "ROLL, segment-wise"),
-        "step-grouped": Choice(
+        "turn-returns": Component(turn_returns, "A_t = sum_{k>=turn(t)} gamma^(k-turn(t)) r_k", "ROLL, segment-wise"),
+        "step-grouped": Component(
             step_grouped,
             "A_k = norm_group(R) + omega * norm_state(G_k), G_k = r_k + gamma G_{k+1}, norm(x) = x - mean [/ std]",
             "GiGPO, Feng et al. 2025, 2505.10978, eq. 8",
         ),
-        "state-values": Choice(
+        "state-values": Component(
             state_values,
             "A_k = r_k + gamma V_{k+1} - V_k, V_k = mean return of continuations from before turn k",
             "VinePPO, Kazemnejad et al. 2024, 2410.01679",

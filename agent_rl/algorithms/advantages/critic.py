@@ -19,12 +19,12 @@ from torch import Tensor
 
 from agent_rl.algorithms.advantages import token, turn
 from agent_rl.algorithms.batch import Batch
-from agent_rl.algorithms.choice import Choice, Fraction
+from agent_rl.algorithms.components import Component, Fraction
 from agent_rl.algorithms.experience import Experience
 
 
 @dataclass(frozen=True, slots=True)
-class Estimated:
+class AdvantageEstimate:
     """Advantages, and what the critic that they were taken over should have said."""
 
     advantages: Tensor
@@ -35,14 +35,14 @@ class Estimated:
     """bool `[B, T]`: where the critic was asked, and is to be trained."""
 
     @classmethod
-    def of(cls, found: Tensor | Estimated) -> Estimated:
+    def of(cls, found: Tensor | AdvantageEstimate) -> AdvantageEstimate:
         """Return what an advantage found; one without a critic trains none."""
-        if isinstance(found, Estimated):
+        if isinstance(found, AdvantageEstimate):
             return found
         return cls(found, torch.zeros_like(found), torch.zeros_like(found, dtype=torch.bool))
 
 
-def gae(x: Experience, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whiten: bool = True) -> Estimated:
+def gae(x: Experience, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whiten: bool = True) -> AdvantageEstimate:
     """GAE over the sampled tokens of an episode; see `token.gae`."""
     lines = _Lines(x.rows)
     rewards, values = lines.join(x.rows.rewards), lines.join(x.rows.values)
@@ -50,7 +50,7 @@ def gae(x: Experience, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whiten: b
     return _estimated(x, lines, *found, lines.mask, whiten=whiten)
 
 
-def turn_gae(x: Experience, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whiten: bool = True) -> Estimated:
+def turn_gae(x: Experience, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whiten: bool = True) -> AdvantageEstimate:
     """GAE over the turns of an episode, whose values are those before their first sampled tokens; see `turn_gae`."""
     lines = _Lines(x.rows)
     rewards, values, turns = (lines.join(v) for v in (x.rows.rewards, x.rows.values, x.rows.turns))
@@ -58,13 +58,13 @@ def turn_gae(x: Experience, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whit
     return _estimated(x, lines, *found, turn.turn_starts(turns, lines.mask), whiten=whiten)
 
 
-WITH_CRITIC: dict[str, Choice[Tensor | Estimated]] = {
-    "gae": Choice(
+WITH_CRITIC: dict[str, Component[Tensor | AdvantageEstimate]] = {
+    "gae": Component(
         gae,
         "A_t = sum_l (gamma lam)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t over sampled tokens [whitened]",
         "GAE, Schulman et al. 2016, eq. 16",
     ),
-    "turn-gae": Choice(
+    "turn-gae": Component(
         turn_gae,
         "A_k = sum_l (gamma lam)^l delta_{k+l}, delta_k = r_k + gamma V_{k+1} - V_k over turns [whitened]",
         "GAE, Schulman et al. 2016, eq. 16, with turns as the steps",
@@ -99,11 +99,11 @@ class _Lines:
 
 def _estimated(
     x: Experience, lines: _Lines, advantages: Tensor, returns: Tensor, valued: Tensor, *, whiten: bool
-) -> Estimated:
+) -> AdvantageEstimate:
     valued = lines.split(valued) & x.trained
     on_tokens = x.scored(lines.split(advantages))
     returns = lines.split(returns)
-    return Estimated(
+    return AdvantageEstimate(
         token.whiten(on_tokens, x.trained) if whiten else on_tokens,
         torch.where(valued, returns, returns.new_zeros(())),
         valued,

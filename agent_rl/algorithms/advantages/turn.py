@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agent_rl.algorithms.advantages.outcome import group_relative
+from agent_rl.algorithms.advantages.episode import group_relative
 from agent_rl.algorithms.advantages.token import gae, returns_to_go, settle
 from agent_rl.errors import ConfigError
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms.choice import Positive
+from agent_rl.algorithms.components import Positive
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO, TokenLoss
-from agent_rl.algorithms.objectives.clipped import ppo_clip
+from agent_rl.algorithms.objectives.token import ppo_clip
 
 
 def gspo(

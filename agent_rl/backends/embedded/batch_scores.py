@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Batch
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.routing import RouteLog
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.replay import routed
+from agent_rl.moe.balance import RouteLog
+from agent_rl.moe.routes import routed
 
 
 @torch.no_grad()

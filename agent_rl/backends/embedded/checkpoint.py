@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer
-from agent_rl.backends.embedded.rollouts import Sampled, load_sampled, save_sampled
-from agent_rl.backends.embedded.student import Student
+from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
 from agent_rl.errors import CheckpointError
 
 STATE, AHEAD = "trainer_state.pt", "sampled_ahead.pt"
@@ -20,17 +20,17 @@ STATE, AHEAD = "trainer_state.pt", "sampled_ahead.pt"
 
 def save_checkpoint(
     folder: Path,
-    student: Student,
+    actor: Actor,
     optimizer: Optimizer,
     step: int,
     critic: Critic | None = None,
-    ahead: Collection[Sampled] = (),
+    ahead: Collection[StepBatch] = (),
 ) -> None:
     """Write a checkpoint, batches `ahead` of their step included. A kill meanwhile leaves the previous one whole."""
     new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    student.save(new)
+    actor.save(new)
     torch.save({"step": step, "optimizer": optimizer.state_dict()}, new / STATE)
     if critic is not None:
         critic.save(new)
@@ -58,7 +58,7 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def load_state(folder: Path, optimizer: Optimizer, critic: Critic | None = None) -> int:
-    """Restore the optimizer and the critic, and return the step; the weights are `load_student`'s to load."""
+    """Restore the optimizer and the critic, and return the step; the weights are `load_actor`'s to load."""
     state = torch.load(folder / STATE, weights_only=True)
     optimizer.load_state_dict(state["optimizer"])
     if critic is not None:
@@ -66,6 +66,6 @@ def load_state(folder: Path, optimizer: Optimizer, critic: Critic | None = None)
     return int(state["step"])
 
 
-def load_ahead(folder: Path) -> list[Sampled]:
+def load_ahead(folder: Path) -> list[StepBatch]:
     """Return the batches that were sampled ahead of the checkpoint's step, the next one's first."""
     return load_sampled(folder / AHEAD) if (folder / AHEAD).exists() else []

@@ -8,20 +8,20 @@ from typing import Literal
 from pydantic import Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import OFFLINE, AlgorithmConfig
-from agent_rl.algorithms.routing import RoutingConfig
-from agent_rl.backends.asynchrony import AsyncConfig
 from agent_rl.backends.embedded.model import ModelConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
-from agent_rl.backends.embedded.warmstart import WarmStartConfig
-from agent_rl.backends.embedded.weight_formats import WeightFormat
+from agent_rl.backends.embedded.warm_start import WarmStartConfig
 from agent_rl.config import Section
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.errors import ConfigError
-from agent_rl.policy.interrupt import Interrupt
-from agent_rl.policy.sampling import SamplingParams
+from agent_rl.moe.agreement import RoutingConfig
+from agent_rl.policy.interruption import Interruption
+from agent_rl.runs.config import AsyncConfig
 
 
-class InterruptConfig(Section):
+class InterruptionConfig(Section):
     """When a reply is made to answer, as in ScaleRL; `policy.interrupt` says what becomes of its tokens."""
 
     after_tokens: int = Field(ge=1)
@@ -35,10 +35,10 @@ class InterruptConfig(Section):
     unless: str = ""
     """A reply that holds this by then, e.g. "</think>", is not interrupted."""
 
-    def with_ids(self, encode: Callable[[str], list[int]]) -> Interrupt:
+    def with_ids(self, encode: Callable[[str], list[int]]) -> Interruption:
         """Return it in token ids."""
         ids, unless = tuple(encode(self.text)), tuple(encode(self.unless)) if self.unless else ()
-        return Interrupt(self.after_tokens, ids, self.per, self.spread, unless)
+        return Interruption(self.after_tokens, ids, self.per, self.spread, unless)
 
 
 class RolloutConfig(Section):
@@ -56,7 +56,7 @@ class RolloutConfig(Section):
     weights: WeightFormat = "float32"
     """What the engine's copy of the weights is rounded to, as by an inference server that holds such weights; training
     keeps float32. A simulation, see `weight_formats`: nothing gets faster. Evaluations sample from the engine, too."""
-    interrupt: InterruptConfig | None = None
+    interrupt: InterruptionConfig | None = None
     """What is done about replies that go on for too long, in training and evaluation; null lets `max_tokens` cut them.
     Training keeps the given tokens out of the loss."""
 

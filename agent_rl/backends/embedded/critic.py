@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from agent_rl.algorithms import Algorithm, Batch, Denominators
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
-from agent_rl.backends.replay import routed
+from agent_rl.moe.routes import routed
 
 FILE = "critic.pt"
 

@@ -13,26 +13,26 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Experience
-from agent_rl.algorithms.filters import Refill, next_round, offer
+from agent_rl.algorithms.filters import DynamicSampling, next_round, offer
+from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.student import Student
-from agent_rl.backends.vine import value_states
-from agent_rl.policy.sampling import SamplingParams
+from agent_rl.backends.group_sampling import value_states
+from agent_rl.core.episode import Episode, Reward
+from agent_rl.engines.base import SamplingParams
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tasks import RL_START, TaskStream, episode_seed
 from agent_rl.policy.token import TokenPolicy
-from agent_rl.registry import EnvSpec
 from agent_rl.rollout import Job, run_jobs
 from agent_rl.store.codec import dump_line, load_line
-from agent_rl.tasks import RL_START, TaskStream, episode_seed
-from agent_rl.types import Episode, Reward
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class StepBatch:
     """What was sampled for one step, all of it by the same weights."""
 
     episodes: list[Episode]
     """In groups, in the order of their tasks; dynamic sampling leaves some out of the batch."""
-    refill: Refill
+    refill: DynamicSampling
     """How the batch came about; `taken` are its groups."""
     greedy: list[Episode]
     """One for each group of the batch, if the algorithm compares with them; neither stored nor trained on."""
@@ -55,34 +55,34 @@ class Sampled:
         return x if self.state_values is None else replace(x, state_values=self.state_values)
 
 
-class Rollouts:
+class RolloutSampler:
     """Samples the batches of a run; all randomness hangs on (seed, step), whenever a step's turn comes."""
 
-    def __init__(self, spec: EnvSpec, student: Student, config: TrainConfig, algorithm: Algorithm) -> None:
-        self.spec, self.student, self.config, self.algorithm = spec, student, config, algorithm
+    def __init__(self, spec: EnvSpec, actor: Actor, config: TrainConfig, algorithm: Algorithm) -> None:
+        self.spec, self.actor, self.config, self.algorithm = spec, actor, config, algorithm
         self.tasks = TaskStream(spec.tasks, config.split, config.seed)
 
-    def sample(self, step: int) -> Sampled:
+    def sample(self, step: int) -> StepBatch:
         """Sample all that a step needs with the engine's present weights."""
-        started, before = time.perf_counter(), self.student.engine.tokens
+        started, before = time.perf_counter(), self.actor.engine.tokens
         episodes, refill = self._groups(step)
-        found = Sampled(episodes, refill, [], None, {}, 0.0, 0)
+        found = StepBatch(episodes, refill, [], None, {}, 0.0, 0)
         if self.algorithm.needs_greedy:
             found = replace(found, greedy=self._greedy(step, refill))
         if self.algorithm.needs_values:
             x, metrics = self.value(step, found)
             found = replace(found, state_values=x.state_values, metrics=metrics)
-        tokens = self.student.engine.tokens - before
+        tokens = self.actor.engine.tokens - before
         return replace(found, seconds=time.perf_counter() - started, tokens=tokens)
 
     def policy(self, params: SamplingParams) -> TokenPolicy:
         """Return the student as a policy, for training and evaluation."""
-        return self.student.policy(params, self.config.rollout.interrupt)
+        return self.actor.policy(params, self.config.rollout.interrupt)
 
     def _run(self, jobs: list[Job], params: SamplingParams) -> list[Episode]:
-        return asyncio.run(run_jobs(jobs, self.policy(params), concurrency=self.student.engine.slots))
+        return asyncio.run(run_jobs(jobs, self.policy(params), concurrency=self.actor.engine.slots))
 
-    def _groups(self, step: int) -> tuple[list[Episode], Refill]:
+    def _groups(self, step: int) -> tuple[list[Episode], DynamicSampling]:
         """Sample groups until the batch is full."""
         config, size = self.config, self.config.rollout.samples
         refill, episodes = config.algorithm.refill, list[Episode]()
@@ -96,12 +96,12 @@ class Rollouts:
             episodes += new
         return episodes, state
 
-    def _greedy(self, step: int, state: Refill) -> list[Episode]:
+    def _greedy(self, step: int, state: DynamicSampling) -> list[Episode]:
         """Run each group of the batch once more, greedily: a baseline."""
         jobs = [self._jobs(step, range(group, group + 1))[0] for group in state.taken]
         return self._run(jobs, replace(self.config.rollout.params, temperature=0.0))
 
-    def value(self, step: int, sampled: Sampled) -> tuple[Experience, dict[str, float]]:
+    def value(self, step: int, sampled: StepBatch) -> tuple[Experience, dict[str, float]]:
         """Value the states of the batch by running on from them: episodes that are neither stored nor trained on."""
         config = self.config
 
@@ -130,7 +130,7 @@ class Rollouts:
         return jobs
 
 
-def save_sampled(file: Path, batches: Iterable[Sampled]) -> None:
+def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:
     """Write batches whose turn is yet to come; a resumed run could not sample them: the weights that did are gone."""
     rows = [
         {
@@ -147,12 +147,14 @@ def save_sampled(file: Path, batches: Iterable[Sampled]) -> None:
     torch.save(rows, file)
 
 
-def load_sampled(file: Path) -> list[Sampled]:
+def load_sampled(file: Path) -> list[StepBatch]:
     """Read what `save_sampled` wrote; the episodes' snapshots are not there, nobody runs on from them any more."""
     rows = torch.load(file, weights_only=True)
     episodes = ("episodes", "greedy")
     return [
-        Sampled(**row | {name: _episodes(row[name]) for name in episodes} | {"refill": Refill(**row["refill"])})
+        StepBatch(
+            **row | {name: _episodes(row[name]) for name in episodes} | {"refill": DynamicSampling(**row["refill"])}
+        )
         for row in rows
     ]
 

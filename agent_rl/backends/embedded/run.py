@@ -17,23 +17,23 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
+from agent_rl.backends.embedded.actor import Actor, demonstrate, load_actor, new_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_ahead, load_state, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.metrics import MetricsLog
-from agent_rl.backends.embedded.report import evaluation_tag, summarise_run, write_run_report
-from agent_rl.backends.embedded.stored import StoredGroups, index_groups
-from agent_rl.backends.embedded.student import Student, demonstrate, load_student, new_student
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.backends.embedded.warmstart import WarmStep, warm_start
-from agent_rl.backends.folder import new_folder
-from agent_rl.backends.vine import require_hooks
+from agent_rl.backends.embedded.warm_start import WarmStep, warm_start
+from agent_rl.backends.group_sampling import require_hooks
+from agent_rl.core.episode import Episode
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.registry import EnvSpec, spec
+from agent_rl.gym.registry import EnvSpec, spec
+from agent_rl.gym.tasks import distinct_tasks, task_key
 from agent_rl.rollout import summarise
+from agent_rl.runs.folder import new_folder
+from agent_rl.runs.metrics import MetricsLog
+from agent_rl.runs.report import evaluation_tag, summarise_run, write_run_report
+from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import EpisodeWriter, episode_ids
-from agent_rl.tasks import distinct_tasks, task_key
-from agent_rl.types import Episode
 from agent_rl.view.progress import Progress
 
 CONFIG, CHECKPOINT, REFERENCE, EPISODES = "config.yaml", "checkpoint", "reference", "episodes.jsonl"
@@ -59,15 +59,15 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
     with _Run(folder, env, config, progress) as run:
-        student = run.load(config.start_from) if config.start_from else run.prepare()
+        actor = run.load(config.start_from) if config.start_from else run.prepare()
         if Algorithm(config.algorithm).needs_reference:
-            student.save(folder / REFERENCE)
+            actor.save(folder / REFERENCE)
         if stored is not None:
-            stored.check_tokens(student)
+            stored.check_tokens(actor)
             stored.save(folder / STORED)
-        trainer = Trainer(env, student, config, _reference(folder), stored)
+        trainer = Trainer(env, actor, config, _reference(folder), stored)
         run.evaluate(trainer, "before")
-        save_checkpoint(folder / CHECKPOINT, student, trainer.optimizer, 0, trainer.critic)
+        save_checkpoint(folder / CHECKPOINT, actor, trainer.optimizer, 0, trainer.critic)
         run.train(trainer)
         return run.finish(trainer)
 
@@ -94,9 +94,9 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     with _Run(folder, env, config, progress) as run:
         run.set_threads()
-        student = _load(checkpoint, config, env)
+        actor = _load(checkpoint, config, env)
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
-        trainer = Trainer(env, student, config, _reference(folder), stored)
+        trainer = Trainer(env, actor, config, _reference(folder), stored)
         trainer.step = load_state(checkpoint, trainer.optimizer, trainer.critic)
         trainer.ahead.extend(load_ahead(checkpoint))
         progress.say(f"Going on from step {trainer.step} of {config.steps} in {folder}")
@@ -140,28 +140,28 @@ class _Run:
         # more than a few threads only get in each other's way in a model of this size
         torch.set_num_threads(self.config.threads or min(4, torch.get_num_threads()))
 
-    def load(self, checkpoint: str) -> Student:
+    def load(self, checkpoint: str) -> Actor:
         """Take a student that another run trained."""
         config = self.config
         self.set_threads()
-        student = _load(checkpoint, config, self.env)
+        actor = _load(checkpoint, config, self.env)
         self.progress.say(f"[bold]{self.env.id}[/bold]: on from {checkpoint}. Everything goes to {self.folder}/")
-        return student
+        return actor
 
-    def prepare(self) -> Student:
+    def prepare(self) -> Actor:
         """Make a student and warm it up on demonstrations."""
         config, env, say = self.config, self.env, self.progress.say
         self.set_threads()
         say(f"[bold]{env.id}[/bold]: training a small transformer from nothing, on {torch.get_num_threads()} threads.")
         say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
         say("[bold]1. Warm start[/bold]: clone noisy demonstrations that the environment plays itself.")
-        student = new_student(env, config)
-        demonstrations = demonstrate(env, config, config.warm_start.demonstrations, student.renderer)
+        actor = new_actor(env, config)
+        demonstrations = demonstrate(env, config, config.warm_start.demonstrations, actor.renderer)
         success = summarise(demonstrations).success
         say(
             f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
-            f"model: {sum(p.numel() for p in student.model.parameters()):,} parameters, "
-            f"{len(student.tokenizer)} tokens in its vocabulary"
+            f"model: {sum(p.numel() for p in actor.model.parameters()):,} parameters, "
+            f"{len(actor.tokenizer)} tokens in its vocabulary"
         )
         self.metrics.write("demonstrations", 0, {"n": success.n, "failed": success.n - success.successes})
 
@@ -171,12 +171,12 @@ class _Run:
             self.check_stop("nothing is lost but the warm start; run the same command again")
 
         trajectories = [e.trajectories[0] for e in demonstrations]
-        student.model.train()
+        actor.model.train()
         warm_start(
-            student.model, trajectories, config.warm_start, tokenizer=student.tokenizer, seed=config.seed, on_step=show
+            actor.model, trajectories, config.warm_start, tokenizer=actor.tokenizer, seed=config.seed, on_step=show
         )
-        student.model.eval()
-        return student
+        actor.model.eval()
+        return actor
 
     def evaluate(self, trainer: Trainer, when: str) -> None:
         """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
@@ -209,7 +209,7 @@ class _Run:
             if last or self.stop.asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
                 state = (trainer.optimizer, trainer.step, trainer.critic, trainer.ahead)
-                save_checkpoint(self.folder / CHECKPOINT, trainer.student, *state)
+                save_checkpoint(self.folder / CHECKPOINT, trainer.actor, *state)
             if not last:
                 self.check_stop(f"go on with: agent-rl train resume={self.folder}")
 
@@ -245,14 +245,14 @@ def _find_groups(config: TrainConfig, env: EnvSpec) -> StoredGroups:
     return index_groups(config.episodes or "", env.id, Algorithm(config.algorithm), held_out)
 
 
-def _load(checkpoint: str | Path, config: TrainConfig, env: EnvSpec) -> Student:
+def _load(checkpoint: str | Path, config: TrainConfig, env: EnvSpec) -> Actor:
     rollout, context = config.rollout, config.context(env.budget.tokens)
-    return load_student(checkpoint, slots=rollout.slots, context=context, weights=rollout.weights)
+    return load_actor(checkpoint, slots=rollout.slots, context=context, weights=rollout.weights)
 
 
 def _reference(folder: Path) -> PreTrainedModel | None:
     """Load the policy that a run is kept close to, if it is."""
-    return load_student(folder / REFERENCE, slots=1).model if (folder / REFERENCE).exists() else None
+    return load_actor(folder / REFERENCE, slots=1).model if (folder / REFERENCE).exists() else None
 
 
 def _minutes(config: TrainConfig) -> str:

@@ -13,27 +13,28 @@ import torch
 from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
+from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.objectives.value import critic_metrics
-from agent_rl.algorithms.objectives.whole import Prepared
-from agent_rl.algorithms.routing import RoutingConfig, replayed_routes
+from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.batch_scores import score_batch
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
-from agent_rl.backends.embedded.rollouts import Rollouts, Sampled, shuffled
-from agent_rl.backends.embedded.routing import RouteLog
+from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.embedded.stored import StoredGroups
-from agent_rl.backends.embedded.student import Student
-from agent_rl.backends.replay import routed, routers
-from agent_rl.backends.vine import require_hooks
+from agent_rl.backends.group_sampling import require_hooks
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Task
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
-from agent_rl.policy.sampling import SamplingParams
-from agent_rl.registry import EnvSpec
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tasks import EVALUATION_SEED, episode_seed
+from agent_rl.moe.agreement import RoutingConfig, replayed_routes
+from agent_rl.moe.balance import RouteLog
+from agent_rl.moe.routes import routed, routers
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
 from agent_rl.rollout.metrics import trajectory_metrics
-from agent_rl.tasks import EVALUATION_SEED, episode_seed
-from agent_rl.types import Episode, Task
+from agent_rl.runs.stored_groups import StoredGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +52,24 @@ class Trainer:
     def __init__(
         self,
         spec: EnvSpec,
-        student: Student,
+        actor: Actor,
         config: TrainConfig,
         reference: PreTrainedModel | None = None,
         stored: StoredGroups | None = None,
     ) -> None:
-        self.spec, self.student, self.config, self.reference, self.stored = spec, student, config, reference, stored
+        self.spec, self.actor, self.config, self.reference, self.stored = spec, actor, config, reference, stored
         self.algorithm = Algorithm(config.algorithm)
         require_hooks(spec, self.algorithm)
-        if config.algorithm.routing != RoutingConfig() and not routers(student.model):
+        if config.algorithm.routing != RoutingConfig() and not routers(actor.model):
             raise ConfigError("algorithm.routing is about a mixture of experts, and the model is dense")
         if self.algorithm.needs_reference and reference is None:
             raise ConfigError(f"{config.algorithm.name} compares with the start of the run: give it as `reference`")
         half = config.precision.autocast == "float16"
-        self.optimizer = Optimizer(student.model, config.optimizer, scale_loss=half)
+        self.optimizer = Optimizer(actor.model, config.optimizer, scale_loss=half)
         wanted = config.algorithm.critic.where != "none"
-        self.critic = Critic(student.model, self.algorithm, config.optimizer) if wanted else None
-        self.rollouts = Rollouts(spec, student, config, self.algorithm)
-        self.ahead = deque[Sampled]()
+        self.critic = Critic(actor.model, self.algorithm, config.optimizer) if wanted else None
+        self.rollouts = RolloutSampler(spec, actor, config, self.algorithm)
+        self.ahead = deque[StepBatch]()
         """The batches of the steps to come that were sampled already, the next one's first."""
         self.step = 0
 
@@ -99,9 +100,9 @@ class Trainer:
         }
         return StepResult(episodes, evaluation, metrics)
 
-    def _next(self) -> Sampled:
+    def _next(self) -> StepBatch:
         """Return this step's batch, after sampling those that are due with the present weights."""
-        self.student.engine.update_weights(self.step)
+        self.actor.engine.update_weights(self.step)
         while not self.ahead or (
             len(self.ahead) <= self.config.steps_ahead and self.step + len(self.ahead) < self.config.steps
         ):
@@ -129,7 +130,7 @@ class Trainer:
         x, measured = self._scored(x)
         metrics |= measured
         metrics |= self.algorithm.diagnose(x, self.step if self.stored is None else None)
-        batch, whole = self.algorithm.weigh(x)
+        batch, whole = self.algorithm.compute_weights(x)
         metrics |= self.algorithm.advantage_metrics(x, batch)
         metrics["train/samples"] = float(len(batch))
         if not len(batch):
@@ -158,16 +159,16 @@ class Trainer:
             **prepared.metrics,
         }
 
-    def _prepared(self, batch: Batch) -> Prepared:
+    def _prepared(self, batch: Batch) -> PreparedBatch:
         """Let the objective see the whole batch under theta, if it wants to."""
-        if not self.algorithm.needs_theta:
-            return Prepared(batch, {})
+        if not self.algorithm.needs_scores_before_update:
+            return PreparedBatch(batch, {})
         routes = replayed_routes(batch, self.config.algorithm.routing.replay)
-        (logprobs,) = score_batch(self.student.model, batch, self.config, "logprobs", given=routes)
+        (logprobs,) = score_batch(self.actor.model, batch, self.config, "logprobs", given=routes)
         return self.algorithm.prepare(logprobs, batch)
 
     def _accumulate(self, batch: Batch, whole: Denominators) -> dict[str, float]:
-        config, model = self.config, self.student.model
+        config, model = self.config, self.actor.model
         routes = replayed_routes(batch, config.algorithm.routing.replay)
         with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), routed(model, routes):
             scores = score_tokens(
@@ -188,11 +189,11 @@ class Trainer:
         given = replayed_routes(batch, "R3") if self.config.algorithm.routing.replay == "R3" else None
         if self.config.algorithm.proximal == "recompute":
             names = ("logprobs", "sum_pi_squared")
-            logprobs, squares = score_batch(self.student.model, batch, self.config, *names, given=given, log=log)
+            logprobs, squares = score_batch(self.actor.model, batch, self.config, *names, given=given, log=log)
             batch = replace(batch, old_logprobs=logprobs, sum_pi_squared=squares, old_experts=log.own)
         if self.critic is not None:
             budget, precision = self.config.micro_batch_tokens, self.config.precision
-            values = self.critic.values(self.student.model, batch, budget, precision, given)
+            values = self.critic.values(self.actor.model, batch, budget, precision, given)
             batch = replace(batch, values=values)
         x = replace(x, batch=self._compared(batch) if self.config.algorithm.kl.where == "reward" else batch)
         return x, log.metrics()
@@ -211,12 +212,12 @@ class Trainer:
         on_episode: Callable[[Episode], None] | None = None,
     ) -> tuple[Evaluation, list[Episode]]:
         """Run each task once; the same tag and weights give the same episodes."""
-        self.student.engine.update_weights(self.step)
+        self.actor.engine.update_weights(self.step)
         args = self.config.env_args
         jobs = [
             Job(self.spec, task, episode_seed(EVALUATION_SEED, task, 0), tag, env_args=args, id=f"{tag}-{i:04d}")
             for i, task in enumerate(tasks)
         ]
         policy = self.rollouts.policy(params)
-        episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.student.engine.slots, on_episode=on_episode))
+        episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.actor.engine.slots, on_episode=on_episode))
         return summarise(episodes), episodes

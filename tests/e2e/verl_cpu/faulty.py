@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from agent_rl.env import Budget
+from agent_rl.core.messages import Message, Step, Task
 from agent_rl.envs.calculator import Calculator, make_task
-from agent_rl.registry import register
-from agent_rl.types import Message, Step, Task
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.registry import register
 
 
 def faulty_task(split: str, index: int) -> Task:

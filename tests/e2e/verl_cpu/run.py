@@ -13,8 +13,8 @@ from verl_cpu.settings import ENVIRONMENT, FOLDER, SEPARATE, SETTINGS
 def main() -> None:
     """Train, and print the run's folder on the last line."""
     os.environ.update(ENVIRONMENT)  # before verl is imported
-    from agent_rl.backends.verl.launch import resume, start
-    from agent_rl.backends.verl.settings import VerlConfig
+    from agent_rl.backends.verl.config.settings import VerlConfig
+    from agent_rl.backends.verl.driver.run import resume, start
 
     given = json.loads(sys.argv[1])
     if len(sys.argv) > 2:

@@ -1,0 +1,235 @@
+"""The settings of a run on verl, and what each becomes in verl's own config."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from agent_rl.algorithms.algorithm import Algorithm
+from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.verl.config import critic
+from agent_rl.backends.verl.config.config_keys import asynchronous, impossible
+from agent_rl.backends.verl.worker.routes import STRATEGY, routing_settings
+from agent_rl.config import Section
+from agent_rl.gym.budget import BudgetConfig
+from agent_rl.gym.registry import load_file
+from agent_rl.gym.tasks import RL_START
+from agent_rl.runs.config import AsyncConfig
+
+
+class RolloutConfig(Section):
+    """How training episodes are sampled."""
+
+    groups: int = Field(64, ge=1)
+    """Tasks per step."""
+    samples: int = Field(8, ge=1)
+    """Episodes per task."""
+    temperature: float = Field(1.0, gt=0)
+    max_tokens: int = Field(1024, ge=1)
+    """Of one reply."""
+    context: int = Field(8192, ge=2)
+    """Tokens of a whole episode: vLLM's `max_model_len`."""
+    budget: BudgetConfig = BudgetConfig()
+    """Of one episode."""
+
+
+class EvalConfig(Section):
+    """What is held out, and how often it is looked at."""
+
+    split: str = "test"
+    n: int = Field(256, ge=1)
+    """Distinct tasks."""
+    every: int = Field(10, ge=0)
+    """Steps between evaluations; 0 is before and after only."""
+    temperature: float = Field(1.0, ge=0)
+
+
+class VerlConfig(Section):
+    """One run, as `configs/backend/verl.yaml` holds it."""
+
+    env: str
+    env_args: dict[str, JsonValue] = Field(default_factory=dict)
+    imports: tuple[str, ...] = ()
+    """Files that register environments; every worker loads them."""
+    split: str = "train"
+    seed: int = Field(0, ge=0)
+    name: str | None = None
+    runs_dir: str = "runs"
+    start_from: str
+    """A folder in Hugging Face's format, or a model's name there."""
+    steps: int = Field(100, ge=1)
+    updates_per_batch: int = Field(1, ge=1)
+    lr: float = Field(1e-6, gt=0)
+    checkpoint_every: int = Field(20, ge=1)
+    asynchrony: AsyncConfig = Field(AsyncConfig(), alias="async")
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    eval: EvalConfig = EvalConfig()
+    verl: dict[str, JsonValue] = Field(default_factory=dict)
+    """Anything else of verl's config: sections within sections, or full keys such as `trainer.nnodes`."""
+
+    @field_validator("verl")
+    @classmethod
+    def _by_full_key(cls, settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return dict(_flattened(settings))
+
+    @model_validator(mode="after")
+    def _possible(self) -> VerlConfig:
+        if self.algorithm.critic.where == "shared":
+            raise ValueError(
+                f"algorithm={self.algorithm.name}: an engine of verl's has one head, so that the policy and its critic "
+                "can't share a trunk: set algorithm.critic.where=separate, or backend=embedded"
+            )
+        if why := impossible(self.asynchrony, self.verl):
+            raise ValueError(why)
+        if Algorithm(self.algorithm).needs_values and self.asynchrony.mode != "sync":
+            raise ValueError(
+                f"async.mode={self.asynchrony.mode}: algorithm={self.algorithm.name} values states with the weights "
+                "that sampled them, which are gone by the time that a batch is there: set async.mode=sync"
+            )
+        replaced = REPLACED | (critic.NO_CRITIC if self.algorithm.critic.where == "none" else critic.REPLACED)
+        for key in self.verl:
+            whole = f"{key.lstrip('+')}="
+            if why := next((why for prefix, why in replaced.items() if whole.startswith(prefix)), None):
+                raise ValueError(f"verl.{key} would change nothing: {why}")
+        return self
+
+
+@functools.cache
+def load_once(file: str) -> None:
+    """Register what a user's file has, once a process."""
+    load_file(file)
+
+
+def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from _flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+_OURS = "agent_rl's algorithm takes its place, see `agent-rl train --explain`"
+REPLACED = {
+    "algorithm.": _OURS,
+    "actor_rollout_ref.actor.policy_loss": _OURS,
+    "actor_rollout_ref.actor.clip_ratio": _OURS,
+    "actor_rollout_ref.actor.tau_": _OURS,
+    "actor_rollout_ref.actor.loss_": _OURS,
+    "actor_rollout_ref.actor.entropy_coeff": "set algorithm.entropy",
+    "actor_rollout_ref.actor.calculate_": "what the engine computes is what the algorithm reads",
+    "actor_rollout_ref.actor.grad_clip": "verl reads actor_rollout_ref.actor.optim.clip_grad",
+    "actor_rollout_ref.actor.use_kl_loss": "set algorithm.kl",
+    "actor_rollout_ref.actor.kl_loss": "set algorithm.kl",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "an update takes the whole batch; set rollout.groups",
+    "actor_rollout_ref.actor.ppo_epochs": "set updates_per_batch",
+    "actor_rollout_ref.actor.shuffle": "an update takes the whole batch",
+    "actor_rollout_ref.actor.data_loader_seed": "an update takes the whole batch",
+    "actor_rollout_ref.actor.use_prefix_grouper": "verl's v1 trainers don't read it",
+    "actor_rollout_ref.actor.megatron.router_replay": "set algorithm.routing.replay",
+    "actor_rollout_ref.actor.veomni.router_replay": "set algorithm.routing.replay",
+    "actor_rollout_ref.rollout.n=": "set rollout.samples",
+    "actor_rollout_ref.rollout.temperature": "set rollout.temperature",
+    "actor_rollout_ref.rollout.do_sample": "set rollout.temperature",
+    "actor_rollout_ref.rollout.val_kwargs.temperature": "set eval.temperature",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": "set eval.temperature",
+    "actor_rollout_ref.rollout.max_model_len": "set rollout.context",
+    "actor_rollout_ref.rollout.multi_turn": "the environment takes the turns",
+    "trainer.critic_warmup": "set algorithm.critic.warmup_steps",
+    "trainer.use_v1": "agent_rl's trainers are v1's",
+    "trainer.v1.trainer_mode": "set async.mode",
+    "trainer.v1.sampler.max_off_policy": "set async.max_staleness, async.on_stale",
+    "trainer.v1.separate_async.parameter_sync_step": "the servers get new weights after every update",
+    "trainer.v1.separate_async.num_warmup_batches": "one batch is sampled ahead: set async.max_staleness",
+    "trainer.v1.colocate_async.num_warmup_batches": "one batch is sampled ahead: that is one_step_off",
+    "actor_rollout_ref.hybrid_engine": "set async.mode",
+    "data.": "tasks come from the environment: set env, split, eval",
+    "reward.custom_reward_function": "the environment rewards",
+    "reward.reward_": "the environment rewards",
+    "distillation.": "agent_rl's loss distils nothing",
+}
+"""Keys of verl's config that nothing reads here, by their beginning (with `=`, whole), and what to set instead."""
+
+
+def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
+    """Return what the settings are in verl's config; a key with `+` is one that verl does not know."""
+    algorithm, rollout, actor = config.algorithm, "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+    return {
+        **asynchronous(config.asynchrony),
+        "data.custom_cls.path": "pkg://agent_rl.backends.verl.worker.dataset",
+        "data.custom_cls.name": "TaskDataset",
+        "data.train_files": config.split,
+        "data.val_files": f"{config.eval.split}:{config.eval.n}",
+        "data.train_batch_size": config.rollout.groups,
+        "data.gen_batch_size": 1,  # dynamic sampling asks for any number of tasks
+        "data.val_batch_size": None,
+        "data.shuffle": False,
+        "data.validation_shuffle": False,
+        "data.max_prompt_length": config.rollout.context,
+        "data.max_response_length": config.rollout.context,
+        "data.dataloader_num_workers": 0,
+        "+data.agent_rl": {
+            "env": config.env,
+            "imports": list(config.imports),
+            "seed": config.seed,
+            "first": RL_START,
+            "algorithm": algorithm.model_dump_json(),
+            "episodes": str(folder / "episodes.jsonl"),
+            "max_staleness": 0 if config.asynchrony.mode == "sync" else config.asynchrony.max_staleness,
+            "asked": asked(config),
+        },
+        "algorithm.adv_estimator": "grpo",  # any: it is never called
+        "algorithm.rollout_correction.bypass_mode": algorithm.proximal == "rollout",
+        "actor_rollout_ref.model.path": config.start_from,
+        f"{actor}.ppo_mini_batch_size": config.rollout.groups,
+        f"{actor}.ppo_epochs": config.updates_per_batch,
+        f"{actor}.optim.lr": config.lr,
+        f"{actor}.use_kl_loss": Algorithm(algorithm).needs_reference,  # so that verl keeps one and scores under it
+        **critic.critic_settings(algorithm.critic, config.start_from, config.rollout.context),
+        f"{rollout}.name": "vllm",
+        f"{rollout}.n": config.rollout.samples,
+        f"{rollout}.temperature": config.rollout.temperature,
+        f"{rollout}.max_model_len": config.rollout.context,
+        f"{rollout}.val_kwargs.temperature": config.eval.temperature,
+        f"{rollout}.val_kwargs.do_sample": config.eval.temperature > 0,
+        f"{rollout}.agent.agent_loop_config_path": str(folder / "agent_loop.yaml"),
+        f"{rollout}.agent.default_agent_loop": "agent_rl",
+        **routing_settings(algorithm.routing, config.verl.get(STRATEGY)),
+        "trainer.project_name": "agent_rl",
+        "trainer.experiment_name": folder.name,
+        "trainer.default_local_dir": str(folder / "checkpoints"),
+        "trainer.total_training_steps": config.steps,
+        "trainer.total_epochs": 1,
+        "trainer.val_before_train": True,
+        "trainer.test_freq": config.eval.every or config.steps,
+        "trainer.save_freq": config.checkpoint_every,
+        "trainer.resume_mode": "auto",
+        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        "trainer.logger": ["console"],  # and our own metrics.jsonl
+    }
+
+
+def asked(config: VerlConfig) -> dict[str, JsonValue]:
+    """Return what every row of training tasks asks of the agent loop, by column."""
+    algorithm, samples = Algorithm(config.algorithm), config.rollout.samples
+    greedy: dict[str, JsonValue] = {"__rollout_n__": samples + 1, "greedy": samples}  # verl's sessions count from 0
+    return (greedy if algorithm.needs_greedy else {}) | ({"snapshots": True} if algorithm.needs_values else {})
+
+
+def agent_loop(config: VerlConfig) -> list[dict[str, JsonValue]]:
+    """Return the agent loop's file: what verl makes an `EnvAgentLoop` from, for every episode."""
+    return [
+        {
+            "name": "agent_rl",
+            "_target_": "agent_rl.backends.verl.worker.agent_loop.EnvAgentLoop",
+            "env": config.env,
+            "env_args": dict(config.env_args),
+            "imports": list(config.imports),
+            "seed": config.seed,
+            "max_tokens": config.rollout.max_tokens,
+            "budget": config.rollout.budget.model_dump(exclude_none=True),
+        }
+    ]

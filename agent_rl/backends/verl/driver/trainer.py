@@ -1,0 +1,275 @@
+"""The driver's side: verl's trainers, with advantages, corrections and denominators from `agent_rl.algorithms`."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from omegaconf import open_dict
+from tensordict import TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.utils.tracking import Tracking
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.utils.padding import response_from_nested
+
+from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.verl.driver.exchange import (
+    COMPUTED,
+    SAMPLES,
+    VerlWeightedRows,
+    compute_weights,
+    prepare,
+    receive,
+)
+from agent_rl.backends.verl.driver.metrics_check import require_metrics
+from agent_rl.backends.verl.driver.recorder import Recorder
+from agent_rl.backends.verl.driver.replay_buffer import Collector, carried
+from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, note
+from agent_rl.backends.verl.driver.staleness import check_staleness
+from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
+from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
+from agent_rl.backends.verl.worker.routes import OLD, REPLAYED, ROLLOUT, queued, told
+from agent_rl.store.episodes import EpisodeWriter
+
+
+class AlgorithmTrainer(PPOTrainer):
+    """What is changed in verl's trainers; mixed in front of each of them."""
+
+    algorithm: Algorithm
+    store: EpisodeWriter
+    replay_buffer: Any
+    routes: dict[str, str]
+    """Those in verl's queue, see `routes.queued`."""
+    routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
+    weighed: VerlWeightedRows
+    """The batch of this step, for objectives that prepare it before each update."""
+    checked: bool = False
+    """Whether a step has reported all that the algorithm asks for."""
+
+    # Set-up, in the order in which verl calls it
+
+    def _setup(self) -> None:
+        settings, samples = self.config.data.agent_rl, self.config.actor_rollout_ref.rollout.n
+        self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
+        self.routes = queued(self.algorithm.config.routing, self.config)
+        self.store = EpisodeWriter(settings.episodes)
+        super()._setup()
+        self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
+        if self.use_critic:
+            self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config))
+        buffer = Recorder(self.replay_buffer, self.store, carried)
+        submit, world = self._submit_batch_to_rollout, {"env": settings.env, "seed": settings.seed}
+        self.replay_buffer = Collector(buffer, self.algorithm, self.store, submit, samples=samples, **world)
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self.routes:
+            actors = {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys()
+            self.role_worker_mapping |= dict.fromkeys(actors, ray.remote(self.routed_worker))
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        if self.algorithm.needs_scores_before_update:  # each update is a call of its own
+            actor = self.config.actor_rollout_ref.actor
+            with open_dict(actor):
+                actor.optim.total_training_steps *= actor.ppo_epochs
+                actor.optim.lr_warmup_steps *= actor.ppo_epochs if actor.optim.lr_warmup_steps > 0 else 1
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        # verl saves the queue before it clears the rows of the step
+        items = (tq.kv_list("train") or {}).get("train", {})
+        groups = {key for key, tag in items.items() if tag.get("is_prompt", False)}
+        if trained := [key for key in items if key not in groups and key.split("_", 1)[0] not in groups]:
+            tq.kv_clear(keys=trained, partition_id="train")
+
+    @property
+    def logger(self) -> Tracking:
+        """The loggers of verl, and ours."""
+        return self._logger
+
+    @logger.setter
+    def logger(self, loggers: Tracking) -> None:
+        loggers.logger["agent_rl"] = MetricsFile(self.store.path.with_name(METRICS))
+        self._logger = loggers
+
+    # A step, in verl's order
+
+    def step(self, metrics: dict[str, float], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """Take a step; the first one that learns must report all that the algorithm has.
+
+        Raises:
+            ConfigError: if a feature of the algorithm left no trace in the metrics.
+        """
+        batch = super().step(metrics, timing_raw)
+        learned = metrics.get(SAMPLES, 1) and self.config.trainer.critic_warmup <= self.global_steps
+        if learned and not self.checked:
+            require_metrics(self.algorithm.config, metrics)
+            self.checked = True
+        return batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
+        """Score the batch under old.
+
+        With the rollout's routes if they are replayed. Its own routes, and how sure it was, come back if asked for.
+        """
+        replay = ROLLOUT if self.algorithm.config.routing.replay == "R3" else ""
+        wanted = {"calculate_sum_pi_squared": True} if self.algorithm.needs_distributions else {}
+        batch.extra_info.update(wanted)
+        with told(batch.extra_info, replay, record=OLD in self.routes.values()):
+            batch = super()._compute_old_log_prob(batch, metrics)  # another, which asks the reference for none
+        if not wanted:
+            return batch
+        return _put(batch, TensorDict({"sum_pi_squared": _responses(batch, "sum_pi_squared")}, len(batch)))
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
+        """Store the batch's episodes, weigh it, and send every row what the loss reads.
+
+        Raises:
+            RuntimeError: if verl changed a token, or one is older than the run allows.
+        """
+        names = ["prompts", "responses", "response_mask", "extra_fields", *COMPUTED.values(), *self.routes.values()]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+        padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
+        received = self.replay_buffer.add_to(receive(batch.keys, data.pop("extra_fields").tolist(), padding))
+        for episode in received.episodes:
+            self.store.write(episode)
+        self.store.flush()
+        version, limit = self.global_steps - 1, self.config.data.agent_rl.max_staleness
+        check_staleness(received.episodes, version, limit)
+        self.weighed = compute_weights(self.algorithm, received, data, self.routes, version)
+        metrics |= self.weighed.metrics
+        return _put(batch, self.weighed.sent)
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
+        """Take `ppo_epochs` updates of the critic, each on the whole batch."""
+        self._whole(batch, self.config.critic.ppo_epochs)
+        metrics |= _reported(self.critic_wg.train_mini_batch(batch).get(), "critic")
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
+        """Take `ppo_epochs` updates, each on the whole batch: its denominators are those of the whole.
+
+        None if nothing has a gradient: momentum and weight decay alone are no step.
+        """
+        if not metrics[SAMPLES]:
+            return batch
+        updates = self.config.actor_rollout_ref.actor.ppo_epochs
+        for number in range(updates) if self.algorithm.needs_scores_before_update else ():
+            sent, found = prepare(self.algorithm, self.weighed, self._theta(batch, number))
+            metrics |= found
+            batch = self._update(_put(batch, sent), 1, metrics)
+        return batch if self.algorithm.needs_scores_before_update else self._update(batch, updates, metrics)
+
+    def _update(self, batch: KVBatchMeta, updates: int, metrics: dict[str, float]) -> KVBatchMeta:
+        self._whole(batch, updates)
+        with self._replaying(batch):
+            metrics |= _reported(self.actor_rollout_wg.update_actor(batch), "actor")
+        return batch
+
+    def _theta(self, batch: KVBatchMeta, number: int) -> Tensor:
+        """Return log-probabilities of the whole batch under the weights as they are, before update `number`; `[B, T]`.
+
+        Before the first update they are old's, if those were computed: in this step, so with these weights.
+        """
+        if number == self.local_trigger_step == 0 and self.algorithm.config.proximal == "recompute":
+            return self.weighed.batch.old_logprobs
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
+        with self._replaying(batch):
+            self.actor_rollout_wg.compute_log_prob(batch)
+        return self.weighed.by_token(_responses(batch, "log_probs").unbind())
+
+    def _replaying(self, batch: KVBatchMeta) -> AbstractContextManager[None]:
+        """Have theta take the routes that the algorithm replays."""
+        return told(batch.extra_info, REPLAYED[self.algorithm.config.routing.replay])
+
+    def _whole(self, batch: KVBatchMeta, updates: int) -> None:
+        """Tell the workers that an update takes the whole batch."""
+        batch.extra_info.update(
+            global_batch_size=len(batch),
+            mini_batch_size=len(batch),
+            epochs=updates,
+            seed=0,  # of an order that nobody shuffles
+            dataloader_kwargs={"shuffle": False},
+            temperature=self.config.actor_rollout_ref.rollout.temperature,
+            calculate_entropy=self.algorithm.config.entropy > 0,
+            distillation_use_topk=False,
+            distillation_only=False,
+        )
+
+    def _save_checkpoint(self) -> None:
+        note(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}", self.store)
+        super()._save_checkpoint()
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Add verl's metrics; a critic's are of the tokens that it is trained at, where verl's are of all."""
+        ours = {name: value for name, value in metrics.items() if name.startswith("critic/")}
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics |= ours
+
+
+def _responses(batch: KVBatchMeta, name: str) -> Tensor:
+    """Fetch what an engine computed for whole rows; return it for their responses, nested."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name, "response_mask"])
+    found: Tensor = response_from_nested(data[name], data["response_mask"])
+    return found
+
+
+def _put(batch: KVBatchMeta, fields: TensorDict) -> KVBatchMeta:
+    """Send fields; return the batch that leads workers to them: one from before may list the fields that it had."""
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+
+def _reported(output: TensorDict, worker: str) -> dict[str, float]:
+    """Name and average what a worker's updates reported."""
+    found = rename_dict(output["metrics"], f"{worker}/")
+    found[f"perf/mfu/{worker}"] = found.pop(f"{worker}/mfu")
+    return dict(reduce_metrics(found))
+
+
+class SyncTrainer(AlgorithmTrainer, PPOTrainerSync):
+    """Rollout and training take turns on the same devices."""
+
+
+class ColocateAsyncTrainer(AlgorithmTrainer, PPOTrainerColocateAsync):
+    """They take turns on the same devices; a step trains on what was begun during the one before."""
+
+    def get_llm_client(self) -> LLMServerClient:
+        """Return a client that hands on aborted requests: `ResumingEngine` goes on with them."""
+        return self.llm_server_manager.get_client()
+
+
+class SeparateAsyncTrainer(AlgorithmTrainer, PPOTrainerSeparateAsync):
+    """Rollout and training run at the same time, on devices of their own."""
+
+    routed_worker = RoutedDetachedWorker
+
+    def _setup(self) -> None:
+        # verl 0.9.1 passes print's `flush` to a logger there, which raises where INFO is logged
+        logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
+        super()._setup()
+
+    def get_llm_client(self) -> LLMServerClient:
+        """Return a client that hands on aborted requests: `ResumingEngine` goes on with them."""
+        return self.standalone_server_manager.get_client()
+
+
+TRAINERS: dict[str, type[PPOTrainer]] = {
+    "sync": SyncTrainer,
+    "colocate_async": ColocateAsyncTrainer,
+    "separate_async": SeparateAsyncTrainer,
+}

@@ -1,0 +1,141 @@
+"""EnvAgentLoop: verl's agent loop that runs an episode of any registered environment."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from agent_rl.backends.verl.config.settings import load_once
+from agent_rl.backends.verl.worker.branches import load_continuation
+from agent_rl.backends.verl.worker.routes import OURS, ROLLOUT, RouteShape
+from agent_rl.backends.verl.worker.rows import rewards_of, rows_of
+from agent_rl.backends.verl.worker.sampler import VerlEngine
+from agent_rl.core.episode import Episode
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.resuming import ResumingEngine
+from agent_rl.gym.budget import Budget, BudgetConfig
+from agent_rl.gym.registry import spec
+from agent_rl.policy.token import TokenPolicy
+from agent_rl.rendering import load_renderer
+from agent_rl.rollout.episode import run_episode
+from agent_rl.rollout.job import Job
+from agent_rl.rollout.naming import names_of, seed_of
+
+LONGEST_S = 3600.0
+"""How long an episode may take where neither the environment nor the run says it."""
+_renderer_of = functools.cache(load_renderer)
+"""A tokenizer's renderer, made once a process: verl makes an agent loop for every episode."""
+
+
+class EnvAgentLoop(AgentLoopBase):
+    """Runs one episode per call; verl makes an instance for each.
+
+    Whatever breaks in the environment is the episode's outcome: nothing is raised, so that one episode can't fail its
+    group. Settings come from the file that `rollout.agent.agent_loop_config_path` names.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        env: str,
+        env_args: dict[str, Any],
+        imports: list[str],
+        seed: int,
+        max_tokens: int,
+        budget: dict[str, Any] | None = None,
+        tools: object = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        for file in imports:
+            load_once(file)
+        self._spec, self._env_args, self._seed, self._max_tokens = spec(env), dict(env_args), seed, max_tokens
+        self._budget = episode_budget(self._spec.budget, dict(budget or {}))
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
+        """Run the row's task, or the branch that it holds; return one output per trajectory."""
+        compared = row.get("greedy") == row["session_id"]
+        params = SamplingParams(
+            temperature=0.0 if compared else float(sampling_params["temperature"]),
+            top_p=float(sampling_params["top_p"]),
+            top_k=max(0, int(sampling_params["top_k"])),
+            max_tokens=self._max_tokens,
+        )
+        sampler = ResumingEngine(VerlEngine(self.server_manager, int(self.rollout_config.max_model_len)))
+        episode = await run_episode(self._job(row, params), TokenPolicy(sampler, _renderer_of(self.tokenizer), params))
+        outputs, routes = outputs_of(episode), self.data_config.agent_rl.routes
+        strategy = self.config.actor_rollout_ref.actor.strategy
+        return outputs if routes is None else with_routes(outputs, RouteShape(**routes), strategy)
+
+    def _job(self, row: dict[str, Any], params: SamplingParams) -> Job:
+        """What a row asks for."""
+        if "branch" in row:
+            return load_continuation(row["branch"], self._spec, self._budget)
+        task, greedy = json.loads(row["task"]), params.temperature == 0
+        group, id = names_of(row, greedy=greedy)
+        return Job(
+            self._spec,
+            task,
+            seed_of(row, task, self._seed, greedy=greedy),
+            group,
+            self._budget,
+            env_args=self._env_args,
+            id=id,
+            snapshots=bool(row.get("snapshots")),
+        )
+
+
+def episode_budget(own: Budget, wanted: dict[str, Any]) -> Budget:
+    """Return an episode's budget; nothing is waited for without an end, as its whole group would wait with it."""
+    budget = BudgetConfig.model_validate(wanted).instead_of(own)
+    return budget if budget.seconds is not None else replace(budget, seconds=LONGEST_S)
+
+
+def outputs_of(episode: Episode) -> list[AgentLoopOutput]:
+    """Return an episode as verl wants it, one output per row.
+
+    The score that verl sees is for its reports; what is trained on comes from the episode itself, on the driver.
+    """
+    rows = rows_of(episode)
+    return [
+        AgentLoopOutput(
+            prompt_ids=row.prompt_ids,
+            response_ids=row.response_ids,
+            response_mask=row.response_mask,
+            response_logprobs=row.response_logprobs,
+            routed_experts=row.routed_experts,
+            reward_score=episode.reward or 0.0,
+            num_turns=len(episode.messages),
+            metrics=AgentLoopMetrics(generate_sequences=episode.seconds),
+            extra_fields={
+                **row.extra_fields,
+                "min_global_steps": row.versions[0],
+                "max_global_steps": row.versions[1],
+                "reward_extra_info": rewards_of(episode),
+            },
+        )
+        for row in rows
+    ]
+
+
+class RoutedOutput(AgentLoopOutput):
+    """An output whose routes travel as they are: verl's would be of 16 bits, with expert 0 for what is not known."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row's fields."""
+        return {**super().as_dict(), ROLLOUT: torch.from_numpy(self.routed_experts)}
+
+
+def with_routes(outputs: list[AgentLoopOutput], shape: RouteShape, strategy: str) -> list[AgentLoopOutput]:
+    """Give every output routes of the shape that all rows of a batch must have, in the form that its engine reads."""
+    for output in outputs:
+        length = len(output.prompt_ids) + len(output.response_ids)
+        output.routed_experts = shape.row(output.routed_experts, length)
+    if strategy in OURS:
+        return [RoutedOutput(**dict(output)) for output in outputs]
+    return [output.model_copy(update={ROLLOUT: output.routed_experts.clip(0)}) for output in outputs]

@@ -1,0 +1,55 @@
+"""TaskDataset: an environment's tasks as verl's dataset; no file is written, a row is made when it is asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from omegaconf import DictConfig
+from torch.utils.data import Dataset
+
+from agent_rl.backends.verl.config.settings import load_once
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import TaskStream, distinct_tasks
+from agent_rl.rollout.naming import EVALUATION
+
+ENDLESS = 2**20
+"""The length that a stream of training tasks claims to have."""
+
+
+class TaskDataset(Dataset[dict[str, Any]]):
+    """Rows of one split; `data.train_files` and `data.val_files` are `split`, or `split:n` for n different tasks.
+
+    Without an `n` it is the endless stream that the embedded trainer reads, in the same order, behind the tasks that
+    its demonstrations use.
+    """
+
+    def __init__(self, data_files: Any, config: DictConfig, **ignored: Any) -> None:
+        name = data_files if isinstance(data_files, str) else str(data_files[0])
+        split, _, count = name.partition(":")
+        settings = config.agent_rl
+        for file in settings.imports:
+            load_once(file)
+        self.split, self.env = split, str(settings.env)
+        source = spec(self.env).tasks
+        source.require(split)
+        self._first = int(settings.first)
+        self._asked = dict(settings.asked)
+        self._stream = TaskStream(source, split, int(settings.seed))
+        self._tasks = distinct_tasks(source, split, int(count)) if count else None
+
+    def __len__(self) -> int:
+        return ENDLESS if self._tasks is None else len(self._tasks)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        task = self._stream.at(self._first + index) if self._tasks is None else self._tasks[index]
+        row = {
+            "raw_prompt": [{"role": "user", "content": ""}],  # verl counts these; the environment's `reset` opens
+            "task": json.dumps(task),
+            "split": self.split,
+            EVALUATION: self._tasks is not None,
+            "index": index,
+            "data_source": f"{self.env}/{self.split}",
+            "reward_model": {"style": "environment", "ground_truth": ""},
+        }
+        return row | self._asked if self._tasks is None else row

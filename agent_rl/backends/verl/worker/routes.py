@@ -1,0 +1,138 @@
+"""Routes on verl: which are captured, how they travel, and who replays them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import JsonValue
+
+from agent_rl.core.trajectory import ExpertArray
+from agent_rl.errors import ConfigError
+from agent_rl.moe.agreement import RoutingConfig
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+OURS = ("fsdp", "fsdp2")
+"""Strategies of verl's that replay with our engine, as verl's own does not."""
+THEIRS = ("megatron", "veomni")
+"""Those that replay with verl's."""
+ROLLOUT, OLD = "routed_experts", "agent_rl_old_experts"
+"""Fields of verl's queue, integers `[length, layers, top_k]` a row: the rollout's routes, and old's own."""
+REPLAYED = {"none": "", "R2": OLD, "R3": ROLLOUT}
+"""The field whose routes an update takes, by `algorithm.routing.replay`."""
+REPLAY, RECORD = "agent_rl_replay", "agent_rl_record"
+"""What a call to the workers is told: the field whose routes they take, or "", and whether to send back their own."""
+CAPTURE = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+STRATEGY = "actor_rollout_ref.actor.strategy"
+_ULYSSES = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteShape:
+    """What a model's routes look like."""
+
+    layers: int
+    top_k: int
+    experts: int
+
+    def row(self, routes: ExpertArray | None, length: int) -> ExpertArray:
+        """Return a trajectory's routes `[length, layers, top_k]` as integers that suit all of the model's."""
+        from agent_rl.moe.routes import expert_dtype
+
+        dtype = expert_dtype(self.experts)
+        nowhere = np.full((length, self.layers, self.top_k), -1, dtype)
+        return nowhere if routes is None else routes.astype(dtype, copy=False)
+
+
+def routing_settings(routing: RoutingConfig, strategy: object) -> dict[str, JsonValue]:
+    """Return what the routing is in verl's config, for an actor of this strategy."""
+    captured = routing.replay == "R3" or routing.min_agreement > 0
+    settings: dict[str, JsonValue] = {CAPTURE: True} if captured else {}
+    if strategy in THEIRS and routing.replay != "none":
+        settings[f"actor_rollout_ref.actor.{strategy}.router_replay.mode"] = routing.replay
+    return settings
+
+
+def captured_routes(routing: RoutingConfig, verl: DictConfig) -> RouteShape | None:
+    """Check what a run does about routes; return what those that its rollout captures look like, None if it does not.
+
+    Args:
+        routing: the algorithm's.
+        verl: verl's full config. Its switch for capturing may be on without a replay: routes are compared, then.
+
+    Raises:
+        ConfigError: if the model, or verl's engine for it, can't do what is asked.
+    """
+    from omegaconf import OmegaConf
+
+    captured, strategy = bool(OmegaConf.select(verl, CAPTURE)), str(OmegaConf.select(verl, STRATEGY))
+    if routing == RoutingConfig() and not captured:
+        return None
+    if not captured and (routing.replay == "R3" or routing.min_agreement):
+        raise ConfigError(f"algorithm.routing needs the rollout's routes: leave out verl.{CAPTURE}=false")
+    if strategy not in (*OURS, *THEIRS):
+        raise ConfigError(f"algorithm.routing can't be done with {STRATEGY}={strategy}; {', '.join(OURS)} can")
+    if strategy in THEIRS and routing.min_agreement:
+        raise ConfigError(
+            f"algorithm.routing.min_agreement needs old's own routes, which {STRATEGY}={strategy} does not tell: "
+            f"set it to {' or '.join(OURS)}"
+        )
+    if strategy in OURS and (parts := OmegaConf.select(verl, _ULYSSES) or 1) > 1:
+        raise ConfigError(f"routes are not cut into the {parts} parts of a sequence: set verl.{_ULYSSES}=1")
+    shape = route_shape(str(OmegaConf.select(verl, "actor_rollout_ref.model.path")))
+    return shape if captured else None
+
+
+def route_shape(model: str) -> RouteShape:
+    """Return what the routes of a model look like, which must be a Qwen3-MoE with experts in every layer.
+
+    Raises:
+        ConfigError: if it is another.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"algorithm.routing needs to know the experts of start_from={model}, whose config can't be read: give a "
+            f"folder in Hugging Face's format, or a name while its hub can be reached ({error})"
+        ) from error
+    if config.model_type != "qwen3_moe":
+        raise ConfigError(
+            f"routes are those of a mixture of experts of the type qwen3_moe, and '{model}' is {config.model_type}: "
+            "leave algorithm.routing out"
+        )
+    if config.mlp_only_layers or config.decoder_sparse_step != 1:
+        raise ConfigError(f"some layers of '{model}' have no experts: routes can't be told which layer they belong to")
+    return RouteShape(config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
+
+
+def queued(routing: RoutingConfig, verl: DictConfig) -> dict[str, str]:
+    """Return which routes the driver finds in verl's queue, by the name of the field of a `Batch` that they are for."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.select(verl, STRATEGY) not in OURS:
+        return {}
+    captured = bool(OmegaConf.select(verl, CAPTURE))
+    scored = not OmegaConf.select(verl, "algorithm.rollout_correction.bypass_mode")
+    found = {"routed_experts": ROLLOUT} if captured else {}
+    return found | ({"old_experts": OLD} if scored and (captured or routing.replay == "R2") else {})
+
+
+@contextmanager
+def told(calls: dict[str, Any], replay: str, record: bool = False) -> Iterator[None]:
+    """Tell the workers' calls inside which routes to take; `calls` is the `extra_info` of verl's batch.
+
+    Afterwards they are told nothing: the reference, where it is scored by the same workers, routes for itself.
+    """
+    calls.update({REPLAY: replay, RECORD: record})
+    try:
+        yield
+    finally:
+        calls.update({REPLAY: "", RECORD: False})

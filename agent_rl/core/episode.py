@@ -1,0 +1,144 @@
+"""Episode: everything that happened between one environment and one policy."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agent_rl.core.messages import JSON, Message, Task
+from agent_rl.core.trajectory import Trajectory
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    DONE = "done"
+    """The environment said `terminated`: the task's own end."""
+    ENV_TRUNCATED = "env_truncated"
+    """The environment said `truncated`."""
+    TURNS = "turns"
+    TOKENS = "tokens"
+    TOOL_CALLS = "tool_calls"
+    SECONDS = "seconds"
+    LENGTH = "length"
+    """One reply hit its own limit before its end-of-turn token."""
+    ERROR = "error"
+
+
+class Outcome(StrEnum):
+    """What an episode is good for: only the first two may be trained on."""
+
+    TERMINATED = "terminated"
+    TRUNCATED = "truncated"
+    FAILED = "failed"
+    """An infrastructure failure: no reward, no part in its group's baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What replay compares: a step without its messages, which stand in `Episode.messages`."""
+
+    messages: int
+    """How many messages the observation had."""
+    reward: float
+    terminated: bool
+    truncated: bool
+    state: str | None = None
+    """What `Env.state_hash` said before the policy's reply; None where the environment doesn't say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One component of an episode's reward; a `value` of None is "not scored", never 0."""
+
+    name: str
+    value: float | None
+    weight: float = 1.0
+    source: str = "env"
+    turn: int | None = None
+    """The turn that earned it, or None for the whole episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception as data: what broke, where, with the traceback to read."""
+
+    where: str
+    type: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Everything that happened; one line of the episode file."""
+
+    id: str
+    env: str
+    task: Task
+    seed: int
+    group_id: str
+    messages: tuple[Message, ...]
+    steps: tuple[StepRecord, ...]
+    trajectories: tuple[Trajectory, ...]
+    rewards: tuple[Reward, ...]
+    stop_reason: StopReason
+    outcome: Outcome
+    error: Failure | None = None
+    parent: tuple[str, int] | None = None
+    """The episode and turn that this one was continued from; everything before that turn is the parent's."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    env_args: Mapping[str, JSON] = field(default_factory=dict)
+    seconds: float = 0.0
+    snapshots: tuple[object, ...] = field(default=(), compare=False, repr=False)
+    """The environment's before each turn, where the job asked for them; they are not stored."""
+
+    @property
+    def reward(self) -> float | None:
+        """The weighted sum of the rewards; None if the episode failed or a weighted component is not scored."""
+        if not self.trainable:
+            return None
+        counted = [r for r in self.rewards if r.weight != 0]
+        if any(r.value is None or not math.isfinite(r.value) for r in counted):
+            return None
+        return sum(r.value * r.weight for r in counted if r.value is not None)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the episode ran to an end that the policy is answerable for."""
+        return self.outcome in (Outcome.TERMINATED, Outcome.TRUNCATED)
+
+    @property
+    def success(self) -> bool | None:
+        """Whether the first reward component, the task's own, reached 1; None if it is not known."""
+        if not self.trainable or not self.rewards or self.rewards[0].value is None:
+            return None
+        return self.rewards[0].value >= 1.0
+
+    @property
+    def final_text(self) -> str:
+        """The last assistant message if it is an answer (no tool calls), else an empty string."""
+        last = self.messages[-1] if self.messages else None
+        return last.content if last and last.role == "assistant" and not last.tool_calls else ""
+
+    @property
+    def turns(self) -> int:
+        """How many times the policy replied."""
+        return len(self.steps)
+
+    @property
+    def tool_calls(self) -> int:
+        """How many tool calls the policy made, malformed ones included."""
+        return sum(len(m.tool_calls) for m in self.messages)
+
+    @property
+    def tool_errors(self) -> Mapping[str, int]:
+        """How many tool calls failed, by class."""
+        return Counter(str(m.tool_error) for m in self.messages if m.tool_error is not None)
+
+    def value(self, name: str) -> float | None:
+        """Return the value of the reward component called `name`, or None if it is absent or not scored."""
+        return next((r.value for r in self.rewards if r.name == name), None)

@@ -1,0 +1,59 @@
+"""Messages, tool calls and steps: what an environment and a policy say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, TypeAlias, Union
+
+JSON: TypeAlias = Union[bool, int, float, str, Sequence["JSON"], Mapping[str, "JSON"], None]  # noqa: UP007 - recursive
+Task: TypeAlias = Mapping[str, JSON]
+"""What one episode is about; anything that JSON can hold. The same task may be sampled many times."""
+
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+
+
+class ToolErrorKind(StrEnum):
+    """Why a tool call came back as an error message to the model."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    TIMEOUT = "timeout"
+    EXCEPTION = "exception"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that the model asked for; `error` says why it could not be parsed."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, JSON] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message, with OpenAI's roles and names."""
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    tool_error: ToolErrorKind | None = None
+    """Set on a tool message that reports an error instead of a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Gymnasium's five-tuple, with messages for the observation."""
+
+    observation: tuple[Message, ...] = ()
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, JSON] = field(default_factory=dict)

@@ -1,0 +1,236 @@
+"""Trajectory: an append-only list of token ids that remembers where each token came from.
+
+Arrays: token ids int32 `[T]`; log-probabilities float32 `[T]`, in nats, NaN where no token was sampled; routed experts
+a narrow signed integer `[T, layers, top_k]`, aligned to input positions, -1 for "none".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_rl.errors import TrajectoryError
+
+IntArray: TypeAlias = npt.NDArray[np.int32]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+ExpertArray: TypeAlias = npt.NDArray[np.signedinteger]
+
+
+class FinishReason(StrEnum):
+    """Why a policy stopped sampling."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Source(StrEnum):
+    """Where a token came from; only `policy` tokens are trained on."""
+
+    PROMPT = "prompt"
+    POLICY = "policy"
+    ENV = "env"
+    TEMPLATE = "template"
+    """Tokens of a reply that the policy did not sample: what the chat template closes it with, or an interruption."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a policy sampled in one turn, exactly."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of each sampled token, under the distribution it was sampled from."""
+    raw_logprobs: tuple[float, ...]
+    """Of each sampled token, under the model's own softmax (temperature 1, nothing cut off)."""
+    finish_reason: FinishReason
+    policy_versions: tuple[int, ...]
+    """The version of the weights that sampled each token."""
+    routed_experts: ExpertArray | None = None
+    """`[n, layers, top_k]` for the n input positions that were fed since the last completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where the tokens `[start, stop)` came from."""
+
+    start: int
+    stop: int
+    source: Source
+    turn: int
+    policy_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Where a trajectory branched off: it repeats the first `position` tokens of trajectory `parent`."""
+
+    parent: int
+    position: int
+
+
+class Trajectory:
+    """Token ids that were given to an engine and given back by it, in order, never rewritten.
+
+    The loss mask is derived from the spans, so it can't drift from them. Nothing removes or changes a token; a prefix
+    that must change becomes a new trajectory with `forked_from`.
+    """
+
+    __slots__ = ("_experts", "_ids", "_logprobs", "_spans", "forked_from")
+
+    def __init__(self, forked_from: Fork | None = None) -> None:
+        self.forked_from = forked_from
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []  # of the policy's tokens only, in order
+        self._spans: list[Span] = []
+        self._experts: list[ExpertArray] = []
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __repr__(self) -> str:
+        return f"Trajectory({len(self)} tokens, {len(self._logprobs)} sampled, {len(self._spans)} spans)"
+
+    def append(self, ids: Iterable[int], source: Source, turn: int) -> None:
+        """Append tokens that the policy did not sample.
+
+        Raises:
+            TrajectoryError: if `source` is `policy`; sampled tokens come as a `Completion`.
+        """
+        if source is Source.POLICY:
+            raise TrajectoryError("sampled tokens carry log-probabilities: use append_completion(completion, turn)")
+        self._extend(list(ids), source, turn, None)
+
+    def append_completion(self, completion: Completion, turn: int) -> None:
+        """Append what the policy sampled, with its log-probabilities, versions and routes.
+
+        Raises:
+            TrajectoryError: if ids, log-probabilities and versions differ in length.
+        """
+        n = len(completion.token_ids)
+        if len(completion.logprobs) != n or len(completion.policy_versions) != n:
+            raise TrajectoryError(
+                f"a completion of {n} tokens came with {len(completion.logprobs)} log-probabilities and "
+                f"{len(completion.policy_versions)} policy versions; there must be one of each per token"
+            )
+        at = 0
+        for version, run in groupby(completion.policy_versions):
+            length = len(list(run))
+            self._extend(list(completion.token_ids[at : at + length]), Source.POLICY, turn, version)
+            at += length
+        self._logprobs.extend(completion.logprobs)
+        if completion.routed_experts is not None:
+            self._experts.append(completion.routed_experts)
+
+    def _extend(self, ids: list[int], source: Source, turn: int, version: int | None) -> None:
+        if ids:
+            start = len(self._ids)
+            self._ids.extend(ids)
+            self._spans.append(Span(start, start + len(ids), source, turn, version))
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The spans, in order; together they cover every token once."""
+        return tuple(self._spans)
+
+    @property
+    def token_ids(self) -> IntArray:
+        """Token ids, int32 `[T]` (a copy)."""
+        return np.asarray(self._ids, dtype=np.int32)
+
+    def before(self, turn: int) -> IntArray | None:
+        """The ids before a turn's first sampled token, int32 `[t]`; None if nothing was sampled in it here."""
+        start = next((s.start for s in self._spans if s.source is Source.POLICY and s.turn == turn), None)
+        return None if start is None else np.asarray(self._ids[:start], dtype=np.int32)
+
+    @property
+    def loss_mask(self) -> BoolArray:
+        """True where the policy sampled the token, bool `[T]`."""
+        mask = np.zeros(len(self), dtype=np.bool_)
+        for span in self._spans:
+            if span.source is Source.POLICY:
+                mask[span.start : span.stop] = True
+        return mask
+
+    @property
+    def logprobs(self) -> FloatArray:
+        """Log-probabilities under the sampling distribution, float32 `[T]`, NaN where no token was sampled."""
+        out = np.full(len(self), np.nan, dtype=np.float32)
+        out[self.loss_mask] = self._logprobs
+        return out
+
+    @property
+    def policy_versions(self) -> IntArray:
+        """The weights' version that sampled each token, int32 `[T]`, -1 where none was sampled."""
+        out = np.full(len(self), -1, dtype=np.int32)
+        for span in self._spans:
+            if span.policy_version is not None:
+                out[span.start : span.stop] = span.policy_version
+        return out
+
+    @property
+    def turns(self) -> IntArray:
+        """The turn of each token, int32 `[T]`."""
+        return np.repeat(
+            np.asarray([s.turn for s in self._spans], dtype=np.int32), [s.stop - s.start for s in self._spans]
+        )
+
+    @property
+    def sources(self) -> IntArray:
+        """Who wrote each token, int32 `[T]`: an index into the members of `Source`."""
+        index = {source: i for i, source in enumerate(Source)}
+        return np.repeat(
+            np.asarray([index[s.source] for s in self._spans], dtype=np.int32), [s.stop - s.start for s in self._spans]
+        )
+
+    @property
+    def routed_experts(self) -> ExpertArray | None:
+        """Routed experts `[T, layers, top_k]`; rows that no engine reported (the last token's) are -1."""
+        if not self._experts:
+            return None
+        known = np.concatenate(self._experts)
+        if len(known) > len(self):
+            raise TrajectoryError(f"{len(known)} rows of routed experts for {len(self)} tokens")
+        out = np.full((len(self), *known.shape[1:]), -1, dtype=known.dtype)
+        out[: len(known)] = known
+        return out
+
+    @classmethod
+    def restore(
+        cls,
+        token_ids: Sequence[int],
+        spans: Sequence[Span],
+        logprobs: Sequence[float],
+        routed_experts: ExpertArray | None = None,
+        forked_from: Fork | None = None,
+    ) -> Trajectory:
+        """Rebuild a stored trajectory; `logprobs` are those of the sampled tokens, in order.
+
+        Raises:
+            TrajectoryError: if the spans don't cover the tokens once, or the log-probabilities don't match them.
+        """
+        self = cls(forked_from)
+        at = 0
+        for span in spans:
+            if span.start != at or span.stop <= at:
+                raise TrajectoryError(f"span {span} does not continue at token {at}")
+            at = span.stop
+        sampled = sum(s.stop - s.start for s in spans if s.source is Source.POLICY)
+        if at != len(token_ids) or sampled != len(logprobs):
+            raise TrajectoryError(
+                f"spans cover {at} tokens, {sampled} of them sampled, but there are {len(token_ids)} tokens and "
+                f"{len(logprobs)} log-probabilities"
+            )
+        self._ids = [int(i) for i in token_ids]
+        self._logprobs = [float(x) for x in logprobs]
+        self._spans = list(spans)
+        if routed_experts is not None:
+            self._experts = [routed_experts]
+        return self

@@ -1,0 +1,46 @@
+"""Budget: what an episode may use, where a run wants another than the environment's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from pydantic import Field
+
+from agent_rl.config import Section
+from agent_rl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one episode may use; None is "no limit". Running out truncates the episode."""
+
+    turns: int | None = 16
+    tokens: int | None = None
+    """Token ids of the whole context: prompt, replies and everything that the environment said."""
+    tool_calls: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            wanted = int | float if limit.name == "seconds" else int
+            fits = isinstance(value, wanted) and not isinstance(value, bool) and 0 < value < math.inf
+            if value is not None and not fits:
+                kind = "number" if limit.name == "seconds" else "whole number"
+                raise ConfigError(f"Budget({limit.name}={value!r}): give a positive {kind}, or None for no limit")
+
+
+class BudgetConfig(Section):
+    """What `budget:` in a config holds; null leaves what the environment says."""
+
+    turns: int | None = Field(None, ge=1)
+    tokens: int | None = Field(None, ge=1)
+    """Of the whole context."""
+    tool_calls: int | None = Field(None, ge=1)
+    seconds: float | None = Field(None, gt=0)
+    """By the clock: waiting for the policy counts, also while it gets new weights."""
+
+    def instead_of(self, own: Budget) -> Budget:
+        """Return an environment's budget with the limits that are set here in place of its own."""
+        return replace(own, **self.model_dump(exclude_none=True))

@@ -1,0 +1,221 @@
+"""Environments: `Env` speaks in messages and steps, `ToolEnv` answers tool calls; a fresh instance per episode."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import reprlib
+from collections.abc import Awaitable, Generator, Mapping, Sequence
+from typing import ClassVar, TypeAlias, cast
+
+import numpy as np
+
+from agent_rl.concurrency import call, run_together
+from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.messages import Message, Step, Task
+from agent_rl.errors import DefinitionError
+from agent_rl.gym.reward import RewardComponent, RewardMethod, checked_reward, collect_rewards, declared_members
+from agent_rl.gym.tool import AnyTool, Tool, ToolSpec, call_tools
+
+Observation: TypeAlias = str | Message | Sequence[Message]
+Script: TypeAlias = Generator[str | Message, tuple[Message, ...], None]
+"""Plays the policy: yields an answer (a str is an assistant message), is sent the observation that it led to."""
+
+
+def _collect_tools(cls: type[ToolEnv]) -> dict[str, AnyTool]:
+    tools: dict[str, AnyTool] = {}
+    for tool in [*(t for _, t in declared_members(cls, _is_tool, "@tool")), *cls.extra_tools]:
+        if not isinstance(tool, Tool):
+            raise DefinitionError(
+                f"{cls.__name__}.extra_tools holds {tool!r}, which is no tool: decorate it with @tool"
+            )
+        if tool.spec.name in tools:
+            raise DefinitionError(
+                f"{cls.__name__} has two tools called '{tool.spec.name}'; rename one: @tool(name=...)"
+            )
+        tools[tool.spec.name] = tool
+    return tools
+
+
+def _is_tool(member: object) -> bool:
+    return isinstance(member, Tool)
+
+
+class Env:
+    """One episode's world: `reset` opens it, `step` answers the policy, `@reward` methods judge how it went."""
+
+    reward_components: ClassVar[tuple[RewardComponent, ...]] = ()
+    snapshot_attributes: ClassVar[Sequence[str] | None] = None
+    """The names of all attributes that change after `reset` (with that of the `rng`, if it is drawn from later on):
+    what the default `snapshot` copies. None: not declared, so there are no snapshots."""
+    blocking: ClassVar[bool] = False
+    """Whether sync methods take long enough to keep others waiting (a simulator, `time.sleep`, a blocking HTTP client).
+    Each call then runs in a thread of its own while other episodes go on, for about 0.1 ms more; one that the budget's
+    seconds run out on goes on in the background. Without it, all run on the event loop, one after the other."""
+    _calls_tools: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.reward_components = tuple(collect_rewards(cls))
+        if not cls._calls_tools and (stray := dict(declared_members(cls, _is_tool, "@tool"))):
+            raise DefinitionError(f"{cls.__name__}.{next(iter(stray))} is a tool, but only a ToolEnv calls tools")
+        if isinstance(cls.snapshot_attributes, str):
+            raise DefinitionError(
+                f"{cls.__name__}.snapshot_attributes is the string '{cls.snapshot_attributes}'; give a tuple of names"
+            )
+        if (cls.snapshot is Env.snapshot) != (cls.restore is Env.restore):
+            raise DefinitionError(f"{cls.__name__} defines one of snapshot and restore; each needs the other")
+
+    def reset(self, task: Task, rng: np.random.Generator) -> Observation | Awaitable[Observation]:
+        """Begin the episode, sync or async; return what the policy sees first (a str is a user message).
+
+        Args:
+            task: what the episode is about.
+            rng: this episode's own random numbers; an environment that uses no others can be replayed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has to define reset(self, task, rng)")
+
+    def step(self, action: Message) -> Step | Awaitable[Step]:
+        """Answer the policy's message, sync or async."""
+        raise NotImplementedError(f"{type(self).__name__} has to define step(self, action), or subclass ToolEnv")
+
+    def close(self) -> Awaitable[None] | None:
+        """Free what the episode held, sync or async; called once, also after a failure."""
+        return None
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """What the policy is told that it may call."""
+        return ()
+
+    def state_hash(self) -> str | Awaitable[str | None] | None:
+        """Say, sync or async, which state the task is in; asked before each reply of the policy.
+
+        Turns of one task that got the same string were taken in the same state: algorithms compare what came of them
+        (GiGPO) or let them share an estimate (VinePPO). Into it belongs all that decides what can still be earned: what
+        has been found out or done, in an order that does not hang on the way there, and what already costs reward.
+        Wording, the number of turns taken and the task itself don't belong into it: two ways to say the same thing
+        would make two states that are never compared. Give a digest of what is long.
+
+        Returns:
+            None, unless overridden: the environment does not say.
+        """
+        return None
+
+    def snapshot(self) -> object:
+        """Return, sync or async, what has changed since `reset`, asked for before a reply of the policy.
+
+        A fresh instance after `reset` with the same task and an equal `rng`, and `restore` of this, must go on exactly
+        as this one does. The snapshot must not change when this instance goes on; it is kept in memory, never stored.
+        Unless overridden, it is a deep copy of the attributes named in `snapshot_attributes`.
+
+        Raises:
+            NotImplementedError: if there is no such list.
+        """
+        if self.snapshot_attributes is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no snapshots: list the attributes that change after reset in "
+                "snapshot_attributes = (...), () if none does; or define snapshot(self) and restore(self, snapshot)"
+            )
+        return copy.deepcopy({name: getattr(self, name) for name in self.snapshot_attributes})
+
+    def restore(self, snapshot: object) -> Awaitable[None] | None:
+        """Take a snapshot's state on, sync or async; called once, after `reset`. The snapshot may be used again.
+
+        Raises:
+            TypeError: if an overridden `snapshot` returned something else than the default does.
+        """
+        if not isinstance(snapshot, Mapping):
+            raise TypeError(f"{type(self).__name__} can't restore a {type(snapshot).__name__}; define restore, too")
+        for name, value in copy.deepcopy(dict(snapshot)).items():
+            setattr(self, name, value)
+        return None
+
+    @classmethod
+    def has_snapshots(cls) -> bool:
+        """Whether `snapshot` is supported."""
+        return cls.snapshot_attributes is not None or cls.snapshot is not Env.snapshot
+
+    async def score(self, episode: Episode) -> tuple[Reward, ...]:
+        """Run the `@reward` methods on the finished episode, the async ones together.
+
+        Raises:
+            TypeError: if one returns something that is no number.
+            ValueError: if one returns NaN or an infinity.
+        """
+        if not self.reward_components:
+            return ()
+        starts = [functools.partial(self._score_one, c, episode) for c in self.reward_components]
+        return tuple(await run_together(starts))
+
+    async def _score_one(self, component: RewardComponent, episode: Episode) -> Reward:
+        where = f"{type(self).__name__}.{component.attribute}"
+        method: RewardMethod = getattr(self, component.attribute)
+        value = await call(functools.partial(method, episode), thread=where if self.blocking else None)
+        return Reward(component.name, checked_reward(value, where), component.weight)
+
+    def oracle(self) -> Script:
+        """Play a solution of the task that `reset` was given."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no oracle: define oracle(self), a generator that yields the answers of a "
+            "perfect policy, to check the environment or to warm a model up"
+        )
+
+    def demonstrate(self, rng: np.random.Generator) -> Script:
+        """Play the task as a policy would that has the form right but makes mistakes; for warm starts."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no demonstrations: define demonstrate(self, rng), a generator like oracle() "
+            "that now and then errs"
+        )
+
+
+class ToolEnv(Env):
+    """An environment whose steps are tool calls: its own `@tool` methods and the functions in `extra_tools`.
+
+    A message with calls is answered with their results; one without is the final answer, unless `on_answer` says
+    otherwise.
+    """
+
+    extra_tools: ClassVar[Sequence[AnyTool]] = ()
+    _tools: ClassVar[Mapping[str, AnyTool]] = {}
+    _calls_tools: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._tools = _collect_tools(cls)
+
+    @property
+    def toolbox(self) -> Mapping[str, AnyTool]:
+        """The tools by name; override it where they differ from instance to instance."""
+        return self._tools
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """What the policy is told that it may call."""
+        return tuple(tool.spec for tool in self.toolbox.values())
+
+    async def step(self, action: Message) -> Step:
+        """Make the message's tool calls, or take it as an answer."""
+        if action.tool_calls:
+            return Step(await call_tools(self.toolbox, action.tool_calls, self))
+        thread = f"{type(self).__name__}.on_answer" if self.blocking else None
+        return await call(functools.partial(self.on_answer, action), thread=thread)
+
+    def on_answer(self, action: Message) -> Step | Awaitable[Step]:
+        """Take a message without tool calls, sync or async; ends the episode unless overridden."""
+        return Step(terminated=True)
+
+
+def messages_of(observation: Observation) -> tuple[Message, ...]:
+    """Return an observation as messages; a str is one user message.
+
+    Raises:
+        TypeError: if it holds something else than messages.
+    """
+    if isinstance(observation, str):
+        return (Message("user", observation),)
+    messages = tuple(observation) if isinstance(observation, Sequence) else (observation,)
+    for message in messages:
+        if not isinstance(message, Message):
+            raise TypeError(f"an observation is a str, a Message or a sequence of them, not {reprlib.repr(message)}")
+    return cast(tuple[Message, ...], messages)

@@ -1,0 +1,230 @@
+"""The registry: environment ids to classes; `register`, `make`, `spec`, `env_ids`."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from agent_rl.core.messages import Task
+from agent_rl.errors import ConfigError, DefinitionError, NameCollisionError, UnknownEnvError, did_you_mean
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env
+from agent_rl.gym.tasks import TaskFunction, TaskSource
+
+E = TypeVar("E", bound=Env)
+
+PLUGINS = "agent_rl.envs"
+"""The package of the built-in environments, and the entry point group of everybody else's."""
+
+_ID = re.compile(r"([\w.-]+(?:/[\w.-]+)?)-v(\d+)", re.ASCII)
+_DEFAULT_BUDGET = Budget()
+_specs: dict[str, EnvSpec] = {}
+_plugins_loaded = False
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """What is registered under an id."""
+
+    id: str
+    cls: type[Env]
+    tasks: TaskSource
+    budget: Budget
+    nondeterministic: bool = False
+    """Whether replaying an episode may give other observations; the checker and `replay verify` then don't insist."""
+
+    @property
+    def file(self) -> Path | None:
+        """The file that the class was defined in; None in a notebook."""
+        return _file_of(self.cls)
+
+    @property
+    def where(self) -> str:
+        """The class and its file, for people."""
+        return f"{self.cls.__qualname__} in {self.file or self.cls.__module__}"
+
+    def make(self, /, **env_args: object) -> Env:
+        """Create the environment of one episode.
+
+        Raises:
+            ConfigError: if the class does not take these arguments.
+        """
+        signature = _signature(self.cls)  # type: ignore[arg-type]  # a class is hashable; python/mypy#11470
+        try:
+            signature.bind(**env_args)
+        except TypeError as error:
+            raise ConfigError(f"{self.id}: {_explain_arguments(signature, env_args, error)}") from None
+        return self.cls(**env_args)
+
+
+def register(
+    id: str,
+    *,
+    tasks: Mapping[str, str | Path | Sequence[Task]] | TaskFunction | None = None,
+    budget: Budget = _DEFAULT_BUDGET,
+    splits: Sequence[str] | None = None,
+    nondeterministic: bool = False,
+) -> Callable[[type[E]], type[E]]:
+    """Register an `Env` class under a versioned id.
+
+    Args:
+        id: such as "shop-v0" or "me/shop-v0". Raise the version when scores stop being comparable.
+        tasks: the tasks of each split, as a .jsonl file (relative to the file of the class) or in place; or a
+            function `(split, index) -> Task` that makes any number of them; or None, for environments that draw all
+            they need from `rng`.
+        budget: what an episode may use unless the caller says otherwise.
+        splits: the names of the splits of a task function; "train" and "eval" if left out.
+        nondeterministic: whether the same answers may meet different observations.
+
+    Raises:
+        ConfigError: if the id has no version, or the tasks make no sense.
+        DefinitionError: if the class is no `Env`.
+        NameCollisionError: if another class has the id; the same class, loaded again, takes its own place.
+    """
+    if not _ID.fullmatch(id):
+        raise ConfigError(f"environment id {id!r} is not of the form name-v0 or namespace/name-v0")
+
+    def add(cls: type[E]) -> type[E]:
+        if not (isinstance(cls, type) and issubclass(cls, Env)):
+            raise DefinitionError(f"'{id}' is registered for {cls!r}, which is no subclass of agent_rl.Env")
+        file = _file_of(cls)
+        source = TaskSource(tasks, splits=splits, base=file.parent if file else Path.cwd())
+        new = EnvSpec(id, cls, source, budget, nondeterministic)
+        old = _specs.get(id)
+        if old is not None and old.where != new.where:
+            raise NameCollisionError(f"'{id}' is registered twice: by {old.where}, and by {new.where}; rename one")
+        _specs[id] = new
+        return cls
+
+    return add
+
+
+def spec(id: str) -> EnvSpec:
+    """Return what is registered under an id; without a version, the newest.
+
+    Raises:
+        UnknownEnvError: if there is nothing of that name.
+    """
+    _load_plugins()
+    if id in _specs:
+        return _specs[id]
+    versions = _versions(id)
+    if versions:
+        return versions[max(versions)]
+    raise UnknownEnvError(f"no environment '{id}'.{_suggest(id)}")
+
+
+def make(id: str, /, **env_args: object) -> Env:
+    """Create the environment of one episode.
+
+    Raises:
+        UnknownEnvError: if nothing is registered under the id.
+        ConfigError: if its class does not take these arguments.
+    """
+    return spec(id).make(**env_args)
+
+
+def env_ids() -> tuple[str, ...]:
+    """Return every registered id, sorted."""
+    _load_plugins()
+    return tuple(sorted(_specs))
+
+
+def load_file(path: str | Path) -> ModuleType:
+    """Run a user's file, so that it registers its environments; running it again replaces them.
+
+    The file's folder joins the end of `sys.path`, so that it can import what lies beside it.
+
+    Raises:
+        ConfigError: if there is no such Python file.
+    """
+    file = Path(path).resolve()
+    if file.suffix != ".py" or not file.is_file():
+        raise ConfigError(f"{path} is no Python file; give the .py file that registers your environments")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    # a name of its own: two users' envs.py, or one called like an installed package, must not meet in sys.modules
+    name = f"agent_rl_file_{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
+    found = importlib.util.spec_from_file_location(name, file)
+    if found is None or found.loader is None:
+        raise ConfigError(f"{path} can't be imported as a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _load_plugins() -> None:
+    """Import the built-in environments and the installed plugins, once; a broken one costs only itself."""
+    global _plugins_loaded
+    if _plugins_loaded:
+        return
+    _plugins_loaded = True  # before the loop: a plugin may look ids up while it is imported
+    broken: list[str] = []
+    for name, load in _plugins():
+        try:
+            load()
+        except NameCollisionError:
+            _plugins_loaded = False
+            raise  # the order of imports must not decide what an id means
+        except Exception as error:
+            broken.append(f"environment plugin '{name}' is left out: {type(error).__name__}: {error}")
+    for message in broken:  # not sooner: where warnings are errors, the first would cost the plugins behind it
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _plugins() -> Iterator[tuple[str, Callable[[], object]]]:
+    # by name, never by an import statement: the machinery does not know the environments
+    for module in pkgutil.iter_modules(importlib.import_module(PLUGINS).__path__, f"{PLUGINS}."):
+        yield module.name, functools.partial(importlib.import_module, module.name)
+    for entry_point in importlib.metadata.entry_points(group=PLUGINS):
+        yield entry_point.name, entry_point.load
+
+
+def _versions(name: str) -> dict[int, EnvSpec]:
+    """Return the registered versions of an id without its version."""
+    matches = ((_ID.fullmatch(id), spec) for id, spec in _specs.items())
+    return {int(match[2]): spec for match, spec in matches if match and match[1] == name}
+
+
+def _suggest(id: str) -> str:
+    match = _ID.fullmatch(id)
+    versions = _versions(match[1]) if match else {}
+    if versions:
+        return f" Its versions are: {', '.join(versions[v].id for v in sorted(versions))}."
+    listing = " `agent-rl envs` lists them; --import FILE loads your own."
+    return did_you_mean(id, _specs) + listing
+
+
+_signature = functools.lru_cache(maxsize=256)(inspect.signature)  # 60 µs, which every episode would pay again
+
+
+def _explain_arguments(signature: inspect.Signature, given: Mapping[str, object], error: TypeError) -> str:
+    known = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    takes = f"It takes: {', '.join(known)}." if known else "It takes none."
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        return f"no argument '{unknown[0]}'.{did_you_mean(unknown[0], known)} {takes}"
+    return f"{error}. {takes}"
+
+
+def _file_of(cls: type) -> Path | None:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return Path(file).resolve() if file else None

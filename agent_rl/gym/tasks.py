@@ -1,0 +1,226 @@
+"""Tasks: where an environment's come from, in which order they are drawn, and how each is told from the others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_rl.core.messages import Task
+from agent_rl.errors import ConfigError, did_you_mean
+
+TaskFunction: TypeAlias = Callable[[str, int], Task]
+"""`(split, index) -> Task`: any index from 0 up, the same task for the same index."""
+
+DEFAULT_SPLITS = ("train", "eval")
+RL_START = 2**24
+"""Where the tasks of reinforcement learning begin in a `TaskStream`: behind those of the demonstrations."""
+EVALUATION_SEED = 2**31
+"""The run seed of every evaluation's episodes: two evaluations of a task differ in the policy only."""
+
+
+class TaskSource:
+    """The tasks of an environment, by split and index."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, str | Path | Sequence[Task]] | TaskFunction | None = None,
+        *,
+        splits: Sequence[str] | None = None,
+        base: Path | None = None,
+    ) -> None:
+        """Take note of where the tasks are; files are read when they are first asked for.
+
+        Args:
+            tasks: a .jsonl file or the tasks themselves for each split; or a function that makes them; or None, for
+                tasks that are only numbered: `{"split": "train", "index": 0}`.
+            splits: the names of a function's splits; "train" and "eval" if left out.
+            base: the folder that relative files start from; the working directory if left out.
+
+        Raises:
+            ConfigError: if there are no splits or no tasks, or `splits` is given beside a mapping.
+        """
+        self._function: TaskFunction | None = None
+        self._given: Mapping[str, str | Path | Sequence[Task]] = {}
+        self._loaded: dict[str, Sequence[Task]] = {}
+        self._base = base or Path.cwd()
+        if isinstance(tasks, Mapping):
+            if splits is not None:
+                raise ConfigError(f"splits={list(splits)!r} names a task function's splits; these tasks name their own")
+            self._given = tasks
+            self.splits = tuple(tasks)
+        else:
+            if tasks is not None and not callable(tasks):
+                raise ConfigError(f"tasks={tasks!r} is neither a mapping of splits nor a function (split, index)")
+            self._function = _numbered if tasks is None else tasks
+            self.splits = DEFAULT_SPLITS if splits is None else tuple(splits)
+        if not self.splits:
+            raise ConfigError("there are no splits; name at least one, such as 'train'")
+
+    def size(self, split: str) -> int | None:
+        """Return how many tasks a split has; None if a function makes any number of them.
+
+        Raises:
+            ConfigError: if there is no such split, or its file can't be read.
+        """
+        self.require(split)
+        return len(self._tasks(split)) if self._function is None else None
+
+    def get(self, split: str, index: int) -> Task:
+        """Return one task.
+
+        Raises:
+            ConfigError: if there is no such split, or its file can't be read.
+            IndexError: if the split has no task of that index.
+            TypeError: if a task function returns something else than a mapping.
+        """
+        self.require(split)
+        if self._function is None:
+            tasks = self._tasks(split)
+            if not 0 <= index < len(tasks):
+                raise IndexError(f"split '{split}' has the tasks 0 to {len(tasks) - 1}, not {index}")
+            return tasks[index]
+        if index < 0:
+            raise IndexError(f"tasks count from 0, not {index}")
+        task = self._function(split, index)
+        if not isinstance(task, Mapping):
+            raise TypeError(f"the task function returned {task!r} for ('{split}', {index}); return a dict")
+        return task
+
+    def require(self, split: str) -> None:
+        """Check that there is such a split.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        if split not in self.splits:
+            names = ", ".join(self.splits)
+            raise ConfigError(f"no split '{split}'.{did_you_mean(split, self.splits)} The splits are: {names}.")
+
+    def _tasks(self, split: str) -> Sequence[Task]:
+        if split not in self._loaded:
+            given = self._given[split]
+            if isinstance(given, str | Path):
+                self._loaded[split] = _read_jsonl(self._base / given)
+            else:
+                self._loaded[split] = _checked(given, split)
+        return self._loaded[split]
+
+
+class TaskStream:
+    """One split as an endless sequence, so that a trainer's place in its data is a single integer.
+
+    A finite split is shuffled anew for each epoch, which has every task once. Of a task function, each seed draws
+    from an index range of its own.
+    """
+
+    def __init__(self, source: TaskSource, split: str, seed: int = 0) -> None:
+        source.require(split)
+        if seed < 0:
+            raise ConfigError(f"seed={seed} is negative; count seeds from 0")
+        self.source = source
+        self.split = split
+        self.seed = seed
+        self._epoch = -1
+        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def at(self, position: int) -> Task:
+        """Return the task at a position, from 0 up; the same for the same (source, split, seed, position)."""
+        if position < 0:
+            raise IndexError(f"positions count from 0, not {position}")
+        size = self.source.size(self.split)
+        if size is None:
+            return self.source.get(self.split, self.seed * 2**32 + position)
+        epoch, offset = divmod(position, size)
+        if epoch != self._epoch:
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(size)
+            self._epoch = epoch
+        return self.source.get(self.split, int(self._order[offset]))
+
+
+def distinct_tasks(source: TaskSource, split: str, n: int) -> list[Task]:
+    """Return the first `n` different tasks of a split; fewer if it doesn't seem to have as many."""
+    size = source.size(split)
+    found: dict[str, Task] = {}
+    for index in range(size if size is not None else 20 * n):
+        task = source.get(split, index)
+        found.setdefault(task_key(task), task)
+        if len(found) == n:
+            break
+    return list(found.values())
+
+
+def task_key(task: Task) -> str:
+    """Return a hash of a task's content, 16 hex digits; the order of its keys does not matter.
+
+    Raises:
+        ConfigError: if the task holds something that JSON can't.
+    """
+    try:
+        text = json.dumps(task, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the task {task!r} holds what JSON can't: {error}") from error
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def episode_seed(run_seed: int, task: Task, sample: int) -> int:
+    """Return the 63-bit seed of an episode's `np.random.default_rng`.
+
+    It hangs on nothing but the run's seed, the task's content and the sample's number in its group: neither on how
+    many episodes ran before nor on which finished first, so any episode can be played again by itself.
+    """
+    key = f"{run_seed}/{task_key(task)}/{sample}"
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _numbered(split: str, index: int) -> Task:
+    return {"split": split, "index": index}
+
+
+def _checked(tasks: Sequence[Task], split: str) -> Sequence[Task]:
+    if not tasks:
+        raise ConfigError(f"split '{split}' has no tasks; leave it out or give it some")
+    for index, task in enumerate(tasks):
+        if not isinstance(task, Mapping):
+            raise ConfigError(f"task {index} of split '{split}' is {task!r}, not a dict")
+    return tasks
+
+
+def _read_jsonl(file: Path) -> list[Task]:
+    """Return the objects of a .jsonl file; blank lines don't count."""
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"the task file {file} can't be read: {error.strerror}") from error
+    tasks = [_parse_line(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    if not tasks:
+        raise ConfigError(f"the task file {file} is empty; write one JSON object a line")
+    return tasks
+
+
+def _parse_line(line: bytes, where: str) -> Task:
+    try:
+        task = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not JSON: {error}") from error
+    if not isinstance(task, dict):
+        raise ConfigError(f"{where}: a {type(task).__name__}, not a JSON object: {line[:80].decode()}")
+    return task
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _plain(value: object) -> object:
+    """Return the JSON type of a container other than dict and list."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"a {type(value).__name__}")

@@ -1,0 +1,276 @@
+"""Tools: functions that a model may call, with a JSON schema read off their signatures."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import re
+import reprlib
+import types
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
+
+import numpy as np
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, to_json
+
+from agent_rl.concurrency import in_thread, run_together
+from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
+from agent_rl.errors import DefinitionError, InfrastructureError, did_you_mean
+from agent_rl.gym.tool_schema import arguments_model, json_schema, parse_docstring
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+T = TypeVar("T")
+Owner = TypeVar("Owner")
+R_co = TypeVar("R_co", covariant=True)
+
+DEFAULT_TIMEOUT = 30.0
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI's API takes
+_ERROR_LENGTH = 500  # characters of an exception's message that the model gets to read
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """What a model is told about a tool."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, JSON]
+    """A JSON schema of type "object"."""
+
+    def openai(self) -> dict[str, JSON]:
+        """Return the entry of this tool in an OpenAI request's `tools`."""
+        function: JSON = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+class Tool(Generic[P, R_co]):
+    """A function with its spec; called directly it is the plain function, on an instance a plain method."""
+
+    def __init__(
+        self,
+        function: Callable[P, R_co],
+        *,
+        name: str | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        inline: bool = False,
+    ) -> None:
+        functools.update_wrapper(cast(Callable[..., object], self), function)
+        parameters = list(inspect.signature(function).parameters.values())
+        name = name or function.__name__
+        self.function = function
+        self.timeout = timeout
+        self.inline = inline
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_method = bool(parameters) and parameters[0].name == "self"
+        _check_options(name, timeout, inline, self.is_async)
+        if self.is_method:
+            del parameters[0]
+        self.parameters = tuple(p.name for p in parameters)
+        self._arguments = arguments_model(name, function, parameters)
+        self.spec = ToolSpec(name, parse_docstring(function.__doc__)[0], json_schema(self._arguments))
+
+    def __repr__(self) -> str:
+        return f"Tool({self.spec.name!r})"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the plain function: no validation, no timeout."""
+        return self.function(*args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Tool[P, R_co]: ...
+    @overload
+    def __get__(self: Tool[Concatenate[Owner, Q], T], instance: Owner, owner: type) -> Callable[Q, T]: ...
+    def __get__(self, instance: object, owner: type) -> object:
+        """Bind as a method does, so that an environment can call its own tools."""
+        return self if instance is None or not self.is_method else types.MethodType(self.function, instance)
+
+    def bind(self, arguments: Mapping[str, JSON], instance: object) -> Callable[[], object]:
+        """Validate and convert `arguments`; return the call that is left to make.
+
+        Raises:
+            pydantic.ValidationError: if they don't fit the schema.
+        """
+        # a model's __dict__ holds its fields in the order they were declared in
+        values = self._arguments.model_validate(dict(arguments)).__dict__.values()
+        converted = dict(zip(self.parameters, values, strict=True))
+        function = cast(Callable[..., object], self.function)
+        args = (instance,) if self.is_method else ()
+        return functools.partial(function, *args, **converted)
+
+
+AnyTool: TypeAlias = Tool[..., object]
+_Start: TypeAlias = Callable[[], Awaitable[Message]]
+
+
+@overload
+def tool(function: Callable[P, T], /) -> Tool[P, T]: ...
+@overload
+def tool(
+    *, name: str | None = None, timeout: float | None = DEFAULT_TIMEOUT, inline: bool = False
+) -> Callable[[Callable[P, T]], Tool[P, T]]: ...
+def tool(
+    function: Callable[P, T] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    inline: bool = False,
+) -> Tool[P, T] | Callable[[Callable[P, T]], Tool[P, T]]:
+    """Make a tool of a free function or of a `ToolEnv` method, sync or async.
+
+    The docstring's first paragraph describes the tool, its `Args:` section the parameters; every parameter needs a
+    type that pydantic knows. An async function is awaited; a sync one runs in a thread of its own, so that a slow
+    one stops nobody.
+
+    Args:
+        function: the function, when used as a bare `@tool`.
+        name: what the model calls it; the function's name if left out.
+        timeout: seconds until the model is told "timeout"; None waits for ever. A thread can't be killed: a sync
+            function that is late is abandoned and goes on in the background until it returns.
+        inline: run a sync function straight on the event loop: much the fastest, and in order, but nothing else runs
+            meanwhile and no timeout applies. For pure computation of microseconds.
+
+    Raises:
+        DefinitionError: if no schema can be read off the signature, or the options contradict each other.
+    """
+    if function is not None:
+        return Tool(function)
+    return lambda function: Tool(function, name=name, timeout=timeout, inline=inline)
+
+
+def _check_options(name: str, timeout: float | None, inline: bool, is_async: bool) -> None:
+    if not _NAME.fullmatch(name):
+        raise DefinitionError(f"tool '{name}': a name has 1 to 64 of A-Z a-z 0-9 _ -; give another: @tool(name=...)")
+    if inline and is_async:
+        raise DefinitionError(f"tool '{name}' is async and inline: drop inline=True, an async function needs no thread")
+    if inline and timeout not in (None, DEFAULT_TIMEOUT):
+        raise DefinitionError(f"tool '{name}' has timeout={timeout} and inline=True: nothing can stop it; drop one")
+    if timeout is not None and not timeout > 0:
+        raise DefinitionError(f"tool '{name}' has timeout={timeout}; give a positive number of seconds, or None")
+
+
+async def call_tools(tools: Mapping[str, AnyTool], calls: Sequence[ToolCall], instance: object) -> tuple[Message, ...]:
+    """Make all calls of a turn at once; return one tool message per call, in the calls' order.
+
+    What goes wrong with a call comes back as its message, `tool_error` set and the content starting with "error: ".
+    No task is made as long as at most one call has to be waited for.
+
+    Args:
+        tools: by name.
+        calls: of one assistant message.
+        instance: the `self` of tools that are methods.
+
+    Raises:
+        InfrastructureError: if a tool raised it, as soon as it did; the other calls are cancelled.
+    """
+    answers = [_begin(tools, call, instance) for call in calls]
+    waiting = [a for a in answers if not isinstance(a, Message)]
+    if not waiting:
+        return cast(tuple[Message, ...], tuple(answers))
+    late = iter(await run_together(waiting))
+    return tuple(a if isinstance(a, Message) else next(late) for a in answers)
+
+
+def _begin(tools: Mapping[str, AnyTool], call: ToolCall, instance: object) -> Message | _Start:
+    """Answer a call if that needs no waiting, else return what starts it."""
+    if call.error is not None:
+        return _failure(call, ToolErrorKind.MALFORMED, f"malformed call: {call.error}")
+    called = tools.get(call.name)
+    if called is None:
+        known = f" The tools are: {', '.join(tools)}." if tools else " There are no tools."
+        complaint = f"there is no tool '{call.name}'.{did_you_mean(call.name, tools)}{known}"
+        return _failure(call, ToolErrorKind.UNKNOWN_TOOL, complaint)
+    try:
+        bound = called.bind(call.arguments, instance)
+    except ValidationError as error:
+        return _failure(call, ToolErrorKind.BAD_ARGUMENTS, _explain(error, called))
+    except Exception as error:  # a validator of the tool's own
+        return _raised(call, error)
+    if not called.inline:
+        return functools.partial(_wait, called, call, bound)
+    try:
+        return _result(call, bound())
+    except (Exception, SystemExit) as error:
+        return _raised(call, error)
+
+
+async def _wait(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message:
+    """Make a call that takes its time, within the tool's timeout."""
+    try:
+        async with asyncio.timeout(called.timeout) as clock:
+            thread = f"tool {call.name}"
+            value = await (cast(Awaitable[object], bound()) if called.is_async else in_thread(bound, thread))
+        return _result(call, value)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, TimeoutError) and clock.expired():  # not one that the tool itself raised
+            return _failure(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} took more than {called.timeout:g} s")
+        return _raised(call, error)
+
+
+# What the model reads
+
+
+def as_text(value: object) -> str:
+    """Return a tool's result as the model reads it: text as it is, None as nothing, all else as compact JSON.
+
+    Raises:
+        TypeError: if the value has no JSON form.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)  # of an enum, its value
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return repr(float(value))
+    return to_json(value, fallback=_plain).decode()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"a result of type {type(value).__name__} has no JSON form; return text, numbers or containers")
+
+
+def _result(call: ToolCall, value: object) -> Message:
+    return Message("tool", as_text(value), tool_call_id=call.id, name=call.name)
+
+
+def _failure(call: ToolCall, kind: ToolErrorKind, complaint: str) -> Message:
+    content = "error: " + _one_line(complaint)
+    return Message("tool", content, tool_call_id=call.id, name=call.name, tool_error=kind)
+
+
+def _raised(call: ToolCall, error: BaseException) -> Message:
+    """Tell the model of an exception in a tool; one that it can do nothing about goes on."""
+    if isinstance(error, InfrastructureError):
+        raise error
+    message = str(error)
+    name = type(error).__name__
+    return _failure(call, ToolErrorKind.EXCEPTION, f"{name}: {message}" if message else name)
+
+
+def _explain(error: ValidationError, called: AnyTool) -> str:
+    """Return which arguments are wrong, and how, in a line."""
+    details = error.errors(include_url=False, include_context=False)
+    return "bad arguments: " + "; ".join(_explain_one(detail, called) for detail in details)
+
+
+def _explain_one(detail: ErrorDetails, called: AnyTool) -> str:
+    where = ".".join(str(part) for part in detail["loc"])
+    match detail["type"]:
+        case "missing":
+            return f"{where}: missing"
+        case "extra_forbidden":
+            hint = did_you_mean(where, called.parameters) if len(detail["loc"]) == 1 else ""
+            return f"{where}: no such argument.{hint}"
+    message = detail["msg"][0].lower() + detail["msg"][1:]
+    return f"{where}: {message} (got {reprlib.repr(detail['input'])})"
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _ERROR_LENGTH else line[: _ERROR_LENGTH - 1] + "…"

@@ -1,0 +1,76 @@
+"""Routing: how evenly the experts of a mixture are used in training, and the loss that keeps them in balance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+from agent_rl.moe.routes import Routes
+
+
+class RouteLog:
+    """The routes of a whole batch, put together from those of its micro-batches."""
+
+    def __init__(self, lengths: Tensor, width: int) -> None:
+        """Begin with nothing.
+
+        Args:
+            lengths: of the rows, int64 `[B]`.
+            width: of the batch, `T`.
+        """
+        self.lengths, self.width = lengths, width
+        self.own: Tensor | None = None
+        """int16 `[B, T, layers, top_k]`; -1 for padding and for what was not fed. None for a dense model."""
+        self._probabilities: Tensor | None = None
+
+    def add(self, rows: Sequence[int], routes: Routes) -> None:
+        """Take in a forward pass over some rows."""
+        if not routes.own:
+            return
+        own = torch.stack(routes.own, 1)
+        own = own.view(len(rows), -1, *own.shape[1:])
+        if self.own is None:
+            self.own = torch.full((len(self.lengths), self.width, *own.shape[2:]), -1, dtype=torch.int16)
+        index, fed = torch.as_tensor(rows), own.shape[1]
+        real = torch.arange(fed) < self.lengths[index, None]
+        self.own[index, :fed] = torch.where(real[..., None, None], own, -1).to(torch.int16)
+        logits = torch.stack([x.detach() for x in routes.logits])[:, real.flatten()]
+        summed = torch.softmax(logits.double(), -1).sum(1)
+        self._probabilities = summed if self._probabilities is None else self._probabilities + summed
+
+    def metrics(self) -> dict[str, float]:
+        """Say how evenly the experts are used; nothing for a dense model.
+
+        `routing/entropy` is that of the mean router distribution, as a share of log(experts), averaged over layers:
+        near 0 the router has collapsed. `routing/busiest_expert` is the share of the picks of the most used expert of
+        any layer, times the number of experts: 1 is balance, experts / top_k the most there can be.
+        """
+        if self._probabilities is None or self.own is None:
+            return {}
+        experts = self._probabilities.shape[-1]
+        mean = self._probabilities / self._probabilities.sum(-1, keepdim=True)
+        entropy = torch.special.entr(mean).sum(-1) / math.log(experts)
+        picks = self.own.flatten(0, 1).transpose(0, 1).flatten(1)
+        counts = torch.stack([torch.bincount(layer[layer >= 0].long(), minlength=experts) for layer in picks])
+        load = counts.double() / counts.sum(-1, keepdim=True) * experts
+        return {"routing/entropy": float(entropy.mean()), "routing/busiest_expert": float(load.max())}
+
+
+def balance_loss(routes: Routes, real: Tensor, top_k: int) -> Tensor:
+    """Return the load-balancing loss of the Switch Transformer (Fedus et al. 2021, eq. 4-6), without its coefficient.
+
+    By layer, `experts * sum_i f_i P_i`, where `f_i` is the share of picks that went to expert i and `P_i` its mean
+    probability; then the mean over layers. It is 1 in balance and grows up to experts / top_k. Layers are not pooled
+    as in transformers' models: there, one layer's favourite can make up for another's.
+
+    Args:
+        routes: of a forward pass.
+        real: bool `[B, fed]`: the positions that are no padding.
+        top_k: experts per token.
+    """
+    losses = [load_balancing_loss_func((logits,), logits.shape[-1], top_k, real) for logits in routes.logits]
+    return torch.stack([torch.as_tensor(loss) for loss in losses]).mean() / top_k

@@ -1,0 +1,122 @@
+"""Interruption: a reply that goes on for too long is made to answer, by tokens that the policy did not sample.
+
+ScaleRL's way to bound thinking (Khatri et al. 2025, arXiv 2510.13786, section 2): instead of losing the reply to its
+limit, a phrase that ends the thought is appended, and the policy goes on from there. In the trajectory the given tokens
+stand inside the reply's turn with the source `template`: they are read like the rest of the reply, have no
+log-probability and no loss, and what follows is sampled, and trained, given them. Where they cut into a tool call, the
+call is malformed unless they close it; the environment then says so, as to any such call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
+from agent_rl.engines.base import SamplingParams, Session
+from agent_rl.errors import ConfigError
+
+Piece: TypeAlias = Completion | tuple[int, ...]
+"""A part of a reply: what was sampled, or ids that were given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """When to interrupt a reply, and with what."""
+
+    after_tokens: int
+    """Sampled tokens, of the reply or of the episode. What is left of the reply's own limit is left for the answer."""
+    ids: tuple[int, ...]
+    """What is appended, e.g. "Time is up, I answer now.</think>"."""
+    per: Literal["reply", "episode"] = "reply"
+    """`episode`: its sampled tokens together; once they are used up, every further reply begins with `ids`."""
+    spread: int = 0
+    """The point is drawn from the last `spread` tokens before `after_tokens`, so that no one length is learned."""
+    unless: tuple[int, ...] = ()
+    """A reply that has these ids by then, e.g. the end of its thought, is left alone; () interrupts all."""
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigError: if there is nothing to append, or a number is out of bounds.
+        """
+        if not self.ids:
+            raise ConfigError("an interruption needs text to interrupt with: set interrupt.text")
+        if self.after_tokens < 1 or not 0 <= self.spread < self.after_tokens:
+            raise ConfigError(
+                f"interrupt: after_tokens={self.after_tokens} must be at least 1, and spread={self.spread} at least 0 "
+                "and below after_tokens"
+            )
+
+    def point(self, seed: int, turn: int, sampled: int) -> int:
+        """Return after how many more sampled tokens to interrupt a reply; the same for the same arguments.
+
+        Args:
+            seed: the episode's.
+            turn: the reply's.
+            sampled: the tokens that earlier replies of the episode sampled.
+        """
+        key = [4, seed, turn] if self.per == "reply" else [4, seed]
+        early = int(np.random.default_rng(key).integers(self.spread + 1)) if self.spread else 0
+        return max(0, self.after_tokens - early - (sampled if self.per == "episode" else 0))
+
+
+async def sample_reply(
+    session: Session,
+    ids: Sequence[int],
+    params: SamplingParams,
+    stop_ids: frozenset[int],
+    *,
+    room: int | None = None,
+    interrupt: Interruption | None = None,
+    point: int = 0,
+) -> list[Piece]:
+    """Sample a reply that `interrupt` may cut short; the last piece is what was sampled last.
+
+    Args:
+        session: the sequence.
+        ids: what comes before the reply and is new.
+        params: `max_tokens` bounds the reply's sampled tokens, before and after an interruption together.
+        stop_ids: what ends a reply.
+        room: how many more tokens the context holds behind `ids`; None for no limit. Where the given ids and one token
+            more don't fit, there is no interruption.
+        interrupt: None for none.
+        point: after how many sampled tokens to interrupt.
+    """
+    most = params.max_tokens if room is None else min(params.max_tokens, room)
+
+    async def draw(new: Sequence[int], limit: int) -> Completion:
+        return await session.sample(new, replace(params, max_tokens=limit), stop_ids)
+
+    if interrupt is None or point >= most or (room is not None and point + len(interrupt.ids) >= room):
+        return [await draw(ids, most)]
+    sampled: list[Piece] = []
+    if point:
+        first = await draw(ids, point)
+        if first.finish_reason is not FinishReason.LENGTH:
+            return [first]
+        if _holds(first.token_ids, interrupt.unless):
+            return [first, await draw((), most - point)]
+        sampled, ids = [first], ()
+    left = params.max_tokens - point
+    if room is not None:
+        left = min(left, room - point - len(interrupt.ids))
+    return [*sampled, interrupt.ids, await draw([*ids, *interrupt.ids], left)]
+
+
+def _holds(ids: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    n = len(wanted)
+    return n > 0 and any(ids[at : at + n] == wanted for at in range(len(ids) - n + 1))
+
+
+def interruptions(trajectory: Trajectory) -> int:
+    """Return how many replies were interrupted: given tokens that the policy went on from in the same turn."""
+    return sum(
+        a.source is Source.TEMPLATE and b.source is Source.POLICY and a.turn == b.turn
+        for a, b in pairwise(trajectory.spans)
+    )

@@ -1,0 +1,121 @@
+"""Job: what to run, from the beginning or from a turn of an earlier episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import JSON, Task
+from agent_rl.errors import ConfigError
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.policy.base import Prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where an episode leaves an earlier one: right before the policy's reply of a turn.
+
+    Raises:
+        ConfigError: if there was no such turn, no snapshot was taken before it, or the policy sampled nothing in it.
+    """
+
+    episode: Episode
+    turn: int
+    seed: int
+    """Of what the policy samples from there on; the environment's random numbers go on as its snapshot has them."""
+
+    def __post_init__(self) -> None:
+        episode, turn = self.episode, self.turn
+        if not 0 <= turn < episode.turns:
+            raise ConfigError(f"episode {episode.id!r} has {episode.turns} turns, counted from 0: there is no {turn}")
+        if turn >= len(episode.snapshots):
+            raise ConfigError(
+                f"episode {episode.id!r} has no snapshot before turn {turn}: run it with Job(snapshots=True), and "
+                "continue it in the same process, as snapshots are not stored"
+            )
+        if not any(t.before(turn) is not None for t in episode.trajectories):
+            raise ConfigError(
+                f"episode {episode.id!r} sampled no token in turn {turn}: continue it where it did, or its parent"
+            )
+
+    @property
+    def snapshot(self) -> object:
+        """The environment's state before the turn."""
+        return self.episode.snapshots[self.turn]
+
+    @property
+    def tool_calls(self) -> int:
+        """How many calls were made before the turn."""
+        return sum(len(m.tool_calls) for m in self.prefix.messages)
+
+    @property
+    def prefix(self) -> Prefix:
+        """The dialogue before the turn. In a fork it is the fork's ids: those that the engine had seen by then."""
+        episode, turn = self.episode, self.turn
+        seen = next(ids for t in episode.trajectories if (ids := t.before(turn)) is not None)
+        later = sum(1 + step.messages for step in episode.steps[turn:])
+        return Prefix(episode.messages[: len(episode.messages) - later], tuple(seen.tolist()), turn)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run: an environment, a task, and the seed that makes this episode this one."""
+
+    spec: EnvSpec
+    task: Task
+    seed: int
+    group_id: str = ""
+    budget: Budget | None = None
+    """Instead of the environment's own."""
+    env_args: Mapping[str, JSON] = field(default_factory=dict)
+    id: str | None = None
+    """The episode's id; a random one if left out."""
+    snapshots: bool = False
+    """Keep the environment's snapshot before each turn, to continue from."""
+    branch: Branch | None = None
+    """Where to start, instead of the beginning; see `continuation`."""
+
+
+def continuation(
+    spec: EnvSpec,
+    episode: Episode,
+    turn: int,
+    seed: int,
+    *,
+    budget: Budget | None = None,
+    id: str | None = None,
+    snapshots: bool = False,
+) -> Job:
+    """Return the job that runs an episode on from one of its turns, as another course that it might have taken.
+
+    A fresh environment is reset as the episode's was and restored to what it was before the turn; the policy goes on
+    from the exact token ids that it had seen by then, with random numbers of its own. What was used before the turn
+    counts in the budget, save seconds. The new episode is a whole one: it holds the messages and steps from the start,
+    and all of it is scored. Only what is sampled from the turn on has a loss.
+
+    Args:
+        spec: the episode's environment.
+        episode: run with `Job(snapshots=True)`; it may be a continuation itself.
+        turn: the first turn to be played anew, counted from 0.
+        seed: of what the policy samples.
+        budget: instead of the environment's own.
+        id: of the new episode; a random one if left out.
+        snapshots: as in `Job`.
+
+    Raises:
+        ConfigError: as `Branch` does.
+    """
+    branch = Branch(episode, turn, seed)
+    return Job(
+        spec,
+        episode.task,
+        episode.seed,
+        episode.group_id,
+        budget=budget,
+        env_args=episode.env_args,
+        id=id,
+        snapshots=snapshots,
+        branch=branch,
+    )

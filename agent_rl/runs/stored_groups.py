@@ -1,0 +1,168 @@
+"""Stored groups: training episodes of an earlier run to learn from, found once and read again when their turn comes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from agent_rl.algorithms import Algorithm
+from agent_rl.backends.embedded.actor import Actor
+from agent_rl.core.episode import Episode
+from agent_rl.errors import ConfigError, StoreError
+from agent_rl.gym.tasks import task_key
+from agent_rl.store.episodes import episode_at, episode_file, locate_episodes
+
+TRAINING_ID = re.compile(r"train-\d+-\d+-\d+")
+"""Ids of the episodes that a run trained on, as `Trainer` gives them; those of its evaluations are others."""
+CHECKED = 8
+"""Of how many groups the tokens are compared with the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """One group: samples of the same task."""
+
+    id: str
+    places: tuple[int, ...]
+    """Where the lines of its episodes begin, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroups:
+    """Where a file has groups that there is something to learn from; the episodes themselves stay on disk."""
+
+    file: Path
+    groups: tuple[StoredGroup, ...]
+    largest_token: int
+    """The largest token id of their episodes."""
+
+    def batch(self, seed: int, step: int, size: int) -> list[Episode]:
+        """Return the episodes of a step's groups, which hang on nothing but these three numbers.
+
+        Every epoch has the groups in another order. What is left over for no whole batch waits for the next epoch, and
+        a batch has no group twice: it is smaller than `size` if there are fewer.
+        """
+        size = min(size, len(self.groups))
+        epoch, place = divmod(step, len(self.groups) // size)
+        order = np.random.default_rng([4, seed, epoch]).permutation(len(self.groups))
+        return [e for index in order[place * size : (place + 1) * size] for e in self.read(int(index))]
+
+    def read(self, index: int) -> list[Episode]:
+        """Read one group, under an id of its own.
+
+        Raises:
+            StoreError: if the file is not the one that was indexed.
+        """
+        group = self.groups[index]
+        episodes = [episode_at(self.file, place) for place in group.places]
+        if any(e.group_id != group.id for e in episodes):
+            raise StoreError(f"{self.file} was changed since this run began: group {group.id} is not where it was")
+        # a file put together from two runs has different tasks under one id
+        return [replace(e, group_id=f"stored-{index}") for e in episodes]
+
+    def check_tokens(self, actor: Actor) -> None:
+        """Check that the token ids mean to the student what they meant to the policy that sampled them.
+
+        Raises:
+            ConfigError: if they were made by another tokenizer.
+        """
+        hint = "start from the checkpoint that sampled them, or one trained on from it: start_from=RUN/checkpoint"
+        if self.largest_token >= (size := len(actor.tokenizer)):
+            raise ConfigError(
+                f"episodes={self.file} have the token id {self.largest_token}, but there are {size} tokens: {hint}"
+            )
+        for episode in (e for index in range(min(CHECKED, len(self.groups))) for e in self.read(index)):
+            text = _squeezed("".join(actor.decode(t.token_ids.tolist()) for t in episode.trajectories))
+            for said in _said(episode):
+                if _squeezed(said) not in text:
+                    raise ConfigError(
+                        f"episodes={self.file}: the tokens of {episode.id} don't read {said!r} with this tokenizer: "
+                        f"they were made by another; {hint}"
+                    )
+
+    def save(self, path: Path) -> None:
+        """Write down where the groups are: a resumed run takes the same, whatever the file has gained since."""
+        groups = [{"id": g.id, "places": g.places} for g in self.groups]
+        row = {"file": str(self.file), "largest_token": self.largest_token, "groups": groups}
+        path.write_text(json.dumps(row) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> StoredGroups:
+        """Read what `save` wrote.
+
+        Raises:
+            StoreError: if the episodes are no longer there.
+        """
+        row = json.loads(path.read_text())
+        if not (file := Path(row["file"])).exists():
+            raise StoreError(f"the episodes that this run learns from are gone: there is no {file}")
+        groups = tuple(StoredGroup(g["id"], tuple(g["places"])) for g in row["groups"])
+        return cls(file, groups, row["largest_token"])
+
+
+def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Container[str] = ()) -> StoredGroups:
+    """Find the groups of training episodes that an algorithm has something to learn from; each is read twice.
+
+    Episodes of evaluations are left out, and so are those of tasks that this run evaluates on.
+
+    Args:
+        path: an episode file, or a run's folder.
+        env: the id of the environment that they must be of.
+        algorithm: says by its shaping, its filters and its advantage what it learns from.
+        held_out: `task_key`s of the tasks that are evaluated on.
+
+    Raises:
+        StoreError: if there is no such file, or it is damaged.
+        ConfigError: if it has nothing to learn from; the message says why.
+    """
+    file = episode_file(path).resolve()
+    found: dict[tuple[str, str], list[int]] = {}
+    largest, evaluations, held, silent = -1, 0, 0, 0
+    for place, episode in locate_episodes(file):
+        if not TRAINING_ID.fullmatch(episode.id):
+            evaluations += 1
+            continue
+        if episode.env != env:
+            raise ConfigError(f"episodes={path}: {episode.id} is of {episode.env}, and this run trains on {env}")
+        if (key := task_key(episode.task)) in held_out:
+            held += 1
+        elif not any(t.loss_mask.any() for t in episode.trajectories):
+            silent += 1
+        else:
+            found.setdefault((episode.group_id, key), []).append(place)
+            largest = max(largest, *(int(t.token_ids.max(initial=-1)) for t in episode.trajectories))
+    everything = StoredGroups(file, tuple(StoredGroup(id, tuple(at)) for (id, _), at in found.items()), largest)
+    groups = tuple(g for i, g in enumerate(everything.groups) if _teaches(everything.read(i), algorithm))
+    if groups:
+        return replace(everything, groups=groups)
+    episodes = sum(len(g.places) for g in everything.groups)
+    raise ConfigError(
+        f"episodes={path} has nothing to learn from: {len(found)} groups with {episodes} training episodes, none with "
+        f"two that differ in reward as {algorithm.config.name} asks. Left out: {evaluations} that no training step "
+        f"sampled (their ids are not like train-00000-000-00), {held} of tasks that this run evaluates on, {silent} "
+        "without sampled token ids"
+    )
+
+
+def _teaches(episodes: list[Episode], algorithm: Algorithm) -> bool:
+    x = algorithm.experience(episodes)
+    return x.batch is not None and len(algorithm.compute_weights(x)[0]) > 0
+
+
+def _said(episode: Episode) -> list[str]:
+    """What must stand in an episode's tokens: its opening, and what was read from the replies."""
+    said, begun = [], False
+    for message in episode.messages:
+        begun = begun or message.role == "assistant"
+        if not begun or message.role == "assistant":  # an observation may be cut off by the end of the episode
+            said += [message.content, *(call.name for call in message.tool_calls)]
+    return said
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
