@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal, TypeAlias
 
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.trajectory import Trajectory
@@ -70,6 +71,24 @@ class Failure:
     type: str
     message: str
     traceback: str = ""
+
+
+Purpose: TypeAlias = Literal["train", "eval", "rollout", "demonstration"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Why an episode was run; ids are for people and mean nothing."""
+
+    purpose: Purpose
+    split: str = ""
+    """The tasks' split; an empty string if the task is from none."""
+    step: int | None = None
+    """The training step, counted from 0."""
+    sample: int = 0
+    """The episode's number in its group."""
+    greedy: bool = False
+    """Sampled at temperature 0, as a baseline of its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +161,18 @@ class Episode:
     def value(self, name: str) -> float | None:
         """Return the value of the reward component called `name`, or None if it is absent or not scored."""
         return next((r.value for r in self.rewards if r.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeGroup:
+    """Samples of one task: the episodes that algorithms compare with each other."""
+
+    id: str
+    episodes: tuple[Episode, ...]
+    greedy: Episode | None = None
+    """One more episode of the task, sampled greedily: a baseline that is not trained on."""
+
+    @property
+    def task(self) -> Task:
+        """The task that all of them are about."""
+        return self.episodes[0].task

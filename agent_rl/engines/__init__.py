@@ -1,1 +1,1 @@
-"""engines."""
+"""Engines: token ids in, sampled token ids out."""

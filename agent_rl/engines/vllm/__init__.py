@@ -1,1 +1,1 @@
-"""vllm."""
+"""vLLM as an engine: in this process, or a server over HTTP."""

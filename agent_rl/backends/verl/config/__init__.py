@@ -1,1 +1,1 @@
-"""config."""
+"""Our settings as verl's config, checked before a run starts."""

@@ -1,1 +1,1 @@
-"""worker."""
+"""The workers: what runs inside verl's Ray actors, with the weights and the environments."""
