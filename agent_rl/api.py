@@ -11,7 +11,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import spec
-from agent_rl.policy import Policy, demonstrator, oracle
+from agent_rl.policy import AnyPolicy, demonstrator, oracle
 from agent_rl.rollout import Evaluation, group_jobs, run_jobs, summarise
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 def run(
     env: str,
-    policy: Policy | str = "oracle",
+    policy: AnyPolicy | str = "oracle",
     *,
     n: int = 1,
     samples: int = 1,
@@ -53,7 +53,7 @@ def run(
 
 def evaluate(
     env: str,
-    policy: Policy | str = "oracle",
+    policy: AnyPolicy | str = "oracle",
     *,
     n: int = 256,
     split: str = "eval",
@@ -64,7 +64,7 @@ def evaluate(
     return summarise(run(env, policy, n=n, split=split, seed=seed, env_args=env_args))
 
 
-def _named(name: str) -> Policy:
+def _named(name: str) -> AnyPolicy:
     from agent_rl.errors import ConfigError, did_you_mean
 
     named = {"oracle": oracle, "demonstrator": demonstrator}

@@ -170,7 +170,7 @@ class _Run:
             self.progress.phase(step.phase, step.step, step.of, f"loss {step.loss:.3f}")
             self.check_stop("nothing is lost but the warm start; run the same command again")
 
-        trajectories = [e.trajectories[0] for e in demonstrations]
+        trajectories = [t for e in demonstrations for t in e.trajectories]
         actor.model.train()
         warm_start(
             actor.model, trajectories, config.warm_start, tokenizer=actor.tokenizer, seed=config.seed, on_step=show
