@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.algorithms import Experience
+from agent_rl.algorithms import Experience, group_episodes
 from agent_rl.backends.embedded.actor import load_actor, new_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.rollouts import shuffled
@@ -116,7 +116,7 @@ def test_one_update_from_the_sampling_weights_has_ratio_one(trainer: Trainer) ->
 
 def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(trainer: Trainer) -> None:
     episodes = trainer.train_step().episodes
-    x = Experience.of(episodes)
+    x = Experience.of(group_episodes(episodes))
     x = x.rescored(torch.as_tensor(np.random.default_rng(0).normal(size=len(episodes))))
     batch, whole = trainer.algorithm.compute_weights(x)
     model = trainer.actor.model.double()
