@@ -22,7 +22,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import load_config
-from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
+from agent_rl.core.episode import Episode, Origin, Outcome, Reward, StopReason
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 
 TOKENS, SAMPLES, VOCAB = 1_000_000, 8, 576
@@ -55,6 +55,7 @@ def episodes(tokens: int, rng: np.random.Generator) -> list[Episode]:
                 {},
                 0,
                 name,
+                Origin("train"),
                 (),
                 (),
                 (trajectory,),

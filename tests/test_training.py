@@ -91,7 +91,7 @@ def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> 
     again.actor.engine.update_weights(0)
     params = trainer.config.rollout.params
     _, fresh = again.evaluate(
-        distinct_tasks(trainer.spec.tasks, "dev", 12), params, "check"
+        distinct_tasks(trainer.spec.tasks, "dev", 12), params, "dev", "check"
     )  # ... these with those after it
     assert any(e.trajectories for e in episodes)
     for episode in fresh:
@@ -222,7 +222,7 @@ def test_an_environment_without_demonstrations_is_refused(tmp_path: Path) -> Non
 
 def test_shuffling_keeps_the_rewards_and_breaks_their_tie_to_the_episodes(trainer: Trainer) -> None:
     _, episodes = trainer.evaluate(
-        distinct_tasks(trainer.spec.tasks, "dev", 12), SamplingParams(max_tokens=24), "shuffle"
+        distinct_tasks(trainer.spec.tasks, "dev", 12), SamplingParams(max_tokens=24), "dev", "shuffle"
     )
     dealt = shuffled(episodes, np.random.default_rng(0))
     assert sorted(e.reward or 0 for e in dealt) == pytest.approx(sorted(e.reward or 0 for e in episodes))

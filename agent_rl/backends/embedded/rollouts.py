@@ -17,7 +17,7 @@ from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.group_sampling import value_states
-from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.episode import Episode, Origin, Reward
 from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import RL_START, TaskStream, episode_seed
@@ -98,7 +98,8 @@ class RolloutSampler:
 
     def _greedy(self, step: int, state: DynamicSampling) -> list[Episode]:
         """Run each group of the batch once more, greedily: a baseline."""
-        jobs = [self._jobs(step, range(group, group + 1))[0] for group in state.selected]
+        first = [self._jobs(step, range(group, group + 1))[0] for group in state.selected]
+        jobs = [replace(j, id=f"{j.group_id}-greedy", origin=replace(j.origin, greedy=True)) for j in first]
         return self._run(jobs, replace(self.config.rollout.params, temperature=0.0))
 
     def value(self, step: int, sampled: StepBatch) -> tuple[Experience, dict[str, float]]:
@@ -125,8 +126,18 @@ class RolloutSampler:
             round_seed = config.seed * 1_000_003 + step
             for sample in range(config.rollout.samples):
                 seed = episode_seed(round_seed, task, sample)
-                id, branching = f"{name}-{sample:02d}", self.algorithm.needs_values
-                jobs.append(Job(self.spec, task, seed, name, env_args=config.env_args, id=id, snapshots=branching))
+                jobs.append(
+                    Job(
+                        self.spec,
+                        task,
+                        seed,
+                        name,
+                        env_args=config.env_args,
+                        id=f"{name}-{sample:02d}",
+                        origin=Origin("train", config.split, step, sample),
+                        snapshots=self.algorithm.needs_values,
+                    )
+                )
         return jobs
 
 
