@@ -60,7 +60,7 @@ def evaluate(
 
 def _run(
     env: str,
-    policy: Policy | str,
+    policy: AnyPolicy | str,
     n: int,
     samples: int,
     origin: Origin,
