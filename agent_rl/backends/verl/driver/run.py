@@ -13,7 +13,7 @@ from agent_rl.backends.verl.config.config_check import belongs, check, mistyped
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, load_once, verl_settings
 from agent_rl.backends.verl.driver.resume import go_back, last_checkpoint
 from agent_rl.backends.verl.driver.watchdog import FAULT, explain
-from agent_rl.backends.verl.worker.routes import STRATEGY, THEIRS, captured_routes
+from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, captured_routes
 from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, did_you_mean
 from agent_rl.gym.registry import spec
 from agent_rl.runs.folder import new_folder
@@ -31,7 +31,7 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
 
     strategy = config.verl.get(STRATEGY)
     with initialize_config_module("verl.trainer.config", version_base=None):
-        composed = compose("ppo_trainer", [f"model_engine={strategy}"] if strategy in THEIRS else [])
+        composed = compose("ppo_trainer", [f"model_engine={strategy}"] if strategy in VERL_REPLAY_STRATEGIES else [])
     known = _keys(composed)
     for key, value in {**verl_settings(config, folder), **config.verl}.items():
         name = key.removeprefix("+")

@@ -7,7 +7,7 @@ from pathlib import Path
 import ray
 from omegaconf import DictConfig, OmegaConf
 
-from agent_rl.backends.verl.driver.watchdog import Watchdog, end_with
+from agent_rl.backends.verl.driver.watchdog import Watchdog, end_with, stop_episodes, watched
 
 
 @ray.remote
@@ -25,7 +25,6 @@ class Runner:
         from verl.utils.logging_utils import configure_verl_logging
 
         from agent_rl.backends.verl.driver.trainer import TRAINERS
-        from agent_rl.backends.verl.driver.watch import stop_episodes, watched
 
         configure_verl_logging()
         config.transfer_queue.enable = True
