@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from agent_rl.algorithms.batch import Sample
-from agent_rl.core.episode import Episode, Outcome, Reward, StepRecord, StopReason
+from agent_rl.core.episode import Episode, Origin, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message, Step, Task, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 from agent_rl.engines.base import SamplingParams
@@ -44,6 +44,7 @@ def example_episode(episode_id: str = "e0", **changes: object) -> Episode:
         task={"question": "What does the café's red chair cost?", "answer": "49", "tags": ["a", None, 1.5]},
         seed=3,
         group_id="g0",
+        origin=Origin("train", "train", 5, 1),
         messages=(
             Message("system", "Use the tools."),
             Message("user", "What does the café's red chair cost? 日本"),

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.algorithms.filters import DynamicSampling, next_round, offer
+from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.state_values import plan as plan_continuations
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.errors import ConfigError
@@ -56,13 +56,13 @@ def sample_groups(
         keep: says of each group whether it is worth training on.
 
     Returns:
-        All sampled groups, in order, and how it went; `taken` are the positions of the batch's groups.
+        All sampled groups, in order, and how it went; `selected` are the positions of the batch's groups.
     """
     groups: list[EpisodeGroup] = []
-    while n := next_round(plan):
-        new = run(plan.offered, n)
+    while n := plan.groups_to_sample():
+        new = run(plan.sampled, n)
         groups += new
-        plan = offer(plan, keep(new))
+        plan = plan.update(keep(new))
     return groups, plan
 
 
@@ -72,7 +72,7 @@ def worth_training(algorithm: Algorithm) -> Callable[[Groups], list[bool]]:
     def keep(groups: Groups) -> list[bool]:
         if algorithm.config.refill.max_rounds == 1 or not groups:
             return [True] * len(groups)
-        kept = iter(algorithm.experience(episodes_of(groups)).kept.tolist())
+        kept = iter(algorithm.experience(groups).kept.tolist())
         return [any(list(islice(kept, len(group.episodes)))) for group in groups]
 
     return keep
@@ -105,20 +105,11 @@ def value_states(
         `Experience.state_values` of the groups' episodes, float64 `[E, K]`, and the metrics of `StateValuePlan.values`.
     """
     episodes = episodes_of(groups)
-    x = algorithm.experience(episodes, greedy_of(groups))
+    x = algorithm.experience(groups)
     found = plan_continuations(episodes, x.kept.tolist(), algorithm.config.vine, rng)
     continued = run([continuation(spec, episodes[s.episode], s.turn, s.seed) for s in found.starts])
     gamma = cast(float, algorithm.config.advantage["gamma"])  # a knob of state-values
     return found.values(continued, (len(episodes), x.states.shape[1]), gamma=gamma)
-
-
-def group_episodes(episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> list[EpisodeGroup]:
-    """Group episodes by their `group_id`, in the order of each group's first; greedy ones join the group of theirs."""
-    members: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        members.setdefault(episode.group_id, []).append(episode)
-    baselines = {episode.group_id: episode for episode in greedy}
-    return [EpisodeGroup(id, tuple(found), baselines.get(id)) for id, found in members.items()]
 
 
 def episodes_of(groups: Groups) -> list[Episode]:

@@ -185,6 +185,7 @@ class _Run:
             task=job.task,
             seed=job.seed,
             group_id=job.group_id,
+            origin=job.origin,
             messages=tuple(self.messages),
             steps=tuple(self.steps),
             trajectories=self.conversation.trajectories if self.conversation else (),

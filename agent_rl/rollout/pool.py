@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON, Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
@@ -14,7 +15,7 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import episode_seed, task_key
 from agent_rl.policy.base import Policy
 from agent_rl.rollout.episode import run_episode
-from agent_rl.rollout.job import Job
+from agent_rl.rollout.job import ROLLOUT, Job
 
 
 def group_jobs(
@@ -23,13 +24,24 @@ def group_jobs(
     samples: int,
     run_seed: int,
     *,
+    origin: Origin = ROLLOUT,
     budget: Budget | None = None,
     env_args: Mapping[str, JSON] | None = None,
 ) -> list[Job]:
     """Return the jobs of one group: `samples` episodes of the same task that differ in their seeds only."""
     group = f"{task_key(task)}-{run_seed}"
-    seeds = [episode_seed(run_seed, task, sample) for sample in range(samples)]
-    return [Job(spec, task, seed, group, budget, env_args or {}) for seed in seeds]
+    return [
+        Job(
+            spec,
+            task,
+            episode_seed(run_seed, task, sample),
+            group,
+            budget,
+            env_args or {},
+            origin=replace(origin, sample=sample),
+        )
+        for sample in range(samples)
+    ]
 
 
 async def run_jobs(

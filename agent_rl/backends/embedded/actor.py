@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
 from agent_rl.backends.embedded.model import make_model
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import Message
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
@@ -99,8 +99,10 @@ def demonstrate(spec: EnvSpec, config: TrainConfig, n: int, renderer: Renderer |
     """
     stream = TaskStream(spec.tasks, config.split, config.seed)
     tasks = [stream.at(i) for i in range(n)]
+    origin = Origin("demonstration", config.split)
     jobs = [
-        Job(spec, task, episode_seed(config.seed, task, i), env_args=config.env_args) for i, task in enumerate(tasks)
+        Job(spec, task, episode_seed(config.seed, task, i), env_args=config.env_args, origin=origin)
+        for i, task in enumerate(tasks)
     ]
     episodes = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
     broken = next((e for e in episodes if e.error is not None), None)

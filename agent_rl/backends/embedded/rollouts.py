@@ -12,8 +12,8 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Experience
-from agent_rl.algorithms.filters import DynamicSampling
+from agent_rl.algorithms import Algorithm, Experience, group_episodes
+from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.group_sampling import (
@@ -21,12 +21,11 @@ from agent_rl.backends.group_sampling import (
     add_greedy,
     episodes_of,
     greedy_of,
-    group_episodes,
     sample_groups,
     value_states,
     worth_training,
 )
-from agent_rl.core.episode import Episode, EpisodeGroup, Reward
+from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Reward
 from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import RL_START, TaskStream, episode_seed
@@ -43,7 +42,7 @@ class StepBatch:
     groups: list[EpisodeGroup]
     """All of them, in the order of their tasks; those of the batch with a greedy episode if the algorithm needs it."""
     sampling: DynamicSampling
-    """How the batch came about; `taken` are the positions of its groups."""
+    """How the batch came about; `selected` are the positions of its groups."""
     state_values: Tensor | None = None
     """`Experience.state_values` of the batch, if the algorithm needs them."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -54,7 +53,7 @@ class StepBatch:
     @property
     def batch(self) -> list[EpisodeGroup]:
         """The groups to learn from; dynamic sampling drops the others."""
-        return [self.groups[position] for position in self.sampling.taken]
+        return [self.groups[position] for position in self.sampling.selected]
 
     @property
     def episodes(self) -> list[Episode]:
@@ -63,7 +62,7 @@ class StepBatch:
 
     def experience(self, algorithm: Algorithm) -> Experience:
         """Read the batch as the algorithm does."""
-        x = algorithm.experience(episodes_of(self.batch), greedy_of(self.batch))
+        x = algorithm.experience(self.batch)
         return x if self.state_values is None else replace(x, state_values=self.state_values)
 
 
@@ -83,7 +82,7 @@ class RolloutSampler:
         )
         found = StepBatch(groups, plan)
         if self.algorithm.needs_greedy:
-            for position, group in zip(plan.taken, add_greedy(found.batch, self._greedy), strict=True):
+            for position, group in zip(plan.selected, add_greedy(found.batch, self._greedy), strict=True):
                 groups[position] = group
         if self.algorithm.needs_values:
             values, metrics = self.value(step, found.batch)
@@ -119,8 +118,18 @@ class RolloutSampler:
 
     def _greedy(self, groups: Groups) -> list[Episode]:
         """Run the first episode of each group again, greedily."""
-        args, firsts = self.config.env_args, [group.episodes[0] for group in groups]
-        jobs = [Job(self.spec, e.task, e.seed, e.group_id, env_args=args, id=e.id) for e in firsts]
+        jobs = [
+            Job(
+                self.spec,
+                first.task,
+                first.seed,
+                first.group_id,
+                env_args=self.config.env_args,
+                id=f"{first.group_id}-greedy",
+                origin=replace(first.origin, greedy=True),
+            )
+            for first in (group.episodes[0] for group in groups)
+        ]
         return self._run(jobs, replace(self.config.rollout.params, temperature=0.0))
 
     def _jobs(self, step: int, groups: range) -> list[Job]:
@@ -134,8 +143,18 @@ class RolloutSampler:
             round_seed = config.seed * 1_000_003 + step
             for sample in range(config.rollout.samples):
                 seed = episode_seed(round_seed, task, sample)
-                id, branching = f"{name}-{sample:02d}", self.algorithm.needs_values
-                jobs.append(Job(self.spec, task, seed, name, env_args=config.env_args, id=id, snapshots=branching))
+                jobs.append(
+                    Job(
+                        self.spec,
+                        task,
+                        seed,
+                        name,
+                        env_args=config.env_args,
+                        id=f"{name}-{sample:02d}",
+                        origin=Origin("train", config.split, step, sample),
+                        snapshots=self.algorithm.needs_values,
+                    )
+                )
         return jobs
 
 

@@ -18,12 +18,11 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 
-from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms import Algorithm, group_episodes
 from agent_rl.backends.group_sampling import (
     Groups,
     episodes_of,
     greedy_of,
-    group_episodes,
     sample_groups,
     value_states,
     worth_training,
@@ -117,15 +116,15 @@ class EpisodeReplayBuffer:
         groups, plan = sample_groups(self._algorithm.config.refill.start(target), run, worth_training(self._algorithm))
         # verl needs rows to report on: without a group worth training on, the last round is the batch, and its rows
         # are dropped by the filters again
-        taken = set(plan.taken or range(len(groups) - len(rounds[-1]), len(groups)))
-        for episode in episodes_of([group for place, group in enumerate(groups) if place not in taken]):
+        selected = set(plan.selected or range(len(groups) - len(rounds[-1]), len(groups)))
+        for episode in episodes_of([group for place, group in enumerate(groups) if place not in selected]):
             self._store.write(episode)
-        chosen = [groups[place] for place in sorted(taken)]
+        chosen = [groups[place] for place in sorted(selected)]
         self._greedy = greedy_of(chosen)
         keys = [key for group in chosen for key in rows.keys[group.id]]
         if unused := rows.tags.keys() - keys:
             tq.kv_clear(keys=[*unused], partition_id="train")
-        metrics |= {"rollout/rounds": float(plan.rounds), "rollout/batch_filled": len(plan.taken) / target}
+        metrics |= {"rollout/rounds": float(plan.rounds), "rollout/batch_filled": len(plan.selected) / target}
         if self._algorithm.needs_values:
             metrics |= self._value(step, chosen)
         return KVBatchMeta(partition_id="train", keys=keys, tags=[rows.tags[key] for key in keys]), metrics
