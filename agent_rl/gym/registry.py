@@ -171,6 +171,12 @@ def load_file(path: str | Path) -> ModuleType:
     return module
 
 
+@functools.cache
+def load_once(path: str) -> None:
+    """Run a user's file if this process has not done so, see `load_file`."""
+    load_file(path)
+
+
 def _load_plugins() -> None:
     """Import the built-in environments and the installed plugins, once; a broken one costs only itself."""
     global _plugins_loaded
