@@ -61,6 +61,8 @@ class RolloutSampler:
     def __init__(self, spec: EnvSpec, actor: Actor, config: TrainConfig, algorithm: Algorithm) -> None:
         self.spec, self.actor, self.config, self.algorithm = spec, actor, config, algorithm
         self.tasks = TaskStream(spec.tasks, config.split, config.seed)
+        self.params = actor.params(config.rollout.temperature, config.rollout.max_tokens)
+        """What training samples with: nothing but the temperature, so that its log-probabilities are exact."""
 
     def sample(self, step: int) -> StepBatch:
         """Sample all that a step needs with the engine's present weights."""
@@ -88,7 +90,7 @@ class RolloutSampler:
         refill, episodes = config.algorithm.refill, list[Episode]()
         state = refill.start(config.rollout.groups)
         while groups := next_round(state):
-            new = self._run(self._jobs(step, range(state.offered, state.offered + groups)), config.rollout.params)
+            new = self._run(self._jobs(step, range(state.offered, state.offered + groups)), self.params)
             if config.shuffle_rewards:
                 new = shuffled(new, np.random.default_rng([3, config.seed, step, state.offered]))
             kept = self.algorithm.experience(new).kept.view(groups, size).any(1)
@@ -99,14 +101,14 @@ class RolloutSampler:
     def _greedy(self, step: int, state: DynamicSampling) -> list[Episode]:
         """Run each group of the batch once more, greedily: a baseline."""
         jobs = [self._jobs(step, range(group, group + 1))[0] for group in state.taken]
-        return self._run(jobs, replace(self.config.rollout.params, temperature=0.0))
+        return self._run(jobs, replace(self.params, temperature=0.0))
 
     def value(self, step: int, sampled: StepBatch) -> tuple[Experience, dict[str, float]]:
         """Value the states of the batch by running on from them: episodes that are neither stored nor trained on."""
         config = self.config
 
         def run(jobs: list[Job]) -> list[Episode]:
-            continued = self._run(jobs, config.rollout.params)
+            continued = self._run(jobs, self.params)
             rng = np.random.default_rng([5, config.seed, step])
             return shuffled(continued, rng) if config.shuffle_rewards else continued
 

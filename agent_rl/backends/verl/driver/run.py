@@ -10,12 +10,11 @@ from omegaconf import DictConfig, OmegaConf
 from agent_rl.algorithms import Algorithm
 from agent_rl.backends.group_sampling import require_hooks
 from agent_rl.backends.verl.config.config_check import belongs, check, mistyped
-from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, load_once, verl_settings
+from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
 from agent_rl.backends.verl.driver.resume import go_back, last_checkpoint
 from agent_rl.backends.verl.driver.watchdog import FAULT, explain
 from agent_rl.backends.verl.worker.routes import STRATEGY, THEIRS, captured_routes
 from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, did_you_mean
-from agent_rl.gym.registry import spec
 from agent_rl.runs.folder import new_folder
 
 CONFIG = "config.yaml"
@@ -106,11 +105,7 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
 
     from agent_rl.backends.verl.driver.runner import Runner
 
-    for file in config.imports:
-        load_once(file)
-    for split in (config.split, config.eval.split):
-        spec(config.env).tasks.require(split)
-    require_hooks(spec(config.env), Algorithm(config.algorithm))
+    require_hooks(config.load_env(), Algorithm(config.algorithm))
     folder = folder.resolve()
     composed = compose_verl(config, folder)
     OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
