@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.algorithms import Experience
+from agent_rl.algorithms import Experience, group_episodes
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.rollouts import shuffled
@@ -91,7 +91,7 @@ def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> 
     again.actor.engine.update_weights(0)
     params = trainer.rollouts.params
     _, fresh = again.evaluate(
-        distinct_tasks(trainer.spec.tasks, "dev", 12), params, "check"
+        distinct_tasks(trainer.spec.tasks, "dev", 12), params, "dev", "check"
     )  # ... these with those after it
     assert any(e.trajectories for e in episodes)
     for episode in fresh:
@@ -116,7 +116,7 @@ def test_one_update_from_the_sampling_weights_has_ratio_one(trainer: Trainer) ->
 
 def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(trainer: Trainer) -> None:
     episodes = trainer.train_step().episodes
-    x = Experience.of(episodes)
+    x = Experience.of(group_episodes(episodes))
     x = x.rescored(torch.as_tensor(np.random.default_rng(0).normal(size=len(episodes))))
     batch, whole = trainer.algorithm.compute_weights(x)
     model = trainer.actor.model.double()
@@ -222,7 +222,7 @@ def test_an_environment_without_demonstrations_is_refused(tmp_path: Path) -> Non
 
 def test_shuffling_keeps_the_rewards_and_breaks_their_tie_to_the_episodes(trainer: Trainer) -> None:
     _, episodes = trainer.evaluate(
-        distinct_tasks(trainer.spec.tasks, "dev", 12), SamplingParams(max_tokens=24), "shuffle"
+        distinct_tasks(trainer.spec.tasks, "dev", 12), SamplingParams(max_tokens=24), "dev", "shuffle"
     )
     dealt = shuffled(episodes, np.random.default_rng(0))
     assert sorted(e.reward or 0 for e in dealt) == pytest.approx(sorted(e.reward or 0 for e in episodes))

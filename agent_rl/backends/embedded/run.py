@@ -33,7 +33,7 @@ from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
 from agent_rl.runs.folder import new_folder
 from agent_rl.runs.metrics import MetricsLog
-from agent_rl.runs.report import evaluation_tag, summarise_run, write_run_report
+from agent_rl.runs.report import summarise_run, write_run_report
 from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import EpisodeWriter, episode_ids
 from agent_rl.view.progress import Progress
@@ -194,7 +194,7 @@ class _Run:
             self.progress.phase(step.phase, step.step, step.of, f"loss {step.loss:.3f}")
             self.check_stop("nothing is lost but the warm start; run the same command again")
 
-        trajectories = [e.trajectories[0] for e in demonstrations]
+        trajectories = [t for e in demonstrations for t in e.trajectories]
         actor.model.train()
         warm_start(
             actor.model, trajectories, config.warm_start, tokenizer=actor.tokenizer, seed=config.seed, on_step=show
@@ -209,7 +209,8 @@ class _Run:
         self.progress.say(f"\n[bold]Held-out tasks {when} RL[/bold] (split '{config.eval.split}', never trained on):")
         for name, temperature in _samplings(config).items():
             params = trainer.actor.params(temperature, config.rollout.max_tokens)
-            result, episodes = trainer.evaluate(tasks, params, evaluation_tag(config, trainer.step, name))
+            split = config.eval.split
+            result, episodes = trainer.evaluate(tasks, params, split, f"{split}-{trainer.step:05d}-{name}")
             self.write(episodes)
             self.metrics.write("eval", trainer.step, result.row(config.eval.split, name))
             self.progress.say(f"  {_label(name, temperature):34s} {result.success}")
@@ -225,8 +226,9 @@ class _Run:
             self.write(result.episodes)
             self.metrics.write("train", trainer.step, result.metrics)
             if config.eval.every and trainer.step % config.eval.every == 0:
-                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, f"dev-{trainer.step:05d}")
-                self.metrics.write("eval", trainer.step, evaluation.row(config.eval.dev_split, "sampled"))
+                split, tag = config.eval.dev_split, f"dev-{trainer.step:05d}"
+                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, split, tag)
+                self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
                 self.dev = f"{evaluation.success.value:.1%} of {evaluation.success.n} {config.eval.dev_split} tasks"
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
             last = trainer.step == config.steps
@@ -250,7 +252,7 @@ class _Run:
         say(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {report}")
         say("Try next:")
         say(f"  agent-rl view {self.folder}                       its episodes, one line each")
-        say(f"  agent-rl view {self.folder} {evaluation_tag(self.config, trainer.step, 'sampled')}-0000 --tokens")
+        say(f"  agent-rl view {self.folder} {self.config.eval.split}-{trainer.step:05d}-sampled-0000 --tokens")
         say(f"  agent-rl rollout env={self.env.id} policy={self.folder}/{CHECKPOINT}")
         other = "search-v0" if self.env.id != "search-v0" else "calculator-v0"
         say(f"  agent-rl train env={other}")

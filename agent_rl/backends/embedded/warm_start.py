@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import Section
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
 from agent_rl.core.trajectory import Trajectory
 from agent_rl.errors import ConfigError
@@ -86,7 +86,10 @@ def demonstrate(
     """
     stream = TaskStream(env.tasks, split, seed)
     tasks = [stream.at(i) for i in range(n)]
-    jobs = [Job(env, task, episode_seed(seed, task, i), env_args=env_args) for i, task in enumerate(tasks)]
+    origin = Origin("demonstration", split)
+    jobs = [
+        Job(env, task, episode_seed(seed, task, i), env_args=env_args, origin=origin) for i, task in enumerate(tasks)
+    ]
     episodes = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
     broken = next((e.error for e in episodes if e.error is not None), None)
     if broken is not None:
