@@ -7,11 +7,11 @@ import threading
 from collections.abc import Coroutine, Mapping
 from typing import TypeVar
 
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import spec
-from agent_rl.policy import Policy, demonstrator, oracle
+from agent_rl.policy import AnyPolicy, demonstrator, oracle
 from agent_rl.rollout import Evaluation, group_jobs, run_jobs, summarise
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 def run(
     env: str,
-    policy: Policy | str = "oracle",
+    policy: AnyPolicy | str = "oracle",
     *,
     n: int = 1,
     samples: int = 1,
@@ -42,18 +42,12 @@ def run(
         budget: instead of the environment's own.
         env_args: passed to the environment's constructor.
     """
-    if isinstance(policy, str):
-        policy = _named(policy)
-    env_spec = spec(env)
-    size = env_spec.tasks.size(split)
-    tasks = [env_spec.tasks.get(split, i) for i in range(n if size is None else min(n, size))]
-    jobs = [j for t in tasks for j in group_jobs(env_spec, t, samples, seed, budget=budget, env_args=env_args)]
-    return _blocking(run_jobs(jobs, policy, concurrency=concurrency))
+    return _run(env, policy, n, samples, Origin("rollout", split), seed, concurrency, budget, env_args)
 
 
 def evaluate(
     env: str,
-    policy: Policy | str = "oracle",
+    policy: AnyPolicy | str = "oracle",
     *,
     n: int = 256,
     split: str = "eval",
@@ -61,10 +55,34 @@ def evaluate(
     env_args: Mapping[str, JSON] | None = None,
 ) -> Evaluation:
     """Run the first `n` tasks of a split once each and summarise them; arguments as of `run`."""
-    return summarise(run(env, policy, n=n, split=split, seed=seed, env_args=env_args))
+    return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, None, env_args))
 
 
-def _named(name: str) -> Policy:
+def _run(
+    env: str,
+    policy: AnyPolicy | str,
+    n: int,
+    samples: int,
+    origin: Origin,
+    seed: int,
+    concurrency: int,
+    budget: Budget | None,
+    env_args: Mapping[str, JSON] | None,
+) -> list[Episode]:
+    if isinstance(policy, str):
+        policy = _named(policy)
+    env_spec = spec(env)
+    size = env_spec.tasks.size(origin.split)
+    tasks = [env_spec.tasks.get(origin.split, i) for i in range(n if size is None else min(n, size))]
+    jobs = [
+        job
+        for task in tasks
+        for job in group_jobs(env_spec, task, samples, seed, origin=origin, budget=budget, env_args=env_args)
+    ]
+    return _blocking(run_jobs(jobs, policy, concurrency=concurrency))
+
+
+def _named(name: str) -> AnyPolicy:
     from agent_rl.errors import ConfigError, did_you_mean
 
     named = {"oracle": oracle, "demonstrator": demonstrator}

@@ -134,8 +134,7 @@ def _dry_run(overrides: Sequence[str]) -> int:
     from agent_rl.backends.group_sampling import check_environment
 
     config = load_config("backend/embedded", TrainConfig, [o for o in overrides if not o.startswith("backend=")])
-    splits = (config.split, config.eval.split, config.eval.dev_split)
-    check_environment(config.env, config.env_args, splits, config.algorithm)
+    check_environment(config).tasks.require(config.eval.dev_split)
     print(OmegaConf.to_yaml(config.model_dump(mode="json", by_alias=True)))
     return 0
 

@@ -65,10 +65,10 @@ def test_a_step_trains_on_tokens_of_weights_that_many_updates_ago(k: int, talker
         result = trainer.train_step()
         oldest = max(0, step - k)
         assert versions(result.episodes) == {oldest}
-        assert {e.id[:11] for e in result.episodes} == {f"train-{step:05d}"}
+        assert {e.origin.step for e in result.episodes} == {step}
         assert result.metrics[f"policy_version/staleness_{step - oldest}"] == 1.0
         assert len(trainer.ahead) == min(k, 4 - step)  # nothing is sampled that no step trains on
-    _, episodes = trainer.evaluate(distinct_tasks(trainer.spec.tasks, "dev", 4), trainer.config.rollout.params, "dev")
+    _, episodes = trainer.evaluate(distinct_tasks(trainer.spec.tasks, "dev", 4), trainer.rollouts.params, "dev", "dev")
     assert versions(episodes) == {5}
 
 
@@ -134,8 +134,8 @@ def test_a_killed_run_goes_on_bit_for_bit(
 def test_a_finished_run_goes_on_with_what_can_still_be_sampled(talker: Path, tmp_path: Path) -> None:
     folder = start_run(settings(tmp_path, talker, 2, {}, steps=2), Progress())
     resume_run(folder, Progress(), steps=5)
-    found = {e.id[:11]: versions([e]) for e in read_episodes(folder) if e.id.startswith("train")}
-    assert found == {f"train-{step:05d}": {version} for step, version in enumerate([0, 0, 2, 2, 2])}
+    found = {e.origin.step: versions([e]) for e in read_episodes(folder) if e.origin.purpose == "train"}
+    assert found == {step: {version} for step, version in enumerate([0, 0, 2, 2, 2])}
 
 
 @pytest.mark.parametrize(

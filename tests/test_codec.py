@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.core.episode import Failure, Outcome, Reward, StepRecord
+from agent_rl.core.episode import Failure, Origin, Outcome, Reward, StepRecord
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Fork, Source, Span, Trajectory
 from agent_rl.errors import DamagedEpisodeError, StoreError
@@ -126,7 +126,7 @@ def test_the_line_is_readable_json() -> None:
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     assert "café" in line.decode()
     row = json.loads(line)
-    assert row["schema"] == 1
+    assert row["schema"] == 2
     assert row["reward"] == 1 / 3 + 0.125
     assert (row["turns"], row["tool_errors"]) == (2, {"exception": 1})
     assert row["messages"][2] == {
@@ -199,8 +199,8 @@ def test_what_json_cannot_hold_is_an_error_with_the_id() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["schema", "id", "env", "task", "seed", "group_id", "messages", "steps", "trajectories", "rewards",
-             "stop_reason", "outcome"],
+    "name", ["schema", "id", "env", "task", "seed", "group_id", "origin", "messages", "steps", "trajectories",
+             "rewards", "stop_reason", "outcome"],
 )  # fmt: skip
 def test_a_missing_field_is_named(name: str) -> None:
     row = encode(example_episode())
@@ -228,6 +228,24 @@ def test_a_mistyped_field_is_named(changes: dict, message: str) -> None:
 
 
 def test_another_schema_is_not_called_damage() -> None:
-    with pytest.raises(StoreError, match="schema 2, and this agent_rl reads schema 1") as caught:
-        decode({**encode(example_episode()), "schema": 2})
+    with pytest.raises(StoreError, match="schema 3, and this agent_rl reads schemas 1 and 2") as caught:
+        decode({**encode(example_episode()), "schema": 3})
     assert not isinstance(caught.value, DamagedEpisodeError)
+
+
+@pytest.mark.parametrize(
+    ("id", "origin"),
+    [
+        ("train-00003-007-12", Origin("train", step=3, sample=12)),
+        ("train-00003-0000012-greedy", Origin("train", step=3, greedy=True)),
+        ("test-hard-00060-low-temperature-0004", Origin("eval", "test-hard", 60)),
+        ("test-00060-greedy-0004", Origin("eval", "test", 60, greedy=True)),
+        ("train-00002-sampled-0004-01", Origin("eval", "train", 2, sample=1)),
+        ("dev-00010-0003", Origin("eval", "dev", 10)),
+        ("0d3c9b1a8f1e4a6d9c1b2a3f4e5d6c7b", Origin("rollout")),
+    ],
+)
+def test_schema_1_tells_the_origin_by_the_id(id: str, origin: Origin) -> None:
+    row = {**encode(example_episode(id)), "schema": 1}
+    del row["origin"]
+    assert decode(row).origin == origin

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.group_sampling import check_environment
 from agent_rl.cli import main
-from agent_rl.errors import ConfigError
 
 OWN = """
 import agent_rl as ar
@@ -42,6 +41,7 @@ def test_dry_run_prints_the_config_and_starts_nothing(
     [
         (["env=checkt-v0"], "no environment 'checkt-v0'. Did you mean 'checked-v0'?"),
         (["env=checked-v0", "split=trian"], "no split 'trian'. Did you mean 'train'?"),
+        (["env=checked-v0", "eval.dev_split=dve"], "no split 'dve'. Did you mean 'dev'?"),
         (["env=checked-v0", "eval.split=tset"], "no split 'tset'. Did you mean 'test'?"),
         (["env=checked-v0", "env_args.siz=3"], "no argument 'siz'. Did you mean 'size'?"),
         (["env=checked-v0", "env_args.size=10"], "its constructor raises RuntimeError: no such size"),
@@ -61,11 +61,13 @@ def test_dry_run_refuses_a_file_that_is_missing(tmp_path: Path, capsys: pytest.C
     assert "is no Python file" in capsys.readouterr().err
 
 
-def test_check_environment_closes_the_instance(own: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["envs", "--import", own]) == 0
-    assert check_environment("checked-v0", {}, ("train",), AlgorithmConfig()).id == "checked-v0"
-    with pytest.raises(ConfigError, match="no split 'eval'"):
-        check_environment("checked-v0", {}, ("train", "eval"), AlgorithmConfig())
+def test_check_environment_closes_the_instance(own: str, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    file = tmp_path / "closing.py"
+    close = f"    async def close(self): open({str(closed)!r}, 'w').close()\n"
+    file.write_text(OWN.replace("checked-v0", "closing-v0") + close)
+    config = TrainConfig.model_validate({"env": "closing-v0", "imports": [str(file)]})
+    assert check_environment(config).id == "closing-v0" and closed.exists()
 
 
 def test_doctor_asks_for_the_backend(capsys: pytest.CaptureFixture[str]) -> None:

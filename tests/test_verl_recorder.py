@@ -5,17 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.verl.driver.recorder import Recorder
 from agent_rl.backends.verl.worker.rows import episode_of, rows_of
-from agent_rl.core.episode import Outcome
+from agent_rl.core.episode import Origin, Outcome
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.gym.tasks import episode_seed
-from agent_rl.rollout.naming import names_of, seed_of
-from agent_rl.runs.report import evaluation_tag
-from agent_rl.runs.stored_groups import TRAINING_ID
+from agent_rl.rollout.naming import names_of, origin_of, seed_of
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from tests.doubles import example_episode
 
@@ -25,21 +20,22 @@ def row(**changes: object) -> dict[str, Any]:
     return {"split": "train", "evaluation": False, "global_steps": 3, "index": 12, "session_id": 1} | changes
 
 
-def test_training_episodes_are_called_as_the_embedded_trainer_does() -> None:
+def test_names_and_origin_of_a_training_row() -> None:
     assert names_of(row()) == ("train-00003-0000012", "train-00003-0000012-01")
     assert names_of(row(split="hard")) == names_of(row())
-    assert TRAINING_ID.fullmatch(names_of(row())[1])
+    assert origin_of(row(split="hard")) == Origin("train", "hard", 3, sample=1)
+    assert names_of(row(), greedy=True)[1] == "train-00003-0000012-greedy"
+    assert origin_of(row(), greedy=True) == Origin("train", "train", 3, greedy=True)
 
 
-@pytest.mark.parametrize("split", ["test", "train"])
-def test_an_evaluation_can_be_told_from_training_even_on_the_same_split(split: str) -> None:
-    config = TrainConfig.model_validate({"env": "calculator-v0", "eval": {"split": split}})
+def test_names_and_origin_of_an_evaluation_row() -> None:
     for sampling in ("sampled", "greedy"):
-        tag = evaluation_tag(config, 3, sampling)
-        asked = row(split=split, evaluation=True, session_id=0)
-        assert names_of(asked, greedy=sampling == "greedy") == (tag, f"{tag}-0012")
-        assert not TRAINING_ID.fullmatch(f"{tag}-0012")
-    assert names_of(row(split=split, evaluation=True))[1] == f"{split}-00003-sampled-0012-01"
+        asked, greedy = row(evaluation=True, session_id=0), sampling == "greedy"
+        group = f"train-00003-{sampling}"
+        assert names_of(asked, greedy=greedy) == (group, f"{group}-0012")
+        assert origin_of(asked, greedy=greedy) == Origin("eval", "train", 3, greedy=greedy)
+    assert names_of(row(evaluation=True))[1] == "train-00003-sampled-0012-01"
+    assert origin_of(row(evaluation=True)) == Origin("eval", "train", 3, sample=1)
 
 
 def test_seeds_hang_on_the_step_in_training_only() -> None:

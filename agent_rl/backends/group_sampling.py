@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
 from agent_rl.algorithms import Algorithm, Experience
-from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.state_values import plan
 from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env
-from agent_rl.gym.registry import EnvSpec, spec
+from agent_rl.gym.registry import EnvSpec
 from agent_rl.rollout import Job, continuation
+from agent_rl.runs.config import RunConfig
 
 
 def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
@@ -39,33 +39,23 @@ def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
         )
 
 
-def check_environment(
-    env: str, env_args: Mapping[str, object], splits: Sequence[str], algorithm: AlgorithmConfig
-) -> EnvSpec:
-    """Check that a run can use an environment: an instance can be made, and it has the splits and hooks.
-
-    Args:
-        env: its id.
-        env_args: of its constructor.
-        splits: of its tasks.
-        algorithm: what it is trained with.
+def check_environment(config: RunConfig) -> EnvSpec:
+    """Check that a run can use its environment, of which an instance is made; return it.
 
     Raises:
-        UnknownEnvError: if nothing is registered under the id.
-        ConfigError: naming the argument or split that is wrong, what the constructor raises, or the hook to define.
+        UnknownEnvError: if nothing is registered under its id.
+        ConfigError: naming the file, argument or split that is wrong, what the constructor raises, or what to define.
     """
-    found = spec(env)
-    for split in splits:
-        found.tasks.require(split)
-    require_hooks(found, Algorithm(algorithm))
+    env = config.load_env()
+    require_hooks(env, Algorithm(config.algorithm))
     try:
-        instance = found.make(**env_args)
+        instance = env.make(**config.env_args)
     except ConfigError:
         raise
     except Exception as error:  # of the user's own class
-        raise ConfigError(f"env={env}: its constructor raises {type(error).__name__}: {error}") from error
+        raise ConfigError(f"env={env.id}: its constructor raises {type(error).__name__}: {error}") from error
     asyncio.run(maybe_await(instance.close()))
-    return found
+    return env
 
 
 def value_states(

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from typing import cast
+from typing import cast, get_args
 
-from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
+from agent_rl.core.episode import Episode, Failure, Origin, Outcome, Purpose, Reward, StepRecord, StopReason
 from agent_rl.core.messages import JSON, Message, Role, ToolCall, ToolErrorKind
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store import fields
 from agent_rl.store.fields import Row
 from agent_rl.store.packing import pack, unpack
 
-SCHEMA = 1
+SCHEMA = 2
 _ROLES = ("system", "user", "assistant", "tool")
 _NAMED_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -31,6 +32,7 @@ def encode(episode: Episode, *, experts: bool = False) -> dict[str, JSON]:
         "id": episode.id,  # second, where episode_ids finds it without reading the line
         "env": episode.env,
         "group_id": episode.group_id,
+        "origin": _origin_row(episode.origin),
         # For people and jq; decode works these out again and never reads them.
         "reward": episode.reward,
         "turns": episode.turns,
@@ -68,9 +70,9 @@ def decode(row: Row) -> Episode:
         DamagedEpisodeError: if a field is missing or holds something else than it should.
     """
     schema = fields.integer(row, "schema")
-    if schema != SCHEMA:
+    if schema not in (1, SCHEMA):
         raise StoreError(
-            f"the episode has schema {schema}, and this agent_rl reads schema {SCHEMA}; "
+            f"the episode has schema {schema}, and this agent_rl reads schemas 1 and {SCHEMA}; "
             "read it with the agent_rl that wrote it"
         )
     versions = fields.optional_mapping(row, "versions")
@@ -80,6 +82,7 @@ def decode(row: Row) -> Episode:
         task=fields.mapping(row, "task"),
         seed=fields.integer(row, "seed"),
         group_id=fields.text(row, "group_id"),
+        origin=_origin(fields.mapping(row, "origin")) if schema == SCHEMA else _origin_by_id(fields.text(row, "id")),
         messages=tuple(_message(r) for r in fields.rows(row, "messages")),
         steps=tuple(_step(r) for r in fields.rows(row, "steps")),
         trajectories=tuple(unpack(r) for r in fields.rows(row, "trajectories")),
@@ -126,6 +129,41 @@ def load_line(line: bytes) -> Episode:
     except (ValueError, RecursionError) as error:
         raise DamagedEpisodeError(f"the line is not JSON: {error}") from error
     return decode(fields.as_mapping(row, "episode"))
+
+
+def _origin_row(origin: Origin) -> dict[str, JSON]:
+    row: dict[str, JSON] = {"purpose": origin.purpose, "split": origin.split}
+    if origin.step is not None:
+        row["step"] = origin.step
+    if origin.sample:
+        row["sample"] = origin.sample
+    if origin.greedy:
+        row["greedy"] = True
+    return row
+
+
+def _origin(row: Row) -> Origin:
+    purpose = fields.text(row, "purpose")
+    if purpose not in get_args(Purpose):
+        raise fields.damaged("purpose", f"one of {', '.join(get_args(Purpose))}", purpose)
+    return Origin(
+        purpose=cast(Purpose, purpose),
+        split=fields.text(row, "split"),
+        step=fields.optional_integer(row, "step"),
+        sample=fields.integer(row, "sample") if "sample" in row else 0,
+        greedy=fields.boolean(row, "greedy") if "greedy" in row else False,
+    )
+
+
+def _origin_by_id(id: str) -> Origin:
+    """Return the origin that schema 1 told by the id only."""
+    if trained := re.fullmatch(r"train-(\d+)-\d+-(\d+|greedy)", id):
+        step, sample = trained.groups()
+        return Origin("train", "", int(step), 0 if sample == "greedy" else int(sample), sample == "greedy")
+    if evaluated := re.fullmatch(r"(.+?)-(\d+)-(?:(sampled|greedy|low-temperature)-)?\d+(?:-(\d+))?", id):
+        split, step, sampling, sample = evaluated.groups()
+        return Origin("eval", split, int(step), int(sample or 0), sampling == "greedy")
+    return Origin("rollout")
 
 
 def _message_row(message: Message) -> dict[str, JSON]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from agent_rl.backends.verl.worker.agent_loop import EnvAgentLoop
 from agent_rl.backends.verl.worker.branches import SNAPSHOTS, dump_branch
 from agent_rl.backends.verl.worker.dataset import TaskDataset
 from agent_rl.backends.verl.worker.rows import episode_of
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.errors import ConfigError
 from agent_rl.rendering import load_renderer, train_tokenizer
@@ -98,6 +98,8 @@ def test_the_session_after_the_last_is_greedy_and_plays_in_the_first_one_s_world
     ]
     first, second, greedy = (episode for episode, *_ in found)
     assert (first.id, greedy.id) == ("train-00004-0000000-00", "train-00004-0000000-greedy")
+    assert first.origin == Origin("train", "train", 4)
+    assert greedy.origin == replace(first.origin, greedy=True)
     assert greedy.seed == first.seed != second.seed and greedy.group_id == first.group_id
     assert not any(SNAPSHOTS in carried for _, carried, _ in found)
 

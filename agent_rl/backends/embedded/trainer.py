@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
+from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience, group_episodes
 from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
@@ -23,7 +23,7 @@ from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.group_sampling import require_hooks
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
@@ -92,7 +92,7 @@ class Trainer:
             "rollout/tool_errors": evaluation.tool_errors,
             "rollout/failed": float(evaluation.failed),
             "rollout/rounds": float(refill.rounds),
-            "rollout/batch_filled": len(refill.taken) / refill.target,
+            "rollout/batch_filled": len(refill.selected) / refill.target,
             "rollout/truncated": float(np.mean([e.stop_reason != "done" for e in episodes])),
             "perf/rollout_s": sampled.seconds,
             "perf/update_s": done - started,
@@ -116,7 +116,7 @@ class Trainer:
         if self.config.shuffle_rewards:
             episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
         read = time.perf_counter()
-        metrics = self.update(self.algorithm.experience(episodes))
+        metrics = self.update(self.algorithm.experience(group_episodes(episodes)))
         self.step += 1
         metrics |= {"perf/read_s": read - started, "perf/update_s": time.perf_counter() - read}
         return StepResult([], summarise(episodes), metrics)
@@ -208,14 +208,23 @@ class Trainer:
         self,
         tasks: Sequence[Task],
         params: SamplingParams,
+        split: str,
         tag: str,
         on_episode: Callable[[Episode], None] | None = None,
     ) -> tuple[Evaluation, list[Episode]]:
-        """Run each task once; the same tag and weights give the same episodes."""
+        """Run each task of a split once; the same weights give the same episodes, whose ids begin with `tag`."""
         self.actor.engine.update_weights(self.step)
-        args = self.config.env_args
+        origin = Origin("eval", split, self.step, greedy=params.temperature == 0)
         jobs = [
-            Job(self.spec, task, episode_seed(EVALUATION_SEED, task, 0), tag, env_args=args, id=f"{tag}-{i:04d}")
+            Job(
+                self.spec,
+                task,
+                episode_seed(EVALUATION_SEED, task, 0),
+                tag,
+                env_args=self.config.env_args,
+                id=f"{tag}-{i:04d}",
+                origin=origin,
+            )
             for i, task in enumerate(tasks)
         ]
         policy = self.rollouts.policy(params)

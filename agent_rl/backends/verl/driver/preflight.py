@@ -20,7 +20,6 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.group_sampling import check_environment
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.errors import ConfigError
-from agent_rl.gym.registry import load_once
 
 TRAINING_CPUS, ROLLOUT_CPUS = 3, 2
 """What verl 0.9.1 reserves beside a GPU: `ResourcePoolManager.max_colocate_count`, and a standalone replica's."""
@@ -141,9 +140,7 @@ def _missing_here(request: Request) -> Iterator[str]:
         yield f"--import {' '.join(absent)}: no such file: {shared}"
         return
     try:
-        for file in config.imports:
-            load_once(file)
-        check_environment(config.env, config.env_args, (config.split, config.eval.split), config.algorithm)
+        check_environment(config)
     except Exception as error:  # whatever the user's file raises
         yield f"env={config.env} can't be made: {type(error).__name__}: {error}"
 

@@ -18,7 +18,6 @@ from agent_rl.backends.verl.driver.resume import go_back, last_checkpoint
 from agent_rl.backends.verl.driver.watchdog import FAULT, Watchdog, end_with, explain
 from agent_rl.backends.verl.worker.routes import STRATEGY, THEIRS, captured_routes
 from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, did_you_mean
-from agent_rl.gym.registry import load_once
 from agent_rl.runs.folder import new_folder
 
 CONFIG = "config.yaml"
@@ -68,9 +67,7 @@ def check_run(config: VerlConfig) -> DictConfig:
         UnknownEnvError: if there is no such environment.
         ConfigError: if the environment or verl's config can't do what is asked.
     """
-    for file in config.imports:
-        load_once(file)
-    check_environment(config.env, config.env_args, (config.split, config.eval.split), config.algorithm)
+    check_environment(config)
     return compose_verl(config, Path(config.runs_dir) / "dry-run")
 
 

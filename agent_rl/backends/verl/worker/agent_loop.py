@@ -23,7 +23,7 @@ from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
 from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.job import Job
-from agent_rl.rollout.naming import names_of, seed_of
+from agent_rl.rollout.naming import names_of, origin_of, seed_of
 
 LONGEST_S = 3600.0
 """How long an episode may take where neither the environment nor the run says it."""
@@ -85,6 +85,7 @@ class EnvAgentLoop(AgentLoopBase):
             self._budget,
             env_args=self._env_args,
             id=id,
+            origin=origin_of(row, greedy=greedy),
             snapshots=bool(row.get("snapshots")),
         )
 
