@@ -5,6 +5,7 @@ Both backends use these functions; each says how its episodes are run.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -16,11 +17,13 @@ from torch import Tensor
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.state_values import plan as plan_continuations
+from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.rollout import Job, continuation
+from agent_rl.runs.config import RunConfig
 
 Groups: TypeAlias = Sequence[EpisodeGroup]
 
@@ -42,6 +45,25 @@ def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
             f"advantage={name} runs episodes on from their turns, but {spec.id} has no snapshots: list the attributes "
             f"that change after reset in {spec.cls.__name__}.snapshot_attributes, or choose another algorithm"
         )
+
+
+def check_environment(config: RunConfig) -> EnvSpec:
+    """Check that a run can use its environment, of which an instance is made; return it.
+
+    Raises:
+        UnknownEnvError: if nothing is registered under its id.
+        ConfigError: naming the file, argument or split that is wrong, what the constructor raises, or what to define.
+    """
+    env = config.load_env()
+    require_hooks(env, Algorithm(config.algorithm))
+    try:
+        instance = env.make(**config.env_args)
+    except ConfigError:
+        raise
+    except Exception as error:  # of the user's own class
+        raise ConfigError(f"env={env.id}: its constructor raises {type(error).__name__}: {error}") from error
+    asyncio.run(maybe_await(instance.close()))
+    return env
 
 
 def sample_groups(

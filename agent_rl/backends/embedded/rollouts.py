@@ -72,6 +72,8 @@ class RolloutSampler:
     def __init__(self, spec: EnvSpec, actor: Actor, config: TrainConfig, algorithm: Algorithm) -> None:
         self.spec, self.actor, self.config, self.algorithm = spec, actor, config, algorithm
         self.tasks = TaskStream(spec.tasks, config.split, config.seed)
+        self.params = actor.params(config.rollout.temperature, config.rollout.max_tokens)
+        """What training samples with: nothing but the temperature, so that its log-probabilities are exact."""
 
     def sample(self, step: int) -> StepBatch:
         """Sample all that a step needs with the engine's present weights."""
@@ -99,7 +101,7 @@ class RolloutSampler:
         config = self.config
 
         def run(jobs: list[Job]) -> list[Episode]:
-            continued = self._run(jobs, config.rollout.params)
+            continued = self._run(jobs, self.params)
             order = rng(Stream.SHUFFLED_CONTINUATIONS, config.seed, step)
             return shuffled(continued, order) if config.shuffle_rewards else continued
 
@@ -111,7 +113,7 @@ class RolloutSampler:
     def _groups(self, step: int, first: int, n: int) -> list[EpisodeGroup]:
         """Sample some of a step's groups."""
         config = self.config
-        episodes = self._run(self._jobs(step, range(first, first + n)), config.rollout.params)
+        episodes = self._run(self._jobs(step, range(first, first + n)), self.params)
         if config.shuffle_rewards:
             episodes = shuffled(episodes, rng(Stream.SHUFFLED_REWARDS, config.seed, step, first))
         return group_episodes(episodes)
@@ -130,7 +132,7 @@ class RolloutSampler:
             )
             for first in (group.episodes[0] for group in groups)
         ]
-        return self._run(jobs, replace(self.config.rollout.params, temperature=0.0))
+        return self._run(jobs, replace(self.params, temperature=0.0))
 
     def _jobs(self, step: int, groups: range) -> list[Job]:
         """Return the jobs of some of a step's groups; ids tell a resumed run which episodes it stored already."""
