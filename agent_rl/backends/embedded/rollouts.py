@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Experience
-from agent_rl.algorithms.filters import DynamicSampling, next_round, offer
+from agent_rl.algorithms import Algorithm, Experience, group_episodes
+from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.group_sampling import value_states
@@ -46,12 +46,12 @@ class StepBatch:
     @property
     def batch(self) -> list[Episode]:
         """The episodes to learn from."""
-        size = len(self.episodes) // self.refill.offered
-        return [e for group in self.refill.taken for e in self.episodes[group * size : (group + 1) * size]]
+        size = len(self.episodes) // self.refill.sampled
+        return [e for group in self.refill.selected for e in self.episodes[group * size : (group + 1) * size]]
 
     def experience(self, algorithm: Algorithm) -> Experience:
         """Read the batch as the algorithm does."""
-        x = algorithm.experience(self.batch, self.greedy)
+        x = algorithm.experience(group_episodes(self.batch, self.greedy))
         return x if self.state_values is None else replace(x, state_values=self.state_values)
 
 
@@ -61,6 +61,8 @@ class RolloutSampler:
     def __init__(self, spec: EnvSpec, actor: Actor, config: TrainConfig, algorithm: Algorithm) -> None:
         self.spec, self.actor, self.config, self.algorithm = spec, actor, config, algorithm
         self.tasks = TaskStream(spec.tasks, config.split, config.seed)
+        self.params = actor.params(config.rollout.temperature, config.rollout.max_tokens)
+        """What training samples with: nothing but the temperature, so that its log-probabilities are exact."""
 
     def sample(self, step: int) -> StepBatch:
         """Sample all that a step needs with the engine's present weights."""
@@ -87,32 +89,32 @@ class RolloutSampler:
         config, size = self.config, self.config.rollout.samples
         refill, episodes = config.algorithm.refill, list[Episode]()
         state = refill.start(config.rollout.groups)
-        while groups := next_round(state):
-            new = self._run(self._jobs(step, range(state.offered, state.offered + groups)), config.rollout.params)
+        while groups := state.groups_to_sample():
+            new = self._run(self._jobs(step, range(state.sampled, state.sampled + groups)), self.params)
             if config.shuffle_rewards:
-                new = shuffled(new, np.random.default_rng([3, config.seed, step, state.offered]))
-            kept = self.algorithm.experience(new).kept.view(groups, size).any(1)
-            state = offer(state, kept.tolist() if refill.max_rounds > 1 else [True] * groups)
+                new = shuffled(new, np.random.default_rng([3, config.seed, step, state.sampled]))
+            kept = self.algorithm.experience(group_episodes(new)).kept.view(groups, size).any(1)
+            state = state.update(kept.tolist() if refill.max_rounds > 1 else [True] * groups)
             episodes += new
         return episodes, state
 
     def _greedy(self, step: int, state: DynamicSampling) -> list[Episode]:
         """Run each group of the batch once more, greedily: a baseline."""
-        first = [self._jobs(step, range(group, group + 1))[0] for group in state.taken]
+        first = [self._jobs(step, range(group, group + 1))[0] for group in state.selected]
         jobs = [replace(j, id=f"{j.group_id}-greedy", origin=replace(j.origin, greedy=True)) for j in first]
-        return self._run(jobs, replace(self.config.rollout.params, temperature=0.0))
+        return self._run(jobs, replace(self.params, temperature=0.0))
 
     def value(self, step: int, sampled: StepBatch) -> tuple[Experience, dict[str, float]]:
         """Value the states of the batch by running on from them: episodes that are neither stored nor trained on."""
         config = self.config
 
         def run(jobs: list[Job]) -> list[Episode]:
-            continued = self._run(jobs, config.rollout.params)
+            continued = self._run(jobs, self.params)
             rng = np.random.default_rng([5, config.seed, step])
             return shuffled(continued, rng) if config.shuffle_rewards else continued
 
         rng = np.random.default_rng([4, config.seed, step])
-        x = self.algorithm.experience(sampled.batch, sampled.greedy)
+        x = self.algorithm.experience(group_episodes(sampled.batch, sampled.greedy))
         return value_states(x, sampled.batch, self.spec, self.algorithm, rng, run)
 
     def _jobs(self, step: int, groups: range) -> list[Job]:

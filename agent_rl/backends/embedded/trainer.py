@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
+from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience, group_episodes
 from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
@@ -92,7 +92,7 @@ class Trainer:
             "rollout/tool_errors": evaluation.tool_errors,
             "rollout/failed": float(evaluation.failed),
             "rollout/rounds": float(refill.rounds),
-            "rollout/batch_filled": len(refill.taken) / refill.target,
+            "rollout/batch_filled": len(refill.selected) / refill.target,
             "rollout/truncated": float(np.mean([e.stop_reason != "done" for e in episodes])),
             "perf/rollout_s": sampled.seconds,
             "perf/update_s": done - started,
@@ -116,7 +116,7 @@ class Trainer:
         if self.config.shuffle_rewards:
             episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
         read = time.perf_counter()
-        metrics = self.update(self.algorithm.experience(episodes))
+        metrics = self.update(self.algorithm.experience(group_episodes(episodes)))
         self.step += 1
         metrics |= {"perf/read_s": read - started, "perf/update_s": time.perf_counter() - read}
         return StepResult([], summarise(episodes), metrics)

@@ -15,8 +15,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 
-from agent_rl.algorithms import Algorithm
-from agent_rl.algorithms.filters import next_round, offer
+from agent_rl.algorithms import Algorithm, group_episodes
 from agent_rl.backends.group_sampling import value_states
 from agent_rl.backends.verl.driver.exchange import TrainingRows
 from agent_rl.backends.verl.worker.branches import dump_branch
@@ -103,17 +102,17 @@ class Collector:
         refill = self._algorithm.config.refill
         state, batches, groups, metrics = refill.start(target), list[KVBatchMeta](), list[Group](), dict[str, Any]()
         last: list[Group] = []
-        while n := next_round(state):
+        while n := state.groups_to_sample():
             if state.rounds:
                 self._buffer.refill_fn(n)
             batch, found = self._buffer.sample(step, "train", n)
             last = self._groups(batch)
-            state = offer(state, self._worth(last) if refill.max_rounds > 1 else [True] * len(last))
+            state = state.update(self._worth(last) if refill.max_rounds > 1 else [True] * len(last))
             batches, groups, metrics = [*batches, batch], [*groups, *last], metrics | found
-        taken = set(state.taken or range(len(groups) - len(last), len(groups)))
+        taken = set(state.selected or range(len(groups) - len(last), len(groups)))
         for episode in (e for place, group in enumerate(groups) if place not in taken for e in group.episodes):
             self._store.write(episode)
-        metrics |= {"rollout/rounds": float(state.rounds), "rollout/batch_filled": len(state.taken) / target}
+        metrics |= {"rollout/rounds": float(state.rounds), "rollout/batch_filled": len(state.selected) / target}
         return batches, [groups[place] for place in sorted(taken)], metrics
 
     def _groups(self, batch: KVBatchMeta) -> list[Group]:
@@ -133,7 +132,7 @@ class Collector:
     def _worth(self, groups: Sequence[Group]) -> list[bool]:
         """Whether the filters keep anything of each group."""
         episodes = [e for group in groups for e in group.episodes]
-        kept = self._algorithm.experience(episodes).kept.tolist() if episodes else []
+        kept = self._algorithm.experience(group_episodes(episodes)).kept.tolist() if episodes else []
         worthy = {e.group_id for e, keep in zip(episodes, kept, strict=True) if keep}
         return [group.episodes[0].group_id in worthy for group in groups]
 
@@ -141,7 +140,7 @@ class Collector:
         """Value the states of the batch by running on from them; return the metrics of `StateValuePlan.values`."""
         rng = np.random.default_rng([4, self._seed, step])
         x, metrics = value_states(
-            self._algorithm.experience(episodes),
+            self._algorithm.experience(group_episodes(episodes)),
             episodes,
             spec(self._env),
             self._algorithm,
