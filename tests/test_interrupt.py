@@ -216,5 +216,5 @@ def test_evaluation_interrupts_as_training_does(folder: Path, tmp_path: Path):
     actor = load_actor(folder / "checkpoint", slots=8, context=256)
     trainer = Trainer(spec("calculator-v0"), actor, config(tmp_path, rollout=rollout))
     tasks = [trainer.spec.tasks.get("test", i) for i in range(4)]
-    _, episodes = trainer.evaluate(tasks, trainer.config.rollout.params, "test", "test")
+    _, episodes = trainer.evaluate(tasks, trainer.rollouts.params, "test", "test")
     assert trajectory_metrics(episodes)["rollout/interrupted"] > 0
