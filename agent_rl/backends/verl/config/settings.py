@@ -45,10 +45,20 @@ class VerlConfig(RunConfig):
     verl: dict[str, JsonValue] = Field(default_factory=dict)
     """Anything else of verl's config: sections within sections, or full keys such as `trainer.nnodes`."""
 
+    @field_validator("start_from")
+    @classmethod
+    def _seen_from_anywhere(cls, model: str) -> str:
+        return str(Path(model).resolve()) if Path(model).is_dir() else model  # workers have folders of their own
+
+    @field_validator("imports")
+    @classmethod
+    def _found_from_anywhere(cls, files: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(Path(file).resolve()) for file in files)
+
     @field_validator("verl")
     @classmethod
     def _by_full_key(cls, settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        return dict(_flattened(settings))
+        return {key.removeprefix("+"): value for key, value in _flattened(settings)}
 
     @model_validator(mode="after")
     def _possible(self) -> VerlConfig:
@@ -66,7 +76,7 @@ class VerlConfig(RunConfig):
             )
         replaced = REPLACED | (critic.NO_CRITIC if self.algorithm.critic.where == "none" else critic.REPLACED)
         for key in self.verl:
-            whole = f"{key.lstrip('+')}="
+            whole = f"{key}="
             if why := next((why for prefix, why in replaced.items() if whole.startswith(prefix)), None):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
         return self
@@ -106,6 +116,8 @@ REPLACED = {
     "actor_rollout_ref.rollout.val_kwargs.do_sample": "set eval.temperature",
     "actor_rollout_ref.rollout.max_model_len": "set rollout.context",
     "actor_rollout_ref.rollout.multi_turn": "the environment takes the turns",
+    "trainer.default_local_dir": "checkpoints are in the run's folder: set runs_dir",
+    "trainer.resume": "a new run starts from start_from; agent-rl train backend=verl resume=FOLDER continues one",
     "trainer.critic_warmup": "set algorithm.critic.warmup_steps",
     "trainer.use_v1": "agent_rl's trainers are v1's",
     "trainer.v1.trainer_mode": "set async.mode",
