@@ -170,7 +170,7 @@ def task_key(task: Task) -> str:
 
 
 def episode_seed(run_seed: int, task: Task, sample: int) -> int:
-    """Return the 63-bit seed of an episode's `np.random.default_rng`.
+    """Return the 63-bit seed of an episode's random streams.
 
     It hangs on nothing but the run's seed, the task's content and the sample's number in its group: neither on how
     many episodes ran before nor on which finished first, so any episode can be played again by itself.
