@@ -44,10 +44,6 @@ TOKENIZER_EPISODES = 1000
 """How many demonstrations a fresh model's tokenizer is trained on."""
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the user asked
-    """Ctrl-C; the run stopped between two steps."""
-
-
 def start_run(config: TrainConfig, progress: Progress) -> Path:
     """Train from scratch; return the run's folder.
 
@@ -126,11 +122,6 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
         progress.say(f"Going on from step {trainer.step} of {config.steps} in {folder}")
         run.train(trainer)
         return run.finish(trainer)
-
-
-@dataclass(slots=True)
-class _Stop:
-    asked: bool = False
 
 
 class _Run:
@@ -304,17 +295,3 @@ def _samplings(config: TrainConfig) -> dict[str, float]:
 
 def _label(name: str, temperature: float) -> str:
     return name if name == "greedy" else f"{name} (temperature {temperature:g})"
-
-
-def _catch_interrupts(stop: _Stop, progress: Progress) -> Iterator[None]:
-    """Make the first Ctrl-C end the run after the present step, the second at once; yields once, then restores."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.asked:
-            raise KeyboardInterrupt
-        stop.asked = True
-        progress.say("\n[yellow]Stopping after this step; Ctrl-C again stops at once.[/yellow]")
-
-    previous = signal.signal(signal.SIGINT, handle)
-    yield
-    signal.signal(signal.SIGINT, previous)
