@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -18,6 +19,8 @@ M = TypeVar("M", bound=BaseModel)
 
 FREE = ("env_args", "verl", "policy.engine")
 """Keys below which anything goes: the environment's constructor, verl or vLLM checks them."""
+SHORT = 8
+"""The fields of a section whose settings a help text lists one by one."""
 _NONE: Mapping[str, object] = MappingProxyType({})
 
 
@@ -27,9 +30,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-def load_config(
-    name: str, schema: type[M], overrides: Sequence[str] = (), settings: Mapping[str, object] = _NONE
-) -> M:
+def load_config(name: str, schema: type[M], overrides: Sequence[str] = (), settings: Mapping[str, object] = _NONE) -> M:
     """Compose `configs/<name>.yaml` with settings and check it.
 
     Args:
@@ -147,6 +148,33 @@ def fields_of(schema: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, type[Ba
 def write_config(config: BaseModel) -> str:
     """Return a config as YAML, every key below what its docstring says."""
     return "\n".join(_written(config, ""))
+
+
+def list_settings(schema: type[BaseModel]) -> str:
+    """Return the settings of a schema for a help text: each with its default and what it is in one line.
+
+    Larger sections, and those in sections, are one line each.
+    """
+    return "\n".join(f"  {key:34s} {about}".rstrip() for key, about in _listed(schema, ""))
+
+
+def _listed(schema: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, field, section in fields_of(schema):
+        about = _first_sentence(field, section)
+        if section is None:
+            value = "..." if field.is_required() else json.dumps(field.get_default(call_default_factory=True))
+            yield f"{prefix}{name}={value.strip('"')}", about
+        elif choices(name):
+            yield f"{prefix}{name}=NAME", f"{about} Or {prefix}{name}.KEY. There are: {', '.join(choices(name))}."
+        elif prefix or len(section.model_fields) > SHORT:
+            yield f"{prefix}{name}.KEY", about
+        else:
+            yield from _listed(section, f"{prefix}{name}.")
+
+
+def _first_sentence(field: FieldInfo, section: type[BaseModel] | None) -> str:
+    about = " ".join((field.description or (section.__doc__ if section else None) or "").split())
+    return re.split(r"(?<=[.:;]) ", about)[0]
 
 
 def _written(config: BaseModel, indent: str) -> Iterator[str]:
