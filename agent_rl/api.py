@@ -6,11 +6,11 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Console
 
@@ -23,8 +23,7 @@ from agent_rl.errors import CheckpointError, ConfigError, StoreError, did_you_me
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec, env_ids, spec
-from agent_rl.policy import AnyPolicy, TokenPolicy
-from agent_rl.policy.by_name import PolicyConfig, open_policy
+from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy
 from agent_rl.rollout import Evaluation, group_jobs, run_jobs, summarise
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
@@ -37,11 +36,12 @@ if TYPE_CHECKING:
     from agent_rl.runs.stop import Stop
 
 BACKENDS = ("embedded", "verl")
+PolicyChoice: TypeAlias = AnyPolicy | str | Path | Mapping[str, JSON]
 
 
 def run(
     env: str | type[Env],
-    policy: AnyPolicy | str | Path = "oracle",
+    policy: PolicyChoice = "oracle",
     *,
     n: int = 1,
     samples: int = 1,
@@ -55,7 +55,8 @@ def run(
 
     Args:
         env: a registered id or class.
-        policy: any `Policy`; "oracle" or "demonstrator" for the environment's own scripts; or a checkpoint's folder.
+        policy: any `Policy`; the name of one, such as "oracle" for the environment's own script; a checkpoint's folder;
+            or a name with settings, `{"name": name, key: value}`.
         n: how many tasks, the first of the split.
         samples: episodes per task; those of a task form a group.
         split: which tasks.
@@ -73,7 +74,7 @@ def run(
 
 def evaluate(
     env: str | type[Env],
-    policy: AnyPolicy | str | Path = "oracle",
+    policy: PolicyChoice = "oracle",
     *,
     n: int = 256,
     split: str = "eval",
@@ -200,7 +201,8 @@ class Run:
         from agent_rl.backends.verl.config.settings import VerlConfig
         from agent_rl.runs.folder import read_config
 
-        return read_config(self.folder, TrainConfig if _backend_of(self.folder) == "embedded" else VerlConfig)
+        embedded = _backend_of(self.folder) == "embedded"
+        return read_config(self.folder, TrainConfig) if embedded else read_config(self.folder, VerlConfig)
 
     @property
     def metrics(self) -> list[Row]:
@@ -291,9 +293,9 @@ def require_verl() -> None:
         )
 
 
-def sampling_params(policy: str | Path, temperature: float = 1.0, max_tokens: int | None = None) -> SamplingParams:
+def sampling_params(policy: PolicyConfig, temperature: float = 1.0, max_tokens: int | None = None) -> SamplingParams:
     """Return how to sample a policy that is chosen by name; a checkpoint may say how long its replies are."""
-    file = Path(policy) / "generation_config.json"
+    file = Path(str((policy.model_extra or {}).get("folder", policy.name))) / "generation_config.json"
     own = json.loads(file.read_text(encoding="utf-8")).get("max_new_tokens") if file.is_file() else None
     return SamplingParams(temperature=temperature, max_tokens=max_tokens or own or 1024)
 
@@ -352,7 +354,7 @@ def _id_of(env: str | type[Env]) -> str:
 
 def _run(
     env: str | type[Env],
-    policy: AnyPolicy | str | Path,
+    policy: PolicyChoice,
     n: int,
     samples: int,
     origin: Origin,
@@ -369,11 +371,14 @@ def _run(
         for task in tasks
         for job in group_jobs(env_spec, task, samples, seed, origin=origin, budget=budget, env_args=env_args)
     ]
-    with _opened(policy, env_spec) as player:
+    with _opened(policy, replace(env_spec, budget=budget or env_spec.budget)) as player:
         return outside_loop(lambda: asyncio.run(run_jobs(jobs, player, concurrency=concurrency)))
 
 
-def _opened(policy: AnyPolicy | str | Path, env: EnvSpec) -> AbstractContextManager[AnyPolicy]:
-    if not isinstance(policy, str | Path):
-        return nullcontext(policy)
-    return open_policy(PolicyConfig(name=str(policy)), sampling_params(policy), env)
+def _opened(policy: PolicyChoice, env: EnvSpec) -> AbstractContextManager[AnyPolicy]:
+    if isinstance(policy, str | Path):
+        policy = {"name": str(policy)}
+    if isinstance(policy, Mapping):
+        config = PolicyConfig.model_validate(policy)
+        return open_policy(config, sampling_params(config), env)
+    return nullcontext(policy)

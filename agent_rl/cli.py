@@ -20,6 +20,7 @@ from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.gym.registry import env_ids, load_file, spec
 from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.rollout import summarise
+from agent_rl.runs.stop import Interrupted
 from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, read_episodes
 from agent_rl.version import __version__
 from agent_rl.view.text import failure_lines, print_episode, print_table
@@ -82,16 +83,28 @@ class RolloutSettings(Section):
     """Where the episodes go; null for runs/<time>-rollout/episodes.jsonl."""
 
 
-class _TrainParser(argparse.ArgumentParser):
-    """Makes the help from the settings when it is asked for, as their schema imports torch."""
+class _Parser(argparse.ArgumentParser):
+    """Adds a command's settings to its help when it is asked for: those of training import torch."""
+
+    list_settings: Callable[[], str] = staticmethod(str)
 
     def format_help(self) -> str:
-        require_torch()
-        from agent_rl.backends.embedded.config import TrainConfig
-
-        more = "\n\nAll settings with their meaning: agent-rl train --config; of verl: agent-rl train backend=verl --config\n"
-        self.description = f"{self.description}\n\n{list_settings(TrainConfig)}{more}{EXAMPLES['train']}"
+        self.description = f"{self.description or ''}{self.list_settings()}"
         return super().format_help()
+
+
+def _train_settings() -> str:
+    require_torch()
+    from agent_rl.backends.embedded.config import TrainConfig
+
+    more = "With their whole meaning: agent-rl train --config, or agent-rl train backend=verl --config"
+    return (
+        f"\n\nsettings:\n{list_settings(load_config('backend/embedded', TrainConfig))}\n\n{more}\n{EXAMPLES['train']}"
+    )
+
+
+def _rollout_settings() -> str:
+    return f"\n\nsettings:\n{list_settings(load_config('rollout', RolloutSettings))}\n{EXAMPLES['rollout']}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,9 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(
-        required=True, metavar="envs | algorithms | train | rollout | view | doctor | sandbox"
+        parser_class=_Parser, required=True, metavar="envs | algorithms | train | rollout | view | doctor | sandbox"
     )
-    imports = argparse.ArgumentParser(add_help=False)
+    imports = _Parser(add_help=False)
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
     )
@@ -128,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     about = "Train a model on an environment; by default a small one: warm start, then reinforcement learning."
     training = commands.add_parser("train", parents=[imports], help=about, description=about, formatter_class=raw)
     training.set_defaults(command=_train)
+    training.list_settings = _train_settings
     training.add_argument("overrides", nargs="*", metavar="key=value", help="settings; backend=verl; resume=FOLDER")
     training.add_argument("--config", action="store_true", help="print every setting and its meaning; train nothing")
     training.add_argument("--explain", action="store_true", help="print the algorithm's formula; train nothing")
@@ -137,9 +151,9 @@ def _parser() -> argparse.ArgumentParser:
         help="check the settings and the environment, print the full config; train nothing",
     )
     about = "Run episodes without training, print them as a table, and store them."
-    text = f"{about}\n\n{list_settings(RolloutSettings)}\n{EXAMPLES['rollout']}"
-    rollout = commands.add_parser("rollout", parents=[imports], help=about, description=text, formatter_class=raw)
+    rollout = commands.add_parser("rollout", parents=[imports], help=about, description=about, formatter_class=raw)
     rollout.set_defaults(command=_rollout)
+    rollout.list_settings = _rollout_settings
     rollout.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
     cluster = commands.add_parser(
         "doctor", parents=[imports], help="say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
@@ -232,8 +246,8 @@ def _rollout(arguments: argparse.Namespace) -> int:
     settings = load_config("rollout", RolloutSettings, arguments.overrides)
     env = spec(settings.env)
     out = Path(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout/episodes.jsonl")
-    params = sampling_params(settings.policy.name, settings.temperature, settings.max_tokens)
-    with open_policy(settings.policy, params, env.budget.tokens) as policy:
+    params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
+    with open_policy(settings.policy, params, env) as policy:
         episodes = run(
             settings.env,
             policy,

@@ -128,7 +128,7 @@ def outside_loop(work: Callable[[], T], on_interrupt: Callable[[], object] | Non
     thread.start()
     while thread.is_alive():
         try:
-            thread.join()
+            thread.join(0.2)  # not for ever: a signal that another thread received wakes nothing
         except KeyboardInterrupt:
             if on_interrupt is None:
                 raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -17,8 +16,8 @@ from agent_rl.errors import ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 
-FREE = ("env_args", "verl", "policy.engine")
-"""Keys below which anything goes: the environment's constructor, verl or vLLM checks them."""
+FREE = ("env_args", "verl", "policy")
+"""Keys below which anything goes: the environment's constructor, verl or the policy's factory checks them."""
 SHORT = 8
 """The fields of a section whose settings a help text lists one by one."""
 _NONE: Mapping[str, object] = MappingProxyType({})
@@ -150,38 +149,42 @@ def write_config(config: BaseModel) -> str:
     return "\n".join(_written(config, ""))
 
 
-def list_settings(schema: type[BaseModel]) -> str:
-    """Return the settings of a schema for a help text: each with its default and what it is in one line.
+def list_settings(config: BaseModel) -> str:
+    """Return a config's settings for a help text: each with its value and its docstring's first sentence.
 
     Larger sections, and those in sections, are one line each.
     """
-    return "\n".join(f"  {key:34s} {about}".rstrip() for key, about in _listed(schema, ""))
+    lines = (
+        textwrap.wrap(f"  {key:32s} {about}", 118, subsequent_indent=" " * 35, break_on_hyphens=False)
+        for key, about in _listed(config, "")
+    )
+    return "\n".join(line for wrapped in lines for line in wrapped)
 
 
-def _listed(schema: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
-    for name, field, section in fields_of(schema):
-        about = _first_sentence(field, section)
-        if section is None:
-            value = "..." if field.is_required() else json.dumps(field.get_default(call_default_factory=True))
-            yield f"{prefix}{name}={value.strip('"')}", about
-        elif choices(name):
-            yield f"{prefix}{name}=NAME", f"{about} Or {prefix}{name}.KEY. There are: {', '.join(choices(name))}."
-        elif prefix or len(section.model_fields) > SHORT:
-            yield f"{prefix}{name}.KEY", about
+def _listed(config: BaseModel, prefix: str) -> Iterator[tuple[str, str]]:
+    values = config.model_dump(mode="json", by_alias=True)
+    for (name, field, section), attribute in zip(fields_of(type(config)), type(config).model_fields, strict=True):
+        about = " ".join(_about(field, section).split()).split(". ")[0].rstrip(".")
+        inner = getattr(config, attribute)
+        if not isinstance(inner, BaseModel):
+            value = values[name]
+            yield f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value)}", about
+        elif presets := choices(name):
+            yield f"{prefix}{name}=NAME", f"{about}; one of {', '.join(presets)}; or {prefix}{name}.KEY=VALUE"
+        elif prefix or len(values[name]) > SHORT:
+            yield f"{prefix}{name}.KEY=VALUE", about
         else:
-            yield from _listed(section, f"{prefix}{name}.")
+            yield from _listed(inner, f"{prefix}{name}.")
 
 
-def _first_sentence(field: FieldInfo, section: type[BaseModel] | None) -> str:
-    about = " ".join((field.description or (section.__doc__ if section else None) or "").split())
-    return re.split(r"(?<=[.:;]) ", about)[0]
+def _about(field: FieldInfo, section: type[BaseModel] | None) -> str:
+    return field.description or (section.__doc__ if section else None) or ""
 
 
 def _written(config: BaseModel, indent: str) -> Iterator[str]:
     values = config.model_dump(mode="json", by_alias=True)
     for (name, field, section), attribute in zip(fields_of(type(config)), type(config).model_fields, strict=True):
-        about = field.description or (section.__doc__ if section else None) or ""
-        for paragraph in about.split("\n\n"):
+        for paragraph in _about(field, section).split("\n\n"):
             yield from textwrap.wrap(
                 " ".join(paragraph.split()), 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
             )
