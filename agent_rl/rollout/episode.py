@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-import numpy as np
-
 from agent_rl.concurrency import call, in_thread, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message
@@ -23,6 +21,7 @@ from agent_rl.errors import PolicyError
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Resumable
 from agent_rl.rollout.job import Branch, Job
+from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
 
 P = ParamSpec("P")
@@ -80,8 +79,8 @@ class _Run:
 
     async def interact(self, env: Env) -> StopReason:
         with self.stage("reset"):
-            rng = np.random.default_rng(self.job.seed)
-            observation = messages_of(await self.call(env.reset, self.job.task, rng))
+            generator = rng(Stream.ENVIRONMENT, self.job.seed)
+            observation = messages_of(await self.call(env.reset, self.job.task, generator))
         if self.job.branch is None:
             with self.stage("policy"):
                 self.conversation = conversation = self.start(env)

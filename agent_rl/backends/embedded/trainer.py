@@ -35,6 +35,7 @@ from agent_rl.moe.routes import routed, routers
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
 from agent_rl.rollout.evaluation import trajectory_metrics
 from agent_rl.runs.stored_groups import StoredGroups
+from agent_rl.seeds import Stream, rng
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Trainer:
         if self.stored is not None:
             return self._stored_step(self.stored)
         sampled = self._next()
-        episodes, refill = sampled.episodes, sampled.refill
+        episodes, sampling = sampled.episodes, sampled.sampling
         started = time.perf_counter()
         metrics = self.update(sampled.experience(self.algorithm)) | sampled.metrics
         done = time.perf_counter()
@@ -91,8 +92,8 @@ class Trainer:
             "rollout/tool_calls": evaluation.tool_calls,
             "rollout/tool_errors": evaluation.tool_errors,
             "rollout/failed": float(evaluation.failed),
-            "rollout/rounds": float(refill.rounds),
-            "rollout/batch_filled": len(refill.selected) / refill.target,
+            "rollout/rounds": float(sampling.rounds),
+            "rollout/batch_filled": len(sampling.selected) / sampling.target,
             "rollout/truncated": float(np.mean([e.outcome is Outcome.TRUNCATED for e in episodes])),
             "perf/rollout_s": sampled.seconds,
             "perf/update_s": done - started,
@@ -114,7 +115,7 @@ class Trainer:
         started = time.perf_counter()
         episodes = stored.batch(self.config.seed, self.step, self.config.rollout.groups)
         if self.config.shuffle_rewards:
-            episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
+            episodes = shuffled(episodes, rng(Stream.SHUFFLED_REWARDS, self.config.seed, self.step))
         read = time.perf_counter()
         metrics = self.update(self.algorithm.experience(group_episodes(episodes)))
         self.step += 1
