@@ -1,4 +1,4 @@
-"""The command line: `agent-rl envs | algorithms | train | rollout | view | sandbox`."""
+"""The command line: `agent-rl envs | algorithms | train | rollout | view | doctor | sandbox`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent_rl.gym.registry import env_ids, load_file, spec
 from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.rollout import summarise
 from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, read_episodes
-from agent_rl.train import TRAIN_HELP, require_torch, train
+from agent_rl.train import TRAIN_HELP, doctor, require_torch, train
 from agent_rl.version import __version__
 from agent_rl.view.text import failure_lines, print_episode, print_table
 
@@ -32,9 +32,15 @@ Run episodes without training, print them as a table, and store them.
 
 settings (configs/rollout.yaml):
   env=calculator-v0 split=test n=16 samples=1 seed=0
-  policy=oracle            oracle, demonstrator, vllm, or a checkpoint's folder
-  policy.model=DIR         with policy=vllm: run vLLM here, on this folder or name
-  policy.url=URL           with policy=vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
+  policy=oracle            oracle, demonstrator, vllm, a checkpoint's folder, or your own (@ar.register_policy)
+  policy.model=DIR         of vllm: run vLLM here, on this folder or name
+  policy.url=URL           of vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
+  policy.engine.KEY=VALUE  of vllm: more of vLLM's engine arguments, such as tensor_parallel_size
+  policy.concurrency=64    of vllm: requests under way at a server
+  policy.tokenizer=DIR     of vllm: if it is not with the model
+  policy.slots=64          of a checkpoint: sequences that are sampled at a time
+  policy.renderer=NAME     of both: instead of the one that fits the tokenizer
+  policy.context=N         of both: the longest sequence in tokens
   temperature=1.0          of a model; 0 is greedy
   max_tokens=56            of one reply
   out=FILE                 where the episodes go
@@ -89,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="agent-rl", description="Train, run and read tool-using language-model agents.", formatter_class=raw
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="envs | algorithms | train | rollout | view | sandbox")
+    commands = parser.add_subparsers(
+        required=True, metavar="envs | algorithms | train | rollout | view | doctor | sandbox"
+    )
     imports = argparse.ArgumentParser(add_help=False)
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
@@ -105,7 +113,16 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         if name == "train":
             sub.add_argument("--explain", action="store_true", help="print the algorithm's formula; train nothing")
-            sub.add_argument("--dry-run", action="store_true", help="print verl's full config, checked; train nothing")
+            sub.add_argument(
+                "--dry-run",
+                action="store_true",
+                help="check the settings and the environment, print the full config; train nothing",
+            )
+    cluster = commands.add_parser(
+        "doctor", parents=[imports], help="say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
+    )
+    cluster.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as of train")
+    cluster.set_defaults(command=_doctor)
     algorithms = commands.add_parser("algorithms", help="list the algorithms, each with its formula")
     algorithms.set_defaults(command=_algorithms)
     view = commands.add_parser("view", help="read stored episodes", description=VIEW_HELP, formatter_class=raw)
@@ -116,8 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     view.set_defaults(command=_view)
     sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
     actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
-    doctor = actions.add_parser("doctor", help="say what sandboxes guarantee on this machine, and what to do about it")
-    doctor.set_defaults(command=_sandbox_doctor)
+    sandboxes = actions.add_parser(
+        "doctor", help="say what sandboxes guarantee on this machine, and what to do about it"
+    )
+    sandboxes.set_defaults(command=_sandbox_doctor)
     image = actions.add_parser("build-image", help="make Docker's base image of this interpreter, offline")
     image.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")
     image.set_defaults(command=_build_image)
@@ -150,12 +169,16 @@ def _train(arguments: argparse.Namespace) -> int:
     return train(arguments.overrides, arguments.imports or (), explain=arguments.explain, dry_run=arguments.dry_run)
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    return doctor(arguments.overrides, arguments.imports or ())
+
+
 def _rollout(arguments: argparse.Namespace) -> int:
     settings = load_config("rollout", RolloutSettings, arguments.overrides)
     env = spec(settings.env)
     out = Path(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout/episodes.jsonl")
     params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
-    with open_policy(settings.policy, params, env.budget.tokens) as policy:
+    with open_policy(settings.policy, params, env) as policy:
         episodes = run(
             settings.env,
             policy,

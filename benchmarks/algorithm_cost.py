@@ -17,12 +17,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from agent_rl.algorithms import Algorithm, Batch, Experience
+from agent_rl.algorithms import Algorithm, Batch, Experience, group_episodes
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import load_config
-from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
+from agent_rl.core.episode import Episode, Origin, Outcome, Reward, StopReason
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 
 TOKENS, SAMPLES, VOCAB = 1_000_000, 8, 576
@@ -55,6 +55,7 @@ def episodes(tokens: int, rng: np.random.Generator) -> list[Episode]:
                 {},
                 0,
                 name,
+                Origin("train"),
                 (),
                 (),
                 (trajectory,),
@@ -95,7 +96,7 @@ def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, 
     """Return the CPU times of experience, weighing, diagnosis, and the loss."""
     settings = load_config("backend/embedded", TrainConfig, [f"algorithm={preset}"]).algorithm
     algorithm = Algorithm(settings)
-    x = algorithm.experience(made)
+    x = algorithm.experience(group_episodes(made))
     noise = 0.01 * torch.randn(x.rows.old_logprobs.shape, generator=torch.Generator().manual_seed(0))
     if settings.proximal == "recompute":
         x = replace(x, batch=replace(x.rows, old_logprobs=x.rows.rollout_logprobs + noise))
@@ -109,7 +110,7 @@ def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, 
             terms.loss.backward()
 
     return (
-        seconds(lambda: algorithm.experience(made)),
+        seconds(lambda: algorithm.experience(group_episodes(made))),
         seconds(lambda: algorithm.compute_weights(x)),
         seconds(lambda: batch.cut(config.micro_batch_tokens)),
         seconds(lambda: algorithm.diagnose(x)) if settings.proximal == "recompute" else 0.0,
@@ -121,7 +122,7 @@ def main() -> None:
     torch.set_num_threads(1)
     config = load_config("backend/embedded", TrainConfig, [])
     made = episodes(TOKENS, np.random.default_rng(0))
-    batch = Experience.of(made).rows
+    batch = Experience.of(group_episodes(made)).rows
     tokens, sampled = int(batch.lengths.sum()), int(batch.loss_mask.sum())
     print(f"{tokens:,} tokens in {len(batch):,} rows, {sampled:,} of them sampled; load {os.getloadavg()[0]:.1f}")
     step = training_step(batch, config)

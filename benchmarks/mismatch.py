@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as hf_logging
 
-from agent_rl.algorithms import Batch, Experience
+from agent_rl.algorithms import Batch, Experience, group_episodes
 from agent_rl.algorithms.diagnostics import route_agreement, token_agreement
 from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.batch_scores import score_batch
@@ -120,8 +120,8 @@ def settings() -> TrainConfig:
 def probe(actor: Actor) -> dict[str, float]:
     """Sample 128 episodes and score them twice, with and without their routes replayed."""
     trainer = Trainer(spec(ENV), actor, settings())
-    _, episodes = trainer.evaluate(distinct_tasks(spec(ENV).tasks, "dev", 128), settings().rollout.params, "probe")
-    batch = Experience.of(episodes).rows
+    _, episodes = trainer.evaluate(distinct_tasks(spec(ENV).tasks, "dev", 128), trainer.rollouts.params, "probe")
+    batch = Experience.of(group_episodes(episodes)).rows
     routes = batch.routed_experts
     if routes is None:
         raise SystemExit("the probe is about a mixture of experts: model=tiny_moe")

@@ -36,12 +36,12 @@ from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import distinct_tasks
-from agent_rl.rendering.calls import CLOSE, OPEN
+from agent_rl.rendering.hermes import CLOSE, OPEN
 from agent_rl.runs.metrics import MetricsLog, Row, read_metrics
 
 OUT = Path("runs") / "retokenisation"
@@ -83,10 +83,12 @@ class TextAlgorithm(Algorithm):
 
     actor: Actor
 
-    def experience(self, episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> Experience:
-        """Re-render what was sampled, then go on as ever."""
-        told = [replace(e, trajectories=tuple(retold(t, self.actor) for t in e.trajectories)) for e in episodes]
-        return Algorithm.experience(self, told, greedy)
+    def experience(self, groups: Sequence[EpisodeGroup]) -> Experience:
+        """Re-render what was sampled, then continue as `Algorithm` does."""
+        return Algorithm.experience(self, [replace(g, episodes=tuple(map(self._retold, g.episodes))) for g in groups])
+
+    def _retold(self, episode: Episode) -> Episode:
+        return replace(episode, trajectories=tuple(retold(t, self.actor) for t in episode.trajectories))
 
 
 def changed_turns(episodes: Sequence[Episode], actor: Actor) -> float:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, collate, explain
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, collate, explain, group_episodes
 from agent_rl.algorithms.selection import FILTERS
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config
@@ -44,7 +44,7 @@ EPISODES = [
 )
 def test_what_has_no_gradient_is_dropped_and_counts_as_the_config_says(settings, whole):
     algorithm = Algorithm(AlgorithmConfig(advantage={"name": "group-relative", "std": False}, **settings))
-    batch, counted = algorithm.compute_weights(algorithm.experience(EPISODES))
+    batch, counted = algorithm.compute_weights(algorithm.experience(group_episodes(EPISODES)))
     assert batch.episode.tolist() == [0, 1] and counted == whole
     assert batch.advantages[batch.loss_mask].tolist() == [0.5] * 4 + [-0.5] * 4
     assert not batch.advantages[~batch.loss_mask].any()
@@ -56,7 +56,7 @@ def test_a_stale_episode_is_left_out_but_stays_in_its_group():
         "advantage": {"name": "group-relative", "std": False},
     }
     algorithm = Algorithm(AlgorithmConfig(**settings))
-    x = Experience.of(EPISODES)
+    x = Experience.of(group_episodes(EPISODES))
     fresh = torch.where(x.rows.loss_mask, 7, -1)
     fresh[0, 3] = 5  # one token of "win" is two versions old
     fresh[1, 3] = 6
@@ -71,20 +71,20 @@ def test_a_stale_episode_is_left_out_but_stays_in_its_group():
 def test_a_greedy_episode_is_the_baseline_of_its_group():
     algorithm = Algorithm(AlgorithmConfig(advantage="over-greedy"))
     assert algorithm.needs_greedy
-    x = algorithm.experience(EPISODES, greedy=[episode("greedy", 0.25, "a"), episode("none", None, "b")])
+    x = algorithm.experience(group_episodes(EPISODES, [episode("greedy", 0.25, "a"), episode("none", None, "b")]))
     batch, whole = algorithm.compute_weights(x)
     assert batch.advantages.sum(-1).tolist() == [0.75 * 4, -0.25 * 4]  # group b has no baseline, so no advantage
     assert whole == Denominators(16, 4)
     assert algorithm.diagnose(x)["rollout/greedy"] == 0.25
-    assert "rollout/greedy" not in algorithm.diagnose(algorithm.experience(EPISODES))
-    both = algorithm.experience(EPISODES, greedy=[episode("greedy", 0.25, "a"), episode("other", 1.0, "b")])
+    assert "rollout/greedy" not in algorithm.diagnose(algorithm.experience(group_episodes(EPISODES)))
+    both = algorithm.experience(group_episodes(EPISODES, [episode("greedy", 0.25, "a"), episode("other", 1.0, "b")]))
     assert algorithm.diagnose(both)["rollout/greedy"] == (4 * 0.25 + 2 * 1.0) / 6
 
 
 def test_shaping_comes_before_the_advantage():
     shaping = [{"name": "scale", "factor": 4.0}, {"name": "clip", "low": 1.0, "high": 3.0}]
     algorithm = Algorithm(AlgorithmConfig(shaping=shaping, advantage={"name": "group-relative", "std": False}))
-    x = algorithm.experience(EPISODES)
+    x = algorithm.experience(group_episodes(EPISODES))
     assert x.scores.tolist()[:2] == [3.0, 1.0] and x.scores[2:4].isnan().all()
     assert algorithm.compute_weights(x)[0].advantages.amax().item() == 1.0
     assert x.rows.rewards.sum(-1).tolist()[:2] == [3.0, 1.0]
@@ -93,13 +93,13 @@ def test_shaping_comes_before_the_advantage():
 def test_a_gate_names_the_component_that_it_lacks():
     algorithm = Algorithm(AlgorithmConfig(shaping=[{"name": "format-gate", "component": "rr"}]))
     with pytest.raises(ConfigError, match=r"no reward component 'rr'\. Did you mean 'r'"):
-        algorithm.experience(EPISODES)
+        algorithm.experience(group_episodes(EPISODES))
 
 
 def corrected(**settings: object) -> tuple[Algorithm, Experience]:
     """Two rows of two tokens; old/mu is e^1, e^-.5 and e^3, 1."""
     algorithm = Algorithm(AlgorithmConfig(proximal="recompute", **settings))
-    x = algorithm.experience([episode("win", 1.0, "a"), episode("loss", 0.0, "a")])
+    x = algorithm.experience(group_episodes([episode("win", 1.0, "a"), episode("loss", 0.0, "a")]))
     batch = collate([example_sample(3, [1, 2], episode=e) for e in (0, 1)])
     mu = torch.tensor([[0.0, -2.0, -1.0], [0.0, -4.0, -1.0]])
     old = torch.tensor([[0.0, -1.0, -1.5], [0.0, -1.0, -1.0]])
@@ -137,7 +137,9 @@ def test_the_gap_between_mu_and_old_is_measured():
 
 def test_entropy_is_taken_from_the_loss_and_keeps_rows_without_advantage():
     algorithm = Algorithm(AlgorithmConfig(entropy=0.5))
-    batch, whole = algorithm.compute_weights(algorithm.experience([episode("tie", 1.0, "b"), episode("too", 1.0, "b")]))
+    batch, whole = algorithm.compute_weights(
+        algorithm.experience(group_episodes([episode("tie", 1.0, "b"), episode("too", 1.0, "b")]))
+    )
     assert len(batch) == 2
     entropy = torch.full_like(batch.weights, 3.0).requires_grad_()
     loss = algorithm.loss(batch.rollout_logprobs, entropy, batch, whole).loss
@@ -149,7 +151,7 @@ def test_entropy_is_taken_from_the_loss_and_keeps_rows_without_advantage():
 def kl_rows(**kl: object) -> tuple[Algorithm, Experience]:
     """Two equal episodes; the reference gives each of their sampled tokens e^.5 times the probability."""
     algorithm = Algorithm(AlgorithmConfig(kl=kl, advantage="returns", objective="reinforce"))
-    x = algorithm.experience([episode("tie", 1.0, "b"), episode("too", 1.0, "b")])
+    x = algorithm.experience(group_episodes([episode("tie", 1.0, "b"), episode("too", 1.0, "b")]))
     return algorithm, replace(x, batch=replace(x.rows, reference_logprobs=x.rows.old_logprobs + 0.5 * x.rows.loss_mask))
 
 
@@ -259,7 +261,7 @@ def test_a_preset_is_called_by_its_file_and_explains_itself(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_pushes_towards_the_better_episode(name):
     algorithm = Algorithm(preset(name))
-    x = algorithm.experience(EPISODES, greedy=[episode("greedy", 0.25, "a")])
+    x = algorithm.experience(group_episodes(EPISODES, [episode("greedy", 0.25, "a")]))
     batch, whole = algorithm.compute_weights(replace(x, state_values=torch.full_like(x.state_values, 0.25)))
     batch = algorithm.prepare(batch.old_logprobs, batch).batch
     theta = batch.old_logprobs.clone().requires_grad_()

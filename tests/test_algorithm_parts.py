@@ -7,7 +7,16 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience, collate, explain
+from agent_rl.algorithms import (
+    Algorithm,
+    AlgorithmConfig,
+    Batch,
+    Denominators,
+    Experience,
+    collate,
+    explain,
+    group_episodes,
+)
 from agent_rl.algorithms.advantages.episode import batch_normalised
 from agent_rl.algorithms.aggregation import AGGREGATIONS, prompt_shares
 from agent_rl.algorithms.batch import Sample
@@ -27,7 +36,9 @@ def episode(name: str, value: float | None, group: str = "a", **changes: object)
 
 def made(algorithm: Algorithm, values: list[float | None], samples: list[Sample], groups: str) -> Experience:
     """Return an experience of episodes that scored `values`, with the tokens of `samples`."""
-    x = algorithm.experience([episode(str(i), v, g) for i, (v, g) in enumerate(zip(values, groups, strict=True))])
+    x = algorithm.experience(
+        group_episodes([episode(str(i), v, g) for i, (v, g) in enumerate(zip(values, groups, strict=True))])
+    )
     return replace(x, batch=collate(samples), lengths=torch.tensor([int(s.loss_mask.sum()) for s in samples]))
 
 
@@ -79,7 +90,9 @@ def test_the_optimal_baseline_of_a_step_that_one_row_reaches(zero_tail, last):
 def test_the_rows_of_an_episode_are_each_compared_with_those_of_its_group():
     algorithm = Algorithm(AlgorithmConfig(advantage="optimal-baseline", proximal="recompute"))
     samples = [example_sample(2, [1], reward=v, seed=v, episode=e) for e, v in ((0, 0), (0, 1), (1, 0))]
-    x = replace(algorithm.experience([episode("fork", 1.0), episode("loss", 0.0)]), batch=collate(samples))
+    x = replace(
+        algorithm.experience(group_episodes([episode("fork", 1.0), episode("loss", 0.0)])), batch=collate(samples)
+    )
     half = torch.full_like(x.rows.rewards, math.log(0.5))  # so that all weigh the same
     squares = torch.ones_like(half)
     batch, _ = algorithm.compute_weights(replace(x, batch=replace(x.rows, old_logprobs=half, sum_pi_squared=squares)))
@@ -164,7 +177,7 @@ def test_the_mean_over_prompts_by_hand_in_any_cut():
 def test_prompts_without_counted_tokens_are_not_counted(count, share):
     algorithm = Algorithm(AlgorithmConfig(aggregation="prompt-mean", advantage=PLAIN, count_zero_advantage=count))
     values = {"win": (1.0, "a"), "loss": (0.0, "a"), "tie": (1.0, "b"), "too": (1.0, "b"), "none": (None, "c")}
-    x = algorithm.experience([episode(name, *value) for name, value in values.items()])
+    x = algorithm.experience(group_episodes([episode(name, *value) for name, value in values.items()]))
     batch, _ = algorithm.compute_weights(x)  # 8 sampled tokens a prompt
     assert batch.prompt_shares.tolist() == [share, share]
 
@@ -187,7 +200,9 @@ def test_the_deviation_of_the_batch_by_hand():
 
 def shaped(tasks: list[dict[str, object]], **knobs: object) -> list[float]:
     algorithm = Algorithm(AlgorithmConfig(shaping=[knobs]))
-    return algorithm.experience([episode(str(i), 1.0, task=t) for i, t in enumerate(tasks)]).scores.tolist()
+    return algorithm.experience(
+        group_episodes([episode(str(i), 1.0, task=t) for i, t in enumerate(tasks)])
+    ).scores.tolist()
 
 
 def test_lengths_are_shaped_towards_the_task_s_target():
@@ -235,7 +250,7 @@ def test_the_gap_is_told_apart_by_the_token_before():
 
 def test_without_a_second_look_only_the_ages_of_tokens_are_told():
     algorithm = Algorithm(AlgorithmConfig())
-    found = algorithm.diagnose(algorithm.experience([episode("a", 1.0)]))  # versions 7, 7, 7, 8
+    found = algorithm.diagnose(algorithm.experience(group_episodes([episode("a", 1.0)])))  # versions 7, 7, 7, 8
     assert found == {f"policy_version/staleness_{n}": v for n, v in zip("0123", (0.25, 0.75, 0, 0), strict=True)} | {
         "policy_version/staleness_4+": 0
     }
@@ -255,7 +270,7 @@ def test_failed_tool_calls_are_counted_in_episodes():
     clean = tuple(m if m.role != "tool" else Message("tool", "49") for m in example_episode().messages)
     algorithm = Algorithm(AlgorithmConfig(advantage=PLAIN))
     changed = {"win": (1.0, clean), "loss": (0.0, example_episode().messages), "none": (None, clean)}
-    x = algorithm.experience([episode(name, value, messages=m) for name, (value, m) in changed.items()])
+    x = algorithm.experience(group_episodes([episode(name, value, messages=m) for name, (value, m) in changed.items()]))
     assert x.tool_errors.tolist() == [0, 1, 0]
     batch, _ = algorithm.compute_weights(x)
     expected = {"with_tool_errors": -0.5, "without_tool_errors": 0.5, "tool_error_correlation": -1.0}

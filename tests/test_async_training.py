@@ -15,6 +15,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.backends.group_sampling import greedy_of
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode
 from agent_rl.gym.registry import spec
@@ -51,8 +52,8 @@ def versions(episodes: list[Episode]) -> set[int]:
 
 
 def assert_same_batch(one: StepBatch, two: StepBatch) -> None:
-    assert lines(one.episodes) == lines(two.episodes) and lines(one.greedy) == lines(two.greedy)
-    assert (one.refill, one.metrics) == (two.refill, two.metrics)
+    assert lines(one.episodes) == lines(two.episodes) and lines(greedy_of(one.groups)) == lines(greedy_of(two.groups))
+    assert (one.sampling, one.metrics) == (two.sampling, two.metrics)
     assert (one.state_values is None) == (two.state_values is None)
     if one.state_values is not None and two.state_values is not None:
         torch.testing.assert_close(one.state_values, two.state_values, rtol=0, atol=0, equal_nan=True)
@@ -65,10 +66,10 @@ def test_a_step_trains_on_tokens_of_weights_that_many_updates_ago(k: int, talker
         result = trainer.train_step()
         oldest = max(0, step - k)
         assert versions(result.episodes) == {oldest}
-        assert {e.id[:11] for e in result.episodes} == {f"train-{step:05d}"}
+        assert {e.origin.step for e in result.episodes} == {step}
         assert result.metrics[f"policy_version/staleness_{step - oldest}"] == 1.0
         assert len(trainer.ahead) == min(k, 4 - step)  # nothing is sampled that no step trains on
-    _, episodes = trainer.evaluate(distinct_tasks(trainer.spec.tasks, "dev", 4), trainer.config.rollout.params, "dev")
+    _, episodes = trainer.evaluate(distinct_tasks(trainer.spec.tasks, "dev", 4), trainer.rollouts.params, "dev", "dev")
     assert versions(episodes) == {5}
 
 
@@ -91,7 +92,7 @@ def test_what_waits_is_what_the_weights_before_the_update_sample(
     fresh = trainer_of(trainer.config)
     fresh.rollouts.sample(0)
     assert_same_batch(waiting, fresh.rollouts.sample(1))
-    assert versions(waiting.greedy) == ({0} if algorithm is REMAX else set())
+    assert versions(greedy_of(waiting.groups)) == ({0} if algorithm is REMAX else set())
     assert (waiting.state_values is not None) == (algorithm is VINE)
     trainer.actor.engine.update_weights(1)
     assert lines(trainer.rollouts.sample(1).episodes) != lines(waiting.episodes)
@@ -134,8 +135,8 @@ def test_a_killed_run_goes_on_bit_for_bit(
 def test_a_finished_run_goes_on_with_what_can_still_be_sampled(talker: Path, tmp_path: Path) -> None:
     folder = start_run(settings(tmp_path, talker, 2, {}, steps=2), Progress())
     resume_run(folder, Progress(), steps=5)
-    found = {e.id[:11]: versions([e]) for e in read_episodes(folder) if e.id.startswith("train")}
-    assert found == {f"train-{step:05d}": {version} for step, version in enumerate([0, 0, 2, 2, 2])}
+    found = {e.origin.step: versions([e]) for e in read_episodes(folder) if e.origin.purpose == "train"}
+    assert found == {step: {version} for step, version in enumerate([0, 0, 2, 2, 2])}
 
 
 @pytest.mark.parametrize(

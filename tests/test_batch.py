@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.algorithms import Denominators, Experience, collate, to_samples
+from agent_rl.algorithms import Denominators, Experience, collate, group_episodes, to_samples
 from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.core.episode import Outcome, Reward, StopReason
 from tests.doubles import example_episode, example_sample
@@ -38,27 +38,31 @@ def test_what_episodes_scored_is_laid_out_by_episode():
         return example_episode(name, rewards=(Reward("r", value), Reward("form", 0.5, 0.1)), group_id=group, **changes)
 
     x = Experience.of(
-        [
-            scored("win", 1.0, "a"),
-            scored("unscored", None, "a"),
-            scored("lost", 1.0, "b", outcome=Outcome.FAILED),
-            scored("long", 0.0, "a", outcome=Outcome.TRUNCATED, stop_reason=StopReason.TOKENS, trajectories=()),
-        ]
+        group_episodes(
+            [
+                scored("win", 1.0, "a"),
+                scored("unscored", None, "a"),
+                scored("lost", 1.0, "b", outcome=Outcome.FAILED),
+                scored("long", 0.0, "a", outcome=Outcome.TRUNCATED, stop_reason=StopReason.TOKENS, trajectories=()),
+            ]
+        )
     )
-    np.testing.assert_allclose(x.scores, [1.05, math.nan, math.nan, 0.05])
-    np.testing.assert_allclose(x.components, [[1, 0.5], [math.nan, 0.5], [math.nan] * 2, [0, 0.5]])
+    np.testing.assert_allclose(x.scores, [1.05, math.nan, 0.05, math.nan])
+    np.testing.assert_allclose(x.components, [[1, 0.5], [math.nan, 0.5], [0, 0.5], [math.nan] * 2])
     assert x.names == ("r", "form") and x.weights.tolist() == [1.0, 0.1]
-    assert x.groups.tolist() == [0, 0, 1, 0] and x.lengths.tolist() == [4, 4, 4, 0]
-    assert x.kept.tolist() == [True, False, False, True] and x.cut_short.tolist() == [False, False, False, True]
-    assert x.rows.episode.tolist() == [0, 1, 2]
-    on_tokens = x.on_tokens(torch.tensor([2.0, math.nan, 3.0, 4.0], dtype=torch.float64))
+    assert x.groups.tolist() == [0, 0, 0, 1] and x.lengths.tolist() == [4, 4, 0, 4]
+    assert x.kept.tolist() == [True, False, True, False] and x.cut_short.tolist() == [False, False, True, False]
+    assert x.rows.episode.tolist() == [0, 1, 3]  # in the order of groups
+    on_tokens = x.on_tokens(torch.tensor([2.0, math.nan, 4.0, 3.0], dtype=torch.float64))
     assert on_tokens[:, SAMPLED].tolist() == [[2] * 4, [0] * 4, [3] * 4] and on_tokens.sum() == 20
     assert x.trained.sum() == 4
 
 
 def test_other_scores_change_the_last_sampled_token_of_an_episode_s_last_row():
     x = Experience.of(
-        [example_episode("a", rewards=(Reward("r", 1.0),)), example_episode("b", rewards=(Reward("r", 0),))]
+        group_episodes(
+            [example_episode("a", rewards=(Reward("r", 1.0),)), example_episode("b", rewards=(Reward("r", 0),))]
+        )
     )
     changed = x.rescored(torch.tensor([0.25, math.nan], dtype=torch.float64))
     assert changed.rows.rewards[0].tolist() == [0] * 8 + [0.25, 0]
@@ -67,7 +71,7 @@ def test_other_scores_change_the_last_sampled_token_of_an_episode_s_last_row():
 
 
 def test_without_sampled_tokens_there_are_no_rows():
-    x = Experience.of([example_episode(trajectories=())])
+    x = Experience.of(group_episodes([example_episode(trajectories=())]))
     assert x.batch is None and x.rescored(x.scores + 1).batch is None
     with pytest.raises(ValueError, match="no samples"):
         collate([])

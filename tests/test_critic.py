@@ -8,7 +8,16 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience, collate, explain
+from agent_rl.algorithms import (
+    Algorithm,
+    AlgorithmConfig,
+    Batch,
+    Denominators,
+    Experience,
+    collate,
+    explain,
+    group_episodes,
+)
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.core.episode import Episode, Reward
 from tests.doubles import example_episode, example_sample
@@ -53,7 +62,9 @@ def at_sampled(x: Tensor, batch: Batch) -> list[list[float]]:
 def test_gae_by_hand(knobs: dict[str, object], rewards: tuple[Reward, ...], advantages: list[float]) -> None:
     values = [0.5, 0.25, 0.5, 0.75]
     judge = algorithm({"name": "gae"} | knobs)
-    batch, whole = judge.compute_weights(valued(judge.experience([episode("win", 1.0, *rewards)]), values))
+    batch, whole = judge.compute_weights(
+        valued(judge.experience(group_episodes([episode("win", 1.0, *rewards)])), values)
+    )
     assert at_sampled(batch.advantages, batch) == [pytest.approx(advantages)]
     assert at_sampled(batch.returns, batch) == [pytest.approx([a + v for a, v in zip(advantages, values, strict=True)])]
     assert torch.equal(batch.valued, batch.loss_mask) and whole == Denominators(4, 1, valued=4)
@@ -61,7 +72,9 @@ def test_gae_by_hand(knobs: dict[str, object], rewards: tuple[Reward, ...], adva
 
 def test_turn_gae_by_hand_asks_and_trains_the_critic_at_the_turns_starts() -> None:
     judge = algorithm({"name": "turn-gae"})
-    batch, whole = judge.compute_weights(valued(judge.experience([episode("win", 1.0)]), [0.5, 9.0, 0.25, 9.0]))
+    batch, whole = judge.compute_weights(
+        valued(judge.experience(group_episodes([episode("win", 1.0)])), [0.5, 9.0, 0.25, 9.0])
+    )
     # deltas .25 - .5 and 1 - .25
     assert at_sampled(batch.advantages, batch) == [[0.125, 0.125, 0.75, 0.75]]
     assert at_sampled(batch.returns, batch) == [[0.625, 0.0, 1.0, 0.0]]
@@ -81,7 +94,7 @@ def test_what_an_episode_s_last_row_earns_reaches_its_first(
     name: str, advantages: list[list[float]], returns: list[list[float]]
 ) -> None:
     judge = algorithm({"name": name})
-    x = judge.experience([episode("other", 0.0), episode("win", 1.0)])
+    x = judge.experience(group_episodes([episode("other", 0.0), episode("win", 1.0)]))
     samples = [example_sample(6, [2, 3, 4, 5], 0.0, episode=0)]
     samples += [example_sample(5, [1, 3], 0.0, episode=1), example_sample(4, [2, 3], 1.0, episode=1)]
     samples[2].turns[:] = 1
@@ -94,7 +107,7 @@ def test_what_an_episode_s_last_row_earns_reaches_its_first(
 
 
 def test_whitening_is_for_the_policy_not_for_the_critic() -> None:
-    x = Experience.of([episode("win", 1.0), episode("loss", 0.0)])
+    x = Experience.of(group_episodes([episode("win", 1.0), episode("loss", 0.0)]))
     x = valued(x, [0.5, 0.25, 0.5, 0.75], [0.5, 0.5, 0.5, 0.5])
     raw, white = (algorithm({"name": "gae", "whiten": w}).compute_weights(x)[0] for w in (False, True))
     assert torch.equal(raw.returns, white.returns) and raw.returns.any()
@@ -106,17 +119,17 @@ def test_whitening_is_for_the_policy_not_for_the_critic() -> None:
 def test_only_what_is_trained_on_trains_the_critic(name: str) -> None:
     judge = algorithm({"name": name, "whiten": True})
     episodes = [episode("win", 1.0), episode("unscored", None), episode("filtered", 5.0), episode("loss", 0.0)]
-    x = valued(judge.experience(episodes), *([[0.5, 0.25, 0.5, 0.75]] * 4))
+    x = valued(judge.experience(group_episodes(episodes)), *([[0.5, 0.25, 0.5, 0.75]] * 4))
     batch, whole = judge.compute_weights(replace(x, kept=x.kept & torch.tensor([True, True, False, True])))
     assert batch.episode.tolist() == [0, 3] and whole.valued == (8 if name == "gae" else 4)
-    alone = judge.experience([episodes[0], episodes[3]])
+    alone = judge.experience(group_episodes([episodes[0], episodes[3]]))
     expected, _ = judge.compute_weights(valued(alone, *([[0.5, 0.25, 0.5, 0.75]] * 2)))
     assert torch.equal(batch.advantages, expected.advantages) and torch.equal(batch.returns, expected.returns)
 
 
 def test_the_critic_learns_from_what_the_policy_has_nothing_to_learn_from() -> None:
     judge = algorithm({"name": "gae"}, count_zero_advantage=False)
-    x = judge.experience([episode("foreseen", 1.0), episode("win", 1.0)])
+    x = judge.experience(group_episodes([episode("foreseen", 1.0), episode("win", 1.0)]))
     batch, whole = judge.compute_weights(valued(x, [1.0] * 4, [0.0] * 4))
     assert not batch.advantages[0].any() and whole == Denominators(4, 1, valued=8)
     rejecting = algorithm(
@@ -129,7 +142,7 @@ def test_the_critic_learns_from_what_the_policy_has_nothing_to_learn_from() -> N
 
 def test_a_kl_penalty_in_the_reward_is_part_of_advantages_and_targets() -> None:
     judge = algorithm({"name": "gae", "lam": 1.0}, kl={"where": "reward", "coefficient": 0.5, "kind": "k1"})
-    x = valued(judge.experience([episode("win", 1.0)]), [0.25] * 4)
+    x = valued(judge.experience(group_episodes([episode("win", 1.0)])), [0.25] * 4)
     nearer = x.rows.old_logprobs - 0.5 * x.rows.loss_mask  # each token costs .5 * .5
     batch, _ = judge.compute_weights(replace(x, batch=replace(x.rows, reference_logprobs=nearer)))
     assert at_sampled(batch.returns, batch) == [pytest.approx([0.0, 0.25, 0.5, 0.75])]
@@ -138,7 +151,7 @@ def test_a_kl_penalty_in_the_reward_is_part_of_advantages_and_targets() -> None:
 
 def test_an_episode_that_a_limit_cut_short_has_no_value_after_its_end() -> None:
     judge = algorithm({"name": "gae"})
-    x = valued(judge.experience([episode("short", 0.0)]), [0.5] * 4)
+    x = valued(judge.experience(group_episodes([episode("short", 0.0)])), [0.5] * 4)
     batch, _ = judge.compute_weights(replace(x, cut_short=torch.tensor([True])))
     assert batch.advantages[batch.loss_mask][-1].item() == -0.5
 
@@ -155,7 +168,7 @@ def rows() -> tuple[Algorithm, Batch, Denominators]:
     ]
     for sample in samples:
         sample.turns[:] = [t // 4 for t in range(len(sample.turns))]
-    x = judge.experience([episode(str(e), float(e % 2)) for e in range(6)])
+    x = judge.experience(group_episodes([episode(str(e), float(e % 2)) for e in range(6)]))
     x = replace(x, batch=collate(samples))
     x = replace(x, batch=replace(x.rows, values=torch.where(x.rows.loss_mask, x.rows.token_ids / 50, math.nan)))
     return judge, *judge.compute_weights(x)

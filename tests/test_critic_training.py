@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience, collate
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience, collate, group_episodes
 from agent_rl.algorithms.objectives.value import explained_variance
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.critic import FILE, Critic
@@ -46,7 +46,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def fixed_batch(algorithm: Algorithm) -> tuple[Batch, Denominators]:
     """Rows whose reward stands in their first token."""
-    x = Experience.of([example_episode(str(e)) for e in range(8)])
+    x = Experience.of(group_episodes([example_episode(str(e)) for e in range(8)]))
     rows = [example_sample(12, [4, 5, 8, 9, 11], reward=float(e % 2), seed=e, episode=e) for e in range(8)]
     for e, row in enumerate(rows):
         row.token_ids[0] = 48 + e % 2
@@ -125,13 +125,15 @@ def test_values_before_the_update_are_those_that_it_starts_from(where: str, fold
     assert trainer.critic is not None
     torch.nn.init.normal_(trainer.critic.head.weight, generator=torch.Generator().manual_seed(0))
     episodes = trainer.train_step().episodes
-    x, _ = trainer._scored(trainer.algorithm.experience(episodes))
+    x, _ = trainer._scored(trainer.algorithm.experience(group_episodes(episodes)))
     with torch.no_grad():
         states = score_tokens(trainer.actor.model, x.rows.token_ids).hidden
         values = trainer.critic(x.rows.token_ids, states)
     torch.testing.assert_close(x.rows.values, torch.where(x.rows.loss_mask, values, 0.0), rtol=0, atol=1e-5)
     assert x.rows.values.any()
-    assert trainer.update(trainer.algorithm.experience(episodes))["critic/vf_clipfrac"] > 0  # by the third update
+    assert (
+        trainer.update(trainer.algorithm.experience(group_episodes(episodes)))["critic/vf_clipfrac"] > 0
+    )  # by the third update
 
 
 @pytest.mark.parametrize("where", WHERE)

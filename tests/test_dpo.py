@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, collate
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, collate, group_episodes
 from agent_rl.algorithms.objectives.preference import dpo, sequence_logprob
 from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
 from tests.doubles import example_episode, example_sample
@@ -140,7 +140,7 @@ GROUP = [
 )
 def test_the_best_and_the_worst_that_are_trained_on(parts: dict[str, object], chosen: dict[int, float]) -> None:
     ours = Algorithm(AlgorithmConfig(**{"objective": "dpo", **PARTS, **parts}))  # type: ignore[arg-type]
-    batch, _ = ours.compute_weights(ours.experience(GROUP))
+    batch, _ = ours.compute_weights(ours.experience(group_episodes(GROUP)))
     sides = batch.advantages.sum(-1).sign().tolist()
     assert dict(zip(batch.episode.tolist(), sides, strict=True)) == chosen
     assert batch.group.tolist() == [0] * len(chosen)

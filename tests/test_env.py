@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent_rl.concurrency import maybe_await
-from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
+from agent_rl.core.episode import Episode, Origin, Outcome, Reward, StopReason
 from agent_rl.core.messages import Message, Step, ToolCall
 from agent_rl.errors import ConfigError, DefinitionError, SandboxError
 from agent_rl.gym.budget import Budget
@@ -50,7 +50,9 @@ class Shop(ToolEnv):
 
 def episode(text: str = "4") -> Episode:
     messages = (Message("user", "?"), Message("assistant", text))
-    return Episode("e", "shop-v0", {}, 0, "g", messages, (), (), (), StopReason.DONE, Outcome.TERMINATED)
+    return Episode(
+        "e", "shop-v0", {}, 0, "g", Origin("rollout"), messages, (), (), (), StopReason.DONE, Outcome.TERMINATED
+    )
 
 
 def score(env: Env) -> tuple[Reward, ...]:

@@ -1,4 +1,4 @@
-"""Filters, each against hand-made cases; dynamic sampling by property."""
+"""Filters, each against hand-made cases."""
 
 import math
 
@@ -8,12 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.algorithms.filters import (
-    DynamicSampling,
     group_range,
     informative,
-    next_round,
     not_overlong,
-    offer,
     on_policy,
     scored,
     varied_groups,
@@ -137,118 +134,3 @@ def test_varied_groups_by_definition_in_any_order(pairs, random):
     assert kept(pairs) == [expected(*pair) for pair in pairs]
     shuffled = random.sample(pairs, len(pairs))
     assert kept(shuffled) == [expected(*pair) for pair in shuffled]
-
-
-# --- dynamic sampling ---
-
-
-def test_a_batch_is_filled_first_come_first_served():
-    state = DynamicSampling(target=3)
-    assert next_round(state) == 3
-    state = offer(state, [False, True, False])
-    # 2 are missing, the rate is (1 + 1) / (3 + 1): 2 / (1/2) = 4
-    assert next_round(state) == 4
-    assert (state.taken, state.reason) == ((1,), None)
-    state = offer(state, [True, False, True, True])
-    assert state.taken == (1, 3, 5)
-    assert (state.leftover, state.rounds, state.offered, state.accepted) == (1, 2, 7, 4)
-    assert (next_round(state), state.reason) == (0, "full")
-
-
-def test_what_was_sampled_is_not_changed_by_an_offer():
-    state = DynamicSampling(target=2)
-    offer(state, [True])
-    assert state == DynamicSampling(target=2)
-
-
-def test_a_round_is_bounded_when_nothing_is_accepted():
-    state = offer(DynamicSampling(target=4, oversampling=2.5), [False] * 4)
-    assert next_round(state) == 10  # 4 / (1 / 5) = 20, bounded by 2.5 * 4
-    assert next_round(offer(DynamicSampling(target=4, oversampling=1), [False] * 4)) == 4
-
-
-def test_a_known_rate_sizes_the_first_round():
-    assert next_round(DynamicSampling(target=4, expected_rate=0.5)) == 8
-    assert next_round(DynamicSampling(target=4, expected_rate=0.3)) == 12  # ceil(13.3), bounded by 3 * 4
-    assert next_round(DynamicSampling(target=4, expected_rate=5e-324)) == 12
-    # after a round it weighs as one group: 2 / ((2 + .5) / (8 + 1)) = 7.2
-    assert next_round(offer(DynamicSampling(target=4, expected_rate=0.5), [True] * 2 + [False] * 6)) == 8
-
-
-def test_sampling_gives_up_with_a_reason_and_what_there_is():
-    state = DynamicSampling(target=8, max_rounds=3)
-    for kept in ([True, False], [], [False, True, False]):  # a round in which every group failed counts too
-        assert state.reason is None
-        state = offer(state, kept)
-    assert state.reason == "gave up after 3 rounds with 2 of 8 groups"
-    assert (next_round(state), state.taken) == (0, (0, 3))
-
-
-def test_late_groups_are_counted_but_not_taken():
-    full = offer(DynamicSampling(target=1), [True])
-    late = offer(full, [True, False, True])
-    assert (late.taken, late.leftover, late.rounds, late.reason) == ((0,), 2, 1, "full")
-    given_up = offer(offer(DynamicSampling(target=2, max_rounds=1), [True]), [True])
-    assert (given_up.taken, given_up.leftover) == ((0,), 1)
-    assert given_up.reason == "gave up after 1 rounds with 1 of 2 groups"
-
-
-def test_a_batch_that_fills_in_the_last_round_is_full():
-    assert offer(DynamicSampling(target=1, max_rounds=1), [True]).reason == "full"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"target": 0},
-        {"target": 1, "max_rounds": 0},
-        {"target": 1, "oversampling": 0.5},
-        {"target": 1, "oversampling": math.inf},
-        {"target": 1, "oversampling": NAN},
-        {"target": 1, "expected_rate": 0},
-        {"target": 1, "expected_rate": 1.5},
-        {"target": 1, "expected_rate": NAN},
-    ],
-)
-def test_impossible_refills_are_refused(wrong):
-    name, value = list(wrong.items())[-1]
-    with pytest.raises(ConfigError, match=f"{name}={value}"):
-        DynamicSampling(**wrong)
-
-
-@given(
-    target=st.integers(1, 20),
-    max_rounds=st.integers(1, 8),
-    oversampling=st.floats(1, 5),
-    expected_rate=st.floats(0.01, 1),
-    rate=st.floats(0, 1),
-    lost=st.integers(0, 3),
-    random=st.randoms(use_true_random=False),
-)
-@settings(deadline=None, max_examples=60)
-def test_sampling_always_ends_and_never_overfills(target, max_rounds, oversampling, expected_rate, rate, lost, random):
-    state = DynamicSampling(target, max_rounds, oversampling, expected_rate)
-    flags: list[bool] = []
-    rounds = 0
-    while n := next_round(state):
-        assert target - len(state.taken) <= n <= oversampling * target
-        kept = [random.random() < rate for _ in range(max(n - lost, 0))]  # groups may get lost on the way
-        state, flags, rounds = offer(state, kept), flags + kept, rounds + 1
-    assert rounds == state.rounds <= max_rounds
-    passed = [i for i, keep in enumerate(flags) if keep]
-    assert list(state.taken) == passed[:target]
-    assert state.leftover == len(passed) - len(state.taken)
-    assert state.offered == len(flags)
-    assert (state.reason == "full") == (len(passed) >= target)
-    assert state.reason is not None
-
-
-@given(target=st.integers(1, 30), every=st.integers(1, 3))
-@settings(deadline=None, max_examples=30)
-def test_a_steady_acceptance_fills_the_batch_with_hardly_any_waste(target, every):
-    state = DynamicSampling(target, oversampling=4)
-    while n := next_round(state):
-        state = offer(state, [(state.offered + i) % every == 0 for i in range(n)])
-    assert state.reason == "full"
-    assert len(state.taken) == target
-    assert state.leftover <= 1

@@ -5,12 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
+from agent_rl.core.episode import Episode, Origin, Outcome, Reward, StopReason
 from agent_rl.errors import DefinitionError
 from agent_rl.gym.env import Env
 from agent_rl.gym.reward import reward
 
-EPISODE = Episode("e", "odd-v0", {}, 0, "g", (), (), (), (), StopReason.DONE, Outcome.TERMINATED)
+EPISODE = Episode("e", "odd-v0", {}, 0, "g", Origin("rollout"), (), (), (), (), StopReason.DONE, Outcome.TERMINATED)
 
 
 def score(env: Env) -> tuple[Reward, ...]:

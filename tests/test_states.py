@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, explain
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, explain, group_episodes
 from agent_rl.algorithms.state_values import StateValueConfig, plan, return_from
 from agent_rl.core.episode import Episode, Outcome, Reward, StepRecord
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
@@ -35,7 +35,7 @@ def walk(name: str, group: str, reward: float | None, *states: str | None, **cha
 
 def by_turn(algorithm: Algorithm, episodes: list[Episode], values: torch.Tensor | None = None) -> list[list[float]]:
     """Advantages by turn of each episode; none for an episode without a gradient."""
-    x = algorithm.experience(episodes)
+    x = algorithm.experience(group_episodes(episodes))
     x = x if values is None else replace(x, state_values=values)
     batch, _ = algorithm.compute_weights(x)
     found: list[list[float]] = [[] for _ in episodes]
@@ -103,7 +103,9 @@ def test_the_rows_of_a_forked_episode_share_its_turns():
 
 def test_step_grouped_wants_to_know_the_state_of_every_turn():
     algorithm = Algorithm(AlgorithmConfig(advantage="step-grouped"))
-    x = algorithm.experience([walk("e0", "a", 1.0, "s", None), walk("e1", "a", 0.0, "s"), walk("e2", "a", None, None)])
+    x = algorithm.experience(
+        group_episodes([walk("e0", "a", 1.0, "s", None), walk("e1", "a", 0.0, "s"), walk("e2", "a", None, None)])
+    )
     assert x.states.tolist() == [[0, -1], [0, -1], [-1, -1]]
     with pytest.raises(ConfigError, match=r"but 1 turns have none: let the environment define state_hash\(self\)"):
         algorithm.compute_weights(x)

@@ -13,7 +13,8 @@ from agent_rl.algorithms import Algorithm, AlgorithmConfig
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.core.episode import Episode, Outcome, Reward
+from agent_rl.cli import main
+from agent_rl.core.episode import Episode, Origin, Outcome, Reward
 from agent_rl.errors import ConfigError, DamagedEpisodeError, StoreError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import task_key
@@ -61,22 +62,24 @@ def test_training_episodes_that_differ_are_taken_and_no_others(tmp_path: Path) -
     unlike = pair("train-00000-000")
     alike = [replace(e, rewards=unlike[0].rewards) for e in pair("train-00000-001")]
     evaluations = [
-        *pair("test-00002-sampled"),
-        *pair("train-00002-sampled"),  # of a run with eval.split=train
-        *(episode(f"train-00002-{i:04d}", float(i), "train-00002") for i in range(2)),  # with eval.dev_split=train
-        episode("5f3c", 0.0, "g"), episode("5f3d", 1.0, "g"),  # of `agent-rl rollout`: of any split
-    ]  # fmt: skip
+        *pair("test-00002-sampled", origin=Origin("eval", "test", 2)),
+        *pair("train-00000-003", origin=Origin("eval", "train", 2)),  # ids mean nothing
+        *pair("train-00000-004", origin=Origin("train", "train", 0, greedy=True)),
+    ]
+    rolled_out = pair("5f3c", origin=Origin("rollout", "test"))
     unscored = [episode("train-00001-000-00", None), episode("train-00001-000-01", 1.0)]
     lost = [episode("train-00001-001-00", 0.0, outcome=Outcome.FAILED), episode("train-00001-001-01", 1.0)]
     mute = pair("train-00001-002", trajectories=())
     later = pair("train-00012-1000")
-    file = write(tmp_path, *unlike, *alike, *evaluations, *unscored, *lost, *mute, *later)
+    file = write(tmp_path, *unlike, *alike, *evaluations, *rolled_out, *unscored, *lost, *mute, *later)
     found = index_groups(file, "shop-v0", algorithm())
     assert found.file == tmp_path / "episodes.jsonl" and found.largest_token == 13
-    assert taken(found) == [[e.id for e in unlike], [e.id for e in later]]
+    assert taken(found) == [[e.id for e in group] for group in (unlike, rolled_out, later)]
     held_out = {task_key(unlike[0].task)}
-    assert taken(index_groups(file, "shop-v0", algorithm(), held_out)) == [[e.id for e in later]]
-    with pytest.raises(ConfigError, match=r"4 groups with 8 training.*Left out: 8 that no .*2 of tasks .*2 without"):
+    assert taken(index_groups(file, "shop-v0", algorithm(), held_out)) == [
+        [e.id for e in group] for group in (rolled_out, later)
+    ]
+    with pytest.raises(ConfigError, match=r"5 groups with 10 episodes.*Left out: 6 of eval.*2 of tasks .*2 without"):
         index_groups(file, "shop-v0", algorithm(margin=1.0), held_out)
 
 
@@ -92,9 +95,9 @@ def test_one_group_id_for_two_tasks_is_two_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("episodes", "message"),
     [
-        ([], "0 groups with 0 training episodes"),
+        ([], "0 groups with 0 episodes"),
         (pair("train-00000-000", trajectories=()), "2 without sampled token ids"),
-        (pair("test-00000-sampled"), "2 that no training step sampled"),
+        (pair("a", origin=Origin("eval")), "2 of evaluations"),
         (pair("train-00000-000", env="other-v0"), "train-00000-000-00 is of other-v0, and this run trains on shop-v0"),
     ],
 )
@@ -176,16 +179,28 @@ def test_a_run_on_stored_episodes(folder: Path, tmp_path: Path) -> None:
     assert float(str(rows[0]["train/loss"])) < np.log(2) and float(str(rows[0]["rewards/margins"])) > 0
     assert float(str(rows[0]["rewards/accuracies"])) == 1
     assert not any(name.startswith("rollout/s") for row in rows for name in row)
-    ids = {e.id for e in read_episodes(run)}
-    assert ids and not any(id.startswith("train-") for id in ids)  # nothing was sampled to train on
+    assert {e.origin.purpose for e in read_episodes(run)} == {"eval"}  # nothing was sampled to train on
     start, reference = (weights_in(f) for f in (folder / "checkpoint", run / "reference"))
     assert all(torch.equal(start[name], reference[name]) for name in start)
     assert not (folder / "reference").exists()  # nobody needs it there
     assert not all(torch.equal(start[name], value) for name, value in weights(run).items())
     places = json.loads((run / "stored_groups.json").read_text())
-    known = {e.id for e in read_episodes(folder) if e.id.startswith("train-")}
+    known = {e.id for e in read_episodes(folder) if e.origin.purpose == "train"}
     assert Path(places["file"]) == folder / "episodes.jsonl" and 0 < len(places["groups"]) < len(known) / 4
     assert "groups from" in (run / "report.html").read_text()
+
+
+def test_dpo_learns_from_what_the_rollout_command_stored(talker: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rolled" / "episodes.jsonl"
+    command = ["rollout", "split=train", "n=6", "samples=4", f"policy={talker}", "max_tokens=24", f"out={out}"]
+    assert main(command) == 0
+    assert {(e.origin.purpose, e.origin.split) for e in read_episodes(out)} == {("rollout", "train")}
+    assert [e.origin.sample for e in read_episodes(out)][:5] == [0, 1, 2, 3, 0]
+    run = start_run(
+        config(tmp_path, algorithm=DPO, episodes=str(out), start_from=str(talker), rollout=ROLLOUT, steps=2), Progress()
+    )
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
+    assert len(rows) == 2 and all(float(str(row["train/pairs"])) >= 1 for row in rows)
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:

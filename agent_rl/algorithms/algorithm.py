@@ -25,7 +25,7 @@ from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward,
 from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.objectives.value import value_loss
 from agent_rl.algorithms.selection import FILTERS, SHAPING
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.trajectory import Source
 from agent_rl.moe.agreement import agreement_of, routing_metrics
 
@@ -74,9 +74,9 @@ class Algorithm:
         """Whether the advantage needs `Experience.state_values`, of continuations that `vine.plan` asks for."""
         return self.config.advantage["name"] == "state-values"
 
-    def experience(self, episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> Experience:
-        """Read the episodes of a step, shape their scores and mark what is trained on."""
-        x = Experience.of(episodes, greedy)
+    def experience(self, groups: Sequence[EpisodeGroup]) -> Experience:
+        """Read the groups of a step, shape the episodes' scores and mark what is trained on."""
+        x = Experience.of(groups)
         scores = x.scores
         for chosen in self.config.shaping:
             scores = SHAPING.bind(chosen)(replace(x, scores=scores))

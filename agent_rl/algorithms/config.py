@@ -11,7 +11,7 @@ from agent_rl.algorithms.advantages.critic import WITH_CRITIC
 from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.components import ComponentConfig
 from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
-from agent_rl.algorithms.filters import DynamicSampling
+from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES
 from agent_rl.algorithms.objectives.kl import KLKind
 from agent_rl.algorithms.selection import FILTERS, SHAPING

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agent_rl.algorithms.advantages.turn import spread
 from agent_rl.algorithms.batch import Batch, collate, to_samples
-from agent_rl.core.episode import Episode, Outcome, StopReason
+from agent_rl.core.episode import Episode, EpisodeGroup, Outcome, StopReason
 from agent_rl.core.messages import Task
 
 CUT_SHORT = (StopReason.TOKENS, StopReason.LENGTH)
@@ -52,15 +52,17 @@ class Experience:
     """float64 `[E, K]`: what is to be expected from the state before each turn on; NaN where it is not known."""
 
     @classmethod
-    def of(cls, episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> Experience:
-        """Read off what the episodes of a step hold, and greedy ones of the same groups."""
+    def of(cls, groups: Sequence[EpisodeGroup]) -> Experience:
+        """Read what the groups of a step hold; episodes are numbered in the order of their groups."""
+        episodes = [episode for group in groups for episode in group.episodes]
+        sizes = torch.tensor([len(group.episodes) for group in groups], dtype=torch.int64)
+        number = torch.arange(len(groups)).repeat_interleave(sizes)
+        baselines = _numbers([None if group.greedy is None else group.greedy.reward for group in groups])
         samples = to_samples(episodes)
         lengths = torch.zeros(len(episodes), dtype=torch.int64)
         for sample in samples:
             lengths[sample.episode] += int(sample.loss_mask.sum())
         weights = {r.name: r.weight for e in episodes for r in e.rewards if r.weight != 0}
-        group_ids: dict[str, int] = {}
-        baselines = {e.group_id: e.reward for e in greedy}
         return cls(
             batch=collate(samples) if samples else None,
             scores=_numbers([e.reward for e in episodes]),
@@ -69,11 +71,11 @@ class Experience:
             ),
             names=tuple(weights),
             weights=torch.tensor(list(weights.values()), dtype=torch.float64),
-            groups=torch.tensor([group_ids.setdefault(e.group_id, len(group_ids)) for e in episodes]),
+            groups=number,
             lengths=lengths,
             cut_short=torch.tensor([e.stop_reason in CUT_SHORT for e in episodes], dtype=torch.bool),
             kept=torch.tensor([e.reward is not None for e in episodes], dtype=torch.bool),
-            baselines=_numbers([baselines.get(e.group_id) for e in episodes]),
+            baselines=baselines[number],
             tasks=tuple(e.task for e in episodes),
             tool_errors=torch.tensor([sum(e.tool_errors.values()) for e in episodes], dtype=torch.int64),
             states=(states := _states(episodes)),
@@ -126,6 +128,15 @@ class Experience:
         places = self.batch.loss_mask.shape[1] - 1 - self.batch.loss_mask.flip(1).int().argmax(1)
         rewards[last, places[last]] += change[self.batch.episode[last]]
         return replace(self, scores=scores, batch=replace(self.batch, rewards=rewards))
+
+
+def group_episodes(episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> list[EpisodeGroup]:
+    """Sort episodes into their groups, which are in the order of their first episodes; greedy ones are baselines."""
+    found: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        found.setdefault(episode.group_id, []).append(episode)
+    baselines = {e.group_id: e for e in greedy}
+    return [EpisodeGroup(id, tuple(members), baselines.get(id)) for id, members in found.items()]
 
 
 def _last_rows(episode: Tensor) -> Tensor:

@@ -4,15 +4,11 @@ A filter returns a bool mask `[E]`, True for the episodes to keep; filters combi
 dropped episode keeps its place in its group's statistics. Whether it still counts in the denominators of the loss is
 decided by which episodes the caller counts there; systems differ, so every filter says what they do. A NaN score or
 advantage is an episode that is not scored.
-
-Dynamic sampling (DAPO) samples until enough groups passed: `DynamicSampling` is its bookkeeping.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,7 +61,7 @@ def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: float = TOLERANC
     Stated for any score: the highest and the lowest differ by more than `tolerance`. A mean strictly between 0 and 1
     (OpenRLHF's range filter) is the same for scores in {0, 1} only and drops good groups of others (OpenRLHF#1270); a
     standard deviation other than exactly 0 (verl) keeps rounding noise. A group with a single scored episode is not
-    varied; verl keeps it. DAPO fills the batch up with other groups (`DynamicSampling`) and counts only kept ones.
+    varied; verl keeps it. DAPO fills the batch up with other groups (`dynamic_sampling`) and counts only kept ones.
 
     Args:
         scores: `[E]`, NaN for an episode that is not scored: it has no say and is not kept, even in a kept group.
@@ -114,95 +110,3 @@ def group_range(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
         return source.new_full(ids.shape, empty).scatter_reduce(0, member, source, reduce)[member]
 
     return extreme("amin", math.inf), extreme("amax", -math.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class DynamicSampling:
-    """How far dynamic sampling has come in filling one batch with groups that are worth training on.
-
-        state, groups = Refill(target=32), []
-        while n := next_round(state):
-            groups += (new := sample(n))
-            state = offer(state, [varied(group) for group in new])
-        batch = [groups[i] for i in state.taken]
-
-    It always ends, at the latest after `max_rounds`, and never by raising: a batch that is not full is smaller, not the
-    end of the run (verl raises after `max_num_gen_batches`, DAPO#22).
-    """
-
-    target: int
-    """How many groups the batch needs."""
-    max_rounds: int = 10
-    oversampling: float = 3.0
-    """A round samples at most this times `target` groups, however few were accepted."""
-    expected_rate: float = 1.0
-    """The share of groups expected to pass before any were seen, e.g. that of the step before; weighs as one group."""
-    rounds: int = 0
-    offered: int = 0
-    accepted: int = 0
-    """How many of the offered groups were worth training on, taken or not."""
-    taken: tuple[int, ...] = ()
-    """The groups of the batch: positions among all offered groups in order, first come, first served."""
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: if `target` or `max_rounds` is below 1, `oversampling` below 1 or infinite, or `expected_rate`
-                not in (0, 1].
-        """
-        if self.target < 1 or self.max_rounds < 1:
-            raise ConfigError(f"target={self.target} and max_rounds={self.max_rounds} must both be at least 1")
-        if not 1 <= self.oversampling < math.inf:
-            raise ConfigError(f"oversampling={self.oversampling} must be at least 1 and finite; 1 for none")
-        if not 0 < self.expected_rate <= 1:
-            raise ConfigError(
-                f"expected_rate={self.expected_rate} must be above 0 and at most 1; 1 if nothing is known"
-            )
-
-    @property
-    def leftover(self) -> int:
-        """How many accepted groups came after the batch was full, or after sampling had ended."""
-        return self.accepted - len(self.taken)
-
-    @property
-    def reason(self) -> str | None:
-        """Why sampling ended; None while it goes on."""
-        if len(self.taken) == self.target:
-            return "full"
-        if self.rounds >= self.max_rounds:
-            return f"gave up after {self.rounds} rounds with {len(self.taken)} of {self.target} groups"
-        return None
-
-
-def next_round(state: DynamicSampling) -> int:
-    """Return how many groups to sample now; 0 when sampling has ended.
-
-    As many as are missing, divided by the acceptance rate so far, `(accepted + expected_rate) / (offered + 1)`, but not
-    more than `oversampling * target`. verl and slime sample a fixed number of groups every round instead.
-    """
-    if state.reason is not None:
-        return 0
-    missing = state.target - len(state.taken)
-    likely = missing * (state.offered + 1) / (state.accepted + state.expected_rate)
-    return math.ceil(min(likely, int(state.oversampling * state.target)))
-
-
-def offer(state: DynamicSampling, kept: Sequence[bool]) -> DynamicSampling:
-    """Return the state after a round.
-
-    Args:
-        state: the state before it; it is not changed.
-        kept: one flag per sampled group, in order: whether it is worth training on. There may be fewer or more than
-            were asked for. Groups that come after sampling has ended are counted, but not taken.
-    """
-    ended = state.reason is not None
-    positions = [state.offered + i for i, keep in enumerate(kept) if keep]
-    missing = 0 if ended else state.target - len(state.taken)
-    return replace(
-        state,
-        rounds=state.rounds + (not ended),
-        offered=state.offered + len(kept),
-        accepted=state.accepted + len(positions),
-        taken=state.taken + tuple(positions[:missing]),
-    )

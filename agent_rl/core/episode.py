@@ -100,6 +100,7 @@ class Episode:
     task: Task
     seed: int
     group_id: str
+    origin: Origin
     messages: tuple[Message, ...]
     steps: tuple[StepRecord, ...]
     trajectories: tuple[Trajectory, ...]

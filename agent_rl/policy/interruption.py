@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 from agent_rl.engines.base import SamplingParams, Session
 from agent_rl.errors import ConfigError
+from agent_rl.seeds import Stream, rng
 
 Piece: TypeAlias = Completion | tuple[int, ...]
 """A part of a reply: what was sampled, or ids that were given."""
@@ -61,8 +60,8 @@ class Interruption:
             turn: the reply's.
             sampled: the tokens that earlier replies of the episode sampled.
         """
-        key = [4, seed, turn] if self.per == "reply" else [4, seed]
-        early = int(np.random.default_rng(key).integers(self.spread + 1)) if self.spread else 0
+        key = (seed, turn) if self.per == "reply" else (seed,)
+        early = int(rng(Stream.INTERRUPTION, *key).integers(self.spread + 1)) if self.spread else 0
         return max(0, self.after_tokens - early - (sampled if self.per == "episode" else 0))
 
 
@@ -91,7 +90,8 @@ async def sample_reply(
     most = params.max_tokens if room is None else min(params.max_tokens, room)
 
     async def draw(new: Sequence[int], limit: int) -> Completion:
-        return await session.sample(new, replace(params, max_tokens=limit), stop_ids)
+        bounded = params if limit == params.max_tokens else replace(params, max_tokens=limit)
+        return await session.sample(new, bounded, stop_ids)
 
     if interrupt is None or point >= most or (room is not None and point + len(interrupt.ids) >= room):
         return [await draw(ids, most)]

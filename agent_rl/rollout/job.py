@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON, Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.base import Prefix
+
+ROLLOUT = Origin("rollout")
+"""The origin of a job that says none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class Job:
     env_args: Mapping[str, JSON] = field(default_factory=dict)
     id: str | None = None
     """The episode's id; a random one if left out."""
+    origin: Origin = ROLLOUT
     snapshots: bool = False
     """Keep the environment's snapshot before each turn, to continue from."""
     branch: Branch | None = None
@@ -116,6 +120,7 @@ def continuation(
         budget=budget,
         env_args=episode.env_args,
         id=id,
+        origin=episode.origin,
         snapshots=snapshots,
         branch=branch,
     )

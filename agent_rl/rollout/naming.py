@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agent_rl.core.episode import Origin, Purpose
 from agent_rl.core.messages import Task
 from agent_rl.gym.tasks import EVALUATION_SEED, episode_seed
 
@@ -12,8 +13,15 @@ EVALUATION = "evaluation"
 """The column that tells the rows of an evaluation from those of training."""
 
 
+def origin_of(row: Mapping[str, Any], *, greedy: bool = False) -> Origin:
+    """Return why a row's episode is run; arguments as of `names_of`."""
+    purpose: Purpose = "eval" if row[EVALUATION] else "train"
+    sample = 0 if greedy else int(row["session_id"])
+    return Origin(purpose, str(row["split"]), int(row["global_steps"]), sample, greedy)
+
+
 def names_of(row: Mapping[str, Any], *, greedy: bool = False) -> tuple[str, str]:
-    """Return the group id and the id of a row's episode.
+    """Return the group id and the id of a row's episode, for people to read.
 
     A training episode is `train-<step>-<task>-<sample>`, whatever its split is called, in a group of its task; the
     one that the others are compared with, if an algorithm does that, has `greedy` for its number. One of

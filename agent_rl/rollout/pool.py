@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON, Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import episode_seed, task_key
-from agent_rl.policy.base import Policy
+from agent_rl.policy.base import AnyPolicy
 from agent_rl.rollout.episode import run_episode
-from agent_rl.rollout.job import Job
+from agent_rl.rollout.job import ROLLOUT, Job
 
 
 def group_jobs(
@@ -23,17 +24,32 @@ def group_jobs(
     samples: int,
     run_seed: int,
     *,
+    origin: Origin = ROLLOUT,
     budget: Budget | None = None,
     env_args: Mapping[str, JSON] | None = None,
 ) -> list[Job]:
     """Return the jobs of one group: `samples` episodes of the same task that differ in their seeds only."""
     group = f"{task_key(task)}-{run_seed}"
-    seeds = [episode_seed(run_seed, task, sample) for sample in range(samples)]
-    return [Job(spec, task, seed, group, budget, env_args or {}) for seed in seeds]
+    return [
+        Job(
+            spec,
+            task,
+            episode_seed(run_seed, task, sample),
+            group,
+            budget,
+            env_args or {},
+            origin=replace(origin, sample=sample),
+        )
+        for sample in range(samples)
+    ]
 
 
 async def run_jobs(
-    jobs: Sequence[Job], policy: Policy, *, concurrency: int = 64, on_episode: Callable[[Episode], None] | None = None
+    jobs: Sequence[Job],
+    policy: AnyPolicy,
+    *,
+    concurrency: int = 64,
+    on_episode: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Run all jobs, at most `concurrency` at a time; return their episodes in the order of the jobs.
 
@@ -57,7 +73,7 @@ async def run_jobs(
 
 
 async def stream_jobs(
-    jobs: Iterable[Job], policy: Policy, *, concurrency: int = 64
+    jobs: Iterable[Job], policy: AnyPolicy, *, concurrency: int = 64
 ) -> AsyncGenerator[tuple[int, Episode], None]:
     """Yield `(index of the job, episode)` as episodes end; jobs are drawn as there is room for them.
 

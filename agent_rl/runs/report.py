@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
+from itertools import islice
 from pathlib import Path
 from typing import TypedDict
 
 import torch
 
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.errors import StoreError
 from agent_rl.rollout import Rate
 from agent_rl.runs.metrics import Row, read_metrics
@@ -132,14 +133,10 @@ def _curve(rows: list[Row], config: TrainConfig) -> str:
     return learning_curve_svg(train, [(step, *point) for step, point in sorted(evals.items())])
 
 
-def evaluation_tag(config: TrainConfig, step: int, sampling: str) -> str:
-    """Return what the ids of an evaluation's episodes begin with."""
-    return f"{config.eval.split}-{step:05d}-{sampling}"
-
-
 def _shown_episodes(folder: Path, config: TrainConfig, step: int) -> list[Episode]:
-    wanted = {f"{evaluation_tag(config, step, 'sampled')}-{i:04d}" for i in range(SHOWN)}
-    return sorted((e for e in read_episodes(folder / "episodes.jsonl") if e.id in wanted), key=lambda e: e.id)
+    """Return the first episodes of an evaluation; those at the training temperature are stored first."""
+    wanted = Origin("eval", config.eval.split, step, greedy=config.rollout.temperature == 0)
+    return list(islice((e for e in read_episodes(folder / "episodes.jsonl") if e.origin == wanted), SHOWN))
 
 
 def _facts(config: TrainConfig, summary: Summary) -> list[tuple[str, str]]:

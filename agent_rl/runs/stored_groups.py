@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms import Algorithm, group_episodes
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.core.episode import Episode
 from agent_rl.errors import ConfigError, StoreError
 from agent_rl.gym.tasks import task_key
+from agent_rl.seeds import Stream, rng
 from agent_rl.store.episodes import episode_at, episode_file, locate_episodes
 
-TRAINING_ID = re.compile(r"train-\d+-\d+-\d+")
-"""Ids of the episodes that a run trained on, as `Trainer` gives them; those of its evaluations are others."""
 CHECKED = 8
 """Of how many groups the tokens are compared with the text."""
 
@@ -49,7 +45,7 @@ class StoredGroups:
         """
         size = min(size, len(self.groups))
         epoch, place = divmod(step, len(self.groups) // size)
-        order = np.random.default_rng([4, seed, epoch]).permutation(len(self.groups))
+        order = rng(Stream.STORED_GROUPS, seed, epoch).permutation(len(self.groups))
         return [e for index in order[place * size : (place + 1) * size] for e in self.read(int(index))]
 
     def read(self, index: int) -> list[Episode]:
@@ -106,9 +102,9 @@ class StoredGroups:
 
 
 def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Container[str] = ()) -> StoredGroups:
-    """Find the groups of training episodes that an algorithm has something to learn from; each is read twice.
+    """Find the groups of episodes that an algorithm has something to learn from; each is read twice.
 
-    Episodes of evaluations are left out, and so are those of tasks that this run evaluates on.
+    Episodes of evaluations, greedy ones, and those of tasks that this run evaluates on are left out.
 
     Args:
         path: an episode file, or a run's folder.
@@ -124,7 +120,7 @@ def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Con
     found: dict[tuple[str, str], list[int]] = {}
     largest, evaluations, held, silent = -1, 0, 0, 0
     for place, episode in locate_episodes(file):
-        if not TRAINING_ID.fullmatch(episode.id):
+        if episode.origin.purpose == "eval" or episode.origin.greedy:
             evaluations += 1
             continue
         if episode.env != env:
@@ -142,15 +138,14 @@ def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Con
         return replace(everything, groups=groups)
     episodes = sum(len(g.places) for g in everything.groups)
     raise ConfigError(
-        f"episodes={path} has nothing to learn from: {len(found)} groups with {episodes} training episodes, none with "
-        f"two that differ in reward as {algorithm.config.name} asks. Left out: {evaluations} that no training step "
-        f"sampled (their ids are not like train-00000-000-00), {held} of tasks that this run evaluates on, {silent} "
-        "without sampled token ids"
+        f"episodes={path} has nothing to learn from: {len(found)} groups with {episodes} episodes, none with "
+        f"two that differ in reward as {algorithm.config.name} asks. Left out: {evaluations} of evaluations, {held} of "
+        f"tasks that this run evaluates on, {silent} without sampled token ids"
     )
 
 
 def _teaches(episodes: list[Episode], algorithm: Algorithm) -> bool:
-    x = algorithm.experience(episodes)
+    x = algorithm.experience(group_episodes(episodes))
     return x.batch is not None and len(algorithm.compute_weights(x)[0]) > 0
 
 

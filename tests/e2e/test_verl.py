@@ -16,6 +16,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.store.episodes import read_episodes
 from tests.doubles import assert_plays_again
 from tests.e2e.servers import ROOT, complete
+from tests.metrics_page import EMBEDDED, ON_VERL, undocumented
 
 RUN = {
     "env": "calculator-v0",
@@ -47,6 +48,12 @@ def test_held_out_success_climbs(trained: tuple[Path, list[dict[str, Any]]]) -> 
     assert after >= before + 0.15
 
 
+def test_every_metric_is_on_the_page(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, rows = trained
+    names = {name for row in rows for name in row.get("data", row)} - {"kind", "step"}
+    assert undocumented(names, [*EMBEDDED, *ON_VERL]) == []
+
+
 def test_every_step_starts_on_policy(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     _, rows = trained
     steps = [row["data"] for row in rows if row["step"] > 0]
@@ -60,19 +67,19 @@ def test_every_step_starts_on_policy(trained: tuple[Path, list[dict[str, Any]]])
 def test_every_episode_is_stored_with_its_tokens(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, _ = trained
     episodes = list(read_episodes(folder))
-    training = [e for e in episodes if e.id.startswith("train-")]
+    training = [e for e in episodes if e.origin.purpose == "train"]
     assert len({e.id for e in episodes}) == len(episodes) and len(training) == 20 * 8 * 8
     versions = [int(e.trajectories[0].policy_versions.max()) for e in training if e.trajectories]
     assert sorted(set(versions)) == list(range(20))
     assert not [e.error for e in episodes if e.error]
-    assert {len({e.group_id for e in training if e.group_id.startswith(f"train-{s:05d}")}) for s in range(1, 21)} == {8}
+    assert {len({e.group_id for e in training if e.origin.step == s}) for s in range(1, 21)} == {8}
 
 
 def test_evaluations_are_stored_and_are_what_was_reported(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, rows = trained
     evaluated: dict[str, list[Episode]] = {}
     for episode in read_episodes(folder):
-        if not episode.id.startswith("train-"):
+        if episode.origin.purpose == "eval":
             evaluated.setdefault(episode.group_id, []).append(episode)
     assert {tag: len(found) for tag, found in evaluated.items()} == {
         f"test-{step:05d}-sampled": 128 for step in (0, 20)

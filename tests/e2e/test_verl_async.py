@@ -30,7 +30,7 @@ RUN: dict[str, Any] = {
 
 def training(folder: Path | str) -> list[Episode]:
     """The stored episodes but those of evaluations."""
-    return [e for e in read_episodes(folder) if e.id.startswith("train-")]
+    return [e for e in read_episodes(folder) if e.origin.purpose == "train"]
 
 
 def ages(run: Path) -> list[Counter[int]]:

@@ -56,7 +56,7 @@ def free_gaps(warm: Path, run: Path) -> torch.Tensor:
     """log old/mu of the tokens of the first step, where old routes for itself: float32, from the checkpoint."""
     model = AutoModelForCausalLM.from_pretrained(warm, dtype=torch.float32)
     gaps = []
-    trained = (episode for episode in read_episodes(run) if episode.id.startswith("train-00001"))
+    trained = (e for e in read_episodes(run) if (e.origin.purpose, e.origin.step) == ("train", 1))
     for trajectory in (t for episode in trained for t in episode.trajectories):
         with torch.no_grad():
             old = score_tokens(model, torch.from_numpy(trajectory.token_ids.astype(np.int64))[None]).logprobs[0]

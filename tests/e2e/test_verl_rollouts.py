@@ -35,7 +35,7 @@ pytestmark = pytest.mark.e2e
 def groups_of(folder: Path, step: int) -> dict[str, list[Episode]]:
     groups = defaultdict(list)
     for episode in read_episodes(folder):
-        if episode.group_id.startswith(f"train-{step:05d}"):
+        if episode.origin.purpose == "train" and episode.origin.step == step:
             groups[episode.group_id].append(episode)
     return groups
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ from verl.workers.rollout.replica import TokenOutput
 from agent_rl.backends.verl.config.settings import VerlConfig, verl_settings
 from agent_rl.backends.verl.driver import run as launch
 from agent_rl.backends.verl.worker.agent_loop import EnvAgentLoop
-from agent_rl.backends.verl.worker.branches import SNAPSHOTS, dump_branch
 from agent_rl.backends.verl.worker.dataset import TaskDataset
-from agent_rl.backends.verl.worker.rows import episode_of
-from agent_rl.core.episode import Episode
+from agent_rl.backends.verl.worker.rows import SNAPSHOTS, dump_branch, episode_of
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.errors import ConfigError
 from agent_rl.rendering import load_renderer, train_tokenizer
-from agent_rl.rendering.calls import write_call
+from agent_rl.rendering.hermes import write_call
 from agent_rl.rollout.job import Branch
 
 
@@ -98,6 +97,8 @@ def test_the_session_after_the_last_is_greedy_and_plays_in_the_first_one_s_world
     ]
     first, second, greedy = (episode for episode, *_ in found)
     assert (first.id, greedy.id) == ("train-00004-0000000-00", "train-00004-0000000-greedy")
+    assert first.origin == Origin("train", "train", 4)
+    assert greedy.origin == replace(first.origin, greedy=True)
     assert greedy.seed == first.seed != second.seed and greedy.group_id == first.group_id
     assert not any(SNAPSHOTS in carried for _, carried, _ in found)
 
@@ -129,5 +130,5 @@ def test_a_branch_is_run_on_from_where_it_leaves_its_episode(turn: int) -> None:
 def test_an_environment_that_can_t_be_continued_is_refused_at_once(tmp_path: Path) -> None:
     settings = {"env": Silent.id, "start_from": "m", "algorithm": VINE, "eval": {"split": "eval"}}
     with pytest.raises(ConfigError, match=r"silent-v0 has no snapshots: list .* in Silent.snapshot_attributes"):
-        launch.run(VerlConfig.model_validate(settings), tmp_path)
+        launch.start(VerlConfig.model_validate(settings | {"runs_dir": str(tmp_path)}))
     assert not any(tmp_path.iterdir())

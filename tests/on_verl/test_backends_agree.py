@@ -13,7 +13,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from agent_rl.algorithms import Algorithm, Batch, to_samples
+from agent_rl.algorithms import Algorithm, Batch, group_episodes, to_samples
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -153,7 +153,7 @@ def filled(batch: Batch, data: TensorDict) -> Batch:
 
 def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float = 1.0) -> tuple[torch.Tensor, int]:
     """The embedded backend's loss of the batch, and how many rows have a gradient."""
-    x = algorithm.experience(EPISODES, GREEDY if algorithm.needs_greedy else ())
+    x = algorithm.experience(group_episodes(EPISODES, GREEDY if algorithm.needs_greedy else ()))
     if algorithm.needs_values:
         x = replace(x, state_values=torch.stack([VALUES[e.id] for e in EPISODES]))
     batch, whole = algorithm.compute_weights(replace(x, batch=filled(x.rows, data)))
@@ -210,7 +210,9 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(case: tuple[str,
     assert value == pytest.approx(expected_loss.item(), rel=1e-6, abs=1e-6)
     torch.testing.assert_close(total, expected, rtol=0, atol=1e-5 * float(expected.norm()))
     assert weighed.metrics["train/samples"] == samples
-    assert weighed.metrics["rollout/kept"] == pytest.approx(algorithm.experience(EPISODES).kept.double().mean())
+    assert weighed.metrics["rollout/kept"] == pytest.approx(
+        algorithm.experience(group_episodes(EPISODES)).kept.double().mean()
+    )
 
 
 def test_padding_and_blank_rows_are_not_trained_on() -> None:

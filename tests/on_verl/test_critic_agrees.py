@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from agent_rl.algorithms import Algorithm, Batch
+from agent_rl.algorithms import Algorithm, Batch, group_episodes
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
@@ -54,7 +54,7 @@ def on_verl(critic: Critic) -> tuple[TensorDict, VerlWeightedRows]:
 
 def embedded(critic: Critic) -> tuple[Batch, torch.Tensor]:
     """The weighed batch, and the critic's loss on it."""
-    x = critic.algorithm.experience(EPISODES)
+    x = critic.algorithm.experience(group_episodes(EPISODES))
     values = critic.float().values(None, x.rows, token_budget=100)
     batch, whole = critic.double().algorithm.compute_weights(replace(x, batch=replace(x.rows, values=values)))
     return batch, critic.loss(torch.empty(0), batch, whole)

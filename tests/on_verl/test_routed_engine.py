@@ -19,7 +19,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.utils.padding import response_from_nested
 
-from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms import Algorithm, group_episodes
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -141,7 +141,7 @@ def by_verl(engine: RoutedEngine, algorithm: Algorithm, packed: bool) -> tuple[f
 
 def embedded(model: PreTrainedModel, algorithm: Algorithm) -> tuple[float, Tensor, dict[str, float]]:
     """The same as the embedded trainer takes it."""
-    x = algorithm.experience(EPISODES)
+    x = algorithm.experience(group_episodes(EPISODES))
     log = RouteLog(x.rows.lengths, x.rows.token_ids.shape[1])
     given = x.rows.routed_experts if algorithm.config.routing.replay == "R3" else None
     with torch.no_grad(), routed(model, given) as routes:

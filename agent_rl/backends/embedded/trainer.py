@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
+from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience, group_episodes
 from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
@@ -23,7 +23,7 @@ from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.group_sampling import require_hooks
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, Origin, Outcome
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
@@ -33,8 +33,9 @@ from agent_rl.moe.agreement import RoutingConfig, replayed_routes
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import routed, routers
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
-from agent_rl.rollout.metrics import trajectory_metrics
+from agent_rl.rollout.evaluation import trajectory_metrics
 from agent_rl.runs.stored_groups import StoredGroups
+from agent_rl.seeds import Stream, rng
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Trainer:
         if self.stored is not None:
             return self._stored_step(self.stored)
         sampled = self._next()
-        episodes, refill = sampled.episodes, sampled.refill
+        episodes, sampling = sampled.episodes, sampled.sampling
         started = time.perf_counter()
         metrics = self.update(sampled.experience(self.algorithm)) | sampled.metrics
         done = time.perf_counter()
@@ -91,9 +92,9 @@ class Trainer:
             "rollout/tool_calls": evaluation.tool_calls,
             "rollout/tool_errors": evaluation.tool_errors,
             "rollout/failed": float(evaluation.failed),
-            "rollout/rounds": float(refill.rounds),
-            "rollout/batch_filled": len(refill.taken) / refill.target,
-            "rollout/truncated": float(np.mean([e.stop_reason != "done" for e in episodes])),
+            "rollout/rounds": float(sampling.rounds),
+            "rollout/batch_filled": len(sampling.selected) / sampling.target,
+            "rollout/truncated": float(np.mean([e.outcome is Outcome.TRUNCATED for e in episodes])),
             "perf/rollout_s": sampled.seconds,
             "perf/update_s": done - started,
             "perf/sampled_tokens_per_s": sampled.tokens / sampled.seconds,
@@ -114,9 +115,9 @@ class Trainer:
         started = time.perf_counter()
         episodes = stored.batch(self.config.seed, self.step, self.config.rollout.groups)
         if self.config.shuffle_rewards:
-            episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
+            episodes = shuffled(episodes, rng(Stream.SHUFFLED_REWARDS, self.config.seed, self.step))
         read = time.perf_counter()
-        metrics = self.update(self.algorithm.experience(episodes))
+        metrics = self.update(self.algorithm.experience(group_episodes(episodes)))
         self.step += 1
         metrics |= {"perf/read_s": read - started, "perf/update_s": time.perf_counter() - read}
         return StepResult([], summarise(episodes), metrics)
@@ -208,14 +209,23 @@ class Trainer:
         self,
         tasks: Sequence[Task],
         params: SamplingParams,
+        split: str,
         tag: str,
         on_episode: Callable[[Episode], None] | None = None,
     ) -> tuple[Evaluation, list[Episode]]:
-        """Run each task once; the same tag and weights give the same episodes."""
+        """Run each task of a split once; the same weights give the same episodes, whose ids begin with `tag`."""
         self.actor.engine.update_weights(self.step)
-        args = self.config.env_args
+        origin = Origin("eval", split, self.step, greedy=params.temperature == 0)
         jobs = [
-            Job(self.spec, task, episode_seed(EVALUATION_SEED, task, 0), tag, env_args=args, id=f"{tag}-{i:04d}")
+            Job(
+                self.spec,
+                task,
+                episode_seed(EVALUATION_SEED, task, 0),
+                tag,
+                env_args=self.config.env_args,
+                id=f"{tag}-{i:04d}",
+                origin=origin,
+            )
             for i, task in enumerate(tasks)
         ]
         policy = self.rollouts.policy(params)

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Batch, Experience
+from agent_rl.algorithms import Algorithm, Batch, Experience, group_episodes
 from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.verl.worker.loss import SENT, WHOLE
@@ -36,7 +36,7 @@ class TrainingRows:
 
     def experience(self, algorithm: Algorithm) -> Experience:
         """Return what an algorithm learns from."""
-        x = algorithm.experience(self.episodes, self.greedy)
+        x = algorithm.experience(group_episodes(self.episodes, self.greedy))
         if not self.values:
             return x
         return replace(x, state_values=torch.stack([self.values[e.id] for e in self.episodes]))
