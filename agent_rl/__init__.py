@@ -27,6 +27,7 @@ from agent_rl.gym.reward import reward
 from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
 from agent_rl.policy.by_name import register_policy
+from agent_rl.rendering.by_name import register_renderer
 from agent_rl.version import __version__
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "make",
     "register",
     "register_policy",
+    "register_renderer",
     "reward",
     "run",
     "spec",
