@@ -12,10 +12,11 @@ from pydantic import JsonValue
 
 from agent_rl.core.trajectory import ExpertArray
 from agent_rl.errors import ConfigError
-from agent_rl.moe.agreement import RoutingConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from agent_rl.moe.agreement import RoutingConfig
 
 FSDP_STRATEGIES = ("fsdp", "fsdp2")
 """Strategies of verl's that replay with our engine, as verl's own does not."""
@@ -71,7 +72,7 @@ def captured_routes(routing: RoutingConfig, verl: DictConfig) -> RouteShape | No
     from omegaconf import OmegaConf
 
     captured, strategy = bool(OmegaConf.select(verl, CAPTURE)), str(OmegaConf.select(verl, STRATEGY))
-    if routing == RoutingConfig() and not captured:
+    if routing == type(routing)() and not captured:
         return None
     if not captured and (routing.replay == "R3" or routing.min_agreement):
         raise ConfigError(f"algorithm.routing needs the rollout's routes: leave out verl.{CAPTURE}=false")
