@@ -26,6 +26,9 @@ from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, s
 from agent_rl.gym.reward import reward
 from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
+from agent_rl.engines.base import SamplingParams
+from agent_rl.policy import TokenPolicy, demonstrator, oracle
+from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.version import __version__
 
 __all__ = [
@@ -54,6 +57,7 @@ __all__ = [
     "RenderError",
     "Reward",
     "SandboxError",
+    "SamplingParams",
     "Script",
     "Source",
     "Span",
@@ -66,19 +70,24 @@ __all__ = [
     "TaskStream",
     "Tool",
     "ToolCall",
+    "TokenPolicy",
     "ToolEnv",
     "ToolErrorKind",
     "ToolSpec",
     "Trajectory",
     "TrajectoryError",
     "UnknownEnvError",
+    "demonstrator",
     "env_ids",
     "evaluate",
     "load_file",
+    "load_renderer",
     "make",
+    "oracle",
     "register",
     "reward",
     "run",
     "spec",
     "tool",
+    "train_tokenizer",
 ]
