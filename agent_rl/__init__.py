@@ -4,6 +4,7 @@ from agent_rl.api import evaluate, run
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import (
     AgentRLError,
     CheckpointError,
@@ -26,9 +27,10 @@ from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, s
 from agent_rl.gym.reward import reward
 from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
-from agent_rl.engines.base import SamplingParams
 from agent_rl.policy import TokenPolicy, demonstrator, oracle
+from agent_rl.policy.by_name import register_policy
 from agent_rl.rendering import load_renderer, train_tokenizer
+from agent_rl.rendering.by_name import register_renderer
 from agent_rl.version import __version__
 
 __all__ = [
@@ -85,6 +87,8 @@ __all__ = [
     "make",
     "oracle",
     "register",
+    "register_policy",
+    "register_renderer",
     "reward",
     "run",
     "spec",
