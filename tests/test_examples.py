@@ -59,9 +59,6 @@ def test_grpo_in_one_file_masks_what_the_policy_did_not_sample() -> None:
         assert ids[row, : len(trajectory)].tolist() == trajectory.token_ids.tolist()
         padding = [False] * (ids.shape[1] - len(trajectory))
         assert mask[row].bool().tolist() == [*trajectory.loss_mask.tolist(), *padding]
-            *trajectory.loss_mask.tolist(),
-            *[False] * (ids.shape[1] - len(trajectory)),
-        ]
 
 
 def test_shop_is_solved_by_its_oracle() -> None:
