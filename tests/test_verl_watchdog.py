@@ -57,7 +57,7 @@ RAY_SAYS = """The actor died unexpectedly before finishing this task.
 The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker \
 unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was killed \
 by the OOM killer due to high memory usage, (2) ray stop --force was called, or (3) the worker crashed unexpectedly \
-due to SIGSEGV or another unexpected error. If the process was killed by the kernel OOM killer (verifiable by dmesg), ..."""
+due to SIGSEGV or another unexpected error. If the process was killed by the kernel OOM killer ..."""
 
 
 def test_describe_death_names_process_place_and_reason() -> None:

@@ -134,7 +134,7 @@ def _loss(error: BaseException) -> BaseException | None:
 
     if isinstance(error, (ActorDiedError, ActorUnavailableError, NodeDiedError, WorkerCrashedError)):
         return error
-    cause = getattr(error, "cause", None) or error.__cause__
+    cause: BaseException | None = getattr(error, "cause", None) or error.__cause__
     return _loss(cause) if cause is not None and cause is not error else None
 
 
