@@ -132,7 +132,8 @@ def _loss(error: BaseException) -> BaseException | None:
     """Return the error, or the one behind it, by which Ray says that it lost a process."""
     from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, WorkerCrashedError
 
-    if isinstance(error, (ActorDiedError, ActorUnavailableError, NodeDiedError, WorkerCrashedError)):
+    kinds: tuple[type[BaseException], ...] = (ActorDiedError, ActorUnavailableError, NodeDiedError, WorkerCrashedError)
+    if isinstance(error, kinds):
         return error
     cause: BaseException | None = getattr(error, "cause", None) or error.__cause__
     return _loss(cause) if cause is not None and cause is not error else None
