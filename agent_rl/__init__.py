@@ -26,6 +26,7 @@ from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, s
 from agent_rl.gym.reward import reward
 from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
+from agent_rl.policy.by_name import register_policy
 from agent_rl.version import __version__
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "load_file",
     "make",
     "register",
+    "register_policy",
     "reward",
     "run",
     "spec",

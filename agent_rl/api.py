@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TypeVar
 
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
+from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.budget import Budget
-from agent_rl.gym.registry import spec
-from agent_rl.policy import AnyPolicy, demonstrator, oracle
+from agent_rl.gym.registry import EnvSpec, spec
+from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy
 from agent_rl.rollout import Evaluation, group_jobs, run_jobs, summarise
 
 T = TypeVar("T")
@@ -19,7 +22,7 @@ T = TypeVar("T")
 
 def run(
     env: str,
-    policy: AnyPolicy | str = "oracle",
+    policy: AnyPolicy | str | Mapping[str, JSON] = "oracle",
     *,
     n: int = 1,
     samples: int = 1,
@@ -33,7 +36,8 @@ def run(
 
     Args:
         env: a registered id.
-        policy: any `Policy`, or "oracle" or "demonstrator" for the environment's own scripts.
+        policy: any policy, or a registered name such as "oracle", or a checkpoint's folder; with settings as
+            `{"name": name, key: value}`.
         n: how many tasks, the first of the split.
         samples: episodes per task; those of a task form a group.
         split: which tasks.
@@ -47,7 +51,7 @@ def run(
 
 def evaluate(
     env: str,
-    policy: AnyPolicy | str = "oracle",
+    policy: AnyPolicy | str | Mapping[str, JSON] = "oracle",
     *,
     n: int = 256,
     split: str = "eval",
@@ -60,7 +64,7 @@ def evaluate(
 
 def _run(
     env: str,
-    policy: AnyPolicy | str,
+    policy: AnyPolicy | str | Mapping[str, JSON],
     n: int,
     samples: int,
     origin: Origin,
@@ -69,8 +73,6 @@ def _run(
     budget: Budget | None,
     env_args: Mapping[str, JSON] | None,
 ) -> list[Episode]:
-    if isinstance(policy, str):
-        policy = _named(policy)
     env_spec = spec(env)
     size = env_spec.tasks.size(origin.split)
     tasks = [env_spec.tasks.get(origin.split, i) for i in range(n if size is None else min(n, size))]
@@ -79,18 +81,16 @@ def _run(
         for task in tasks
         for job in group_jobs(env_spec, task, samples, seed, origin=origin, budget=budget, env_args=env_args)
     ]
-    return _blocking(run_jobs(jobs, policy, concurrency=concurrency))
+    with _opened(policy, replace(env_spec, budget=budget or env_spec.budget)) as player:
+        return _blocking(run_jobs(jobs, player, concurrency=concurrency))
 
 
-def _named(name: str) -> AnyPolicy:
-    from agent_rl.errors import ConfigError, did_you_mean
-
-    named = {"oracle": oracle, "demonstrator": demonstrator}
-    if name not in named:
-        raise ConfigError(
-            f"no policy '{name}'.{did_you_mean(name, named)} Give one of {', '.join(named)}, or a Policy."
-        )
-    return named[name]()
+def _opened(policy: AnyPolicy | str | Mapping[str, JSON], env: EnvSpec) -> AbstractContextManager[AnyPolicy]:
+    if isinstance(policy, str):
+        policy = {"name": policy}
+    if isinstance(policy, Mapping):
+        return open_policy(PolicyConfig.model_validate(policy), SamplingParams(), env)
+    return nullcontext(policy)
 
 
 def _blocking(coroutine: Coroutine[object, object, T]) -> T:

@@ -32,9 +32,15 @@ Run episodes without training, print them as a table, and store them.
 
 settings (configs/rollout.yaml):
   env=calculator-v0 split=test n=16 samples=1 seed=0
-  policy=oracle            oracle, demonstrator, vllm, or a checkpoint's folder
-  policy.model=DIR         with policy=vllm: run vLLM here, on this folder or name
-  policy.url=URL           with policy=vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
+  policy=oracle            oracle, demonstrator, vllm, a checkpoint's folder, or your own (@ar.register_policy)
+  policy.model=DIR         of vllm: run vLLM here, on this folder or name
+  policy.url=URL           of vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
+  policy.engine.KEY=VALUE  of vllm: more of vLLM's engine arguments, such as tensor_parallel_size
+  policy.concurrency=64    of vllm: requests under way at a server
+  policy.tokenizer=DIR     of vllm: if it is not with the model
+  policy.slots=64          of a checkpoint: sequences that are sampled at a time
+  policy.renderer=NAME     of both: instead of the one that fits the tokenizer
+  policy.context=N         of both: the longest sequence in tokens
   temperature=1.0          of a model; 0 is greedy
   max_tokens=56            of one reply
   out=FILE                 where the episodes go
@@ -172,7 +178,7 @@ def _rollout(arguments: argparse.Namespace) -> int:
     env = spec(settings.env)
     out = Path(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout/episodes.jsonl")
     params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
-    with open_policy(settings.policy, params, env.budget.tokens) as policy:
+    with open_policy(settings.policy, params, env) as policy:
         episodes = run(
             settings.env,
             policy,

@@ -12,8 +12,8 @@ from agent_rl.errors import ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 
-FREE = ("env_args", "verl", "policy.engine")
-"""Keys below which anything goes: the environment's constructor, verl or vLLM checks them."""
+FREE = ("env_args", "verl", "policy")
+"""Keys below which anything goes: the environment's constructor, verl or the policy's factory checks them."""
 
 
 class Section(BaseModel):

@@ -187,7 +187,6 @@ def arrows() -> dict[str, dict[str, int]]:
 
 
 STILL_UPWARD = {  # to be emptied by the rebuild
-    ("agent_rl.policy.by_name", "agent_rl.backends.embedded.actor"),
     ("agent_rl.moe.agreement", "agent_rl.algorithms.batch"),
     ("agent_rl.moe.agreement", "agent_rl.algorithms.corrections"),
     ("agent_rl.moe.agreement", "agent_rl.algorithms.diagnostics"),

@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-import numpy as np
-
 from agent_rl.concurrency import call
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message
@@ -22,6 +20,7 @@ from agent_rl.errors import PolicyError
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Resumable
 from agent_rl.rollout.job import Branch, Job
+from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
 
 P = ParamSpec("P")
@@ -74,8 +73,7 @@ class _Run:
 
     async def talk(self, env: Env) -> StopReason:
         self.where = "reset"
-        rng = np.random.default_rng(self.job.seed)
-        observation = messages_of(await self.call(env.reset, self.job.task, rng))
+        observation = messages_of(await self.call(env.reset, self.job.task, rng(Stream.ENVIRONMENT, self.job.seed)))
         if self.job.branch is None:
             self.where = "policy"
             self.conversation = conversation = self.start(env)

@@ -18,13 +18,14 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import Actor, load_actor, new_actor, new_tokenizer, require_model
+from agent_rl.backends.embedded.actor import Actor, load_actor, new_actor, new_tokenizer
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_ahead, load_state, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, warm_start
 from agent_rl.backends.group_sampling import require_hooks
 from agent_rl.core.episode import Episode
+from agent_rl.engines.embedded.model_folder import require_model
 from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.errors import CheckpointError
 from agent_rl.gym.registry import EnvSpec
