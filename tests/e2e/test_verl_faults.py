@@ -88,3 +88,22 @@ def test_a_run_without_a_rollout_worker_names_it_and_how_to_resume(
     assert last.startswith(fault)
     assert f"agent-rl train backend=verl resume={running.run.resolve()}" in last
     assert "RayError" not in last and "The above exception" not in running.tail()
+
+
+def test_a_run_whose_servers_load_wrong_weights_stops(verl_python: Path, warm: Path, tmp_path: Path) -> None:
+    extension = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
+    settings = SETTINGS | {
+        "env_args": {"counted": str(tmp_path / "counted")},
+        "start_from": str(warm),
+        "verl": {extension: "verl_cpu.worker.BrokenReload"},
+    }
+    running = begin(verl_python, tmp_path, json.dumps(settings))
+    try:
+        assert running.finish(timeout=500) == 1
+    finally:
+        running.kill()
+    fault = (running.run / "fault.txt").read_text()
+    print(fault)
+    assert "inference server 0 does not serve the trainer's weights: over 64 fixed tokens" in fault
+    assert "max_rollout_gap=0.2" in fault and fault in running.tail()
+    assert [row["step"] for row in running.rows()] == [0]  # found after the first update, before the next rollout
