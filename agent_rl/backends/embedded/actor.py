@@ -19,7 +19,7 @@ from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.base import Renderer
-from agent_rl.rendering.calls import write_call
+from agent_rl.rendering.hermes import write_call
 
 OTHERS_MAX_TOKENS = 1024
 """Of one reply of a model whose `generation_config.json` does not say."""
