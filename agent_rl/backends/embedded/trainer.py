@@ -23,7 +23,7 @@ from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.group_sampling import require_hooks
-from agent_rl.core.episode import Episode, Origin
+from agent_rl.core.episode import Episode, Origin, Outcome
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
@@ -33,7 +33,7 @@ from agent_rl.moe.agreement import RoutingConfig, replayed_routes
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import routed, routers
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
-from agent_rl.rollout.metrics import trajectory_metrics
+from agent_rl.rollout.evaluation import trajectory_metrics
 from agent_rl.runs.stored_groups import StoredGroups
 from agent_rl.seeds import Stream, rng
 
@@ -94,7 +94,7 @@ class Trainer:
             "rollout/failed": float(evaluation.failed),
             "rollout/rounds": float(sampling.rounds),
             "rollout/batch_filled": len(sampling.selected) / sampling.target,
-            "rollout/truncated": float(np.mean([e.stop_reason != "done" for e in episodes])),
+            "rollout/truncated": float(np.mean([e.outcome is Outcome.TRUNCATED for e in episodes])),
             "perf/rollout_s": sampled.seconds,
             "perf/update_s": done - started,
             "perf/sampled_tokens_per_s": sampled.tokens / sampled.seconds,
