@@ -23,7 +23,7 @@ from agent_rl.errors import (
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, Observation, Script, ToolEnv
 from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, spec
-from agent_rl.gym.reward import reward
+from agent_rl.gym.reward import group_reward, reward
 from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
 from agent_rl.policy.by_name import register_policy
@@ -75,6 +75,7 @@ __all__ = [
     "TrajectoryError",
     "UnknownEnvError",
     "env_ids",
+    "group_reward",
     "evaluate",
     "load_file",
     "make",

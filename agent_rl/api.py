@@ -15,7 +15,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import EnvSpec, spec
 from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy
-from agent_rl.rollout import Evaluation, group_jobs, run_jobs, summarise
+from agent_rl.rollout import Evaluation, group_jobs, run_groups, run_jobs, summarise
 
 T = TypeVar("T")
 
@@ -82,7 +82,10 @@ def _run(
         for job in group_jobs(env_spec, task, samples, seed, origin=origin, budget=budget, env_args=env_args)
     ]
     with _opened(policy, replace(env_spec, budget=budget or env_spec.budget)) as player:
-        return _blocking(run_jobs(jobs, player, concurrency=concurrency))
+        if origin.purpose == "eval":
+            return _blocking(run_jobs(jobs, player, concurrency=concurrency))
+        groups = _blocking(run_groups(jobs, player, concurrency=concurrency))
+        return [episode for group in groups for episode in group.episodes]
 
 
 def _opened(policy: AnyPolicy | str | Mapping[str, JSON], env: EnvSpec) -> AbstractContextManager[AnyPolicy]:

@@ -3,8 +3,9 @@
 from agent_rl.algorithms.algorithm import Algorithm, LossTerms
 from agent_rl.algorithms.batch import Batch, Denominators, collate, to_samples
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.experience import Experience, group_episodes
+from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.explain import explain, formula
+from agent_rl.core.episode import group_episodes
 
 __all__ = [
     "Algorithm",
