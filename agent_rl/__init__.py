@@ -1,6 +1,6 @@
 """agent_rl: a gym and trainer for multi-turn, tool-using language-model agents."""
 
-from agent_rl.api import evaluate, run
+from agent_rl.api import Run, evaluate, run, train
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
@@ -55,6 +55,7 @@ __all__ = [
     "RegistryError",
     "RenderError",
     "Reward",
+    "Run",
     "SandboxError",
     "Script",
     "Source",
@@ -86,4 +87,5 @@ __all__ = [
     "run",
     "spec",
     "tool",
+    "train",
 ]

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.engines.base import SamplingParams
-from agent_rl.engines.embedded.engine import Engine, narrow
+from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.forward import Forward, FusedForward, ModuleForward
 from agent_rl.errors import ConfigError
 from tests.engines import (
@@ -82,11 +82,6 @@ def router_choices(model: PreTrainedModel, ids: Sequence[int]) -> np.ndarray:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([list(ids)]), output_router_logits=True).router_logits
     return torch.stack([layer.topk(2, -1).indices for layer in logits], 1).numpy()
-
-
-def test_the_narrowest_integers_hold_the_experts() -> None:
-    dtypes = [narrow(torch.zeros(1, 1, 1, dtype=torch.int64), count).dtype for count in (8, 128, 129, 32768, 32769)]
-    assert dtypes == [np.int8, np.int8, np.int16, np.int16, np.int32]
 
 
 def test_other_architectures_run_through_their_own_modules() -> None:

@@ -1,6 +1,7 @@
 """agent_rl.engines.resuming: replies that weight updates cut into pieces."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from agent_rl.core.trajectory import Completion, FinishReason
 from agent_rl.engines import resuming
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.resuming import ResumingEngine
-from agent_rl.engines.stateless import EngineOutput, StatelessEngine
+from agent_rl.engines.stateless import ROUTES_FROM, EngineOutput, StatelessEngine
 
 
 class Server:
@@ -22,7 +23,9 @@ class Server:
 
     async def generate(self, sequence: str, token_ids: list[int], settings: dict[str, Any]) -> EngineOutput:
         self.asked.append((token_ids.copy(), settings))
-        return next(self.outputs)
+        output = next(self.outputs)
+        routes = output.routed_experts
+        return output if routes is None else replace(output, routed_experts=routes[settings.get(ROUTES_FROM, 0) :])
 
 
 def sample(

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from agent_rl.core.trajectory import Completion, FinishReason
+from agent_rl.core.trajectory import Completion, ExpertArray, FinishReason
 from agent_rl.engines.base import SamplingParams
-from agent_rl.engines.stateless import EngineOutput, Settings, StatelessEngine, StatelessSession
+from agent_rl.engines.stateless import ROUTES_FROM, EngineOutput, Settings, StatelessEngine, StatelessSession
 from agent_rl.errors import ConfigError, PolicyError
 
 STOP = frozenset({9})
@@ -145,13 +145,53 @@ def test_a_failed_call_ends_the_sequence(failure: Exception | EngineOutput) -> N
     assert len(engine.asked) == 1
 
 
-def test_routes_are_handed_on_once_in_the_narrowest_type() -> None:
-    routes = np.arange(300, 300 + 6 * 2, dtype=np.int64).reshape(6, 2, 1)
-    found = run(
-        Engine(EngineOutput([5], [-1.0], routed_experts=routes)), lambda s: s.sample([1] * 6, SamplingParams(), STOP)
-    )
-    assert found.routed_experts is not None and found.routed_experts.dtype == np.int16
-    assert np.array_equal(found.routed_experts, routes)
+class RoutingEngine:
+    """Answers [5, 9] with routes; `can` says whether it sends those of new positions only, ignores that, or fails."""
+
+    def __init__(self, can: str = "sends", dtype: type[np.integer] = np.int64, first: int = 0) -> None:
+        self.can, self.dtype, self.first = can, dtype, first
+        self.bytes = self.requests = 0
+
+    async def generate(self, sequence: str, token_ids: list[int], settings: Settings) -> EngineOutput:
+        self.requests += 1
+        if self.can == "fails" and ROUTES_FROM in settings:
+            raise TypeError(f"Unexpected keyword argument '{ROUTES_FROM}'")
+        start, stop = settings.get(ROUTES_FROM, 0) if self.can == "sends" else 0, len(token_ids) + 1
+        assert isinstance(start, int)
+        routes = self.first + np.arange(start * 4, stop * 4, dtype=self.dtype).reshape(stop - start, 2, 2)
+        self.bytes += routes.nbytes
+        return EngineOutput([5, 9], [-1.0, -1.0], routed_experts=routes)
+
+    def play(self, turns: int) -> ExpertArray:
+        """Return the routes of one sequence of so many turns."""
+
+        async def run() -> list[ExpertArray]:
+            session = StatelessEngine(self.generate, None).open(7)
+            replies = [await session.sample([1, 2, 3], SamplingParams(), STOP) for _ in range(turns)]
+            return [reply.routed_experts for reply in replies if reply.routed_experts is not None]
+
+        return np.concatenate(asyncio.run(run()))
+
+
+def test_stateless_session_asks_for_the_routes_of_new_positions_only() -> None:
+    engine = RoutingEngine()
+    routes = engine.play(turns=20)
+    assert np.array_equal(routes.ravel(), np.arange(99 * 4))  # every position's once, but for the last token
+    assert engine.bytes <= 1.05 * 99 * 4 * np.dtype(np.int64).itemsize
+
+
+@pytest.mark.parametrize(("can", "requests"), [("ignores", 20), ("fails", 21)])
+def test_stateless_session_cuts_routes_of_an_engine_that_sends_all(can: str, requests: int) -> None:
+    engine = RoutingEngine(can)
+    with pytest.warns(RuntimeWarning, match="traffic grows with the square of the turns; use vLLM 0.30 or newer"):
+        routes = engine.play(turns=20)
+    assert np.array_equal(routes.ravel(), np.arange(99 * 4)) and engine.requests == requests
+
+
+def test_stateless_session_narrows_routes() -> None:
+    assert RoutingEngine().play(turns=1).dtype == np.int8
+    assert RoutingEngine(first=300).play(turns=1).dtype == np.int16
+    assert RoutingEngine(first=40_000).play(turns=1).dtype == np.int32
 
 
 def test_an_engine_that_reports_the_model_s_own_softmax_must_sample_from_it() -> None:

@@ -48,6 +48,7 @@ class Params:
     logprobs: int
     detokenize: bool
     output_kind: str
+    routed_experts_prompt_start: int = 0
 
 
 @dataclass
@@ -79,7 +80,8 @@ class FakeEngine:
             {5: SimpleNamespace(logprob=-0.5)},
             {2: SimpleNamespace(logprob=-0.25), 7: SimpleNamespace(logprob=0)},
         ]
-        routes = np.zeros((len(prompt["prompt_token_ids"]) + 1, 2, 1), np.uint8)
+        start, stop = params.routed_experts_prompt_start, len(prompt["prompt_token_ids"]) + 1
+        routes = np.arange(start * 2, stop * 2, dtype=np.uint8).reshape(stop - start, 2, 1)
         reason = "abort" if self.trouble == "abort" else "stop"
         one = SimpleNamespace(token_ids=[5, 2], logprobs=logprobs, finish_reason=reason, routed_experts=routes)
         yield SimpleNamespace(outputs=[one])
@@ -142,8 +144,12 @@ def test_what_vllm_is_asked_and_what_comes_back(engines: list[FakeEngine], folde
     (engine,) = engines
     assert engine.arguments == EngineArgs(folder, None, "processed_logprobs", "float32", enable_chunked_prefill=False)
     assert (found.token_ids, found.logprobs, found.finish_reason) == ((5, 2), (-0.5, -0.25), FinishReason.STOP)
-    assert found.routed_experts is not None and found.routed_experts.shape == (3, 2, 1)
-    (ids, params, request), (_, _, another) = engine.asked
+    assert found.routed_experts is not None and found.routed_experts.ravel().tolist() == list(range(6))
+    (ids, params, request), (_, later, another) = engine.asked
+    assert (params.routed_experts_prompt_start, later.routed_experts_prompt_start) == (
+        0,
+        3,
+    )
     assert ids == [1, 3] and request != another  # of the same sequence
     assert (params.logprobs, params.stop_token_ids, params.max_tokens, params.seed) == (0, [2], 8, 7)
     assert engine.closed == 1

@@ -13,6 +13,7 @@ from agent_rl.cli import main
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Source
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.stateless import ROUTES_FROM
 from agent_rl.engines.vllm import server as vllm_server
 from agent_rl.errors import PolicyError
 from agent_rl.policy import TokenPolicy
@@ -83,6 +84,30 @@ def test_experts_come_back_aligned(root: Path, scale_out: bool) -> None:
     assert second.routed_experts is not None and second.routed_experts.shape == (3, 2, 2)
     both = np.concatenate([first.routed_experts, second.routed_experts])
     assert np.array_equal(both.ravel(), np.arange(24))
+
+
+@pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
+def test_routes_traffic_is_linear_in_the_turns(root: Path, scale_out: bool) -> None:
+    turns = 20
+    fake = FakeVLLM(root, [[5, 2]] * turns, experts=True, scale_out=scale_out, max_model_len=512)
+    with fake, vllm_policy(url=fake.url) as policy:
+        replies = ask(policy, *[[1, 3, 4]] * turns)
+    routes = np.concatenate([r.routed_experts for r in replies if r.routed_experts is not None])
+    assert len(routes) == turns * 5 - 1 and fake.route_bytes <= 1.05 * routes.nbytes
+    assert np.array_equal(routes.ravel(), np.arange(routes.size) % 128)
+
+
+@pytest.mark.parametrize("new_routes", ["ignores", "refuses"])
+def test_routes_are_cut_where_a_server_sends_all_of_them(root: Path, new_routes: str) -> None:
+    fake = FakeVLLM(root, [[5, 2]] * 6, experts=True, new_routes=new_routes)
+    with fake, vllm_policy(url=fake.url) as policy:
+        with pytest.warns(RuntimeWarning, match="routes of the whole prompt with every turn.*vLLM 0.30"):
+            first = ask(policy, [1, 3], [4], [4])
+        again = ask(policy, [1, 3], [4], [4])  # it is asked and warned about once
+    assert len([body for body in fake.asked if ROUTES_FROM in body]) <= 1
+    for replies in (first, again):
+        routes = np.concatenate([r.routed_experts for r in replies if r.routed_experts is not None])
+        assert np.array_equal(routes.ravel(), np.arange(9 * 4))
 
 
 @pytest.mark.parametrize("failures", [[503], [0], [500, 0, 429, 502, 504]])

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_rl.core.trajectory import Completion, ExpertArray, FinishReason
+from agent_rl.core.trajectory import Completion, FinishReason, expert_dtype
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.forward import Forward, StepOutput, make_forward
 from agent_rl.engines.embedded.kv_cache import Feed, KVCache
 from agent_rl.engines.embedded.token_sampler import sample
 from agent_rl.errors import ConfigError, PolicyError
-from agent_rl.moe.routes import expert_dtype
 from agent_rl.seeds import Stream, rng
 
 YIELDS = 4
@@ -139,14 +138,14 @@ class Sequence:
         """Resolve the pending call and leave the engine's queue."""
         future, self.future = self.future, None
         self._engine.withdraw(self)
-        experts = torch.cat(self._experts) if self._experts else None
+        dtype = expert_dtype(self._engine.experts)
         completion = Completion(
             token_ids=tuple(self._ids),
             logprobs=tuple(self._logprobs),
             raw_logprobs=tuple(self._raw),
             finish_reason=reason,
             policy_versions=tuple(self._versions),
-            routed_experts=None if experts is None else narrow(experts, self._engine.experts),
+            routed_experts=torch.cat(self._experts).cpu().numpy().astype(dtype) if self._experts else None,
         )
         self._clear()
         if future is None or future.done():
@@ -184,7 +183,7 @@ class Engine:
         self.experts: int = getattr(config, "num_experts", 0)
         self.context_limit = max_len
         self.version = 0
-        self.steps = self.tokens = self.prefilled = 0
+        self.steps = self.tokens = 0
         self.slots = slots
         self._free = list(range(slots))[::-1]
         self._active: list[Sequence] = []
@@ -265,15 +264,9 @@ class Engine:
         ids, logprobs, raw = sample(output.logits, [s.params for s in batch], [s.uniform for s in batch])
         self.steps += 1
         self.tokens += len(batch)
-        self.prefilled += sum(len(s.feed) for s in batch if len(s.feed) > 1)
         rows = zip(batch, ids.tolist(), logprobs.tolist(), raw.tolist(), _routes(output, batch), strict=True)
         for sequence, token, logprob, raw_logprob, experts in rows:
             sequence.accept(token, logprob, raw_logprob, self.version, experts)
-
-
-def narrow(experts: Tensor, count: int) -> ExpertArray:
-    """Return expert indices as the narrowest signed integers that hold them and -1."""
-    return experts.cpu().numpy().astype(expert_dtype(count))
 
 
 def _slot(sequence: Sequence) -> int:
