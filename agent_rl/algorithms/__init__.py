@@ -5,7 +5,6 @@ from agent_rl.algorithms.batch import Batch, Denominators, collate, to_samples
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.explain import explain, formula
-from agent_rl.core.episode import group_episodes
 
 __all__ = [
     "Algorithm",
@@ -17,6 +16,5 @@ __all__ = [
     "collate",
     "explain",
     "formula",
-    "group_episodes",
     "to_samples",
 ]

@@ -12,7 +12,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Experience, group_episodes
+from agent_rl.algorithms import Algorithm, Experience
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
@@ -25,7 +25,7 @@ from agent_rl.backends.group_sampling import (
     value_states,
     worth_training,
 )
-from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Reward
+from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Reward, group_episodes
 from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import RL_START, TaskStream, episode_seed

@@ -19,7 +19,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 
-from agent_rl.algorithms import Algorithm, group_episodes
+from agent_rl.algorithms import Algorithm
 from agent_rl.backends.group_sampling import (
     Groups,
     episodes_of,
@@ -30,7 +30,7 @@ from agent_rl.backends.group_sampling import (
 )
 from agent_rl.backends.verl.driver.exchange import TrainingRows
 from agent_rl.backends.verl.worker.rows import dump_branch, episode_of
-from agent_rl.core.episode import Episode, EpisodeGroup, Reward
+from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
 from agent_rl.gym.registry import spec
 from agent_rl.rollout import Job, score_groups
 from agent_rl.seeds import Stream, rng
