@@ -38,7 +38,7 @@ def test_example_uses_public_names_only(file: Path) -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "agent_rl":
             names = {alias.name for alias in node.names}
             exported = getattr(importlib.import_module(str(node.module)), "__all__", names)
-            assert names <= set(exported) and not any("_" == name[0] for name in names), f"{file.name}:{node.lineno}"
+            assert names <= set(exported) and not any(name[0] == "_" for name in names), f"{file.name}:{node.lineno}"
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ar":
             assert node.attr in ar.__all__, f"{file.name}:{node.lineno}"
 
