@@ -24,7 +24,7 @@ from agent_rl.errors import (
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, Observation, Script, ToolEnv
 from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, spec
-from agent_rl.gym.reward import reward
+from agent_rl.gym.reward import group_reward, reward
 from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
 from agent_rl.policy import TokenPolicy, demonstrator, oracle
@@ -82,6 +82,7 @@ __all__ = [
     "UnknownEnvError",
     "demonstrator",
     "env_ids",
+    "group_reward",
     "evaluate",
     "load_file",
     "load_renderer",

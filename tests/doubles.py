@@ -156,7 +156,10 @@ class Dice(ToolEnv):
         return None if self.task.get("unscored") else float(episode.final_text == "6")
 
     async def close(self) -> None:
-        Dice.closed.append(str(self.task.get("name", "")) if hasattr(self, "task") else "unopened")
+        if not hasattr(self, "task"):  # never reset
+            Dice.closed.append("unopened")
+            return
+        Dice.closed.append(str(self.task.get("name", "")))
         await self.at("close")
 
 
