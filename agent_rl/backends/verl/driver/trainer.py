@@ -40,7 +40,7 @@ from agent_rl.backends.verl.driver.exchange import (
 )
 from agent_rl.backends.verl.driver.metrics_check import require_metrics
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
-from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, note
+from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, record_position
 from agent_rl.backends.verl.driver.staleness import check_staleness
 from agent_rl.backends.verl.driver.watchdog import server_managers
 from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
@@ -263,7 +263,7 @@ class AlgorithmTrainer(PPOTrainer):
         )
 
     def _save_checkpoint(self) -> None:
-        note(self._checkpoint, self.store)
+        record_position(self._checkpoint, self.store)
         super()._save_checkpoint()
         remove_old(self._checkpoint.parent, self.config.data.agent_rl.keep_checkpoints)
 
