@@ -24,10 +24,12 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, Observation, Script, ToolEnv
 from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, spec
 from agent_rl.gym.reward import reward
+from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
 from agent_rl.policy.by_name import register_policy
 from agent_rl.rendering.by_name import register_renderer
+from agent_rl.sandboxes.registry import register_sandbox
 from agent_rl.version import __version__
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "RenderError",
     "Reward",
     "SandboxError",
+    "SandboxedEnv",
     "Script",
     "Source",
     "Span",
@@ -81,6 +84,7 @@ __all__ = [
     "register",
     "register_policy",
     "register_renderer",
+    "register_sandbox",
     "reward",
     "run",
     "spec",

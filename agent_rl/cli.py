@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -223,14 +222,16 @@ def _view(arguments: argparse.Namespace) -> int:
 
 
 def _sandbox_doctor(arguments: argparse.Namespace) -> int:
-    # by name, here and below: the machinery does not know the sandboxes
-    return int(importlib.import_module("agent_rl.sandboxes.doctor").doctor(Console()))
+    from agent_rl.sandboxes.doctor import doctor
+
+    return doctor(Console())
 
 
 def _build_image(arguments: argparse.Namespace) -> int:
-    docker = importlib.import_module("agent_rl.sandboxes.docker")
-    tag = arguments.tag or docker.IMAGE
-    print(f"{tag}: {docker.build_image(docker.Engine(), tag)}")
+    from agent_rl.sandboxes.docker import IMAGE, Engine, build_image
+
+    tag = arguments.tag or IMAGE
+    print(f"{tag}: {build_image(Engine(), tag)}")
     return 0
 
 
