@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
@@ -208,3 +209,35 @@ class AsyncOnce(Generic[T]):
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
             task = self._task = asyncio.create_task(self._start())
         return await asyncio.shield(task)  # a cancelled waiter does not cancel it for the others
+
+
+def outside_loop(work: Callable[[], T], on_interrupt: Callable[[], object] | None = None) -> T:
+    """Run blocking work that may start an event loop: in a thread if this one has a running loop, as in a notebook.
+
+    Args:
+        work: what to run, with the caller's context variables.
+        on_interrupt: called when Ctrl-C, or a notebook's interrupt, comes while a thread works; the work is then to end
+            soon. If it is left out, the caller gets the KeyboardInterrupt and the thread is left behind.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    context, done = contextvars.copy_context(), Future[T]()
+
+    def run() -> None:
+        try:
+            done.set_result(context.run(work))
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join(0.2)  # not for ever: a signal that another thread received wakes nothing
+        except KeyboardInterrupt:
+            if on_interrupt is None:
+                raise
+            on_interrupt()
+    return done.result()

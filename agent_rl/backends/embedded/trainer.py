@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience, group_episodes
+from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
 from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
@@ -23,7 +23,7 @@ from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.group_sampling import require_hooks
-from agent_rl.core.episode import Episode, Origin, Outcome
+from agent_rl.core.episode import Episode, Origin, Outcome, group_episodes
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
