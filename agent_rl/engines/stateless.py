@@ -26,7 +26,7 @@ ROUTES_FROM = "routed_experts_prompt_start"
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """What an engine sampled for one request."""
+    """The sampled tokens of one request."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -75,7 +75,7 @@ class StatelessEngine:
             )
 
     def expect_all_routes(self) -> None:
-        """Stop asking for the routes of new positions only, and warn about what that costs."""
+        """Ask for all routes from now on, and warn about the cost."""
         if self.sends_new_routes:
             self.sends_new_routes = False
             warnings.warn(
@@ -152,7 +152,7 @@ class StatelessSession:
             "min_p": params.min_p,
             "max_tokens": most if limit is None else min(most, limit - len(self._ids)),
             "stop_token_ids": sorted(stop_ids),
-            "seed": (self._seed + self._replies) % 2**63,  # a reply that goes on must not repeat the first one's draws
+            "seed": (self._seed + self._replies) % 2**63,  # a resumed reply must not repeat the first one's draws
         }
 
     async def _answer(self, settings: Settings) -> EngineOutput:
@@ -192,7 +192,7 @@ class StatelessSession:
             self._call = None
 
     def _with_new_routes(self, answer: EngineOutput, *, asked: bool) -> EngineOutput:
-        """Cut off the routes that earlier replies returned, where the engine sent them again."""
+        """Cut off routes that were returned with earlier replies."""
         routes = answer.routed_experts
         if routes is None:
             return answer

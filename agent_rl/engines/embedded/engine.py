@@ -49,7 +49,7 @@ class Sequence:
         self.stop_ids: frozenset[int] = frozenset()
         self.future: asyncio.Future[Completion] | None = None
         self._refed = 0
-        """How many of the fed positions were already reported, and are fed anew."""
+        """How many of the fed positions were reported before and are fed again."""
         self._over: str | None = None
         """Why nothing more can be sampled."""
         self._clear()
@@ -62,7 +62,7 @@ class Sequence:
         self._experts: list[Tensor] = []
 
     async def sample(self, ids: Seq[int], params: SamplingParams, stop_ids: frozenset[int]) -> Completion:
-        """Append `ids` and sample. An empty `ids` goes on where an aborted sample was left.
+        """Append `ids` and sample. An empty `ids` continues an aborted sample.
 
         Raises:
             PolicyError: if the sequence is busy, over or empty, an id is out of range, `ids` don't fit the context, or
@@ -113,7 +113,7 @@ class Sequence:
         self.finish(FinishReason.ABORT, failure)
 
     def rewind(self) -> None:
-        """Feed everything anew with the next step."""
+        """Feed everything again with the next step."""
         self._refed += len(self.fed)
         self.feed, self.fed = [*self.fed, *self.feed], []
 
@@ -202,7 +202,7 @@ class Engine:
 
         Args:
             version: what tokens sampled from now on are marked with.
-            recompute: feed the open sequences anew, so that no key or value of older weights is left.
+            recompute: feed the open sequences again, so that no key or value of older weights is left.
         """
         self.forward.refresh()
         self.version = version
@@ -211,7 +211,7 @@ class Engine:
                 sequence.rewind()
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence that wants to sample and make sure that somebody drives the engine."""
+        """Queue a sequence that wants to sample, and start the engine's task if it has ended."""
         if sequence.slot is None and self._free and not self._waiting:
             sequence.slot = self._free.pop()
         (self._waiting if sequence.slot is None else self._active).append(sequence)

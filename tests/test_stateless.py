@@ -1,4 +1,4 @@
-"""agent_rl.engines.stateless: one sequence on an engine that is sent the whole of it with every request."""
+"""agent_rl.engines.stateless: every request carries the whole sequence."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def run(
         (SamplingParams(min_p=0.1), (-0.5,), ()),
     ],
 )
-def test_which_log_probabilities_are_known(
+def test_stateless_session_gives_the_logprobs_that_are_known(
     params: SamplingParams, logprobs: tuple[float, ...], raw: tuple[float, ...]
 ) -> None:
     found = run(Engine(EngineOutput([9], [-0.5])), lambda session: session.sample([1], params, STOP))
     assert (found.logprobs, found.raw_logprobs, found.finish_reason) == (logprobs, raw, FinishReason.STOP)
 
 
-def test_a_reply_ends_where_the_context_does() -> None:
+def test_stateless_session_ends_a_reply_at_the_context_limit() -> None:
     engine = Engine(EngineOutput([5, 6, 7], [-1.0] * 3))
     found = run(engine, lambda session: session.sample([1] * 5, SamplingParams(max_tokens=20), STOP), limit=8)
     assert engine.asked[0][2]["max_tokens"] == 3 and found.finish_reason is FinishReason.LENGTH
@@ -80,7 +80,7 @@ def test_a_reply_ends_where_the_context_does() -> None:
     assert len(engine.asked) == 1
 
 
-def test_each_request_of_a_sequence_has_a_seed_of_its_own_and_the_same_ones_again() -> None:
+def test_stateless_session_seeds_each_request_reproducibly() -> None:
     def seeds() -> list[object]:
         engine = Engine(EngineOutput([5], [-1.0]), EngineOutput([6], [-1.0]))
 
@@ -95,7 +95,7 @@ def test_each_request_of_a_sequence_has_a_seed_of_its_own_and_the_same_ones_agai
     assert seeds() == seeds() == [7, 8]
 
 
-def test_close_ends_a_sample_under_way_with_abort() -> None:
+def test_stateless_session_close_aborts_a_running_sample() -> None:
     engine = Engine(None)
 
     async def work(session: StatelessSession) -> Completion:
@@ -114,7 +114,7 @@ def test_close_ends_a_sample_under_way_with_abort() -> None:
     assert (found.finish_reason, found.token_ids, engine.cancelled) == (FinishReason.ABORT, (), 1)
 
 
-def test_a_cancelled_call_reaches_the_engine_and_ends_the_sequence() -> None:
+def test_stateless_session_cancelled_reaches_the_engine_and_ends() -> None:
     engine = Engine(None)
 
     async def work(session: StatelessSession) -> Completion:
@@ -131,7 +131,7 @@ def test_a_cancelled_call_reaches_the_engine_and_ends_the_sequence() -> None:
 
 
 @pytest.mark.parametrize("failure", [PolicyError("no answer"), EngineOutput([5, 6], [-1.0]), EngineOutput([], [])])
-def test_a_failed_call_ends_the_sequence(failure: Exception | EngineOutput) -> None:
+def test_stateless_session_ends_after_a_failed_call(failure: Exception | EngineOutput) -> None:
     engine = Engine(failure, EngineOutput([5], [-1.0]))
 
     async def work(session: StatelessSession) -> Completion:
@@ -194,7 +194,7 @@ def test_stateless_session_narrows_routes() -> None:
     assert RoutingEngine(first=40_000).play(turns=1).dtype == np.int32
 
 
-def test_an_engine_that_reports_the_model_s_own_softmax_must_sample_from_it() -> None:
+def test_stateless_engine_refuses_logprobs_of_another_distribution() -> None:
     raw = StatelessEngine(Engine().generate, 64, processed=False)
     for fine in (SamplingParams(max_tokens=5), SamplingParams(temperature=0)):
         raw.require(fine)
