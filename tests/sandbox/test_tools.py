@@ -211,16 +211,19 @@ def test_demonstrations_have_the_form_but_often_fail(runner: asyncio.Runner) -> 
     assert result.failed == 0 and 0.1 < result.success.value < 0.7
 
 
-def test_an_exception_in_the_code_is_not_clean(runner: asyncio.Runner) -> None:
+@pytest.mark.parametrize(
+    ("code", "reward"), [("1/0", 1.0), ("print('Traceback')", 1.1), ("'' '", 1.0)], ids=["raises", "prints", "syntax"]
+)
+def test_only_code_that_raised_is_not_clean(code: str, reward: float, runner: asyncio.Runner) -> None:
     task = make_task("train", 0)
 
     def raise_then_answer() -> Script:
-        yield Message("assistant", tool_calls=(ToolCall("c", "python", {"code": "1/0"}),))
+        yield Message("assistant", tool_calls=(ToolCall("c", "python", {"code": code}),))
         yield str(task["answer"])
 
     script = Scripted(lambda env, seed: raise_then_answer())
     episode = runner.run(run_episode(Job(spec("python-v0"), task, 0), script))
-    assert episode.reward == 1.0
+    assert episode.reward == pytest.approx(reward)
 
 
 ATTACK = """
