@@ -181,7 +181,7 @@ def test_states_are_valued_by_continuations_that_leave_no_trace(
     before = [row["seed"] for row in setup.rows]
     again = Setup(tmp_path / "again", monkeypatch, VINE, groups)
     again.sample()
-    assert [row["seed"] for row in again.rows] == before  # they hang on the run's seed and the step
+    assert [row["seed"] for row in again.rows] == before  # they depend on the run's seed and the step only
 
 
 def test_a_continuation_that_does_not_come_back_is_not_passed_over(
