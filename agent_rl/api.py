@@ -11,7 +11,7 @@ from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import spec
-from agent_rl.policy import Policy, demonstrator, oracle
+from agent_rl.policy import AnyPolicy, demonstrator, oracle
 from agent_rl.rollout import Evaluation, group_jobs, run_jobs, summarise
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 def run(
     env: str,
-    policy: Policy | str = "oracle",
+    policy: AnyPolicy | str = "oracle",
     *,
     n: int = 1,
     samples: int = 1,
@@ -47,7 +47,7 @@ def run(
 
 def evaluate(
     env: str,
-    policy: Policy | str = "oracle",
+    policy: AnyPolicy | str = "oracle",
     *,
     n: int = 256,
     split: str = "eval",
@@ -60,7 +60,7 @@ def evaluate(
 
 def _run(
     env: str,
-    policy: Policy | str,
+    policy: AnyPolicy | str,
     n: int,
     samples: int,
     origin: Origin,
@@ -82,7 +82,7 @@ def _run(
     return _blocking(run_jobs(jobs, policy, concurrency=concurrency))
 
 
-def _named(name: str) -> Policy:
+def _named(name: str) -> AnyPolicy:
     from agent_rl.errors import ConfigError, did_you_mean
 
     named = {"oracle": oracle, "demonstrator": demonstrator}

@@ -1,4 +1,4 @@
-"""The command line: `agent-rl envs | algorithms | train | rollout | view | sandbox`."""
+"""The command line: `agent-rl envs | algorithms | train | rollout | view | doctor | sandbox`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent_rl.gym.registry import env_ids, load_file, spec
 from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.rollout import summarise
 from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, read_episodes
-from agent_rl.train import TRAIN_HELP, require_torch, train
+from agent_rl.train import TRAIN_HELP, doctor, require_torch, train
 from agent_rl.version import __version__
 from agent_rl.view.text import failure_lines, print_episode, print_table
 
@@ -89,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="agent-rl", description="Train, run and read tool-using language-model agents.", formatter_class=raw
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="envs | algorithms | train | rollout | view | sandbox")
+    commands = parser.add_subparsers(
+        required=True, metavar="envs | algorithms | train | rollout | view | doctor | sandbox"
+    )
     imports = argparse.ArgumentParser(add_help=False)
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
@@ -105,7 +107,16 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         if name == "train":
             sub.add_argument("--explain", action="store_true", help="print the algorithm's formula; train nothing")
-            sub.add_argument("--dry-run", action="store_true", help="print verl's full config, checked; train nothing")
+            sub.add_argument(
+                "--dry-run",
+                action="store_true",
+                help="check the settings and the environment, print the full config; train nothing",
+            )
+    cluster = commands.add_parser(
+        "doctor", parents=[imports], help="say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
+    )
+    cluster.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as of train")
+    cluster.set_defaults(command=_doctor)
     algorithms = commands.add_parser("algorithms", help="list the algorithms, each with its formula")
     algorithms.set_defaults(command=_algorithms)
     view = commands.add_parser("view", help="read stored episodes", description=VIEW_HELP, formatter_class=raw)
@@ -116,8 +127,10 @@ def _parser() -> argparse.ArgumentParser:
     view.set_defaults(command=_view)
     sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
     actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
-    doctor = actions.add_parser("doctor", help="say what sandboxes guarantee on this machine, and what to do about it")
-    doctor.set_defaults(command=_sandbox_doctor)
+    sandboxes = actions.add_parser(
+        "doctor", help="say what sandboxes guarantee on this machine, and what to do about it"
+    )
+    sandboxes.set_defaults(command=_sandbox_doctor)
     image = actions.add_parser("build-image", help="make Docker's base image of this interpreter, offline")
     image.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")
     image.set_defaults(command=_build_image)
@@ -148,6 +161,10 @@ def _algorithms(arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
     return train(arguments.overrides, arguments.imports or (), explain=arguments.explain, dry_run=arguments.dry_run)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    return doctor(arguments.overrides, arguments.imports or ())
 
 
 def _rollout(arguments: argparse.Namespace) -> int:

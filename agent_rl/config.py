@@ -58,7 +58,7 @@ def _prepare(override: str, known: dict[str, bool]) -> str:
     if not equals:
         raise ConfigError(f"'{override}' is no override: write key=value, such as steps=20")
     if any(key.startswith(f"{free}.") for free in FREE):
-        return f"++{override}"
+        return f"++{override.replace('.+', '.', 1)}"  # a `+`, with which Hydra adds a key, is not needed
     if known.get(key) and f"{key}.name" in known and not choices(key) and not value.startswith("{"):
         return f"++{key}.name={value}"  # a section that has a name is chosen by it
     names = choices(key) if known.get(key, True) and not value.startswith("{") else []

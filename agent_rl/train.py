@@ -45,7 +45,7 @@ def train(
         overrides: `key=value` settings; `backend=verl` trains on Ray with vLLM, `resume=FOLDER` goes on with a run.
         imports: files that register environments.
         explain: only print the algorithm's formula.
-        dry_run: only print verl's full config, checked.
+        dry_run: only check the settings and the environment, and print the full config: verl's with `backend=verl`.
 
     Raises:
         ConfigError: naming the setting that is wrong, or what is not installed.
@@ -54,9 +54,9 @@ def train(
     backend = given.pop("backend", "embedded")
     if backend not in ("embedded", "verl"):
         raise ConfigError(f"no backend '{backend}': there are embedded and verl")
-    if dry_run and backend != "verl":
-        raise ConfigError("--dry-run prints verl's config: it needs backend=verl")
     require_torch()
+    if dry_run and backend == "embedded" and "resume" not in given:
+        return _dry_run(overrides)
     rest = [text for text in overrides if not text.startswith("backend=")]
     return _on_verl(rest, given, imports, explain, dry_run) if backend == "verl" else _embedded(rest, given, explain)
 
@@ -88,6 +88,8 @@ def _embedded(overrides: Sequence[str], given: dict[str, str], explain: bool) ->
 def _on_verl(
     overrides: Sequence[str], given: dict[str, str], imports: Sequence[str], explain: bool, dry_run: bool
 ) -> int:
+    from omegaconf import OmegaConf
+
     from agent_rl import algorithms
     from agent_rl.backends.verl.config.settings import VerlConfig
 
@@ -114,15 +116,44 @@ def _on_verl(
             "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
             "pip install 'agent-rl[verl]' for one with"
         )
-    from agent_rl.backends.verl.driver.run import print_config, resume, start
+    from agent_rl.backends.verl.driver.run import check_run, resume, start
 
     if resumed is not None:
         print(f"Done: {resume(Path(resumed), steps=_steps(given.get('steps')))}")
     elif config is not None and dry_run:
-        print_config(config)
+        print(OmegaConf.to_yaml(check_run(config)))
     elif config is not None:
         print(f"Done: {start(config)}")
     return 0
+
+
+def _dry_run(overrides: Sequence[str]) -> int:
+    from omegaconf import OmegaConf
+
+    from agent_rl.backends.embedded.config import TrainConfig
+    from agent_rl.backends.group_sampling import check_environment
+
+    config = load_config("backend/embedded", TrainConfig, [o for o in overrides if not o.startswith("backend=")])
+    check_environment(config).tasks.require(config.eval.dev_split)
+    print(OmegaConf.to_yaml(config.model_dump(mode="json", by_alias=True)))
+    return 0
+
+
+def doctor(overrides: Sequence[str], imports: Sequence[str] = ()) -> int:
+    """Tell whether Ray's cluster can run the settings, which need not name a model; return the exit status.
+
+    Raises:
+        ConfigError: if the settings are wrong, or there is no cluster.
+    """
+    given = [text for text in overrides if text != "backend=verl"]
+    if len(given) == len(overrides):
+        raise ConfigError("doctor looks at Ray's cluster: write agent-rl doctor backend=verl, and settings as of train")
+    from agent_rl.backends.verl.config.settings import VerlConfig
+    from agent_rl.backends.verl.driver import run
+
+    files = ",".join(str(Path(file).resolve()) for file in imports)
+    config = load_config("backend/verl", VerlConfig, ["start_from=MODEL", f"imports=[{files}]", *given])
+    return run.doctor(config, print)
 
 
 def _check_resumed(given: set[str]) -> None:

@@ -120,7 +120,7 @@ def settings() -> TrainConfig:
 def probe(actor: Actor) -> dict[str, float]:
     """Sample 128 episodes and score them twice, with and without their routes replayed."""
     trainer = Trainer(spec(ENV), actor, settings())
-    _, episodes = trainer.evaluate(distinct_tasks(spec(ENV).tasks, "dev", 128), settings().rollout.params, "probe")
+    _, episodes = trainer.evaluate(distinct_tasks(spec(ENV).tasks, "dev", 128), trainer.rollouts.params, "probe")
     batch = Experience.of(group_episodes(episodes)).rows
     routes = batch.routed_experts
     if routes is None:

@@ -25,7 +25,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import TaskSource
 from agent_rl.gym.tool import ToolSpec
-from agent_rl.policy import Opening, Policy, Scripted, TokenPolicy, oracle
+from agent_rl.policy import AnyPolicy, Scripted, TokenPolicy, oracle
 from agent_rl.rendering import Bridge, ChatMLRenderer, Renderer, train_tokenizer
 from agent_rl.rollout import Job, run_episode, run_jobs
 from agent_rl.store.episodes import EpisodeWriter
@@ -126,11 +126,11 @@ def check(episodes: Sequence[Episode]) -> None:
     assert all((e.turns, e.reward) == (TURNS, 1.0) for e in episodes), episodes[0].error
 
 
-def play_pool(policy: Policy, episodes: int, concurrency: int) -> None:
+def play_pool(policy: AnyPolicy, episodes: int, concurrency: int) -> None:
     check(asyncio.run(run_jobs(jobs(episodes), policy, concurrency=concurrency)))
 
 
-def play_singly(policy: Policy, episodes: int) -> None:
+def play_singly(policy: AnyPolicy, episodes: int) -> None:
     async def main() -> list[Episode]:
         return [await run_episode(job, policy) for job in jobs(episodes)]
 
@@ -198,7 +198,7 @@ def prerendered(renderer: Renderer) -> Prerendered:
     return Prerendered(renderer, prompt, {m.content: b for m, b in zip(results, bridges, strict=True) if b})
 
 
-def play_and_store(policy: Policy, episodes: int, folder: Path) -> None:
+def play_and_store(policy: AnyPolicy, episodes: int, folder: Path) -> None:
     with closing(EpisodeWriter(folder / f"{time.monotonic_ns()}.jsonl")) as writer:
         check(asyncio.run(run_jobs(jobs(episodes), policy, on_episode=writer.write)))
 
@@ -208,11 +208,10 @@ def converse(renderer: Renderer, turns: int, episodes: int) -> None:
     replies = [renderer.reply(SCRIPT[i % 3]) for i in range(turns)]
     result = (Message("tool", "12", tool_call_id="call_0", name="calculator"),)
     policy = TokenPolicy(InstantSampler(replies), renderer)
-    opening = Opening(Sums(), (calculator.spec,), 0)
 
     async def main() -> None:
         for _ in range(episodes):
-            conversation = policy.start(opening)
+            conversation = policy.start((calculator.spec,), 0)
             conversation.observe((Message("user", QUESTION),))
             await conversation.reply()
             for _ in range(turns - 1):
@@ -226,7 +225,7 @@ def main() -> None:
     n = 400
     gymnasium.register("Sums-v0", entry_point=GymSums, max_episode_steps=8)
     made, plain = gymnasium.make("Sums-v0"), GymSums()
-    script = Scripted(lambda opening: (message for message in SCRIPT))
+    script = Scripted(lambda env, seed: (message for message in SCRIPT))
     renderer = ChatMLRenderer(train_tokenizer([QUESTION, ANSWER]))
     replies = [renderer.reply(m) for m in SCRIPT]
     ready, rendered = (TokenPolicy(InstantSampler(replies), r) for r in (prerendered(renderer), renderer))

@@ -89,15 +89,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model that has learned the form of tool calls, so that its episodes have several turns."""
-    from agent_rl.backends.embedded.actor import demonstrate, new_actor
-    from agent_rl.backends.embedded.warm_start import warm_start
+    from agent_rl.backends.embedded.run import fresh_actor
+    from agent_rl.backends.embedded.warm_start import demonstrate, warm_start
     from agent_rl.gym.registry import spec
     from tests.runs import config
 
     folder = tmp_path_factory.mktemp("talker")
     settings = config(folder, warm_start={"demonstrations": 300, "copy_steps": 5, "clone_steps": 120, "batch": 16})
-    actor = new_actor(spec(settings.env), settings)
-    played = demonstrate(spec(settings.env), settings, settings.warm_start.demonstrations, actor.renderer)
+    actor = fresh_actor(spec(settings.env), settings)
+    played = demonstrate(spec(settings.env), 300, split="train", seed=0, renderer=actor.renderer)
     actor.model.train()
     trajectories = [e.trajectories[0] for e in played]
     warm_start(actor.model, trajectories, settings.warm_start, tokenizer=actor.tokenizer, seed=0)

@@ -16,13 +16,14 @@ from agent_rl.core.episode import Episode, Origin, Outcome, Reward, StepRecord, 
 from agent_rl.core.messages import Message, Step, Task, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.gym.budget import Budget
-from agent_rl.gym.env import Env, Script, ToolEnv
+from agent_rl.gym.env import Env, ToolEnv
 from agent_rl.gym.registry import EnvSpec, register
 from agent_rl.gym.reward import reward
 from agent_rl.gym.tasks import TaskSource
 from agent_rl.gym.tool import ToolSpec, tool
-from agent_rl.policy import Opening, Policy, Scripted, TokenPolicy
+from agent_rl.policy import AnyPolicy, Scripted, TokenPolicy
 from agent_rl.rendering.base import Bridge, Renderer
 from agent_rl.rollout import Job, run_episode
 
@@ -68,46 +69,15 @@ def example_episode(episode_id: str = "e0", **changes: object) -> Episode:
     return replace(episode, **changes)  # type: ignore[arg-type]
 
 
-class ScriptedEngine:
-    """An inference engine whose replies are given, in order, over all its sessions; implements `InferenceEngine`.
-
-    A reply longer than `max_tokens` is cut, as an engine would. Each session keeps a ledger of every id that it was
-    given or gave back.
-    """
-
-    def __init__(
-        self, replies: Iterable[Sequence[int]], *, versions: Iterable[int] = (), context_limit: int | None = None
-    ) -> None:
-        self.replies = iter(replies)
-        self.versions = chain(versions, repeat(0))  # of one token after the other
-        self.context_limit = context_limit
-        self.sessions: list[ScriptedSession] = []
-
-    def open(self, seed: int) -> ScriptedSession:
-        self.sessions.append(ScriptedSession(self, seed))
-        return self.sessions[-1]
-
-
-class ScriptedSession:
-    """One sequence of a `ScriptedEngine`."""
-
-    def __init__(self, sampler: ScriptedEngine, seed: int) -> None:
-        self.sampler, self.seed = sampler, seed
-        self.ledger: list[int] = []
-        self.params: list[SamplingParams] = []
-        self.closed = 0
-
-    async def sample(self, ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]) -> Completion:
-        assert not self.closed
-        reply = tuple(next(self.sampler.replies))[: params.max_tokens]
-        self.ledger += [*ids, *reply]
-        self.params.append(params)
-        finish = FinishReason.STOP if reply[-1] in stop_ids else FinishReason.LENGTH
+def sampled(replies: Iterable[Sequence[int]], versions: Iterable[int] = ()) -> list[Completion]:
+    """Return replies as an engine samples them; `versions` are those of one token after the other, then 0."""
+    version = chain(versions, repeat(0))
+    completions = []
+    for reply in replies:
         logprobs = tuple(-0.001 * (i + 1) for i in range(len(reply)))
-        return Completion(reply, logprobs, logprobs, finish, tuple(islice(self.sampler.versions, len(reply))))
-
-    def close(self) -> None:
-        self.closed += 1
+        versions_of_reply = tuple(islice(version, len(reply)))
+        completions.append(Completion(tuple(reply), logprobs, logprobs, FinishReason.STOP, versions_of_reply))
+    return completions
 
 
 class UnprovenRenderer:
@@ -198,22 +168,19 @@ def dice_spec(cls: type[Env] = Dice, budget: Budget | None = None) -> EnvSpec:
 def play(*answers: str | Message) -> Scripted:
     """Return a policy that gives these answers in every episode."""
 
-    def script(opening: Opening) -> Script:
-        yield from (answer for answer in answers)  # a tuple can't be sent observations
-
-    return Scripted(script)
+    return Scripted(lambda env, seed: (answer for answer in answers))
 
 
 def token_policy(*replies: str | Message, max_tokens: int = 64, context_limit: int | None = None) -> TokenPolicy:
     """Return a policy that samples these replies, in one episode."""
     renderer = small_renderer()
     messages = [Message("assistant", r) if isinstance(r, str) else r for r in replies]
-    sampler = ScriptedEngine([renderer.reply(m) for m in messages], context_limit=context_limit)
-    return TokenPolicy(sampler, renderer, SamplingParams(max_tokens=max_tokens))
+    engine = ScriptedEngine(sampled(renderer.reply(m) for m in messages), context_limit=context_limit)
+    return TokenPolicy(engine, renderer, SamplingParams(max_tokens=max_tokens))
 
 
 def run_dice(
-    policy: Policy, task: Task | None = None, budget: Budget | None = None, cls: type[Env] = Dice, **job: object
+    policy: AnyPolicy, task: Task | None = None, budget: Budget | None = None, cls: type[Env] = Dice, **job: object
 ) -> Episode:
     """Run one episode of dice with seed 0."""
     return asyncio.run(run_episode(Job(dice_spec(cls, budget), task or {}, 0, **job), policy))  # type: ignore[arg-type]

@@ -68,9 +68,7 @@ def test_a_step_trains_on_tokens_of_weights_that_many_updates_ago(k: int, talker
         assert {e.origin.step for e in result.episodes} == {step}
         assert result.metrics[f"policy_version/staleness_{step - oldest}"] == 1.0
         assert len(trainer.ahead) == min(k, 4 - step)  # nothing is sampled that no step trains on
-    _, episodes = trainer.evaluate(
-        distinct_tasks(trainer.spec.tasks, "dev", 4), trainer.config.rollout.params, "dev", "dev"
-    )
+    _, episodes = trainer.evaluate(distinct_tasks(trainer.spec.tasks, "dev", 4), trainer.rollouts.params, "dev", "dev")
     assert versions(episodes) == {5}
 
 

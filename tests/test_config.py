@@ -1,11 +1,15 @@
 """Configs: what is composed, and what is refused with a way out."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.cli import RolloutSettings
-from agent_rl.config import choices, load_config
+from agent_rl.config import Section, choices, load_config
 from agent_rl.errors import ConfigError
+from agent_rl.runs.config import RunConfig
 
 
 def load(*overrides: str) -> TrainConfig:
@@ -17,6 +21,30 @@ def test_the_defaults_compose_and_groups_are_chosen_by_file() -> None:
     assert config.env == "calculator-v0" and config.algorithm.name == "grpo" and config.model.architecture == "qwen3"
     assert load("model=tiny_moe").model.architecture == "qwen3_moe"
     assert {"tiny", "tiny_moe"} <= set(choices("model")) and choices("no such group") == []
+
+
+@pytest.mark.parametrize(("backend", "schema"), [("embedded", TrainConfig), ("verl", VerlConfig)])
+def test_schema_defaults_are_what_the_command_line_trains(backend: str, schema: type[RunConfig]) -> None:
+    given = {"env": "calculator-v0"} | ({"start_from": "m"} if schema is VerlConfig else {})
+    composed = load_config(f"backend/{backend}", schema, [f"{key}={value}" for key, value in given.items()])
+    presets = {"verl"}  # hardware=
+    assert composed.model_dump(exclude=presets) == schema(**given).model_dump(exclude=presets)
+
+
+def sections(schema: type[Section]) -> Iterator[tuple[str, type[Section], object]]:
+    for name, field in schema.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield name, kind, field.default
+            yield from sections(kind)
+
+
+@pytest.mark.parametrize("schema", [TrainConfig, VerlConfig])
+def test_section_defaults_do_not_depend_on_the_section_that_holds_them(schema: type[Section]) -> None:
+    """Else setting one key of a section would change the others."""
+    found = list(sections(schema))
+    assert len(found) > 8
+    assert [name for name, kind, default in found if default != kind()] == []
 
 
 def test_overrides_reach_keys_of_the_file_and_keys_that_only_the_schema_knows() -> None:

@@ -10,11 +10,12 @@ from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Fork, Source
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
-from agent_rl.policy import Policy, TokenPolicy
+from agent_rl.policy import AnyPolicy, TokenPolicy
 from agent_rl.rollout import Job, continuation, run_episode
-from tests.doubles import CALL, Dice, ScriptedEngine, UnprovenRenderer, dice_spec, play, small_renderer
+from tests.doubles import CALL, Dice, UnprovenRenderer, dice_spec, play, sampled, small_renderer
 
 TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolCall("x", "rol")))
 
@@ -31,16 +32,16 @@ class Fair(Dice):
 def replying(*replies: str | Message, unproven: frozenset[int] = frozenset()) -> TokenPolicy:
     renderer = UnprovenRenderer(small_renderer(), unproven)
     ids = [renderer.reply(Message("assistant", r) if isinstance(r, str) else r) for r in replies]
-    return TokenPolicy(ScriptedEngine(ids), renderer, SamplingParams(max_tokens=64))
+    return TokenPolicy(ScriptedEngine(sampled(ids)), renderer, SamplingParams(max_tokens=64))
 
 
-def first(policy: Policy, **job: object) -> Episode:
+def first(policy: AnyPolicy, **job: object) -> Episode:
     """An episode that can be continued."""
     spec = dice_spec(job.pop("cls", Fair), job.pop("budget", None))
     return asyncio.run(run_episode(Job(spec, job.pop("task", {}), 5, "g", id="first", snapshots=True, **job), policy))
 
 
-def then(policy: Policy, episode: Episode, turn: int, **options: object) -> Episode:
+def then(policy: AnyPolicy, episode: Episode, turn: int, **options: object) -> Episode:
     spec = dice_spec(options.pop("cls", Fair))
     return asyncio.run(run_episode(continuation(spec, episode, turn, 77, **options), policy))
 
@@ -52,10 +53,10 @@ PARENT = first(replying(CALL, TWO_CALLS, CALL, "6"))
 def test_it_starts_from_the_exact_ids_that_the_engine_had_seen(turn):
     policy = replying(CALL, "6")
     episode = then(policy, PARENT, turn)
-    (old,), (new,), (session,) = PARENT.trajectories, episode.trajectories, policy.sampler.sessions
+    (old,), (new,), (session,) = PARENT.trajectories, episode.trajectories, policy.engine.sessions
     at = [s.start for s in old.spans if s.source is Source.POLICY][turn]
     assert new.token_ids[:at].tolist() == old.token_ids[:at].tolist()
-    assert new.token_ids.tolist() == session.ledger
+    assert new.token_ids.tolist() == session.token_ids
     assert (session.seed, session.closed) == (77, 1)
     assert new.spans[0].stop == at and not new.loss_mask[:at].any()
     (sample,) = to_samples([episode])

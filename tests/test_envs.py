@@ -81,7 +81,7 @@ def test_replaying_a_stored_episode_gives_every_observation_and_reward_again(id)
     for policy in (demonstrator(), oracle()):
         for stored in episodes(id, "train", policy, 60):
             answers = [m for m in stored.messages if m.role == "assistant"]
-            script = Scripted(lambda opening, answers=answers: (answer for answer in answers))
+            script = Scripted(lambda env, seed, answers=answers: (answer for answer in answers))
             again = asyncio.run(run_episode(Job(spec(id), stored.task, stored.seed), script))
             assert again.messages == stored.messages
             assert again.steps == stored.steps
@@ -90,7 +90,7 @@ def test_replaying_a_stored_episode_gives_every_observation_and_reward_again(id)
 
 
 def answer(id: str, *messages: str | Message, index: int = 0) -> Episode:
-    script = Scripted(lambda opening: (m for m in messages))
+    script = Scripted(lambda env, seed: (m for m in messages))
     return asyncio.run(run_episode(Job(spec(id), spec(id).tasks.get("train", index), 0), script))
 
 
@@ -119,7 +119,7 @@ def test_an_episode_without_an_answer_is_worth_nothing(id):
     (first, *_) = [m for m in episodes(id, "train", oracle(), 1)[0].messages if m.role == "assistant"]
     env = spec(id)
     job = Job(env, env.tasks.get("train", 0), 0, budget=Budget(turns=1))
-    episode = asyncio.run(run_episode(job, Scripted(lambda opening: (m for m in [first]))))
+    episode = asyncio.run(run_episode(job, Scripted(lambda env, seed: (m for m in [first]))))
     assert (episode.success, episode.reward) == (False, 0.0)
 
 

@@ -17,13 +17,14 @@ from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Source
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
+from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import spec
 from agent_rl.policy import Interruption, TokenPolicy
 from agent_rl.policy.interruption import interruptions
 from agent_rl.rollout.metrics import trajectory_metrics
-from tests.doubles import CALL, ScriptedEngine, example_episode, run_dice, small_renderer
+from tests.doubles import CALL, example_episode, run_dice, sampled, small_renderer
 from tests.engines import VOCAB, full_logprobs, shaken, tiny
 from tests.runs import config
 from tests.test_engine import router_choices
@@ -43,9 +44,9 @@ AFTER = Interruption(4, LATE)
 def played(
     *replies: tuple[int, ...], interrupt: Interruption = AFTER, max_tokens: int = 10, budget: Budget | None = None
 ) -> tuple[Episode, ScriptedEngine]:
-    sampler = ScriptedEngine(replies)
-    policy = TokenPolicy(sampler, small_renderer(), SamplingParams(max_tokens=max_tokens), interrupt)
-    return run_dice(policy, budget=budget), sampler
+    engine = ScriptedEngine(sampled(replies))
+    policy = TokenPolicy(engine, small_renderer(), SamplingParams(max_tokens=max_tokens), interrupt)
+    return run_dice(policy, budget=budget), engine
 
 
 def spans(episode: Episode) -> list[tuple[Source, int, int]]:
@@ -54,9 +55,9 @@ def spans(episode: Episode) -> list[tuple[Source, int, int]]:
 
 def test_a_long_reply_goes_on_from_the_given_tokens_within_its_turn():
     call = tuple(small_renderer().reply(CALL))
-    episode, sampler = played(THOUGHT, call, SIX, max_tokens=4 + len(call))
-    (trajectory,), (session,) = episode.trajectories, sampler.sessions
-    assert trajectory.token_ids.tolist() == session.ledger
+    episode, engine = played(THOUGHT, call, SIX, max_tokens=4 + len(call))
+    (trajectory,), (session,) = episode.trajectories, engine.sessions
+    assert trajectory.token_ids.tolist() == session.token_ids
     assert [p.max_tokens for p in session.params] == [4, len(call), 4]
     (env,) = (n for source, _, n in spans(episode) if source is Source.ENV)
     assert spans(episode) == [
@@ -79,9 +80,9 @@ def test_a_long_reply_goes_on_from_the_given_tokens_within_its_turn():
 
 
 def test_a_reply_that_ends_in_time_is_left_alone():
-    episode, sampler = played(SIX)
+    episode, engine = played(SIX)
     assert [s for s, _, _ in spans(episode)] == [Source.POLICY]
-    assert [p.max_tokens for p in sampler.sessions[0].params] == [4]
+    assert [p.max_tokens for p in engine.sessions[0].params] == [4]
 
 
 def test_an_answer_may_take_what_is_left_of_the_reply():
@@ -92,9 +93,9 @@ def test_an_answer_may_take_what_is_left_of_the_reply():
 
 def test_a_reply_that_has_ended_its_thought_is_not_interrupted():
     ended = Interruption(4, LATE, unless=THOUGHT[1:3])
-    episode, sampler = played(THOUGHT, SIX, interrupt=ended)
+    episode, engine = played(THOUGHT, SIX, interrupt=ended)
     assert spans(episode) == [(Source.POLICY, 0, 4), (Source.POLICY, 0, len(SIX))]
-    assert [p.max_tokens for p in sampler.sessions[0].params] == [4, 6]
+    assert [p.max_tokens for p in engine.sessions[0].params] == [4, 6]
     elsewhere = Interruption(4, LATE, unless=THOUGHT[3:5])  # it comes later than the interruption
     assert spans(played(THOUGHT, SIX, interrupt=elsewhere)[0])[1] == (Source.TEMPLATE, 0, len(LATE))
 
@@ -103,19 +104,19 @@ def test_a_reply_that_has_ended_its_thought_is_not_interrupted():
 def test_what_is_given_counts_in_the_context(spare):
     start = played(SIX)[0].trajectories[0].spans[0].stop
     budget = Budget(tokens=start + 4 + len(LATE) + spare)
-    episode, sampler = played(THOUGHT, THOUGHT, budget=budget)
+    episode, engine = played(THOUGHT, THOUGHT, budget=budget)
     if spare:
         assert spans(episode)[1:] == [(Source.TEMPLATE, 0, len(LATE)), (Source.POLICY, 0, spare)]
     else:  # no room for an answer
         assert spans(episode) == [(Source.POLICY, 0, 4 + len(LATE))]
     assert episode.stop_reason is StopReason.TOKENS
-    assert len(episode.trajectories[0]) == budget.tokens == len(sampler.sessions[0].ledger)
+    assert len(episode.trajectories[0]) == budget.tokens == len(engine.sessions[0].token_ids)
 
 
 def test_an_episode_s_tokens_are_counted_together():
     call = tuple(small_renderer().reply(CALL))
     limit = Interruption(len(call) + 2, LATE, per="episode")
-    episode, sampler = played(call, THOUGHT, call, SIX, interrupt=limit, max_tokens=64)
+    episode, engine = played(call, THOUGHT, call, SIX, interrupt=limit, max_tokens=64)
     own = [s for s in spans(episode) if s[0] is Source.POLICY or s[2] == len(LATE)]
     assert own == [
         (Source.POLICY, 0, len(call)),
@@ -125,7 +126,7 @@ def test_an_episode_s_tokens_are_counted_together():
         (Source.TEMPLATE, 2, len(LATE)),  # nothing is left: the reply begins with it
         (Source.POLICY, 2, len(SIX)),
     ]
-    assert episode.trajectories[0].token_ids.tolist() == sampler.sessions[0].ledger
+    assert episode.trajectories[0].token_ids.tolist() == engine.sessions[0].token_ids
     assert episode.messages[-1].content == " so 6"
     assert trajectory_metrics([episode, example_episode()]) == {"rollout/forks": 0.0, "rollout/interrupted": 2 / 5}
     twice = example_episode(trajectories=example_episode().trajectories * 3)
@@ -215,5 +216,5 @@ def test_evaluation_interrupts_as_training_does(folder: Path, tmp_path: Path):
     actor = load_actor(folder / "checkpoint", slots=8, context=256)
     trainer = Trainer(spec("calculator-v0"), actor, config(tmp_path, rollout=rollout))
     tasks = [trainer.spec.tasks.get("test", i) for i in range(4)]
-    _, episodes = trainer.evaluate(tasks, trainer.config.rollout.params, "test", "test")
+    _, episodes = trainer.evaluate(tasks, trainer.rollouts.params, "test", "test")
     assert trajectory_metrics(episodes)["rollout/interrupted"] > 0

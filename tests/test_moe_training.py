@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from agent_rl.backends.embedded import batch_scores
 from agent_rl.backends.embedded import trainer as trainer_module
-from agent_rl.backends.embedded.actor import Actor, demonstrate, load_actor, new_actor
+from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.run import fresh_actor, resume_run, start_run
 from agent_rl.backends.embedded.scoring import Scores, score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.backends.embedded.warm_start import warm_start
+from agent_rl.backends.embedded.warm_start import demonstrate, warm_start
 from agent_rl.core.episode import Episode
 from agent_rl.core.trajectory import Trajectory
 from agent_rl.engines.embedded.quantization import QuantizedForward
@@ -133,7 +133,7 @@ def test_an_int4_rollout_shows_in_the_metrics(start: str, tmp_path: Path) -> Non
 
 def test_a_fresh_student_samples_with_the_weights_that_are_asked_for(tmp_path: Path) -> None:
     chosen = config(tmp_path, model=MOE, rollout=ROLLOUT | {"weights": "float8"})
-    forward = new_actor(spec(chosen.env), chosen).engine.forward
+    forward = fresh_actor(spec(chosen.env), chosen).engine.forward
     assert isinstance(forward, QuantizedForward) and forward.weights == "float8"
 
 
@@ -171,8 +171,8 @@ def fresh(tmp_path: Path, balance: float) -> tuple[TrainConfig, Actor, list[Traj
     """A student whose routers prefer two experts of eight, and demonstrations."""
     phases = SMALL["warm_start"] | {"copy_steps": 5, "clone_steps": 60, "balance": balance}  # type: ignore[operator]
     chosen = config(tmp_path, model=MOE, warm_start=phases)
-    actor = new_actor(spec(chosen.env), chosen)
-    episodes = demonstrate(spec(chosen.env), chosen, 64, actor.renderer)
+    actor = fresh_actor(spec(chosen.env), chosen)
+    episodes = demonstrate(spec(chosen.env), 64, split="train", seed=0, renderer=actor.renderer)
     demonstrations = [e.trajectories[0] for e in episodes]
     for router in routers(actor.model):
         seen: list[Tensor] = []

@@ -8,15 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.algorithms import to_samples
+from agent_rl.core.episode import StopReason
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Fork, Source
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import spec
-from agent_rl.policy import Opening, Scripted, TokenPolicy, demonstrator, oracle
+from agent_rl.policy import Scripted, TokenPolicy, demonstrator, oracle
 from agent_rl.rollout import Job, run_episode
-from tests.doubles import CALL, Dice, ScriptedEngine, UnprovenRenderer, play, run_dice, small_renderer, token_policy
+from tests.doubles import CALL, Dice, UnprovenRenderer, play, run_dice, sampled, small_renderer, token_policy
 
 TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolCall("x", "rol")))
 
@@ -29,10 +31,10 @@ def rendered(*messages: str | Message) -> list[list[int]]:
 
 
 def test_the_trajectory_is_what_the_engine_was_given_and_gave_back():
-    sampler = ScriptedEngine(rendered(CALL, TWO_CALLS, "6"), versions=[0, 0, 1])
-    episode = run_dice(TokenPolicy(sampler, small_renderer()))
-    (trajectory,), (session,) = episode.trajectories, sampler.sessions
-    assert trajectory.token_ids.tolist() == session.ledger
+    engine = ScriptedEngine(rendered(CALL, TWO_CALLS, "6"))
+    episode = run_dice(TokenPolicy(engine, small_renderer()))
+    (trajectory,), (session,) = episode.trajectories, engine.sessions
+    assert trajectory.token_ids.tolist() == session.token_ids
     sampled = [i for reply in rendered(CALL, TWO_CALLS, "6") for i in reply]
     assert trajectory.token_ids[trajectory.loss_mask].tolist() == sampled
     assert session.seed == episode.seed
@@ -42,14 +44,14 @@ def test_the_trajectory_is_what_the_engine_was_given_and_gave_back():
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 431), min_size=1, max_size=12), min_size=1, max_size=4))
 def test_any_ids_that_an_engine_samples_are_trained_on_as_they_are(replies):
-    # a stop id in the middle is not this sampler's: an engine would have ended there
+    # a stop id in the middle is not this engine's: an engine would have ended there
     stop = rendered("")[0][-1]
     replies = [[i for i in reply if i not in small_renderer().stop_ids] + [stop] for reply in replies]
-    sampler = ScriptedEngine(replies)
-    episode = run_dice(TokenPolicy(sampler, small_renderer()), budget=Budget(turns=len(replies)))
-    (trajectory,), (session,) = episode.trajectories, sampler.sessions
+    engine = ScriptedEngine(replies)
+    episode = run_dice(TokenPolicy(engine, small_renderer()), budget=Budget(turns=len(replies)))
+    (trajectory,), (session,) = episode.trajectories, engine.sessions
     assert episode.error is None
-    assert trajectory.token_ids.tolist() == session.ledger
+    assert trajectory.token_ids.tolist() == session.token_ids
     sampled = [i for reply in replies[: episode.turns] for i in reply]
     assert trajectory.token_ids[trajectory.loss_mask].tolist() == sampled
     assert trajectory.turns[trajectory.loss_mask].tolist() == [
@@ -60,8 +62,8 @@ def test_any_ids_that_an_engine_samples_are_trained_on_as_they_are(replies):
 def test_logprobs_and_versions_stay_with_their_tokens():
     replies = rendered(CALL, "6")
     n = len(replies[0])
-    sampler = ScriptedEngine(replies, versions=[4] * (n - 1) + [5] * 100)  # the weights changed before the last token
-    (trajectory,) = run_dice(TokenPolicy(sampler, small_renderer())).trajectories
+    engine = ScriptedEngine(sampled(replies, [4] * (n - 1) + [5] * 100))  # the weights changed before the last token
+    (trajectory,) = run_dice(TokenPolicy(engine, small_renderer())).trajectories
     mask = trajectory.loss_mask
     assert trajectory.policy_versions[mask].tolist() == [4] * (n - 1) + [5] * (1 + len(replies[1]))
     expected = [-0.001 * (i + 1) for reply in replies for i in range(len(reply))]
@@ -93,16 +95,16 @@ def test_call_ids_are_unique_in_an_episode():
 
 
 def test_a_reply_may_take_what_is_left_and_no_more_than_its_own_limit():
-    sampler = ScriptedEngine(rendered(CALL, "6"), context_limit=100)
-    episode = run_dice(TokenPolicy(sampler, small_renderer(), SamplingParams(max_tokens=60)), budget=Budget(tokens=90))
+    engine = ScriptedEngine(rendered(CALL, "6"), context_limit=100)
+    episode = run_dice(TokenPolicy(engine, small_renderer(), SamplingParams(max_tokens=60)), budget=Budget(tokens=90))
     (trajectory,) = episode.trajectories
     starts = [s.start for s in trajectory.spans if s.source is Source.POLICY]
-    assert [p.max_tokens for p in sampler.sessions[0].params] == [min(60, 90 - at) for at in starts]
+    assert [p.max_tokens for p in engine.sessions[0].params] == [min(60, 90 - at) for at in starts]
     assert starts[0] < 30 < starts[1]  # both limits had their turn
 
 
 def test_a_reply_needs_an_observation():
-    conversation = token_policy("6").start(Opening(Dice(), (), 0))
+    conversation = token_policy("6").start((), 0)
     with pytest.raises(PolicyError, match="observe"):
         asyncio.run(conversation.reply())
 
@@ -120,20 +122,20 @@ def test_sampling_without_a_meaning_is_refused(bad):
 
 
 def forked(unproven, replies):
-    sampler = ScriptedEngine(rendered(*replies))
+    engine = ScriptedEngine(rendered(*replies))
     renderer = UnprovenRenderer(small_renderer(), unproven)
-    return run_dice(TokenPolicy(sampler, renderer)), sampler
+    return run_dice(TokenPolicy(engine, renderer)), engine
 
 
 def test_what_can_t_be_appended_becomes_a_fork():
-    episode, sampler = forked({2}, [CALL, CALL, CALL, "6"])
+    episode, engine = forked({2}, [CALL, CALL, CALL, "6"])
     first, second = episode.trajectories
-    assert [t.token_ids.tolist() for t in episode.trajectories] == [s.ledger for s in sampler.sessions]
+    assert [t.token_ids.tolist() for t in episode.trajectories] == [s.token_ids for s in engine.sessions]
     assert first.forked_from is None
     assert second.forked_from == Fork(0, len(first))  # this renderer renders the same text to the same ids
     assert second.token_ids[: len(first)].tolist() == first.token_ids.tolist()
-    assert [s.closed for s in sampler.sessions] == [1, 1]
-    assert len({s.seed for s in sampler.sessions}) == 2
+    assert [s.closed for s in engine.sessions] == [1, 1]
+    assert len({s.seed for s in engine.sessions}) == 2
     assert [s.turn for s in second.spans] == [2, 2, 2, 3, 3]
 
 
@@ -143,8 +145,8 @@ def test_the_shared_prefix_ends_where_the_renderings_part():
             short = [Message("assistant", "…") if m.role == "assistant" else m for m in messages]
             return self.renderer.prompt(short, tools)
 
-    sampler = ScriptedEngine(rendered(CALL, "6"))
-    episode = run_dice(TokenPolicy(sampler, Rewriting(small_renderer(), {1})))
+    engine = ScriptedEngine(rendered(CALL, "6"))
+    episode = run_dice(TokenPolicy(engine, Rewriting(small_renderer(), {1})))
     first, second = episode.trajectories
     assert second.forked_from is not None
     at = second.forked_from.position
@@ -166,10 +168,10 @@ def test_every_sampled_token_is_trained_once_however_often_it_forks(unproven):
 def test_a_fork_that_never_gets_a_reply_leaves_no_trajectory():
     renderer = UnprovenRenderer(small_renderer(), {1})
     start = renderer.prompt([Message("user", "roll")], Dice().tools) + rendered(CALL)[0]
-    sampler = ScriptedEngine(rendered(CALL))
-    episode = run_dice(TokenPolicy(sampler, renderer), budget=Budget(tokens=len(start) + 3))
+    engine = ScriptedEngine(rendered(CALL))
+    episode = run_dice(TokenPolicy(engine, renderer), budget=Budget(tokens=len(start) + 3))
     assert [t.token_ids.tolist() for t in episode.trajectories] == [start]
-    assert [s.closed for s in sampler.sessions] == [1, 1]
+    assert [s.closed for s in engine.sessions] == [1, 1]
 
 
 # Scripted
@@ -188,16 +190,24 @@ def test_a_script_s_tokens_are_those_that_a_policy_would_have_sampled():
     assert np.isnan(shown.logprobs).all()  # nobody sampled them
 
 
-def test_a_script_with_a_renderer_that_can_t_append_is_a_policy_error():
+def test_scripted_forks_where_its_renderer_can_not_append():
     episode = run_dice(Scripted(play(CALL, "6").script, UnprovenRenderer(small_renderer(), {1})))
-    assert episode.error is not None
-    assert (episode.error.type, episode.error.where) == ("PolicyError", "policy")
+    first, second = episode.trajectories
+    assert episode.success and second.forked_from == Fork(0, len(first))
+    taught = [i for t in episode.trajectories for i in t.token_ids[t.loss_mask].tolist()]
+    assert taught == [i for reply in rendered(CALL, "6") for i in reply]
+
+
+def test_scripted_replies_are_cut_by_the_token_budget_as_a_policy_s_are():
+    episode = run_dice(Scripted(play("6" * 20).script, small_renderer()), budget=Budget(tokens=30))
+    assert episode.stop_reason is StopReason.TOKENS and len(episode.trajectories[0]) == 30
+    assert len(episode.messages[-1].content) < 20
 
 
 def test_a_script_sees_what_its_answers_led_to():
     seen = []
 
-    def script(opening):
+    def script(env, seed):
         seen.append((yield CALL))
         yield "6"
 

@@ -8,11 +8,12 @@ import pytest
 from agent_rl.core.episode import Outcome, StopReason
 from agent_rl.core.messages import Message, Step
 from agent_rl.core.trajectory import FinishReason
+from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.policy import Scripted, TokenPolicy
 from agent_rl.rollout import Job, group_jobs, run_episode, run_jobs, stream_jobs
-from tests.doubles import CALL, Dice, ScriptedEngine, dice_spec, play, run_dice, small_renderer
+from tests.doubles import CALL, Dice, dice_spec, play, run_dice, small_renderer
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +35,8 @@ def test_a_failure_costs_only_its_own_episode(where, kind):
     jobs = [Job(s, {"name": str(i)}, i) for i in range(4)]
     jobs.insert(2, bad)
 
-    def script(opening):
-        if opening.env.task.get("break") == "policy":
+    def script(env, seed):
+        if env.task.get("break") == "policy":
             raise KeyError("broken policy")
         yield CALL
         yield "6"
@@ -104,7 +105,7 @@ def test_a_failed_close_is_a_warning_and_the_episode_is_whole():
 
 
 def test_a_policy_that_can_t_close_keeps_nobody_from_closing_the_environment():
-    def script(opening):
+    def script(env, seed):
         try:
             yield "6"
         finally:
@@ -119,7 +120,7 @@ def test_a_policy_that_can_t_close_keeps_nobody_from_closing_the_environment():
 def test_an_open_script_is_closed():
     ended = []
 
-    def script(opening):
+    def script(env, seed):
         try:
             while True:
                 yield CALL

@@ -30,7 +30,7 @@ def trainer(start: Path, tmp_path: Path, **precision: object) -> Trainer:
 
 def test_the_gap_to_the_engine_is_smaller_with_a_float32_head(folder: Path, tmp_path: Path) -> None:
     one = trainer(folder / "checkpoint", tmp_path)
-    _, episodes = one.evaluate(distinct_tasks(one.spec.tasks, "dev", 12), one.config.rollout.params, "dev", "gap")
+    _, episodes = one.evaluate(distinct_tasks(one.spec.tasks, "dev", 12), one.rollouts.params, "dev", "gap")
 
     def gap(**precision: object) -> float:
         """The mean distance of the training forward's log-probabilities from the engine's."""

@@ -94,8 +94,8 @@ def test_an_observation_that_leaves_no_room_ends_the_episode_before_the_engine_s
 @pytest.mark.parametrize("where", ["step", "policy"])
 def test_seconds_run_out(where):
     class Hanging:
-        def start(self, opening):
-            conversation = play(CALL).start(opening)
+        def start_in(self, env, seed):
+            conversation = play(CALL).start_in(env, seed)
             if where == "policy":
                 conversation.reply = lambda max_tokens=None: asyncio.Event().wait()
             return conversation

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from agent_rl.core.messages import Message
 from agent_rl.errors import DamagedEpisodeError, StoreError
-from agent_rl.store.codec import dump_line, encode
+from agent_rl.store.codec import dump_line
 from agent_rl.store.episodes import (
     EpisodeWriter,
     episode_at,
@@ -46,7 +48,7 @@ def test_what_is_written_is_read_in_order(file: Path) -> None:
     write(file, "c")
     assert ids_of(file) == ids_of(file.parent) == ["a", "b", "c"]
     assert episode_ids(file) == {"a", "b", "c"}
-    assert encode(next(read_episodes(file))) == encode(example_episode("a"))
+    assert dump_line(next(read_episodes(file))) == dump_line(example_episode("a"))
 
 
 def test_a_path_may_be_a_file_or_a_run(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_damage_in_the_middle_names_the_line(file: Path, bad: bytes) -> None:
 
 def test_another_schema_names_the_line(file: Path) -> None:
     file.parent.mkdir()
-    file.write_bytes(json.dumps({**encode(example_episode()), "schema": 9}).encode() + b"\n")
+    file.write_bytes(json.dumps({**json.loads(dump_line(example_episode())), "schema": 9}).encode() + b"\n")
     with pytest.raises(StoreError, match=r"episodes\.jsonl:1: .*schema 9"):
         next(read_episodes(file))
 
@@ -203,3 +205,23 @@ def test_ids_that_json_escapes_are_found(file: Path) -> None:
     write(file, 'odd "\\ id', "é")
     assert episode_ids(file) == {'odd "\\ id', "é"}
     assert find_episode(file, 'odd "').id == 'odd "\\ id'
+
+
+WITHOUT_POSIX = """
+import sys
+sys.modules |= dict.fromkeys(("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty"))  # as on Windows
+from agent_rl.cli import main
+assert main(["view", sys.argv[1]]) == 0
+assert main(["envs"]) == 0
+sys.exit(main(["rollout", "n=1", f"out={sys.argv[2]}"]))
+"""
+
+
+def test_the_cli_starts_without_posix_and_says_what_it_cannot_do(file: Path, tmp_path: Path) -> None:
+    with EpisodeWriter(file) as writer:
+        writer.write(example_episode("a"))
+    command = [sys.executable, "-c", WITHOUT_POSIX, str(file), str(tmp_path / "other")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "calculator-v0" in done.stdout and "chair" in done.stdout
+    assert "can't be written here" in done.stderr and "WSL" in done.stderr

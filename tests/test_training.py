@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from agent_rl.algorithms import Experience, group_episodes
-from agent_rl.backends.embedded.actor import load_actor, new_actor
+from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.rollouts import shuffled
-from agent_rl.backends.embedded.run import Interrupted, resume_run, start_run
+from agent_rl.backends.embedded.run import Interrupted, fresh_actor, resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.trajectory import Source
@@ -89,7 +89,7 @@ def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> 
     episodes = trainer.train_step().episodes  # sampled with the weights before the update ...
     again = Trainer(trainer.spec, trainer.actor, trainer.config)
     again.actor.engine.update_weights(0)
-    params = trainer.config.rollout.params
+    params = trainer.rollouts.params
     _, fresh = again.evaluate(
         distinct_tasks(trainer.spec.tasks, "dev", 12), params, "dev", "check"
     )  # ... these with those after it
@@ -217,7 +217,7 @@ def test_an_environment_without_demonstrations_is_refused(tmp_path: Path) -> Non
     from tests.doubles import Silent
 
     with pytest.raises(ConfigError, match="demonstrate"):
-        new_actor(spec(Silent.id), config(tmp_path, env=Silent.id))
+        fresh_actor(spec(Silent.id), config(tmp_path, env=Silent.id))
 
 
 def test_shuffling_keeps_the_rewards_and_breaks_their_tie_to_the_episodes(trainer: Trainer) -> None:

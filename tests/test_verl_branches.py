@@ -12,10 +12,11 @@ from agent_rl.backends.verl.worker.rows import episode_of, rows_of
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.errors import ConfigError
 from agent_rl.policy import Policy, TokenPolicy
 from agent_rl.rollout import Job, continuation, run_episode
-from tests.doubles import CALL, Dice, ScriptedEngine, dice_spec, small_renderer
+from tests.doubles import CALL, Dice, dice_spec, sampled, small_renderer
 
 TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolCall("x", "roll")))
 
@@ -34,7 +35,9 @@ SPEC = dice_spec(Fair, None)
 
 def replying(*replies: Message) -> TokenPolicy:
     renderer = small_renderer()
-    return TokenPolicy(ScriptedEngine([renderer.reply(r) for r in replies]), renderer, SamplingParams(max_tokens=64))
+    return TokenPolicy(
+        ScriptedEngine(sampled(renderer.reply(r) for r in replies)), renderer, SamplingParams(max_tokens=64)
+    )
 
 
 def run(job: Job, policy: Policy) -> Episode:
@@ -63,8 +66,8 @@ def test_a_continuation_crosses_as_text(turn: int) -> None:
     assert [s.state for s in crossed.steps] == [s.state for s in here.steps]
     assert len({s.state for s in crossed.steps}) == turn + 2
     assert (crossed.seed, crossed.env_args, crossed.group_id) == (5, {"sides": 8}, "g")
-    (ours,), (theirs,) = (policy.sampler.sessions for policy in policies)  # type: ignore[attr-defined]
-    assert ours.ledger == theirs.ledger and ours.seed == 77
+    (ours,), (theirs,) = (policy.engine.sessions for policy in policies)  # type: ignore[attr-defined]
+    assert ours.token_ids == theirs.token_ids and ours.seed == 77
 
 
 def test_snapshots_travel_with_the_first_row_and_only_where_there_are_any() -> None:

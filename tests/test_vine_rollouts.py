@@ -40,7 +40,7 @@ def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(tra
     turns = [(e, turn) for e in episodes for turn in range(e.turns)]
     assert max(turn for _, turn in turns) >= 1
     jobs = [continuation(trainer.spec, e, turn, seed) for seed, (e, turn) in enumerate(turns)]
-    policy = trainer.actor.policy(trainer.config.rollout.params)
+    policy = trainer.actor.policy(trainer.rollouts.params)
     runs = asyncio.run(run_jobs(jobs, policy, concurrency=8))
     differing = 0
     for (parent, turn), run in zip(turns, runs, strict=True):

@@ -127,7 +127,7 @@ def ask(policy: TokenPolicy, seconds: float | None = None, times: int = 1) -> Co
     """Sample in one sequence; return the first completion."""
 
     async def work() -> Completion:
-        session = policy.sampler.open(7)
+        session = policy.engine.open(7)
         async with asyncio.timeout(seconds):
             found = [await session.sample([1, 3], SamplingParams(max_tokens=8), STOP) for _ in range(times)]
         return found[0]
@@ -138,7 +138,7 @@ def ask(policy: TokenPolicy, seconds: float | None = None, times: int = 1) -> Co
 def test_what_vllm_is_asked_and_what_comes_back(engines: list[FakeEngine], folder: str) -> None:
     with vllm_policy(folder, engine={"dtype": "float32"}) as policy:
         found = ask(policy, times=2)
-        assert policy.sampler.context_limit == 40
+        assert policy.engine.context_limit == 40
     (engine,) = engines
     assert engine.arguments == EngineArgs(folder, None, "processed_logprobs", "float32", enable_chunked_prefill=False)
     assert (found.token_ids, found.logprobs, found.finish_reason) == ((5, 2), (-0.5, -0.25), FinishReason.STOP)
@@ -151,7 +151,7 @@ def test_what_vllm_is_asked_and_what_comes_back(engines: list[FakeEngine], folde
 
 def test_settings_of_the_user_s_are_kept(engines: list[FakeEngine], folder: str) -> None:
     with vllm_policy(folder, context=24, engine={"enable_chunked_prefill": True}) as policy:
-        assert policy.sampler.context_limit == 24
+        assert policy.engine.context_limit == 24
     assert engines[0].arguments.enable_chunked_prefill is True and engines[0].arguments.max_model_len == 24
 
 

@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(policy: TokenPolicy, *turns: list[int], params: SamplingParams | None = None) -> list[Completion]:
     async def work() -> list[Completion]:
-        session = policy.sampler.open(7)
+        session = policy.engine.open(7)
         return [await session.sample(ids, params or SamplingParams(max_tokens=8), STOP) for ids in turns]
 
     return asyncio.run(work())
@@ -169,7 +169,7 @@ def test_an_abort_of_the_server_s_is_one(root: Path) -> None:
 
 def test_a_cancelled_request_hangs_up(root: Path) -> None:
     async def work(policy: TokenPolicy) -> None:
-        session = policy.sampler.open(0)
+        session = policy.engine.open(0)
         sampling = asyncio.create_task(session.sample([1], SamplingParams(), STOP))
         await asyncio.to_thread(fake.hanging.wait, 5)
         sampling.cancel()
@@ -184,7 +184,7 @@ def test_a_cancelled_request_hangs_up(root: Path) -> None:
 
 def test_so_many_requests_at_a_time_and_no_more(root: Path) -> None:
     async def work(policy: TokenPolicy) -> None:
-        sessions = [policy.sampler.open(i) for i in range(12)]
+        sessions = [policy.engine.open(i) for i in range(12)]
         await asyncio.gather(*(s.sample([1], SamplingParams(), STOP) for s in sessions))
 
     with FakeVLLM(root, [[5, 2]] * 12, delay=0.02) as fake, vllm_policy(url=fake.url, concurrency=3) as policy:
@@ -197,7 +197,7 @@ def test_so_many_requests_at_a_time_and_no_more(root: Path) -> None:
 )
 def test_the_smaller_context_counts(root: Path, server: int | None, context: int | None, limit: int | None) -> None:
     with FakeVLLM(root, max_model_len=server) as fake, vllm_policy(url=fake.url, context=context) as policy:
-        assert policy.sampler.context_limit == limit
+        assert policy.engine.context_limit == limit
 
 
 def test_rollout_from_the_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

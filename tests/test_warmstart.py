@@ -42,7 +42,7 @@ def test_the_schedule_rises_stays_and_falls() -> None:
     factors = [schedule(config, step, 20) for step in range(20)]
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0] and factors[4:11] == [1.0] * 7
     assert factors[11:] == sorted(factors[11:], reverse=True) and factors[19] == pytest.approx(0.19)
-    assert schedule(OptimizerConfig(warmup_steps=0), 19, 20) == 1.0
+    assert schedule(OptimizerConfig(warmup_steps=0, decay_from=1.0), 19, 20) == 1.0
 
 
 def test_muon_takes_hidden_matrices_only_and_never_a_router() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
@@ -10,11 +11,13 @@ import numpy as np
 
 from agent_rl.algorithms import Algorithm, Experience
 from agent_rl.algorithms.state_values import plan
+from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.rollout import Job, continuation
+from agent_rl.runs.config import RunConfig
 
 
 def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
@@ -34,6 +37,25 @@ def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
             f"advantage={name} runs episodes on from their turns, but {spec.id} has no snapshots: list the attributes "
             f"that change after reset in {spec.cls.__name__}.snapshot_attributes, or choose another algorithm"
         )
+
+
+def check_environment(config: RunConfig) -> EnvSpec:
+    """Check that a run can use its environment, of which an instance is made; return it.
+
+    Raises:
+        UnknownEnvError: if nothing is registered under its id.
+        ConfigError: naming the file, argument or split that is wrong, what the constructor raises, or what to define.
+    """
+    env = config.load_env()
+    require_hooks(env, Algorithm(config.algorithm))
+    try:
+        instance = env.make(**config.env_args)
+    except ConfigError:
+        raise
+    except Exception as error:  # of the user's own class
+        raise ConfigError(f"env={env.id}: its constructor raises {type(error).__name__}: {error}") from error
+    asyncio.run(maybe_await(instance.close()))
+    return env
 
 
 def value_states(

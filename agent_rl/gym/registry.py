@@ -62,12 +62,20 @@ class EnvSpec:
         Raises:
             ConfigError: if the class does not take these arguments.
         """
+        self.check_arguments(env_args)
+        return self.cls(**env_args)
+
+    def check_arguments(self, env_args: Mapping[str, object]) -> None:
+        """Check that the class takes these arguments.
+
+        Raises:
+            ConfigError: if it does not.
+        """
         signature = _signature(self.cls)  # type: ignore[arg-type]  # a class is hashable; python/mypy#11470
         try:
             signature.bind(**env_args)
         except TypeError as error:
             raise ConfigError(f"{self.id}: {_explain_arguments(signature, env_args, error)}") from None
-        return self.cls(**env_args)
 
 
 def register(
@@ -169,6 +177,12 @@ def load_file(path: str | Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+@functools.cache
+def load_once(path: str | Path) -> ModuleType:
+    """Run a user's file as `load_file` does, unless this process has already done so."""
+    return load_file(path)
 
 
 def _load_plugins() -> None:

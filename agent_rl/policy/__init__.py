@@ -1,14 +1,15 @@
-"""Policies: who answers the environment. A script, or a renderer in front of an inference engine."""
+"""Policies answer the environment: a script, or a renderer in front of an inference engine."""
 
-from agent_rl.policy.base import Conversation, Opening, Policy, Prefix, Reply, Resumable
+from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Prefix, Reply, Resumable
 from agent_rl.policy.interruption import Interruption
 from agent_rl.policy.scripted import Scripted, demonstrator, oracle
 from agent_rl.policy.token import TokenPolicy
 
 __all__ = [
+    "AnyPolicy",
     "Conversation",
+    "EnvPolicy",
     "Interruption",
-    "Opening",
     "Policy",
     "Prefix",
     "Reply",

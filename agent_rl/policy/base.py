@@ -1,24 +1,15 @@
-"""What a policy is: somebody who answers an environment's messages, one conversation an episode."""
+"""The Policy protocol: it answers an environment's messages, in one conversation per episode."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import FinishReason, Trajectory
 from agent_rl.gym.env import Env
 from agent_rl.gym.tool import ToolSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What a conversation starts from; `env` is there for scripts, a trained policy never looks at it."""
-
-    env: Env
-    tools: tuple[ToolSpec, ...]
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +40,9 @@ class Conversation(Protocol):
         ...
 
     def observe(self, messages: Sequence[Message]) -> int:
-        """Take note of what the environment said; return the context's length in tokens (0 if it has none).
+        """Store what the environment said; return the context's length in tokens (0 if it has none).
 
-        A conversation that was resumed has observed its prefix: it is told nothing new before its first reply.
+        A resumed conversation has observed its prefix: it gets no messages before its first reply.
         """
         ...
 
@@ -72,15 +63,33 @@ class Conversation(Protocol):
 class Policy(Protocol):
     """Starts one conversation per episode; many may be open at a time."""
 
-    def start(self, opening: Opening) -> Conversation:
-        """Begin an episode."""
+    def start(self, tools: Sequence[ToolSpec], seed: int) -> Conversation:
+        """Begin an episode.
+
+        Args:
+            tools: what may be called.
+            seed: of the conversation's random draws.
+        """
         ...
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A policy that can also go on from the token ids of an earlier episode."""
+    """A policy that can continue from the token ids of an earlier episode."""
 
-    def resume(self, opening: Opening, prefix: Prefix) -> Conversation:
+    def resume(self, tools: Sequence[ToolSpec], seed: int, prefix: Prefix) -> Conversation:
         """Begin an episode in the middle; its first trajectory starts with the prefix's ids, as its prompt."""
         ...
+
+
+@runtime_checkable
+class EnvPolicy(Protocol):
+    """Plays with the environment in view: a script, never a trained policy."""
+
+    def start_in(self, env: Env, seed: int) -> Conversation:
+        """Begin an episode of `env`, which was reset."""
+        ...
+
+
+AnyPolicy: TypeAlias = Policy | EnvPolicy
+"""What an episode can be run with."""

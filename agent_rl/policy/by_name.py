@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, model_validator
 from agent_rl.config import Section
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError, did_you_mean
-from agent_rl.policy.base import Policy
+from agent_rl.policy.base import AnyPolicy
 from agent_rl.policy.scripted import demonstrator, oracle
 from agent_rl.policy.vllm import vllm_policy
 
@@ -45,7 +45,7 @@ class PolicyConfig(Section):
 
 
 @contextmanager
-def open_policy(config: PolicyConfig, params: SamplingParams, tokens: int | None) -> Iterator[Policy]:
+def open_policy(config: PolicyConfig, params: SamplingParams, tokens: int | None) -> Iterator[AnyPolicy]:
     """Yield the policy that a config names.
 
     Args:
@@ -81,7 +81,7 @@ def open_policy(config: PolicyConfig, params: SamplingParams, tokens: int | None
         )
 
 
-def _checkpoint(folder: str, params: SamplingParams, context: int) -> Policy:
+def _checkpoint(folder: str, params: SamplingParams, context: int) -> AnyPolicy:
     try:
         from agent_rl.backends.embedded.actor import load_actor
     except ImportError as error:

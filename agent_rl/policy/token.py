@@ -10,7 +10,8 @@ from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.engines.base import InferenceEngine, SamplingParams
 from agent_rl.errors import ConfigError, PolicyError
-from agent_rl.policy.base import Opening, Prefix, Reply
+from agent_rl.gym.tool import ToolSpec
+from agent_rl.policy.base import Prefix, Reply
 from agent_rl.policy.interruption import Interruption, sample_reply
 from agent_rl.rendering.base import Renderer
 
@@ -19,7 +20,7 @@ from agent_rl.rendering.base import Renderer
 class TokenPolicy:
     """Any engine that takes and gives token ids; implements `Policy` and `Resumable`."""
 
-    sampler: InferenceEngine
+    engine: InferenceEngine
     renderer: Renderer
     params: SamplingParams = field(default_factory=SamplingParams)
     interrupt: Interruption | None = None
@@ -43,13 +44,13 @@ class TokenPolicy:
                 "interrupt.text holds a token that ends a reply, so that no answer could follow: leave it out"
             )
 
-    def start(self, opening: Opening) -> TokenConversation:
+    def start(self, tools: Sequence[ToolSpec], seed: int) -> TokenConversation:
         """Begin an episode."""
-        return TokenConversation(self, opening)
+        return TokenConversation(self, tools, seed)
 
-    def resume(self, opening: Opening, prefix: Prefix) -> TokenConversation:
+    def resume(self, tools: Sequence[ToolSpec], seed: int, prefix: Prefix) -> TokenConversation:
         """Begin an episode in the middle."""
-        return TokenConversation(self, opening, prefix)
+        return TokenConversation(self, tools, seed, prefix)
 
 
 class TokenConversation:
@@ -60,9 +61,9 @@ class TokenConversation:
     prefix, too, is a prompt: its ids are given to the engine as they are, and what was sampled in it has no loss here.
     """
 
-    def __init__(self, policy: TokenPolicy, opening: Opening, prefix: Prefix | None = None) -> None:
-        self._policy, self._tools, self._seed = policy, opening.tools, opening.seed
-        self._session = policy.sampler.open(opening.seed)
+    def __init__(self, policy: TokenPolicy, tools: Sequence[ToolSpec], seed: int, prefix: Prefix | None = None) -> None:
+        self._policy, self._tools, self._seed = policy, tools, seed
+        self._session = policy.engine.open(seed)
         self._trajectories = [Trajectory()]
         self._messages: list[Message] = []
         self._turn = 0
@@ -83,7 +84,7 @@ class TokenConversation:
     @property
     def context_limit(self) -> int | None:
         """The engine's longest sequence, in tokens."""
-        return self._policy.sampler.context_limit
+        return self._policy.engine.context_limit
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -111,7 +112,7 @@ class TokenConversation:
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, prompt, strict=False)))
         self._forked = Fork(len(self._trajectories) - 1, shared)
         self._session.close()
-        self._session = self._policy.sampler.open(self._seed + len(self._trajectories))
+        self._session = self._policy.engine.open(self._seed + len(self._trajectories))
         self._context, self._reply = [], ()
         self._pending = [(prompt, Source.PROMPT)]
 

@@ -20,7 +20,7 @@ from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import PolicyError
 from agent_rl.gym.env import Env, messages_of
-from agent_rl.policy.base import Conversation, Opening, Policy, Resumable
+from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Resumable
 from agent_rl.rollout.job import Branch, Job
 from agent_rl.version import __version__
 
@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def run_episode(job: Job, policy: Policy) -> Episode:
+async def run_episode(job: Job, policy: AnyPolicy) -> Episode:
     """Run one episode to its end; whatever breaks becomes its outcome, and nobody else's.
 
     Only a cancellation from outside propagates, after the environment was closed.
@@ -47,7 +47,7 @@ async def run_episode(job: Job, policy: Policy) -> Episode:
 class _Run:
     """The growing record of one episode; `where` is what was going on when something broke."""
 
-    def __init__(self, job: Job, policy: Policy) -> None:
+    def __init__(self, job: Job, policy: AnyPolicy) -> None:
         self.job, self.policy = job, policy
         self.budget = job.budget or job.spec.budget
         self.messages: list[Message] = []
@@ -78,7 +78,7 @@ class _Run:
         observation = messages_of(await self.call(env.reset, self.job.task, rng))
         if self.job.branch is None:
             self.where = "policy"
-            self.conversation = conversation = self.policy.start(Opening(env, env.tools, self.job.seed))
+            self.conversation = conversation = self.start(env)
         else:
             observation = ()  # the prefix holds all that was observed
             self.conversation = conversation = await self.resume(env, self.job.branch)
@@ -113,6 +113,12 @@ class _Run:
                 self.messages += observation
                 return ended
 
+    def start(self, env: Env) -> Conversation:
+        """Begin the dialogue; a script gets the environment."""
+        if isinstance(self.policy, EnvPolicy):
+            return self.policy.start_in(env, self.job.seed)
+        return self.policy.start(env.tools, self.job.seed)
+
     async def resume(self, env: Env, branch: Branch) -> Conversation:
         """Take up the dialogue where the branch leaves its episode."""
         self.where = "restore"
@@ -125,7 +131,7 @@ class _Run:
         self.where = "policy"
         if not isinstance(self.policy, Resumable):
             raise PolicyError(f"{type(self.policy).__name__} can't go on from token ids: it has no resume(...)")
-        return self.policy.resume(Opening(env, env.tools, branch.seed), prefix)
+        return self.policy.resume(env.tools, branch.seed, prefix)
 
     async def look(self, env: Env) -> None:
         """Take note of the state that the policy is about to reply in."""

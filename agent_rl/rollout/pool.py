@@ -13,7 +13,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import episode_seed, task_key
-from agent_rl.policy.base import Policy
+from agent_rl.policy.base import AnyPolicy
 from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.job import ROLLOUT, Job
 
@@ -45,7 +45,11 @@ def group_jobs(
 
 
 async def run_jobs(
-    jobs: Sequence[Job], policy: Policy, *, concurrency: int = 64, on_episode: Callable[[Episode], None] | None = None
+    jobs: Sequence[Job],
+    policy: AnyPolicy,
+    *,
+    concurrency: int = 64,
+    on_episode: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Run all jobs, at most `concurrency` at a time; return their episodes in the order of the jobs.
 
@@ -69,7 +73,7 @@ async def run_jobs(
 
 
 async def stream_jobs(
-    jobs: Iterable[Job], policy: Policy, *, concurrency: int = 64
+    jobs: Iterable[Job], policy: AnyPolicy, *, concurrency: int = 64
 ) -> AsyncGenerator[tuple[int, Episode], None]:
     """Yield `(index of the job, episode)` as episodes end; jobs are drawn as there is room for them.
 

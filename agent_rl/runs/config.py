@@ -1,18 +1,22 @@
-"""Asynchrony: whether sampling waits for training, and how old its tokens may be; one section for both backends."""
+"""The settings that every run has, on any backend. The defaults are here; `configs/` holds presets only."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
+from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.config import Section
+from agent_rl.gym.budget import BudgetConfig
+from agent_rl.gym.registry import EnvSpec, load_once, spec
 
 
 class AsyncConfig(Section):
-    """What `async:` in a config holds.
+    """Asynchrony: whether sampling waits for training, and how old its tokens may be.
 
-    A token's staleness is how many weight updates lie between the weights that sampled it and those that are about to
+    A token's staleness is the number of weight updates between the weights that sampled it and those that are about to
     be updated with it.
     """
 
@@ -25,3 +29,73 @@ class AsyncConfig(Section):
     on_stale: Literal["drop", "wait"] = "drop"
     """What is done about a group that would become too old: sample another in its place, or hold training until it has
     ended."""
+
+
+class RolloutConfig(Section):
+    """How training episodes are sampled."""
+
+    groups: int = Field(16, ge=1)
+    """Tasks per step."""
+    samples: int = Field(8, ge=1)
+    """Episodes per task."""
+    temperature: float = Field(1.0, gt=0)
+    """Nothing else changes the distribution, so that its log-probabilities are exact."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Of one reply; null leaves it to the model."""
+    budget: BudgetConfig = BudgetConfig()
+    """Of one episode."""
+
+
+class EvalConfig(Section):
+    """Which tasks are held out, and how often they are evaluated on."""
+
+    split: str = "test"
+    """Reported before and after; nothing is tuned on it."""
+    n: int = Field(256, ge=1)
+    """Distinct tasks."""
+    every: int = Field(10, ge=0)
+    """Steps between evaluations during training; 0 evaluates before and after only."""
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    env: str
+    """The id of a registered environment; `agent-rl envs` lists them."""
+    env_args: dict[str, JsonValue] = Field(default_factory=dict)
+    """Passed to the environment's constructor."""
+    imports: tuple[str, ...] = ()
+    """Files that register environments and parts of algorithms; `--import FILE` adds one."""
+    split: str = "train"
+    """The tasks to train on."""
+    seed: int = Field(0, ge=0)
+    """Of all random numbers."""
+    name: str | None = None
+    """Of the run's folder; null for the environment's id."""
+    runs_dir: str = "runs"
+    """Where the run's folder goes."""
+    start_from: str | None = None
+    """The folder of a model or checkpoint to train on from."""
+    steps: int = Field(100, ge=0)
+    updates_per_batch: int = Field(1, ge=1)
+    checkpoint_every: int = Field(20, ge=1)
+    """Steps between checkpoints."""
+    asynchrony: AsyncConfig = Field(AsyncConfig(), alias="async")
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    eval: EvalConfig = EvalConfig()
+
+    def load_env(self) -> EnvSpec:
+        """Import the user's files and return the environment, with the budget that the run gives it.
+
+        Raises:
+            UnknownEnvError: if there is no such environment.
+            ConfigError: if a file can't be imported, a split doesn't exist, or the arguments don't fit.
+        """
+        for file in self.imports:
+            load_once(file)
+        env = spec(self.env)
+        for split in (self.split, self.eval.split):
+            env.tasks.require(split)
+        env.check_arguments(self.env_args)
+        return replace(env, budget=self.rollout.budget.instead_of(env.budget))

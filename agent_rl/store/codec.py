@@ -1,270 +1,144 @@
 """An episode as one line of JSON: readable to people and `jq`, with the tokens in a packed block.
 
-Rewards keep every bit (JSON holds a float's shortest exact form). JSON has no NaN and no infinity, so these stand as
-`{"$float": "NaN"}`, `"Infinity"` or `"-Infinity"`: a reward function or a model's tool call may well produce one, and
-such an episode must not be lost.
+pydantic writes and reads the dataclasses of `agent_rl.core`. What has its default is left out; floats keep every bit.
+A reward or a model's tool call may hold what JSON lacks: NaN and infinities are written as `{"$float": "NaN"}`, halves
+of surrogate pairs as U+FDD0 and four hex digits.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Mapping
-from typing import cast, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
+from typing import Annotated, TypeVar, cast, get_type_hints
 
-from agent_rl.core.episode import Episode, Failure, Origin, Outcome, Purpose, Reward, StepRecord, StopReason
-from agent_rl.core.messages import JSON, Message, Role, ToolCall, ToolErrorKind
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, create_model
+from pydantic_core import PydanticSerializationError, to_json
+
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import JSON
 from agent_rl.errors import DamagedEpisodeError, StoreError
-from agent_rl.store import fields
-from agent_rl.store.fields import Row
-from agent_rl.store.packing import pack, unpack
+from agent_rl.store.packing import PackedTrajectory, pack, unpack
+from agent_rl.store.schema_1 import upgrade
 
 SCHEMA = 2
-_ROLES = ("system", "user", "assistant", "tool")
-_NAMED_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_HEAD = b'{"schema":2,'
+_ESCAPE = "\ufdd0"  # a noncharacter, which no text should hold; where one does, it is escaped too
+_UNSAFE = re.compile(f"[\ud800-\udfff{_ESCAPE}]")
+_ESCAPED = re.compile(f"{_ESCAPE}([0-9a-f]{{4}})")
+T = TypeVar("T")
 
 
-def encode(episode: Episode, *, experts: bool = False) -> dict[str, JSON]:
-    """Return the episode as a JSON object; `experts` keeps the routed experts, which are huge."""
-    row: dict[str, JSON] = {
-        "schema": SCHEMA,
-        "id": episode.id,  # second, where episode_ids finds it without reading the line
-        "env": episode.env,
-        "group_id": episode.group_id,
-        "origin": _origin_row(episode.origin),
-        # For people and jq; decode works these out again and never reads them.
-        "reward": episode.reward,
-        "turns": episode.turns,
-        "tool_errors": dict(episode.tool_errors),
-        "stop_reason": episode.stop_reason.value,
-        "outcome": episode.outcome.value,
-        "seed": episode.seed,
-        "seconds": episode.seconds,
-        "task": episode.task,
-        "messages": [_message_row(m) for m in episode.messages],
-        "steps": [_step_row(s) for s in episode.steps],
-        "rewards": [_reward_row(r) for r in episode.rewards],
-        "versions": episode.versions,
-        "trajectories": [pack(t, experts=experts) for t in episode.trajectories],
+def _stored_model() -> type[BaseModel]:
+    """Return the model of a line: the fields of `Episode`, with packed trajectories and without snapshots."""
+    packed = Annotated[PackedTrajectory, AfterValidator(unpack)]
+    hints = get_type_hints(Episode, localns={"Trajectory": packed}, include_extras=True)
+    defaults = {
+        f.name: f.default if f.default_factory is MISSING else f.default_factory()
+        for f in fields(Episode)
+        if f.name != "snapshots"
     }
-    if episode.env_args:
-        row["env_args"] = episode.env_args
-    if episode.parent is not None:
-        row["parent"] = list(episode.parent)
-    if (failure := episode.error) is not None:
-        row["error"] = {
-            "where": failure.where,
-            "type": failure.type,
-            "message": failure.message,
-            "traceback": failure.traceback,
-        }
-    return row
+    named = {name: (hints[name], ... if default is MISSING else default) for name, default in defaults.items()}
+    config = ConfigDict(ser_json_inf_nan="constants")
+    return cast(type[BaseModel], create_model("StoredEpisode", __config__=config, **named))  # type: ignore[call-overload]
 
 
-def decode(row: Row) -> Episode:
-    """Return the episode that `encode` was given; fields it does not know are left alone.
-
-    Raises:
-        StoreError: if the row was written under a schema that this version can't read.
-        DamagedEpisodeError: if a field is missing or holds something else than it should.
-    """
-    schema = fields.integer(row, "schema")
-    if schema not in (1, SCHEMA):
-        raise StoreError(
-            f"the episode has schema {schema}, and this agent_rl reads schemas 1 and {SCHEMA}; "
-            "read it with the agent_rl that wrote it"
-        )
-    versions = fields.optional_mapping(row, "versions")
-    return Episode(
-        id=fields.text(row, "id"),
-        env=fields.text(row, "env"),
-        task=fields.mapping(row, "task"),
-        seed=fields.integer(row, "seed"),
-        group_id=fields.text(row, "group_id"),
-        origin=_origin(fields.mapping(row, "origin")) if schema == SCHEMA else _origin_by_id(fields.text(row, "id")),
-        messages=tuple(_message(r) for r in fields.rows(row, "messages")),
-        steps=tuple(_step(r) for r in fields.rows(row, "steps")),
-        trajectories=tuple(unpack(r) for r in fields.rows(row, "trajectories")),
-        rewards=tuple(_reward(r) for r in fields.rows(row, "rewards")),
-        stop_reason=fields.choice(row, "stop_reason", StopReason),
-        outcome=fields.choice(row, "outcome", Outcome),
-        error=_failure(fields.mapping(row, "error")) if row.get("error") is not None else None,
-        parent=_parent(row["parent"]) if row.get("parent") is not None else None,
-        versions={name: fields.text(versions, name) for name in versions},
-        env_args=fields.optional_mapping(row, "env_args"),
-        seconds=fields.number(row, "seconds") if "seconds" in row else 0.0,
-    )
+_Stored = _stored_model()
 
 
 def dump_line(episode: Episode, *, experts: bool = False) -> bytes:
     """Return the episode as one line of UTF-8 JSON, newline included.
 
+    Args:
+        episode: what to write; its snapshots are left out.
+        experts: whether to keep the routed experts, which are huge.
+
     Raises:
         StoreError: if the episode holds something that JSON can't.
     """
-    row = encode(episode, experts=experts)
     try:
-        try:
-            text = _dumps(row)
-        except ValueError:  # a NaN or an infinity: rare, so looked for only when met
-            text = _dumps(_name_floats(row))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"episode {episode.id!r} holds something that JSON can't: {error}") from error
-    try:
-        return text.encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair, as a model's "\ud83d" gives
-        return json.dumps(json.loads(text), separators=(",", ":")).encode() + b"\n"
+        line = _dump(episode, experts)
+        unsafe = _ESCAPE.encode() in line
+    except PydanticSerializationError as error:
+        if not (unsafe := "surrogates not allowed" in str(error)):
+            raise StoreError(f"episode {episode.id!r} holds something that JSON can't: {error}") from error
+    if unsafe:
+        line = _dump(_with_strings(episode, _escape), experts)
+    if b"NaN" in line or b"Infinity" in line:  # perhaps as a number, perhaps as a word
+        line = _dumps(json.loads(line, parse_constant=lambda name: {"$float": name}))
+    return line + b"\n"
 
 
 def load_line(line: bytes) -> Episode:
-    """Return the episode that a line holds.
+    """Return the episode that a line holds; fields that this version does not know are left alone.
 
     Raises:
-        StoreError: as `decode` does; a DamagedEpisodeError also if the line is no JSON object.
+        StoreError: if the line was written under a schema that this version can't read.
+        DamagedEpisodeError: if it is no JSON object, or a field is missing or holds something else than it should.
     """
     try:
-        hook = _unname_float if b'"$float"' in line else None
-        row = json.loads(line, object_hook=hook)
-    except (ValueError, RecursionError) as error:
+        if not line.startswith(_HEAD):
+            line = _dumps(_of_this_schema(json.loads(line)))
+        episode = Episode(**dict(_validate(line)))
+    except ValidationError as error:
+        raise DamagedEpisodeError("; ".join(_explain(e["loc"], e["type"], e["msg"]) for e in error.errors())) from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise DamagedEpisodeError(f"the line is not JSON: {error}") from error
-    return decode(fields.as_mapping(row, "episode"))
+    return _with_strings(episode, _unescape) if _ESCAPE.encode() in line else episode
 
 
-def _origin_row(origin: Origin) -> dict[str, JSON]:
-    row: dict[str, JSON] = {"purpose": origin.purpose, "split": origin.split}
-    if origin.step is not None:
-        row["step"] = origin.step
-    if origin.sample:
-        row["sample"] = origin.sample
-    if origin.greedy:
-        row["greedy"] = True
-    return row
-
-
-def _origin(row: Row) -> Origin:
-    purpose = fields.text(row, "purpose")
-    if purpose not in get_args(Purpose):
-        raise fields.damaged("purpose", f"one of {', '.join(get_args(Purpose))}", purpose)
-    return Origin(
-        purpose=cast(Purpose, purpose),
-        split=fields.text(row, "split"),
-        step=fields.optional_integer(row, "step"),
-        sample=fields.integer(row, "sample") if "sample" in row else 0,
-        greedy=fields.boolean(row, "greedy") if "greedy" in row else False,
+def _dump(episode: Episode, experts: bool) -> bytes:
+    head = {
+        "schema": SCHEMA,
+        "id": episode.id,  # second, where episode_ids finds it without reading the line
+        # for people and jq; they are not read
+        "reward": episode.reward,
+        "turns": episode.turns,
+        "tool_errors": dict(episode.tool_errors),
+    }
+    values = {name: getattr(episode, name) for name in _Stored.model_fields}
+    values["trajectories"] = tuple(pack(t, experts=experts) for t in episode.trajectories)
+    row = _Stored.__pydantic_serializer__.to_json(
+        _Stored.model_construct(None, **values),
+        exclude={"id"},
+        exclude_defaults=True,
+        warnings=False,
+        fallback=_plain,
     )
+    return to_json(head, inf_nan_mode="constants", fallback=_plain)[:-1] + b"," + row[1:]
 
 
-def _origin_by_id(id: str) -> Origin:
-    """Return the origin that schema 1 told by the id only."""
-    if trained := re.fullmatch(r"train-(\d+)-\d+-(\d+|greedy)", id):
-        step, sample = trained.groups()
-        return Origin("train", "", int(step), 0 if sample == "greedy" else int(sample), sample == "greedy")
-    if evaluated := re.fullmatch(r"(.+?)-(\d+)-(?:(sampled|greedy|low-temperature)-)?\d+(?:-(\d+))?", id):
-        split, step, sampling, sample = evaluated.groups()
-        return Origin("eval", split, int(step), int(sample or 0), sampling == "greedy")
-    return Origin("rollout")
+def _validate(line: bytes) -> BaseModel:
+    if b'"$float"' not in line:
+        try:
+            return _Stored.model_validate_json(line, strict=True)
+        except ValidationError as error:
+            if "recursion limit" not in str(error):
+                raise
+    return _Stored.model_validate(json.loads(line, object_hook=_unname_float))
 
 
-def _message_row(message: Message) -> dict[str, JSON]:
-    row: dict[str, JSON] = {"role": message.role}
-    if message.name is not None:
-        row["name"] = message.name
-    if message.reasoning is not None:
-        row["reasoning"] = message.reasoning
-    if message.content:
-        row["content"] = message.content
-    if message.tool_calls:
-        row["tool_calls"] = [_call_row(call) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        row["tool_call_id"] = message.tool_call_id
-    if message.tool_error is not None:
-        row["tool_error"] = message.tool_error.value
-    return row
+def _of_this_schema(row: JSON) -> JSON:
+    if not isinstance(row, dict) or "schema" not in row:
+        raise DamagedEpisodeError("the field 'schema' is missing")
+    if row["schema"] not in (1, SCHEMA):
+        raise StoreError(
+            f"the episode has schema {row['schema']}, and this agent_rl reads schemas 1 and {SCHEMA}; "
+            "read it with the agent_rl that wrote it"
+        )
+    return upgrade(_with_strings(row, _escape)) if row["schema"] == 1 else row
 
 
-def _message(row: Row) -> Message:
-    role = fields.text(row, "role")
-    if role not in _ROLES:
-        raise fields.damaged("role", f"one of {', '.join(_ROLES)}", role)
-    return Message(
-        role=cast(Role, role),
-        content=fields.text(row, "content") if "content" in row else "",
-        reasoning=fields.optional_text(row, "reasoning"),
-        tool_calls=tuple(_call(r) for r in fields.rows(row, "tool_calls")) if "tool_calls" in row else (),
-        tool_call_id=fields.optional_text(row, "tool_call_id"),
-        name=fields.optional_text(row, "name"),
-        tool_error=fields.choice(row, "tool_error", ToolErrorKind) if "tool_error" in row else None,
-    )
+def _explain(path: tuple[int | str, ...], kind: str, message: str) -> str:
+    if kind == "json_invalid":
+        return f"the line is not JSON: {message}"
+    name = ".".join(map(str, path))
+    return f"the field '{name}' is missing" if kind == "missing" else f"the field '{name}': {message}"
 
 
-def _call_row(call: ToolCall) -> dict[str, JSON]:
-    row: dict[str, JSON] = {"id": call.id, "name": call.name}
-    if call.arguments:
-        row["arguments"] = call.arguments
-    if call.error is not None:
-        row["error"] = call.error
-    return row
-
-
-def _call(row: Row) -> ToolCall:
-    return ToolCall(
-        id=fields.text(row, "id"),
-        name=fields.text(row, "name"),
-        arguments=fields.optional_mapping(row, "arguments"),
-        error=fields.optional_text(row, "error"),
-    )
-
-
-def _step_row(step: StepRecord) -> dict[str, JSON]:
-    row: dict[str, JSON] = {"messages": step.messages, "reward": step.reward}
-    row |= {"terminated": step.terminated, "truncated": step.truncated}
-    if step.state is not None:
-        row["state"] = step.state
-    return row
-
-
-def _step(row: Row) -> StepRecord:
-    return StepRecord(
-        messages=fields.integer(row, "messages"),
-        reward=fields.number(row, "reward"),
-        terminated=fields.boolean(row, "terminated"),
-        truncated=fields.boolean(row, "truncated"),
-        state=fields.optional_text(row, "state"),
-    )
-
-
-def _reward_row(reward: Reward) -> dict[str, JSON]:
-    row: dict[str, JSON] = {"name": reward.name, "value": reward.value, "weight": reward.weight}
-    row["source"] = reward.source
-    if reward.turn is not None:
-        row["turn"] = reward.turn
-    return row
-
-
-def _reward(row: Row) -> Reward:
-    return Reward(
-        name=fields.text(row, "name"),
-        value=None if fields.required(row, "value") is None else fields.number(row, "value"),
-        weight=fields.number(row, "weight"),
-        source=fields.text(row, "source"),
-        turn=fields.optional_integer(row, "turn"),
-    )
-
-
-def _failure(row: Row) -> Failure:
-    trace = fields.optional_text(row, "traceback") or ""
-    return Failure(fields.text(row, "where"), fields.text(row, "type"), fields.text(row, "message"), trace)
-
-
-def _parent(value: JSON) -> tuple[str, int]:
-    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str):
-        raise fields.damaged("parent", "[episode id, turn]", value)
-    return value[0], fields.integers(value[1:], "parent", 1)[0]
-
-
-def _dumps(row: JSON) -> str:
-    return json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
+def _dumps(row: JSON) -> bytes:
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _plain(value: object) -> object:
@@ -276,16 +150,28 @@ def _plain(value: object) -> object:
     raise TypeError(f"{value!r} of type {type(value).__name__}; use numbers, strings, lists and objects")
 
 
-def _name_floats(value: JSON) -> JSON:
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
-    if isinstance(value, Mapping):
-        return {key: _name_floats(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_name_floats(item) for item in value]
-    return value
-
-
 def _unname_float(row: dict[str, JSON]) -> JSON:
     name = row.get("$float")
-    return _NAMED_FLOATS.get(name, row) if len(row) == 1 and isinstance(name, str) else row
+    return float(str(name)) if len(row) == 1 and name in ("NaN", "Infinity", "-Infinity") else row
+
+
+def _escape(text: str) -> str:
+    return _UNSAFE.sub(lambda found: f"{_ESCAPE}{ord(found[0]):04x}", text)
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+
+
+def _with_strings(value: T, change: Callable[[str], str]) -> T:
+    """Return the same value with all of its strings changed, at any depth."""
+    changed: object = value
+    if isinstance(value, str):
+        changed = type(value)(change(value))
+    elif isinstance(value, Mapping):
+        changed = {_with_strings(key, change): _with_strings(item, change) for key, item in value.items()}
+    elif isinstance(value, list | tuple):
+        changed = type(value)(_with_strings(item, change) for item in value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        changed = replace(value, **{f.name: _with_strings(getattr(value, f.name), change) for f in fields(value)})
+    return cast(T, changed)

@@ -8,7 +8,6 @@ together from two) is read once, the first time, with a warning.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import threading
@@ -226,6 +225,12 @@ def _some(ids: list[str]) -> str:
 
 
 def _lock_file(fd: int, path: Path) -> None:
+    try:
+        import fcntl  # not above: everything else of this module works on Windows
+    except ImportError as error:
+        raise StoreError(
+            f"{path} can't be written here: it would have to be locked, which takes a POSIX system (Linux, macOS, WSL)"
+        ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -111,7 +111,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def remote(url: str) -> list[ar.Episode]:
     with vllm_policy(url=url, params=GREEDY) as policy:
-        assert policy.sampler.context_limit == CONTEXT
+        assert policy.engine.context_limit == CONTEXT
         return ar.run("calculator-v0", policy, n=N, split="test")
 
 

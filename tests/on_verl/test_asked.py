@@ -131,5 +131,5 @@ def test_a_branch_is_run_on_from_where_it_leaves_its_episode(turn: int) -> None:
 def test_an_environment_that_can_t_be_continued_is_refused_at_once(tmp_path: Path) -> None:
     settings = {"env": Silent.id, "start_from": "m", "algorithm": VINE, "eval": {"split": "eval"}}
     with pytest.raises(ConfigError, match=r"silent-v0 has no snapshots: list .* in Silent.snapshot_attributes"):
-        launch.run(VerlConfig.model_validate(settings), tmp_path)
+        launch.start(VerlConfig.model_validate(settings | {"runs_dir": str(tmp_path)}))
     assert not any(tmp_path.iterdir())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from doubles import CALL, ScriptedEngine, UnprovenRenderer, run_dice, small_renderer
+from doubles import CALL, UnprovenRenderer, run_dice, sampled, small_renderer
 from verl.utils import tensordict_utils as tu
 
 from agent_rl.algorithms import group_episodes
@@ -16,6 +16,7 @@ from agent_rl.backends.verl.driver.exchange import compute_weights, receive
 from agent_rl.backends.verl.worker.loss import SENT, WHOLE, loss_function
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.messages import Message
+from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.policy import TokenPolicy
 from on_verl.test_backends_agree import gradient, in_verl, preset
 
@@ -28,7 +29,7 @@ def branching(number: int, unproven: set[int]) -> tuple[Episode, int]:
     renderer = small_renderer()
     answer = Message("assistant", str(number))
     replies = [renderer.reply(m) for m in (CALL, CALL, CALL, answer)]
-    policy = TokenPolicy(ScriptedEngine(replies), UnprovenRenderer(renderer, unproven))
+    policy = TokenPolicy(ScriptedEngine(sampled(replies)), UnprovenRenderer(renderer, unproven))
     episode = run_dice(policy)
     rewards = (Reward("correct", float(number % 2)), Reward("step", 0.5 * (number == 3), turn=1))
     steps = tuple(replace(step, state=f"rolled {turn} times") for turn, step in enumerate(episode.steps))

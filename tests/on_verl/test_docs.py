@@ -71,7 +71,8 @@ def test_its_settings_exist() -> None:
 
 
 def test_its_messages_are_raised() -> None:
-    sources = [*ROOT.glob("agent_rl/backends/verl/*.py"), *ROOT.glob("agent_rl/policy/*.py")]
+    sources = [*(ROOT / "agent_rl" / "backends").rglob("*.py"), *(ROOT / "agent_rl" / "engines").rglob("*.py")]
+    sources += [*(ROOT / "agent_rl" / "policy").rglob("*.py")]
     text = re.sub(r'"\s*\n\s*f?"', "", "\n".join(file.read_text() for file in sources))
     table = PAGE.partition("## 7.")[2].partition("## 8.")[0]
     messages = re.findall(r"^\| `([^`]+)`", table, re.M)

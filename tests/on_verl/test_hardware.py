@@ -22,7 +22,7 @@ def composed(*overrides: str, model: str = "/models/m") -> DictConfig:
     return compose_verl(settings, Path("/runs/r"))
 
 
-@pytest.mark.parametrize("name", choices("hardware"))
+@pytest.mark.parametrize("name", [name for name in choices("hardware") if name != "none"])
 def test_every_preset_composes_and_fits(name: str, mixture: str) -> None:
     found = composed(f"hardware={name}", model=mixture if name.endswith("moe") else "/models/m")
     actor, rollout = found.actor_rollout_ref.actor, found.actor_rollout_ref.rollout
@@ -34,6 +34,14 @@ def test_every_preset_composes_and_fits(name: str, mixture: str) -> None:
     assert (found.trainer.v1.trainer_mode == "separate_async") == name.startswith("nodes") == bool(rollout.nnodes)
     assert rollout.enable_prefix_caching and rollout.free_cache_engine and rollout.logprobs_mode == "processed_logprobs"
     assert actor.fsdp_config.param_offload is False
+
+
+def test_megatron_can_be_chosen_without_a_preset(tmp_path: Path) -> None:
+    chosen = ["hardware=none", f"{ACTOR}.strategy=megatron", f"{ACTOR}.use_dynamic_bsz=true"]
+    chosen += [f"{ROLLOUT}.tensor_model_parallel_size=8", f"{ACTOR}.megatron.expert_model_parallel_size=8"]
+    found = composed(*chosen, f"{ROLLOUT}.expert_parallel_size=8")
+    assert found.actor_rollout_ref.actor.megatron.expert_model_parallel_size == 8
+    assert found.actor_rollout_ref.rollout.expert_parallel_size == 8
 
 
 def test_the_mixture_of_experts_takes_the_rollout_s_routes(mixture: str) -> None:

@@ -218,6 +218,6 @@ def test_an_exception_in_the_code_is_not_clean(runner: asyncio.Runner) -> None:
         yield Message("assistant", tool_calls=(ToolCall("c", "python", {"code": "1/0"}),))
         yield str(task["answer"])
 
-    script = Scripted(lambda _: raise_then_answer())
+    script = Scripted(lambda env, seed: raise_then_answer())
     episode = runner.run(run_episode(Job(spec("python-v0"), task, 0), script))
     assert episode.reward == 1.0

@@ -1,31 +1,30 @@
-"""The settings of an embedded run, as `configs/backend/embedded.yaml` holds them; an unknown key is an error."""
+"""The settings of an embedded run: those of every run, and the model's, its warm start's and its engine's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
-from agent_rl.algorithms.config import OFFLINE, AlgorithmConfig
-from agent_rl.backends.embedded.model import ModelConfig
+from agent_rl.algorithms.config import OFFLINE
+from agent_rl.backends.embedded.model import MAX_TOKENS, ModelConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.warm_start import WarmStartConfig
 from agent_rl.config import Section
-from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RoutingConfig
 from agent_rl.policy.interruption import Interruption
-from agent_rl.runs.config import AsyncConfig
+from agent_rl.runs.config import AsyncConfig, EvalConfig, RolloutConfig, RunConfig
 
 
 class InterruptionConfig(Section):
-    """When a reply is made to answer, as in ScaleRL; `policy.interrupt` says what becomes of its tokens."""
+    """When a reply is made to answer, as in ScaleRL; see `policy.interruption`."""
 
     after_tokens: int = Field(ge=1)
-    """Sampled tokens; what is left of `max_tokens` is left for the answer."""
+    """Sampled tokens; the rest of `max_tokens` is for the answer."""
     text: str = Field(min_length=1)
     """Special tokens in it are encoded as such, e.g. "Time is up, I answer now.</think>"."""
     per: Literal["reply", "episode"] = "reply"
@@ -41,93 +40,62 @@ class InterruptionConfig(Section):
         return Interruption(self.after_tokens, ids, self.per, self.spread, unless)
 
 
-class RolloutConfig(Section):
+class EmbeddedRolloutConfig(RolloutConfig):
     """How training episodes are sampled."""
 
-    groups: int = Field(16, ge=1)
-    """Tasks per step."""
-    samples: int = Field(8, ge=1)
-    """Episodes per task."""
-    temperature: float = Field(1.0, gt=0)
-    max_tokens: int = Field(56, ge=1)
-    """Of one reply."""
     slots: int = Field(64, ge=1)
     """Episodes under way at a time."""
     weights: WeightFormat = "float32"
-    """What the engine's copy of the weights is rounded to, as by an inference server that holds such weights; training
-    keeps float32. A simulation, see `weight_formats`: nothing gets faster. Evaluations sample from the engine, too."""
+    """What the engine's copy of the weights is rounded to, as an inference server with such weights would; training
+    keeps float32. A simulation, see `quantization`: nothing gets faster. Evaluations sample from the engine, too."""
     interrupt: InterruptionConfig | None = None
-    """What is done about replies that go on for too long, in training and evaluation; null lets `max_tokens` cut them.
-    Training keeps the given tokens out of the loss."""
+    """When long replies are made to answer, in training and evaluation; null lets `max_tokens` cut them. Training keeps
+    the given tokens out of the loss."""
 
     @model_validator(mode="after")
-    def _meaningful(self) -> RolloutConfig:
+    def _meaningful(self) -> EmbeddedRolloutConfig:
         cut = self.interrupt
-        if cut and cut.per == "reply" and cut.after_tokens >= self.max_tokens:
-            raise ValueError(
-                f"interrupt.after_tokens={cut.after_tokens} leaves nothing of max_tokens={self.max_tokens} for the "
-                "answer"
-            )
         if cut and cut.spread >= cut.after_tokens:
             raise ValueError(f"interrupt.spread={cut.spread} must be below interrupt.after_tokens={cut.after_tokens}")
         return self
 
-    @property
-    def params(self) -> SamplingParams:
-        """The distribution that training samples from: nothing is cut off, so that its log-probabilities are exact."""
-        return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens)
 
+class EmbeddedEvalConfig(EvalConfig):
+    """Which tasks are held out, and how often they are evaluated on."""
 
-class EvalConfig(Section):
-    """What is held out, and how often it is looked at."""
-
-    split: str = "test"
-    """Reported before and after; nothing is tuned on it."""
     n: int = Field(384, ge=1)
     """Distinct tasks."""
     dev_split: str = "dev"
-    """Watched during training."""
+    """The tasks to evaluate on during training, so that `split` stays unseen."""
     dev_n: int = Field(128, ge=1)
-    every: int = Field(10, ge=0)
-    """Steps between looks at the dev split; 0 is never."""
+    """Distinct tasks of `dev_split`."""
     low_temperature: float = Field(0.2, gt=0)
-    """At which the warm-started model is evaluated too, to tell pruned noise from a new skill."""
+    """A second temperature to evaluate at, to tell pruned noise from a new skill."""
 
 
-class TrainConfig(Section):
-    """One run."""
+class TrainConfig(RunConfig):
+    """One embedded run."""
 
-    env: str
-    env_args: dict[str, JsonValue] = Field(default_factory=dict)
-    split: str = "train"
-    seed: int = Field(0, ge=0)
-    name: str | None = None
-    runs_dir: str = "runs"
-    start_from: str | None = None
-    """A checkpoint's folder to train on from, instead of a fresh model and its warm start."""
     episodes: str | None = None
     """An earlier run's folder or episode file to learn from, instead of rollouts; `rollout.groups` of it a step."""
     threads: int = Field(0, ge=0)
-    """Of torch; 0 leaves it to torch."""
-    steps: int = Field(60, ge=0)
+    """Of torch; 0 for torch's own choice, but at most 4."""
     vocab_size: int = Field(576, ge=432)
+    """Of a fresh model's tokenizer."""
     micro_batch_tokens: int = Field(4096, ge=1)
     """Padded tokens per forward; the loss does not depend on it."""
-    updates_per_batch: int = Field(1, ge=1)
-    checkpoint_every: int = Field(20, ge=1)
     shuffle_rewards: bool = False
     """A control: rewards are dealt out at random within each step, so nothing can be learned."""
     asynchrony: AsyncConfig = Field(AsyncConfig(), alias="async")
-    """With `one_step_off` so many batches as `max_staleness` says are sampled ahead: each is that many updates old, the
-    first ones as old as the run. Nothing gets faster, as this process does one thing after the other; it shows what
-    learning from old tokens does to an algorithm, and comes out the same each time."""
+    """With `one_step_off`, `max_staleness` batches are sampled ahead: each is that many updates old, the first ones as
+    old as the run. Nothing gets faster, as one process samples and trains in turn; it shows what learning from old
+    tokens does to an algorithm, reproducibly."""
     model: ModelConfig = ModelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
-    algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     precision: PrecisionConfig = PrecisionConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    eval: EvalConfig = EvalConfig()
+    rollout: EmbeddedRolloutConfig = EmbeddedRolloutConfig()
+    eval: EmbeddedEvalConfig = EmbeddedEvalConfig()
 
     @model_validator(mode="after")
     def _meaningful(self) -> TrainConfig:
@@ -135,6 +103,12 @@ class TrainConfig(Section):
             raise ValueError(
                 "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its "
                 "own: use bfloat16"
+            )
+        cut = self.rollout.interrupt
+        most = self.rollout.max_tokens or (MAX_TOKENS if self.start_from is None else None)
+        if cut and cut.per == "reply" and most is not None and cut.after_tokens >= most:
+            raise ValueError(
+                f"rollout.interrupt.after_tokens={cut.after_tokens} leaves nothing of max_tokens={most} for the answer"
             )
         routing = self.algorithm.routing
         if self.start_from is None and self.model.architecture == "qwen3" and routing != RoutingConfig():
@@ -156,11 +130,11 @@ class TrainConfig(Section):
 
     @property
     def steps_ahead(self) -> int:
-        """How many batches are sampled before their turn comes."""
+        """How many batches are sampled in advance."""
         return 0 if self.asynchrony.mode == "sync" else self.asynchrony.max_staleness
 
     def describe_training(self) -> str:
-        """Say what the steps learn from."""
+        """Return what the steps learn from, in words."""
         if self.episodes is not None:
             return f"{self.steps} steps of {self.rollout.groups} groups from {self.episodes}"
         return f"{self.steps} steps of {self.rollout.groups} tasks x {self.rollout.samples} episodes"
@@ -178,11 +152,11 @@ class TrainConfig(Section):
 
 
 def _async_problem(config: AsyncConfig, episodes: str | None) -> str | None:
-    """Say what of `async` can't be had in one process, and what to set instead."""
+    """Return what one process can't do of `async`, and what to set instead; None if it can do all."""
     if config.mode == "separate":
         return (
-            "async.mode=separate samples and trains at the same time, and this backend is one process that does one "
-            "after the other: set async.mode=one_step_off, or backend=verl"
+            "async.mode=separate samples and trains at the same time, and this backend is one process that takes turns:"
+            " set async.mode=one_step_off, or backend=verl"
         )
     if config.on_stale != AsyncConfig().on_stale:
         return f"async.on_stale={config.on_stale}: batches are sampled in turn here, so none is ever too old"

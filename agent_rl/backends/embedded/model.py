@@ -9,6 +9,9 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3Mo
 
 from agent_rl.config import Section
 
+MAX_TOKENS = 56
+"""Of one reply of a model made here: what the built-in environments' demonstrations need. It is in the checkpoint."""
+
 
 class ModelConfig(Section):
     """Shape of the model; the default has 0.7 M parameters."""
@@ -55,6 +58,7 @@ def make_model(config: ModelConfig, vocab_size: int, seed: int) -> PreTrainedMod
             }
             model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **experts, decoder_sparse_step=1, mlp_only_layers=[]))
         induction_init(model)
+    model.generation_config.max_new_tokens = MAX_TOKENS
     return model.float()
 
 

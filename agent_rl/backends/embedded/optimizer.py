@@ -12,7 +12,7 @@ from agent_rl.config import Section
 class OptimizerConfig(Section):
     """Learning rates and what surrounds them."""
 
-    lr: float = Field(5e-4, gt=0)
+    lr: float = Field(2e-3, gt=0)
     """AdamW's."""
     muon_lr: float = Field(0.0, ge=0)
     """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW."""
@@ -21,7 +21,7 @@ class OptimizerConfig(Section):
     weight_decay: float = 0.0
     max_grad_norm: float = Field(1.0, gt=0)
     warmup_steps: int = Field(5, ge=0)
-    decay_from: float = Field(1.0, ge=0, le=1)
+    decay_from: float = Field(0.4, ge=0, le=1)
     """The fraction of the run after which learning rates fall, linearly."""
     final: float = Field(0.05, ge=0, le=1)
     """The fraction of the learning rate that is left at the end."""

@@ -61,6 +61,8 @@ class RolloutSampler:
     def __init__(self, spec: EnvSpec, actor: Actor, config: TrainConfig, algorithm: Algorithm) -> None:
         self.spec, self.actor, self.config, self.algorithm = spec, actor, config, algorithm
         self.tasks = TaskStream(spec.tasks, config.split, config.seed)
+        self.params = actor.params(config.rollout.temperature, config.rollout.max_tokens)
+        """What training samples with: nothing but the temperature, so that its log-probabilities are exact."""
 
     def sample(self, step: int) -> StepBatch:
         """Sample all that a step needs with the engine's present weights."""
@@ -88,7 +90,7 @@ class RolloutSampler:
         refill, episodes = config.algorithm.refill, list[Episode]()
         state = refill.start(config.rollout.groups)
         while groups := state.groups_to_sample():
-            new = self._run(self._jobs(step, range(state.sampled, state.sampled + groups)), config.rollout.params)
+            new = self._run(self._jobs(step, range(state.sampled, state.sampled + groups)), self.params)
             if config.shuffle_rewards:
                 new = shuffled(new, np.random.default_rng([3, config.seed, step, state.sampled]))
             kept = self.algorithm.experience(group_episodes(new)).kept.view(groups, size).any(1)
@@ -100,14 +102,14 @@ class RolloutSampler:
         """Run each group of the batch once more, greedily: a baseline."""
         first = [self._jobs(step, range(group, group + 1))[0] for group in state.selected]
         jobs = [replace(j, id=f"{j.group_id}-greedy", origin=replace(j.origin, greedy=True)) for j in first]
-        return self._run(jobs, replace(self.config.rollout.params, temperature=0.0))
+        return self._run(jobs, replace(self.params, temperature=0.0))
 
     def value(self, step: int, sampled: StepBatch) -> tuple[Experience, dict[str, float]]:
         """Value the states of the batch by running on from them: episodes that are neither stored nor trained on."""
         config = self.config
 
         def run(jobs: list[Job]) -> list[Episode]:
-            continued = self._run(jobs, config.rollout.params)
+            continued = self._run(jobs, self.params)
             rng = np.random.default_rng([5, config.seed, step])
             return shuffled(continued, rng) if config.shuffle_rewards else continued
 

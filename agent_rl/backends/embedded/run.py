@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TypedDict
 
 import torch
 from omegaconf import OmegaConf
@@ -17,17 +18,18 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import Actor, demonstrate, load_actor, new_actor
+from agent_rl.backends.embedded.actor import Actor, load_actor, new_actor, new_tokenizer, require_model
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_ahead, load_state, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.backends.embedded.warm_start import WarmStep, warm_start
+from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, warm_start
 from agent_rl.backends.group_sampling import require_hooks
 from agent_rl.core.episode import Episode
-from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.errors import CheckpointError
-from agent_rl.gym.registry import EnvSpec, spec
+from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks, task_key
+from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
 from agent_rl.runs.folder import new_folder
 from agent_rl.runs.metrics import MetricsLog
@@ -38,6 +40,8 @@ from agent_rl.view.progress import Progress
 
 CONFIG, CHECKPOINT, REFERENCE, EPISODES = "config.yaml", "checkpoint", "reference", "episodes.jsonl"
 STORED = "stored_groups.json"
+TOKENIZER_EPISODES = 1000
+"""How many demonstrations a fresh model's tokenizer is trained on."""
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the user asked
@@ -51,11 +55,7 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
         ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
         StoreError: if the stored episodes can't be read.
     """
-    env = spec(config.env)
-    for split in (config.split, config.eval.split, config.eval.dev_split):
-        env.tasks.require(split)
-    require_hooks(env, Algorithm(config.algorithm))
-    stored = _find_groups(config, env) if config.episodes else None
+    env, stored = check_run(config)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
     with _Run(folder, env, config, progress) as run:
@@ -70,6 +70,30 @@ def start_run(config: TrainConfig, progress: Progress) -> Path:
         save_checkpoint(folder / CHECKPOINT, actor, trainer.optimizer, 0, trainer.critic)
         run.train(trainer)
         return run.finish(trainer)
+
+
+def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
+    """Check all that can be checked before a run; return its environment, and the stored groups that it learns from.
+
+    Raises:
+        ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
+        CheckpointError: if `start_from` has no model.
+        StoreError: if the stored episodes can't be read.
+    """
+    env = config.load_env()
+    env.tasks.require(config.eval.dev_split)
+    config.context(env.budget.tokens)
+    require_hooks(env, Algorithm(config.algorithm))
+    if config.start_from:
+        require_model(config.start_from)
+    return env, _find_groups(config, env) if config.episodes else None
+
+
+def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
+    """Make an untrained actor whose tokenizer knows the words of the environment's demonstrations."""
+    episodes = _demonstrations(env, config, TOKENIZER_EPISODES)
+    tokenizer = new_tokenizer(episodes, config.vocab_size)
+    return new_actor(config.model, tokenizer, config.seed, **_engine(env, config))
 
 
 def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) -> Path:
@@ -90,11 +114,11 @@ def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) ->
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
         OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
-    env = spec(config.env)
+    env = config.load_env()
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     with _Run(folder, env, config, progress) as run:
         run.set_threads()
-        actor = _load(checkpoint, config, env)
+        actor = load_actor(checkpoint, **_engine(env, config))
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
         trainer = Trainer(env, actor, config, _reference(folder), stored)
         trainer.step = load_state(checkpoint, trainer.optimizer, trainer.critic)
@@ -144,7 +168,7 @@ class _Run:
         """Take a student that another run trained."""
         config = self.config
         self.set_threads()
-        actor = _load(checkpoint, config, self.env)
+        actor = load_actor(checkpoint, **_engine(self.env, config))
         self.progress.say(f"[bold]{self.env.id}[/bold]: on from {checkpoint}. Everything goes to {self.folder}/")
         return actor
 
@@ -155,8 +179,8 @@ class _Run:
         say(f"[bold]{env.id}[/bold]: training a small transformer from nothing, on {torch.get_num_threads()} threads.")
         say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
         say("[bold]1. Warm start[/bold]: clone noisy demonstrations that the environment plays itself.")
-        actor = new_actor(env, config)
-        demonstrations = demonstrate(env, config, config.warm_start.demonstrations, actor.renderer)
+        actor = fresh_actor(env, config)
+        demonstrations = _demonstrations(env, config, config.warm_start.demonstrations, actor.renderer)
         success = summarise(demonstrations).success
         say(
             f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
@@ -170,7 +194,7 @@ class _Run:
             self.progress.phase(step.phase, step.step, step.of, f"loss {step.loss:.3f}")
             self.check_stop("nothing is lost but the warm start; run the same command again")
 
-        trajectories = [e.trajectories[0] for e in demonstrations]
+        trajectories = [t for e in demonstrations for t in e.trajectories]
         actor.model.train()
         warm_start(
             actor.model, trajectories, config.warm_start, tokenizer=actor.tokenizer, seed=config.seed, on_step=show
@@ -184,7 +208,7 @@ class _Run:
         tasks = distinct_tasks(self.env.tasks, config.eval.split, config.eval.n)
         self.progress.say(f"\n[bold]Held-out tasks {when} RL[/bold] (split '{config.eval.split}', never trained on):")
         for name, temperature in _samplings(config).items():
-            params = SamplingParams(temperature=temperature, max_tokens=config.rollout.max_tokens)
+            params = trainer.actor.params(temperature, config.rollout.max_tokens)
             split = config.eval.split
             result, episodes = trainer.evaluate(tasks, params, split, f"{split}-{trainer.step:05d}-{name}")
             self.write(episodes)
@@ -203,7 +227,7 @@ class _Run:
             self.metrics.write("train", trainer.step, result.metrics)
             if config.eval.every and trainer.step % config.eval.every == 0:
                 split, tag = config.eval.dev_split, f"dev-{trainer.step:05d}"
-                evaluation, _ = trainer.evaluate(dev, config.rollout.params, split, tag)
+                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, split, tag)
                 self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
                 self.dev = f"{evaluation.success.value:.1%} of {evaluation.success.n} {config.eval.dev_split} tasks"
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
@@ -247,9 +271,19 @@ def _find_groups(config: TrainConfig, env: EnvSpec) -> StoredGroups:
     return index_groups(config.episodes or "", env.id, Algorithm(config.algorithm), held_out)
 
 
-def _load(checkpoint: str | Path, config: TrainConfig, env: EnvSpec) -> Actor:
+def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:
+    return demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
+
+
+class _Engine(TypedDict):
+    slots: int
+    context: int
+    weights: WeightFormat
+
+
+def _engine(env: EnvSpec, config: TrainConfig) -> _Engine:
     rollout, context = config.rollout, config.context(env.budget.tokens)
-    return load_actor(checkpoint, slots=rollout.slots, context=context, weights=rollout.weights)
+    return {"slots": rollout.slots, "context": context, "weights": rollout.weights}
 
 
 def _reference(folder: Path) -> PreTrainedModel | None:

@@ -7,9 +7,11 @@ below a gate); a tool-using model that can't copy a number from one message to t
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -20,10 +22,32 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import Section
+from agent_rl.core.episode import Episode, Origin
+from agent_rl.core.messages import JSON
 from agent_rl.core.trajectory import Trajectory
 from agent_rl.errors import ConfigError
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tasks import TaskStream, episode_seed
 from agent_rl.moe.balance import balance_loss
 from agent_rl.moe.routes import routed
+from agent_rl.policy.scripted import demonstrator
+from agent_rl.rendering.base import Renderer
+from agent_rl.rollout.job import Job
+from agent_rl.rollout.pool import run_jobs
+
+EMPTY: Mapping[str, JSON] = MappingProxyType({})
+
+
+class WarmStartOptimizerConfig(OptimizerConfig):
+    """Learning rates of the warm start."""
+
+    lr: float = Field(6e-3, gt=0)
+    """AdamW's."""
+    muon_lr: float = Field(0.05, ge=0)
+    """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW."""
+    warmup_steps: int = Field(10, ge=0)
+    decay_from: float = Field(0.7, ge=0, le=1)
+    """The fraction of the phase after which learning rates fall, linearly."""
 
 
 class WarmStartConfig(Section):
@@ -37,13 +61,40 @@ class WarmStartConfig(Section):
     """The mean copy loss, in nats over five steps, at which cloning begins."""
     copy_share: float = Field(0.1, ge=0, lt=1)
     """The part of a cloning batch that is still copying."""
-    clone_steps: int = Field(400, ge=0)
+    clone_steps: int = Field(600, ge=0)
     env_weight: float = Field(0.2, ge=0, le=1)
     """The weight of the tokens that the demonstrator did not write."""
     balance: float = Field(0.02, ge=0)
     """The weight of the load-balancing loss of a mixture of experts, see `routing.balance_loss`; a dense model has
     none. With 0 the busiest of 8 experts got 2.8 times its share after 200 steps of cloning, with 0.02 1.2 times."""
-    optimizer: OptimizerConfig = OptimizerConfig(lr=6e-3, muon_lr=0.05, warmup_steps=10, decay_from=0.7)
+    optimizer: WarmStartOptimizerConfig = WarmStartOptimizerConfig()
+
+
+def demonstrate(
+    env: EnvSpec,
+    n: int,
+    *,
+    split: str,
+    seed: int,
+    env_args: Mapping[str, JSON] = EMPTY,
+    renderer: Renderer | None = None,
+) -> list[Episode]:
+    """Run an environment's own noisy script on the first `n` tasks of a split; with token ids if there is a renderer.
+
+    Raises:
+        ConfigError: if the environment has no demonstrations.
+    """
+    stream = TaskStream(env.tasks, split, seed)
+    tasks = [stream.at(i) for i in range(n)]
+    origin = Origin("demonstration", split)
+    jobs = [
+        Job(env, task, episode_seed(seed, task, i), env_args=env_args, origin=origin) for i, task in enumerate(tasks)
+    ]
+    episodes = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
+    broken = next((e.error for e in episodes if e.error is not None), None)
+    if broken is not None:
+        raise ConfigError(f"a demonstration of {env.id} failed: {broken.type}: {broken.message}")
+    return episodes
 
 
 @dataclass(frozen=True, slots=True)

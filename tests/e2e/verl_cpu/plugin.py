@@ -8,6 +8,7 @@ import os
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed
@@ -15,6 +16,7 @@ import transformers
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 from verl.utils import import_utils
+from verl_cpu import reads
 
 
 class _Device(types.ModuleType):
@@ -154,3 +156,5 @@ if os.environ.get("VERL_PLATFORM") == "cpu":
     critic = transformers.AutoModelForTokenClassification
     critic.from_pretrained = _any_attention(critic.from_pretrained)
     import_utils.is_trl_available = lambda: False  # .venv-verl's TRL is newer than the one that verl would patch
+if folder := os.environ.get(reads.FOLDER):
+    reads.record(Path(folder))

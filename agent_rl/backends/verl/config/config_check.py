@@ -88,7 +88,7 @@ def check(verl: DictConfig) -> None:
     try:
         OmegaConf.resolve(verl)
         _by_verl(verl)
-    except (OmegaConfBaseException, HydraException, AssertionError, ValueError, RuntimeError) as error:
+    except (OmegaConfBaseException, HydraException, AssertionError, ValueError, TypeError, RuntimeError) as error:
         cause = error.__cause__ or error
         where = getattr(error, "full_key", None) or ""
         raise ConfigError(f"verl refuses the config: {f'{where}: ' if where else ''}{cause}") from error

@@ -2,79 +2,63 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from agent_rl.algorithms.algorithm import Algorithm
-from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.config import critic
 from agent_rl.backends.verl.config.config_keys import asynchronous, impossible
 from agent_rl.backends.verl.worker.routes import STRATEGY, routing_settings
-from agent_rl.config import Section
-from agent_rl.gym.budget import BudgetConfig
-from agent_rl.gym.registry import load_file
 from agent_rl.gym.tasks import RL_START
-from agent_rl.runs.config import AsyncConfig
+from agent_rl.runs.config import EvalConfig, RolloutConfig, RunConfig
 
 
-class RolloutConfig(Section):
+class VerlRolloutConfig(RolloutConfig):
     """How training episodes are sampled."""
 
     groups: int = Field(64, ge=1)
     """Tasks per step."""
-    samples: int = Field(8, ge=1)
-    """Episodes per task."""
-    temperature: float = Field(1.0, gt=0)
     max_tokens: int = Field(1024, ge=1)
     """Of one reply."""
     context: int = Field(8192, ge=2)
     """Tokens of a whole episode: vLLM's `max_model_len`."""
-    budget: BudgetConfig = BudgetConfig()
-    """Of one episode."""
 
 
-class EvalConfig(Section):
-    """What is held out, and how often it is looked at."""
+class VerlEvalConfig(EvalConfig):
+    """Which tasks are held out, and how often they are evaluated on."""
 
-    split: str = "test"
-    n: int = Field(256, ge=1)
-    """Distinct tasks."""
-    every: int = Field(10, ge=0)
-    """Steps between evaluations; 0 is before and after only."""
     temperature: float = Field(1.0, ge=0)
 
 
-class VerlConfig(Section):
-    """One run, as `configs/backend/verl.yaml` holds it."""
+class VerlConfig(RunConfig):
+    """One run on verl."""
 
-    env: str
-    env_args: dict[str, JsonValue] = Field(default_factory=dict)
-    imports: tuple[str, ...] = ()
-    """Files that register environments; every worker loads them."""
-    split: str = "train"
-    seed: int = Field(0, ge=0)
-    name: str | None = None
-    runs_dir: str = "runs"
     start_from: str
     """A folder in Hugging Face's format, or a model's name there."""
     steps: int = Field(100, ge=1)
-    updates_per_batch: int = Field(1, ge=1)
     lr: float = Field(1e-6, gt=0)
-    checkpoint_every: int = Field(20, ge=1)
-    asynchrony: AsyncConfig = Field(AsyncConfig(), alias="async")
-    algorithm: AlgorithmConfig = AlgorithmConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    eval: EvalConfig = EvalConfig()
+    """The policy's learning rate."""
+    rollout: VerlRolloutConfig = VerlRolloutConfig()
+    eval: VerlEvalConfig = VerlEvalConfig()
     verl: dict[str, JsonValue] = Field(default_factory=dict)
     """Anything else of verl's config: sections within sections, or full keys such as `trainer.nnodes`."""
+
+    @field_validator("start_from")
+    @classmethod
+    def _seen_from_anywhere(cls, model: str) -> str:
+        return str(Path(model).resolve()) if Path(model).is_dir() else model  # workers have folders of their own
+
+    @field_validator("imports")
+    @classmethod
+    def _found_from_anywhere(cls, files: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(Path(file).resolve()) for file in files)
 
     @field_validator("verl")
     @classmethod
     def _by_full_key(cls, settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        return dict(_flattened(settings))
+        return {key.removeprefix("+"): value for key, value in _flattened(settings)}
 
     @model_validator(mode="after")
     def _possible(self) -> VerlConfig:
@@ -92,16 +76,10 @@ class VerlConfig(Section):
             )
         replaced = REPLACED | (critic.NO_CRITIC if self.algorithm.critic.where == "none" else critic.REPLACED)
         for key in self.verl:
-            whole = f"{key.lstrip('+')}="
+            whole = f"{key}="
             if why := next((why for prefix, why in replaced.items() if whole.startswith(prefix)), None):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
         return self
-
-
-@functools.cache
-def load_once(file: str) -> None:
-    """Register what a user's file has, once a process."""
-    load_file(file)
 
 
 def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
@@ -138,6 +116,8 @@ REPLACED = {
     "actor_rollout_ref.rollout.val_kwargs.do_sample": "set eval.temperature",
     "actor_rollout_ref.rollout.max_model_len": "set rollout.context",
     "actor_rollout_ref.rollout.multi_turn": "the environment takes the turns",
+    "trainer.default_local_dir": "checkpoints are in the run's folder: set runs_dir",
+    "trainer.resume": "a new run starts from start_from; agent-rl train backend=verl resume=FOLDER continues one",
     "trainer.critic_warmup": "set algorithm.critic.warmup_steps",
     "trainer.use_v1": "agent_rl's trainers are v1's",
     "trainer.v1.trainer_mode": "set async.mode",

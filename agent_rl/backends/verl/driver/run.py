@@ -1,24 +1,27 @@
-"""Launch: settings → verl's full config, checked → a run on Ray."""
+"""A whole run on verl: settings → verl's full config → checks → a Ray actor that drives the training."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agent_rl.algorithms import Algorithm
-from agent_rl.backends.group_sampling import require_hooks
+from agent_rl.backends.group_sampling import check_environment
 from agent_rl.backends.verl.config.config_check import belongs, check, mistyped
-from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, load_once, verl_settings
+from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
+from agent_rl.backends.verl.driver.preflight import preflight
 from agent_rl.backends.verl.driver.resume import go_back, last_checkpoint
-from agent_rl.backends.verl.driver.watchdog import FAULT, explain
+from agent_rl.backends.verl.driver.watchdog import FAULT, Watchdog, end_with, explain
 from agent_rl.backends.verl.worker.routes import STRATEGY, THEIRS, captured_routes
 from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, did_you_mean
-from agent_rl.gym.registry import spec
 from agent_rl.runs.folder import new_folder
 
 CONFIG = "config.yaml"
+_SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
 
 
 def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
@@ -57,22 +60,39 @@ def _keys(config: DictConfig, prefix: str = "") -> set[str]:
     return found
 
 
-def print_config(config: VerlConfig) -> None:
-    """Print verl's full config of a run that would go to `runs_dir`."""
-    print(OmegaConf.to_yaml(compose_verl(config, Path(config.runs_dir) / "dry-run")))
+def check_run(config: VerlConfig) -> DictConfig:
+    """Check what can be checked without Ray; return verl's full config of a run that would go to `runs_dir`.
+
+    Raises:
+        UnknownEnvError: if there is no such environment.
+        ConfigError: if the environment or verl's config can't do what is asked.
+    """
+    check_environment(config)
+    return compose_verl(config, Path(config.runs_dir) / "dry-run")
+
+
+def doctor(config: VerlConfig, say: Callable[[str], object]) -> int:
+    """Tell whether this machine's Ray cluster can run a config; return the exit status."""
+    problems = preflight(config, check_run(config), say)
+    for problem in problems:
+        say(f"missing: {problem}")
+    if not problems:
+        say("nothing is missing: verl can run this config here")
+    return 1 if problems else 0
 
 
 def start(config: VerlConfig) -> Path:
     """Train in a new folder below `runs_dir`; return it.
 
     Raises:
-        ConfigError: if the environment or verl's config can't do what is asked.
+        ConfigError: if the environment, verl's config or the cluster can't do what is asked.
     """
+    require_cluster(config)
     return run(config, new_folder(config.runs_dir, config.name or config.env.replace("/", "-")))
 
 
 def resume(folder: Path, *, steps: int | None = None) -> Path:
-    """Go on where a run's last checkpoint left it, with its own settings; anew if it did not get so far.
+    """Continue a run from its last checkpoint, with its own settings; from the start if it has none.
 
     Args:
         folder: a run's folder.
@@ -80,48 +100,101 @@ def resume(folder: Path, *, steps: int | None = None) -> Path:
 
     Raises:
         CheckpointError: if the folder is no run, or its checkpoint is of no use.
-        ConfigError: if there is nothing left to do.
+        ConfigError: if there is nothing left to do, or the cluster can't do it.
         StoreError: if the run is still going.
     """
     folder = folder.resolve()
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
-    config = VerlConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
+    config = VerlConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG), resolve=True))
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
     if (done := last_checkpoint(folder / "checkpoints")) >= config.steps:
-        raise ConfigError(f"the run is at step {done} already: give more with steps=N to go on")
+        raise ConfigError(f"the run is at step {done} already: give more with steps=N")
+    require_cluster(config)
     return run(config, folder, go_back(folder))
+
+
+def require_cluster(config: VerlConfig) -> None:
+    """Join Ray and check that it can run a config, before anything is written.
+
+    Raises:
+        ConfigError: naming all that is missing, and what to set.
+    """
+    if problems := preflight(config, check_run(config)):
+        raise ConfigError("; ".join(problems))
 
 
 def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
     """Train in a folder, from the checkpoint of a step if it is not 0; return the folder.
 
     Raises:
-        ConfigError: if the environment or verl's config can't do what is asked.
+        ConfigError: if verl's config can't do what is asked.
         InfrastructureError: if a process that the run depends on was lost.
     """
+    import ray
     from ray.exceptions import RayError
     from verl.trainer.main_ppo import run_ppo
 
-    from agent_rl.backends.verl.driver.runner import Runner
-
-    for file in config.imports:
-        load_once(file)
-    for split in (config.split, config.eval.split):
-        spec(config.env).tasks.require(split)
-    require_hooks(spec(config.env), Algorithm(config.algorithm))
     folder = folder.resolve()
     composed = compose_verl(config, folder)
-    OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
+    OmegaConf.save(without_secrets(config.model_dump(mode="json", by_alias=True)), folder / CONFIG)
     OmegaConf.save(agent_loop(config), folder / "agent_loop.yaml")
-    OmegaConf.save(composed, folder / "verl.yaml")
+    OmegaConf.save(without_secrets(OmegaConf.to_container(composed)), folder / "verl.yaml")
     (folder / FAULT).unlink(missing_ok=True)
     composed.trainer.val_before_train = step == 0  # the checkpoint was evaluated
     try:
-        run_ppo(composed, task_runner_class=Runner)
+        run_ppo(composed, task_runner_class=ray.remote(Runner))
     except RayError as error:
         if (fault := explain(folder)) is None:
             raise
         raise InfrastructureError(f"{fault}. Go on with: agent-rl train backend=verl resume={folder}") from error
     return folder
+
+
+def without_secrets(settings: Any, key: str = "") -> Any:
+    """Return settings whose environment variables with a secret's name are references to this process's own."""
+    if isinstance(settings, dict):
+        return {name: without_secrets(value, f"{key}.{name}") for name, value in settings.items()}
+    found = _SECRET.search(key)
+    return f"${{oc.env:{found[1]}}}" if found else settings
+
+
+class Runner:
+    """The Ray actor that drives a run: what `verl.trainer.main_ppo.run_ppo` asks of a task runner."""
+
+    def run(self, config: DictConfig) -> None:
+        """Train to the end.
+
+        Raises:
+            ConfigError: if the config asks for what can't be done.
+        """
+        import transfer_queue as tq
+        from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+        from verl.utils.logging_utils import configure_verl_logging
+
+        from agent_rl.backends.verl.driver.trainer import TRAINERS
+        from agent_rl.backends.verl.driver.watch import stop_episodes, watched
+
+        configure_verl_logging()
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        tq.init(config.transfer_queue)
+        try:
+            trainer = TRAINERS[config.trainer.v1.trainer_mode](config=config)
+            trainer.init()
+            manager = AgentLoopManagerTQ.create(
+                config=config,
+                llm_client=trainer.get_llm_client(),
+                teacher_client=trainer.get_teacher_client(),
+                reward_loop_worker_handles=trainer.get_reward_handles(),
+            )
+            folder = Path(config.data.agent_rl.episodes).parent
+            with Watchdog(watched(trainer, manager), end_with(folder)):
+                try:
+                    trainer.fit(manager)
+                finally:
+                    stop_episodes(manager)
+            trainer.logger.finish(exit_code=0)
+        finally:
+            tq.close()

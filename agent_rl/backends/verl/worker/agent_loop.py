@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from agent_rl.backends.verl.config.settings import load_once
 from agent_rl.backends.verl.worker.branches import load_continuation
 from agent_rl.backends.verl.worker.routes import OURS, ROLLOUT, RouteShape
 from agent_rl.backends.verl.worker.rows import rewards_of, rows_of
@@ -19,7 +18,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.resuming import ResumingEngine
 from agent_rl.gym.budget import Budget, BudgetConfig
-from agent_rl.gym.registry import spec
+from agent_rl.gym.registry import load_once, spec
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
 from agent_rl.rollout.episode import run_episode

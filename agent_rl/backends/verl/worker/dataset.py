@@ -8,8 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
-from agent_rl.backends.verl.config.settings import load_once
-from agent_rl.gym.registry import spec
+from agent_rl.gym.registry import load_once, spec
 from agent_rl.gym.tasks import TaskStream, distinct_tasks
 from agent_rl.rollout.naming import EVALUATION
 

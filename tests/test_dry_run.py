@@ -1,0 +1,75 @@
+"""`agent-rl train --dry-run`: the environment is checked on the embedded backend as on verl."""
+
+from pathlib import Path
+
+import pytest
+
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.group_sampling import check_environment
+from agent_rl.cli import main
+
+OWN = """
+import agent_rl as ar
+
+@ar.register("checked-v0", splits=("train", "dev", "test"), tasks=lambda split, index: {"index": index})
+class Checked(ar.Env):
+    def __init__(self, size: int = 1):
+        if size > 9:
+            raise RuntimeError("no such size")
+    def reset(self, task, rng): return "hi"
+    def step(self, action): return ar.Step(terminated=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("own") / "mine.py"
+    file.write_text(OWN)
+    return str(file)
+
+
+def test_dry_run_prints_the_config_and_starts_nothing(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["env=checked-v0", "env_args.size=3", f"runs_dir={tmp_path}/runs", "steps=7"]
+    assert main(["train", "--import", own, *settings, "--dry-run"]) == 0
+    assert "steps: 7" in capsys.readouterr().out and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["env=checkt-v0"], "no environment 'checkt-v0'. Did you mean 'checked-v0'?"),
+        (["env=checked-v0", "split=trian"], "no split 'trian'. Did you mean 'train'?"),
+        (["env=checked-v0", "eval.dev_split=dve"], "no split 'dve'. Did you mean 'dev'?"),
+        (["env=checked-v0", "eval.split=tset"], "no split 'tset'. Did you mean 'test'?"),
+        (["env=checked-v0", "env_args.siz=3"], "no argument 'siz'. Did you mean 'size'?"),
+        (["env=checked-v0", "env_args.size=10"], "its constructor raises RuntimeError: no such size"),
+        (["env=checked-v0", "algorithm=gigpo"], "define Checked.state_hash(self)"),
+        (["env=checked-v0", "algorithm=vineppo"], "Checked.snapshot_attributes"),
+    ],
+)
+def test_dry_run_refuses_an_environment_that_can_t_be_used(
+    settings: list[str], said: str, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--import", own, *settings, "--dry-run"]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_dry_run_refuses_a_file_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--import", str(tmp_path / "gone.py"), "--dry-run"]) == 1
+    assert "is no Python file" in capsys.readouterr().err
+
+
+def test_check_environment_closes_the_instance(own: str, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    file = tmp_path / "closing.py"
+    close = f"    async def close(self): open({str(closed)!r}, 'w').close()\n"
+    file.write_text(OWN.replace("checked-v0", "closing-v0") + close)
+    config = TrainConfig.model_validate({"env": "closing-v0", "imports": [str(file)]})
+    assert check_environment(config).id == "closing-v0" and closed.exists()
+
+
+def test_doctor_asks_for_the_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 1
+    assert "agent-rl doctor backend=verl" in capsys.readouterr().err
