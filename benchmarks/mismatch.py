@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from agent_rl.backends.embedded.batch_scores import score_batch
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Batch, Experience, group_episodes
 from agent_rl.algorithms.diagnostics import route_agreement, token_agreement
 from agent_rl.backends.embedded.actor import Actor, load_actor
-from agent_rl.backends.embedded.batch_scores import score_batch
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config

@@ -31,14 +31,20 @@ def seq_mean_token_sum(loss: Tensor, mask: Tensor, whole: Denominators) -> Tenso
     return _masked(loss, mask).sum() / whole.sequences
 
 
-@aggregation("seq-mean-token-mean", formula="mean over rows of the mean over tokens", source="GRPO, Shao et al. 2024, eq. 3")
+@aggregation(
+    "seq-mean-token-mean", formula="mean over rows of the mean over tokens", source="GRPO, Shao et al. 2024, eq. 3"
+)
 def seq_mean_token_mean(loss: Tensor, mask: Tensor, whole: Denominators) -> Tensor:
     """Every sequence counts the same, however long (the original GRPO, Shao et al. 2024, eq. 3)."""
     means = _masked(loss, mask).sum(-1) / mask.sum(-1).clamp(min=1)
     return means.sum() / whole.sequences
 
 
-@aggregation("prompt-mean", formula="mean over prompts of the mean over their tokens", source="ScaleRL, Khatri et al. 2025, section 4")
+@aggregation(
+    "prompt-mean",
+    formula="mean over prompts of the mean over their tokens",
+    source="ScaleRL, Khatri et al. 2025, section 4",
+)
 def prompt_mean(loss: Tensor, mask: Tensor, prompt_shares: Tensor) -> Tensor:
     """Every prompt counts the same, and so does every token of its episodes (ScaleRL, Khatri et al. 2025, section 4).
 
@@ -66,7 +72,11 @@ def shares_of_prompts(counted: Tensor, prompts: Tensor) -> Tensor:
     return torch.where(tokens > 0, shares, 0.0)[index]
 
 
-@aggregation("seq-mean-token-sum-norm", formula="mean over rows of the sum over tokens / length", source="Dr. GRPO, Liu et al. 2025")
+@aggregation(
+    "seq-mean-token-sum-norm",
+    formula="mean over rows of the sum over tokens / length",
+    source="Dr. GRPO, Liu et al. 2025",
+)
 def seq_mean_token_sum_norm(loss: Tensor, mask: Tensor, whole: Denominators, *, length: Count) -> Tensor:
     """The sum over a sequence's tokens divided by a constant, averaged over sequences (Dr. GRPO, Liu et al. 2025).
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
@@ -76,13 +76,16 @@ class Stage:
 S = TypeVar("S")
 
 
-def _select(part: S, index: Tensor, width: int) -> S:
+def _select(stage: S, index: Tensor, width: int) -> S:
     """Index every tensor of a dataclass by row, and those of tokens to a width; of dataclasses in it, too."""
-    if isinstance(part, Tensor):
-        return part[index][:, :width] if part.dim() > 1 else part[index]
-    if not is_dataclass(part) or isinstance(part, type):
-        return part
-    return type(part)(**{f.name: _select(getattr(part, f.name), index, width) for f in fields(part)})
+    chosen: dict[str, object] = {}
+    for name in stage.__slots__:  # type: ignore[attr-defined]
+        part = getattr(stage, name)
+        if isinstance(part, Tensor):
+            chosen[name] = part[index][:, :width] if part.dim() > 1 else part[index]
+        else:
+            chosen[name] = None if part is None else _select(part, index, width)
+    return type(stage)(**chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,7 @@ class WeightedRows(Stage):
     group: Tensor
     """int64 `[B]`: the group of the row's episode, numbered as in the `Experience`."""
     prompt_shares: Tensor | None = None
-    """float32 `[B]`: what each counted token of a row counts in a mean over prompts, for an aggregation that reads it."""
+    """float32 `[B]`: what each counted token of a row counts in a mean over prompts; None unless it is read."""
     critic: CriticTargets | None = None
     """None without a critic."""
 

@@ -209,7 +209,7 @@ class ComponentRegistry(Generic[R]):
         for p in inspect.signature(function).parameters.values():
             if p.kind is p.KEYWORD_ONLY:
                 if p.annotation is p.empty:
-                    raise DefinitionError(f"{self.kind} '{name}': knob '{p.name}' needs a type, as in `{p.name}: float`")
+                    raise DefinitionError(f"{self.kind} '{name}': knob '{p.name}' needs a type: {p.name}: float")
             elif p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 raise DefinitionError(f"{self.kind} '{name}' takes *{p.name}: name each array that it reads")
             elif p.default is not p.empty:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agent_rl.algorithms import components
 from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.components import Component, ComponentConfig
@@ -79,7 +81,7 @@ def _critic(config: CriticConfig) -> list[str]:
     return lines
 
 
-KINDS = {
+KINDS: dict[str, components.ComponentRegistry[Any]] = {
     "shaping": components.shaping,
     "filter": components.episode_filter,
     "advantage": components.advantage,
@@ -92,7 +94,7 @@ KINDS = {
 """The kinds of components, in the order in which they act."""
 
 
-def _parts(config: AlgorithmConfig) -> list[tuple[str, Component[object], ComponentConfig]]:
+def _parts(config: AlgorithmConfig) -> list[tuple[str, Component[Any], ComponentConfig]]:
     """The kind, component and choice of every part that the config has."""
     chosen = {kind: getattr(config, kind.replace(" ", "_"), None) for kind in KINDS} | {"filter": config.filters}
     listed = {kind: value if isinstance(value, tuple) else (value,) for kind, value in chosen.items()}

@@ -15,9 +15,7 @@ from agent_rl.algorithms.components import Count, NotNegative, episode_filter
 from agent_rl.algorithms.group_stats import TOLERANCE, group_index, group_range
 
 
-@episode_filter(
-    "not-overlong", formula="episodes that no token limit cut short", source="DAPO, overlong filtering"
-)
+@episode_filter("not-overlong", formula="episodes that no token limit cut short", source="DAPO, overlong filtering")
 def not_overlong(cut_short: Tensor) -> Tensor:
     """Keep the episodes that ended by themselves: overlong filtering (DAPO, Yu et al. 2025, section 3.4).
 
@@ -31,9 +29,7 @@ def not_overlong(cut_short: Tensor) -> Tensor:
     return ~cut_short.bool()
 
 
-@episode_filter(
-    "varied-groups", formula="groups with max R - min R > tolerance", source="DAPO, dynamic sampling"
-)
+@episode_filter("varied-groups", formula="groups with max R - min R > tolerance", source="DAPO, dynamic sampling")
 def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: NotNegative = TOLERANCE) -> Tensor:
     """Keep the groups whose scores are not all equal: the criterion of dynamic sampling (DAPO, eq. 11).
 
@@ -66,9 +62,7 @@ def on_policy(versions_oldest: Tensor, current: int, *, max_staleness: int) -> T
     return (versions_oldest >= 0) & (current - versions_oldest <= max_staleness)
 
 
-@episode_filter(
-    "max-staleness", formula="episodes with no token older than `steps` versions", source="AReaL, prime-rl"
-)
+@episode_filter("max-staleness", formula="episodes with no token older than `steps` versions", source="AReaL, prime-rl")
 def max_staleness(
     kept: Tensor, groups: Tensor, versions: Tensor, mask: Tensor, episode: Tensor, *, steps: Count
 ) -> Tensor:

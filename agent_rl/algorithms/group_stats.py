@@ -26,7 +26,8 @@ def group_index(groups: Tensor, values: Tensor) -> Tensor:
         ConfigError: if the shapes differ.
     """
     check_length("groups", groups, values)
-    return torch.unique(groups, return_inverse=True)[1]
+    index: Tensor = torch.unique(groups, return_inverse=True)[1]
+    return index
 
 
 def check_length(name: str, other: Tensor, scores: Tensor) -> None:

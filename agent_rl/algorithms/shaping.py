@@ -126,9 +126,7 @@ def length_group(
     return scores + coefficient * torch.where(spread > 0, reward, 0.0)
 
 
-@shaping(
-    "relative-cost", formula="R -= coefficient * mean_group * |y| / max_group |y|", source="prime-rl"
-)
+@shaping("relative-cost", formula="R -= coefficient * mean_group * |y| / max_group |y|", source="prime-rl")
 def relative_cost(
     scores: Tensor, lengths: Tensor, groups: Tensor, *, coefficient: Positive, gated: bool = False
 ) -> Tensor:
@@ -202,7 +200,9 @@ def towards_target(
 
 
 @shaping(
-    "length-l1-max", formula="R *= clip(alpha * (target - |y|) + delta, 0, 1) where R > 0", source="L1-Max, the same, eq. 2"
+    "length-l1-max",
+    formula="R *= clip(alpha * (target - |y|) + delta, 0, 1) where R > 0",
+    source="L1-Max, the same, eq. 2",
 )
 def below_target(
     scores: Tensor,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent_rl.algorithms import Algorithm, group_episodes
+from agent_rl.algorithms import Algorithm, ScoredRows, group_episodes
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.core.episode import Episode
 from agent_rl.errors import ConfigError, StoreError
@@ -147,7 +147,7 @@ def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Con
 
 def _teaches(episodes: list[Episode], algorithm: Algorithm) -> bool:
     x = algorithm.experience(group_episodes(episodes))
-    return x.batch is not None and len(algorithm.compute_weights(x)[0]) > 0
+    return len(x.rows) > 0 and len(algorithm.compute_weights(x, ScoredRows.old_is_rollout(x.rows))[0]) > 0
 
 
 def _said(episode: Episode) -> list[str]:

@@ -14,7 +14,7 @@ from agent_rl.algorithms import Algorithm, Batch, group_episodes
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
-from agent_rl.backends.verl.driver.exchange import VerlWeightedRows, compute_weights, receive
+from agent_rl.backends.verl.driver.exchange import SentBatch, compute_weights, receive
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from on_verl.test_backends_agree import EPISODES, VOCABULARY, gradient, in_verl, preset
 
@@ -39,7 +39,7 @@ def in_engine(critic: Critic, ids: torch.Tensor) -> torch.Tensor:
     return critic.head(critic.trunk(input_ids=ids[None]).last_hidden_state)[0, :, 0]
 
 
-def on_verl(critic: Critic) -> tuple[TensorDict, VerlWeightedRows]:
+def on_verl(critic: Critic) -> tuple[TensorDict, SentBatch]:
     """The batch as it is when the critic is updated."""
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]

@@ -29,7 +29,11 @@ from agent_rl.algorithms.objectives.pairwise import PairSides, preference_pairs
 from agent_rl.errors import ConfigError
 
 
-@advantage("group-relative", formula="A = (R - mean_group) [/ (std_group + eps) if std]", source="GRPO, Shao et al. 2024, eq. 3")
+@advantage(
+    "group-relative",
+    formula="A = (R - mean_group) [/ (std_group + eps) if std]",
+    source="GRPO, Shao et al. 2024, eq. 3",
+)
 def group_relative(scores: Tensor, groups: Tensor, *, std: bool = True, eps: NotNegative = 1e-6) -> Tensor:
     """GRPO: score minus the mean of its group, divided by the group's standard deviation (Shao et al. 2024, §4.1.2).
 
@@ -50,7 +54,11 @@ def group_relative(scores: Tensor, groups: Tensor, *, std: bool = True, eps: Not
     return centred / group_deviation(centred, index, eps) if std else centred
 
 
-@advantage("batch-normalised", formula="A = (R - mean_group) / (std_batch of these + eps)", source="ScaleRL, Khatri et al. 2025, §4")
+@advantage(
+    "batch-normalised",
+    formula="A = (R - mean_group) / (std_batch of these + eps)",
+    source="ScaleRL, Khatri et al. 2025, §4",
+)
 def batch_normalised(scores: Tensor, groups: Tensor, kept: Tensor, *, eps: NotNegative = 1e-6) -> Tensor:
     """ScaleRL: score minus the mean of its group, divided by the batch's standard deviation (Khatri et al. 2025, §4).
 
@@ -232,15 +240,15 @@ def decoupled_and_whitened(
     return whiten_tokens(on_tokens(by_episode, episode, mask), trained)
 
 
-@advantage(
-    "reinforce-pp-baseline", formula="A = whiten(R - mean_group)", source="REINFORCE++-baseline, Hu et al. 2025"
-)
+@advantage("reinforce-pp-baseline", formula="A = whiten(R - mean_group)", source="REINFORCE++-baseline, Hu et al. 2025")
 def reinforce_pp_baseline(scores: Tensor, groups: Tensor, episode: Tensor, mask: Tensor, trained: Tensor) -> Tensor:
     """REINFORCE++ with a group baseline: reward minus group mean, whitened over the tokens of the batch, `[B, T]`."""
     return whiten_tokens(on_tokens(group_relative(scores, groups, std=False), episode, mask), trained)
 
 
-@advantage("best-against-worst", formula="A = 1 for the best, -1 for the worst where they are more than margin apart, else 0")
+@advantage(
+    "best-against-worst", formula="A = 1 for the best, -1 for the worst where they are more than margin apart, else 0"
+)
 def best_against_worst(
     scores: Tensor, groups: Tensor, kept: Tensor, lengths: Tensor, *, margin: NotNegative = 0.0
 ) -> PairSides:

@@ -38,9 +38,7 @@ def settle(rewards: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, torch.zeros_like(rewards).scatter_add(-1, home, rewards), 0.0)
 
 
-@advantage(
-    "returns", formula="A_t = sum_{s>=t} gamma^(s-t) r_s over sampled tokens", source="REINFORCE, Williams 1992"
-)
+@advantage("returns", formula="A_t = sum_{s>=t} gamma^(s-t) r_s over sampled tokens", source="REINFORCE, Williams 1992")
 def returns_to_go(rewards: Tensor, mask: Tensor, *, gamma: Fraction = 1.0) -> Tensor:
     """Monte-Carlo returns, `G_t = r_t + gamma G_{t+1}` over the sampled tokens of a row.
 

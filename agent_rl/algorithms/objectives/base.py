@@ -1,8 +1,8 @@
 """What every objective returns, and the clamp that keeps ratios finite.
 
 Three policies may be involved: `mu` sampled the tokens, `old` is the proximal policy that clipping is relative to, and
-`theta` is being trained. An objective reads some of `logprobs`, `old_logprobs`, `rollout_logprobs` and
-`reference_logprobs`, under theta, old, mu and the reference, `advantages` and `mask`, all `[B, T]`. Only `logprobs` has a
+`theta` is being trained. An objective reads some of these, all `[B, T]`: `logprobs`, `old_logprobs`, `rollout_logprobs`
+and `reference_logprobs`, under theta, old, mu and the reference, `advantages` and `mask`. Only `logprobs` has a
 gradient. Where `mask` is False the caller has put zeros, and what is returned there is never read. An objective that
 reads `rollout_logprobs` weighs tokens by theta / mu itself.
 """

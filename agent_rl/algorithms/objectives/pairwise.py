@@ -23,8 +23,8 @@ from agent_rl.errors import ConfigError
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
 PairSides = NewType("PairSides", Tensor)
-"""What an advantage for pairwise objectives returns, float64 `[E]`: 1 for the better episode of a pair, -1 for the worse
-one, 0 for all others."""
+"""What an advantage for pairwise objectives returns, float64 `[E]`: 1 for the better episode of a pair, -1 for the
+worse one, 0 for all others."""
 
 
 def dpo_slopes(

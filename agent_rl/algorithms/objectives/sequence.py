@@ -41,7 +41,9 @@ def gspo(
     return _whole(row, mask)
 
 
-@objective("gspo-token", formula="L = PPO-clip of sg(s) theta/sg(theta)", source="GSPO-token, Zheng et al. 2025, eq. 13")
+@objective(
+    "gspo-token", formula="L = PPO-clip of sg(s) theta/sg(theta)", source="GSPO-token, Zheng et al. 2025, eq. 13"
+)
 def gspo_token(
     logprobs: Tensor,
     old_logprobs: Tensor,

@@ -25,7 +25,11 @@ def reinforce(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Tok
     return TokenLoss(_policy_gradient(logprobs, advantages, 1.0), ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
-@objective("ppo-clip", formula="L = max(-A r, -A clip(r, 1 - clip_low_eps, 1 + clip_high_eps)), r = theta/old", source="PPO, Schulman et al. 2017, eq. 7; clip-higher: DAPO, Yu et al. 2025")
+@objective(
+    "ppo-clip",
+    formula="L = max(-A r, -A clip(r, 1 - clip_low_eps, 1 + clip_high_eps)), r = theta/old",
+    source="PPO, Schulman et al. 2017, eq. 7; clip-higher: DAPO, Yu et al. 2025",
+)
 def ppo_clip(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -116,7 +120,9 @@ def sapo(
     return TokenLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
 
-@objective("dppo-tv", formula="L = -sg(r) A log theta where |theta - mu| stays in bounds, r = theta/mu", source="DPPO, 2026")
+@objective(
+    "dppo-tv", formula="L = -sg(r) A log theta where |theta - mu| stays in bounds, r = theta/mu", source="DPPO, 2026"
+)
 def dppo_tv(
     logprobs: Tensor,
     rollout_logprobs: Tensor,
@@ -140,7 +146,9 @@ def dppo_tv(
     return _truncated(logprobs, rollout_logprobs, advantages, beyond, ratio_cap)
 
 
-@objective("dppo-kl", formula="L = -sg(r) A log theta where KL(mu, theta) of the token stays in bounds", source="DPPO, 2026")
+@objective(
+    "dppo-kl", formula="L = -sg(r) A log theta where KL(mu, theta) of the token stays in bounds", source="DPPO, 2026"
+)
 def dppo_kl(
     logprobs: Tensor,
     rollout_logprobs: Tensor,
@@ -165,7 +173,9 @@ def dppo_kl(
     return _truncated(logprobs, rollout_logprobs, advantages, beyond, ratio_cap)
 
 
-@objective("minirl", formula="L = -M sg(min(theta/mu, cap)) A log theta, M by r = theta/old", source="MiniRL, 2512.01374")
+@objective(
+    "minirl", formula="L = -M sg(min(theta/mu, cap)) A log theta, M by r = theta/old", source="MiniRL, 2512.01374"
+)
 def minirl(
     logprobs: Tensor,
     old_logprobs: Tensor,

@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 
 from agent_rl.algorithms import Algorithm, group_episodes
 from agent_rl.backends.group_sampling import value_states
-from agent_rl.backends.verl.driver.exchange import TrainingRows
+from agent_rl.backends.verl.driver.exchange import ReceivedBatch
 from agent_rl.backends.verl.worker.branches import dump_branch
 from agent_rl.backends.verl.worker.rows import episode_of
 from agent_rl.core.episode import Episode
@@ -89,7 +89,7 @@ class Collector:
             metrics |= self._value(global_steps, [e for group in groups for e in group.episodes])
         return KVBatchMeta(partition_id=partition_id, keys=keys, tags=[tags[key] for key in keys]), metrics
 
-    def add_to(self, received: TrainingRows) -> TrainingRows:
+    def add_to(self, received: ReceivedBatch) -> ReceivedBatch:
         """Return a batch that came back from the queue with what was asked for besides."""
         return replace(received, greedy=self._greedy, values=self._values)
 

@@ -29,7 +29,7 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.driver.exchange import (
     COMPUTED,
     SAMPLES,
-    VerlWeightedRows,
+    SentBatch,
     compute_weights,
     prepare,
     receive,
@@ -42,6 +42,7 @@ from agent_rl.backends.verl.driver.staleness import check_staleness
 from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from agent_rl.backends.verl.worker.routes import OLD, REPLAYED, ROLLOUT, queued, told
+from agent_rl.gym.registry import load_once
 from agent_rl.store.episodes import EpisodeWriter
 
 
@@ -54,7 +55,7 @@ class AlgorithmTrainer(PPOTrainer):
     routes: dict[str, str]
     """Those in verl's queue, see `routes.queued`."""
     routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
-    weighed: VerlWeightedRows
+    weighed: SentBatch
     """The batch of this step, for objectives that prepare it before each update."""
     checked: bool = False
     """Whether a step has reported all that the algorithm asks for."""
@@ -63,13 +64,15 @@ class AlgorithmTrainer(PPOTrainer):
 
     def _setup(self) -> None:
         settings, samples = self.config.data.agent_rl, self.config.actor_rollout_ref.rollout.n
+        for file in settings.imports:
+            load_once(file)  # before the algorithm, whose parts they may define
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
         self.routes = queued(self.algorithm.config.routing, self.config)
         self.store = EpisodeWriter(settings.episodes)
         super()._setup()
-        self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
+        self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))
         if self.use_critic:
-            self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config))
+            self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config, settings.imports))
         buffer = Recorder(self.replay_buffer, self.store, carried)
         submit, world = self._submit_batch_to_rollout, {"env": settings.env, "seed": settings.seed}
         self.replay_buffer = Collector(buffer, self.algorithm, self.store, submit, samples=samples, **world)
@@ -186,7 +189,7 @@ class AlgorithmTrainer(PPOTrainer):
         Before the first update they are old's, if those were computed: in this step, so with these weights.
         """
         if number == self.local_trigger_step == 0 and self.algorithm.config.proximal == "recompute":
-            return self.weighed.batch.old_logprobs
+            return self.weighed.batch.scored.old_logprobs
         temperature = self.config.actor_rollout_ref.rollout.temperature
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
         with self._replaying(batch):
