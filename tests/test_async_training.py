@@ -15,6 +15,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.backends.group_sampling import greedy_of
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode
 from agent_rl.gym.registry import spec
@@ -51,8 +52,8 @@ def versions(episodes: list[Episode]) -> set[int]:
 
 
 def assert_same_batch(one: StepBatch, two: StepBatch) -> None:
-    assert lines(one.episodes) == lines(two.episodes) and lines(one.greedy) == lines(two.greedy)
-    assert (one.refill, one.metrics) == (two.refill, two.metrics)
+    assert lines(one.episodes) == lines(two.episodes) and lines(greedy_of(one.groups)) == lines(greedy_of(two.groups))
+    assert (one.sampling, one.metrics) == (two.sampling, two.metrics)
     assert (one.state_values is None) == (two.state_values is None)
     if one.state_values is not None and two.state_values is not None:
         torch.testing.assert_close(one.state_values, two.state_values, rtol=0, atol=0, equal_nan=True)
@@ -91,7 +92,7 @@ def test_what_waits_is_what_the_weights_before_the_update_sample(
     fresh = trainer_of(trainer.config)
     fresh.rollouts.sample(0)
     assert_same_batch(waiting, fresh.rollouts.sample(1))
-    assert versions(waiting.greedy) == ({0} if algorithm is REMAX else set())
+    assert versions(greedy_of(waiting.groups)) == ({0} if algorithm is REMAX else set())
     assert (waiting.state_values is not None) == (algorithm is VINE)
     trainer.actor.engine.update_weights(1)
     assert lines(trainer.rollouts.sample(1).episodes) != lines(waiting.episodes)

@@ -4,16 +4,15 @@ import asyncio
 import copy
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from agent_rl.backends.embedded.model import ModelConfig, make_model
-from agent_rl.backends.verl.worker.sampler import VerlEngine
 from agent_rl.core.episode import Episode, Outcome, StopReason
 from agent_rl.core.messages import Step
 from agent_rl.engines.embedded.engine import Engine
+from agent_rl.engines.stateless import EngineOutput, StatelessEngine
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, ToolEnv
 from agent_rl.gym.registry import EnvSpec
@@ -109,13 +108,10 @@ class Hanging(Answered):
         return super().step(action)
 
 
-class Server:
-    """Answers as verl's client does, after others had their turn."""
-
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        await asyncio.sleep(0)
-        told = {"routed_experts": None, "stop_reason": "completed", "extra_fields": {"min_global_steps": 0}}
-        return SimpleNamespace(token_ids=[40], log_probs=[-1.0], **told)
+async def answer(sequence: str, token_ids: list[int], settings: dict[str, Any]) -> EngineOutput:
+    """Answer as a server does: after other episodes had their turn."""
+    await asyncio.sleep(0)
+    return EngineOutput([40], [-1.0])
 
 
 @pytest.fixture(params=["server", "embedded"])
@@ -124,7 +120,7 @@ def policy(request: pytest.FixtureRequest) -> Policy:
     renderer = copy.copy(small_renderer())
     renderer.stop_ids = frozenset(range(432))
     if request.param == "server":
-        return TokenPolicy(VerlEngine(Server(), 256), renderer)
+        return TokenPolicy(StatelessEngine(answer, 256), renderer)
     return TokenPolicy(Engine(make_model(ModelConfig(**TINY), 432, seed=0), slots=N, max_len=256), renderer)
 
 
@@ -163,7 +159,7 @@ def test_an_environment_that_never_answers_is_out_of_time() -> None:
     Hanging.released = threading.Event()
     renderer = copy.copy(small_renderer())
     renderer.stop_ids = frozenset(range(432))
-    (episode,) = episodes_of(Hanging, TokenPolicy(VerlEngine(Server(), 256), renderer), Budget(seconds=0.2), n=1)
+    (episode,) = episodes_of(Hanging, TokenPolicy(StatelessEngine(answer, 256), renderer), Budget(seconds=0.2), n=1)
     Hanging.released.set()
     assert (episode.stop_reason, episode.outcome) == (StopReason.SECONDS, Outcome.TRUNCATED)
 

@@ -186,3 +186,23 @@ def test_a_restored_trajectory_is_the_same():
 def test_spans_that_do_not_fit_are_refused(ids, spans, logprobs, message):
     with pytest.raises(TrajectoryError, match=message):
         Trajectory.restore(ids, spans, logprobs)
+
+
+def test_split_reply_gives_the_ids_around_the_last_reply():
+    trajectory = Trajectory()
+    assert [list(part) for part in trajectory.split_reply()] == [[], []]
+    trajectory.append([1, 2], Source.PROMPT, 0)
+    trajectory.append([3], Source.TEMPLATE, 0)  # an interruption begins the reply
+    trajectory.append_completion(Completion((4, 5), (-1.0,) * 2, (-1.0,) * 2, FinishReason.STOP, (0, 1)), 0)
+    before, reply = trajectory.split_reply()
+    assert (list(before), reply, trajectory.sampled) == ([1, 2], [3, 4, 5], 2)
+    trajectory.append([6], Source.TEMPLATE, 0)
+    trajectory.append([7], Source.ENV, 1)
+    assert (len(before), before[-1], before[-2:], list(trajectory.split_reply()[0])) == (
+        2,
+        2,
+        [1, 2],
+        [1, 2, 3, 4, 5, 6, 7],
+    )
+    with pytest.raises(IndexError):
+        before[2]

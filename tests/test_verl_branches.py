@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.worker.branches: a continuation in another process is what it would be in this one."""
+"""agent_rl.backends.verl.worker.rows: a continuation in another process equals the same one in this process."""
 
 import asyncio
 import json
@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent_rl.backends.verl.worker.branches import SNAPSHOTS, dump_branch, load_continuation
-from agent_rl.backends.verl.worker.rows import episode_of, rows_of
+from agent_rl.backends.verl.worker.rows import SNAPSHOTS, dump_branch, episode_of, load_continuation, rows_of
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.engines.base import SamplingParams

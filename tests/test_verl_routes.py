@@ -15,9 +15,9 @@ from agent_rl.backends.verl.worker.routes import (
     ROLLOUT,
     RouteShape,
     captured_routes,
-    queued,
+    replay_routes,
+    route_fields,
     routing_settings,
-    told,
 )
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RoutingConfig
@@ -106,16 +106,16 @@ def test_all_rows_have_routes_of_one_kind(experts: int, dtype: type) -> None:
 
 def test_which_routes_the_driver_reads(moe: Path) -> None:
     rollout, old = {"routed_experts": ROLLOUT}, {"old_experts": OLD}
-    assert queued(RoutingConfig(), verl(moe, False)) == {}
-    assert queued(R2, verl(moe, False)) == old
-    assert queued(R3, verl(moe, True)) == queued(RoutingConfig(), verl(moe, True)) == rollout | old
-    assert queued(R3, verl(moe, True, bypass=True)) == rollout  # old is mu: nobody scores it
-    assert queued(R3, verl(moe, True, strategy="megatron")) == {}
+    assert route_fields(RoutingConfig(), verl(moe, False)) == {}
+    assert route_fields(R2, verl(moe, False)) == old
+    assert route_fields(R3, verl(moe, True)) == route_fields(RoutingConfig(), verl(moe, True)) == rollout | old
+    assert route_fields(R3, verl(moe, True, bypass=True)) == rollout  # old is mu: nobody scores it
+    assert route_fields(R3, verl(moe, True, strategy="megatron")) == {}
 
 
 def test_workers_are_told_for_one_call_only() -> None:
     calls = {"temperature": 1.0}
-    with pytest.raises(ZeroDivisionError), told(calls, ROLLOUT, record=True):
+    with pytest.raises(ZeroDivisionError), replay_routes(calls, ROLLOUT, record=True):
         assert calls == {"temperature": 1.0, REPLAY: ROLLOUT, RECORD: True}
         raise ZeroDivisionError
     assert calls == {"temperature": 1.0, REPLAY: "", RECORD: False}

@@ -13,6 +13,7 @@ from agent_rl.backends.embedded.rollouts import StepBatch
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.backends.group_sampling import episodes_of
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.rollout import continuation, run_jobs
@@ -36,7 +37,7 @@ def sampled(trainer: Trainer) -> StepBatch:
 
 
 def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(trainer: Trainer) -> None:
-    episodes = [e for e in sampled(trainer).batch if e.trainable]
+    episodes = [e for e in episodes_of(sampled(trainer).batch) if e.trainable]
     turns = [(e, turn) for e in episodes for turn in range(e.turns)]
     assert max(turn for _, turn in turns) >= 1
     jobs = [continuation(trainer.spec, e, turn, seed) for seed, (e, turn) in enumerate(turns)]
@@ -59,25 +60,25 @@ def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(tra
 
 
 def test_values_are_the_means_of_continuations_that_can_be_run_again(trainer: Trainer) -> None:
-    given = sampled(trainer)
-    batch = given.batch
+    given = sampled(trainer).batch
+    batch = episodes_of(given)
     valued, metrics = trainer.rollouts.value(0, given)
     again, _ = trainer.rollouts.value(0, given)
-    torch.testing.assert_close(valued.state_values, again.state_values, rtol=0, atol=0, equal_nan=True)
-    known = valued.state_values.isfinite()
+    torch.testing.assert_close(valued, again, rtol=0, atol=0, equal_nan=True)
+    known = valued.isfinite()
     assert metrics["vine/episodes"] == 30 and metrics["vine/valued"] == 10 <= metrics["vine/states"]
     assert known[:, 0].all()  # every episode's beginning
     by_group = {e.group_id: set[float]() for e in batch}
-    for episode, row in zip(batch, valued.state_values, strict=True):
+    for episode, row in zip(batch, valued, strict=True):
         by_group[episode.group_id].add(float(row[0]))
         for turn in range(episode.turns, len(row)):
             assert math.isnan(row[turn])
     assert all(len(values) == 1 for values in by_group.values())
     # three continuations that earn 0, .1, 1 or 1.1 each
     thirds = {round((a + b + c) / 3, 6) for a in (0, 0.1, 1, 1.1) for b in (0, 0.1, 1, 1.1) for c in (0, 0.1, 1, 1.1)}
-    assert {round(v, 6) for v in valued.state_values[known].tolist()} <= thirds
+    assert {round(v, 6) for v in valued[known].tolist()} <= thirds
     other, _ = trainer.rollouts.value(1, given)
-    assert not torch.equal(other.state_values.nan_to_num(-1), valued.state_values.nan_to_num(-1))
+    assert not torch.equal(other.nan_to_num(-1), valued.nan_to_num(-1))
 
 
 def test_continuations_are_neither_stored_nor_trained_on(trainer: Trainer) -> None:
@@ -88,13 +89,13 @@ def test_continuations_are_neither_stored_nor_trained_on(trainer: Trainer) -> No
 
 
 def test_a_control_shuffles_what_continuations_earn_too(trainer: Trainer) -> None:
-    given = sampled(trainer)
+    given = sampled(trainer).batch
     plain, _ = trainer.rollouts.value(0, given)
     trainer.rollouts.config = trainer.config.model_copy(update={"shuffle_rewards": True})
     dealt, _ = trainer.rollouts.value(0, given)
-    known = plain.state_values.isfinite()
-    assert torch.equal(known, dealt.state_values.isfinite())
-    assert not torch.equal(plain.state_values[known], dealt.state_values[known])
+    known = plain.isfinite()
+    assert torch.equal(known, dealt.isfinite())
+    assert not torch.equal(plain[known], dealt[known])
 
 
 @pytest.mark.parametrize("algorithm", [VINE, {"advantage": "step-grouped"}], ids=["vineppo", "gigpo"])

@@ -1,27 +1,35 @@
-"""What GiGPO and VinePPO ask of an environment, and the episodes that value states; for every backend."""
+"""What an algorithm asks of the rollout: a batch of groups, greedy baselines, and the values of states.
+
+Both backends use these functions; each says how its episodes are run.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from itertools import islice
+from typing import TypeAlias, cast
 
 import numpy as np
+from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Experience
-from agent_rl.algorithms.state_values import plan
+from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms.dynamic_sampling import DynamicSampling
+from agent_rl.algorithms.state_values import plan as plan_continuations
 from agent_rl.concurrency import maybe_await
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.rollout import Job, continuation
 from agent_rl.runs.config import RunConfig
 
+Groups: TypeAlias = Sequence[EpisodeGroup]
+
 
 def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
-    """Refuse an environment that lacks what the algorithm asks of it.
+    """Refuse an environment without the hooks that the algorithm needs.
 
     Raises:
         ConfigError: naming what to define.
@@ -58,30 +66,79 @@ def check_environment(config: RunConfig) -> EnvSpec:
     return env
 
 
+def sample_groups(
+    plan: DynamicSampling, run: Callable[[int, int], Groups], keep: Callable[[Groups], Sequence[bool]]
+) -> tuple[list[EpisodeGroup], DynamicSampling]:
+    """Sample groups until the batch is full, or dynamic sampling gives up.
+
+    Args:
+        plan: how many groups the batch needs, in how many rounds.
+        run: samples groups with the present weights: the position of the first, and how many. A backend may return
+            fewer or more.
+        keep: says of each group whether it is worth training on.
+
+    Returns:
+        All sampled groups, in order, and how it went; `selected` are the positions of the batch's groups.
+    """
+    groups: list[EpisodeGroup] = []
+    while n := plan.groups_to_sample():
+        new = run(plan.sampled, n)
+        groups += new
+        plan = plan.update(keep(new))
+    return groups, plan
+
+
+def worth_training(algorithm: Algorithm) -> Callable[[Groups], list[bool]]:
+    """Return the `keep` of `sample_groups`: the algorithm's filters; without dynamic sampling every group is kept."""
+
+    def keep(groups: Groups) -> list[bool]:
+        if algorithm.config.refill.max_rounds == 1 or not groups:
+            return [True] * len(groups)
+        kept = iter(algorithm.experience(groups).kept.tolist())
+        return [any(list(islice(kept, len(group.episodes)))) for group in groups]
+
+    return keep
+
+
+def add_greedy(groups: Groups, run: Callable[[Groups], Sequence[Episode]]) -> list[EpisodeGroup]:
+    """Add a baseline to each group: an episode of its task that is sampled greedily, from `run`, one a group."""
+    return [replace(group, greedy=episode) for group, episode in zip(groups, run(groups), strict=True)]
+
+
 def value_states(
-    x: Experience,
-    episodes: Sequence[Episode],
+    groups: Groups,
     spec: EnvSpec,
     algorithm: Algorithm,
     rng: np.random.Generator,
-    run: Callable[[list[Job]], list[Episode]],
-) -> tuple[Experience, dict[str, float]]:
-    """Value the states of a step by running on from them.
+    run: Callable[[list[Job]], Sequence[Episode]],
+) -> tuple[Tensor, dict[str, float]]:
+    """Estimate the values of a batch's states by episodes that continue from them.
 
     Args:
-        x: what `episodes` were read as; the states of those that it keeps are valued.
-        episodes: run with `Job(snapshots=True)`.
+        groups: the batch's; their episodes were run with `Job(snapshots=True)`. States of those that the algorithm
+            keeps are valued.
         spec: their environment.
         algorithm: with `needs_values`.
         rng: draws the continuations' seeds, and the states to value if the budget is not enough for all.
-        run: runs jobs with the policy that sampled the episodes, and returns theirs in order; they are neither to be
-            stored nor to be trained on.
+        run: runs jobs with the policy that sampled the groups, and returns their episodes in order; they are neither
+            stored nor trained on.
 
     Returns:
-        `x` with `state_values`, and the metrics of `StateValuePlan.values`.
+        `Experience.state_values` of the groups' episodes, float64 `[E, K]`, and the metrics of `StateValuePlan.values`.
     """
-    vine = plan(episodes, x.kept.tolist(), algorithm.config.vine, rng)
-    continued = run([continuation(spec, episodes[s.episode], s.turn, s.seed) for s in vine.starts])
+    episodes = episodes_of(groups)
+    x = algorithm.experience(groups)
+    found = plan_continuations(episodes, x.kept.tolist(), algorithm.config.vine, rng)
+    continued = run([continuation(spec, episodes[s.episode], s.turn, s.seed) for s in found.starts])
     gamma = cast(float, algorithm.config.advantage["gamma"])  # a knob of state-values
-    values, metrics = vine.values(continued, (len(episodes), x.states.shape[1]), gamma=gamma)
-    return replace(x, state_values=values), metrics
+    return found.values(continued, (len(episodes), x.states.shape[1]), gamma=gamma)
+
+
+def episodes_of(groups: Groups) -> list[Episode]:
+    """Return the sampled episodes of all groups, in order."""
+    return [episode for group in groups for episode in group.episodes]
+
+
+def greedy_of(groups: Groups) -> list[Episode]:
+    """Return the groups' baselines, where they have any."""
+    return [group.greedy for group in groups if group.greedy is not None]

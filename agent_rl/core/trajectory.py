@@ -6,11 +6,11 @@ a narrow signed integer `[T, layers, top_k]`, aligned to input positions, -1 for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
-from typing import TypeAlias
+from itertools import groupby, islice
+from typing import TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,31 @@ class Fork:
 
     parent: int
     position: int
+
+
+class _Prefix(Sequence[int]):
+    """The first `length` ids of a list that only grows, without a copy: a long episode's turns stay cheap."""
+
+    __slots__ = ("_ids", "_length")
+
+    def __init__(self, ids: list[int], length: int) -> None:
+        self._ids, self._length = ids, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._ids, self._length)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        at = range(self._length)[index]
+        return self._ids[at] if isinstance(at, int) else [self._ids[i] for i in at]
 
 
 class Trajectory:
@@ -144,6 +169,20 @@ class Trajectory:
     def token_ids(self) -> IntArray:
         """Token ids, int32 `[T]` (a copy)."""
         return np.asarray(self._ids, dtype=np.int32)
+
+    @property
+    def sampled(self) -> int:
+        """The number of tokens that the policy sampled."""
+        return len(self._logprobs)
+
+    def split_reply(self) -> tuple[Sequence[int], list[int]]:
+        """Return the ids before the last turn's reply, and those of the reply, given tokens included."""
+        start, turn = len(self._ids), self._spans[-1].turn if self._spans else 0
+        for span in reversed(self._spans):
+            if span.turn != turn or span.source is Source.PROMPT or span.source is Source.ENV:
+                break
+            start = span.start
+        return _Prefix(self._ids, start), self._ids[start:]
 
     def before(self, turn: int) -> IntArray | None:
         """The ids before a turn's first sampled token, int32 `[t]`; None if nothing was sampled in it here."""

@@ -91,7 +91,8 @@ async def sample_reply(
     most = params.max_tokens if room is None else min(params.max_tokens, room)
 
     async def draw(new: Sequence[int], limit: int) -> Completion:
-        return await session.sample(new, replace(params, max_tokens=limit), stop_ids)
+        bounded = params if limit == params.max_tokens else replace(params, max_tokens=limit)
+        return await session.sample(new, bounded, stop_ids)
 
     if interrupt is None or point >= most or (room is not None and point + len(interrupt.ids) >= room):
         return [await draw(ids, most)]

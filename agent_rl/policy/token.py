@@ -54,11 +54,11 @@ class TokenPolicy:
 
 
 class TokenConversation:
-    """Appends what the environment said and what the engine sampled; nothing is ever rendered twice.
+    """Appends what the environment said and what the engine sampled; nothing is rendered twice.
 
     A renderer that can't prove that its rendering is an append answers with None; the conversation then forks: the
-    whole dialogue is rendered anew as the prompt of a new trajectory, where no token is trained a second time. A
-    prefix, too, is a prompt: its ids are given to the engine as they are, and what was sampled in it has no loss here.
+    whole dialogue is rendered as the prompt of a new trajectory, where no token is trained a second time. A prefix is a
+    prompt, too: the engine gets its ids as they are, and what was sampled in it has no loss here.
     """
 
     def __init__(self, policy: TokenPolicy, tools: Sequence[ToolSpec], seed: int, prefix: Prefix | None = None) -> None:
@@ -67,19 +67,15 @@ class TokenConversation:
         self._trajectories = [Trajectory()]
         self._messages: list[Message] = []
         self._turn = 0
-        self._context: list[int] = []
-        """Every id before the last reply, as the engine saw it."""
-        self._reply: tuple[int, ...] = ()
-        self._pending: list[tuple[list[int], Source]] = []
+        """The turn of the next reply."""
+        self._pending: list[tuple[Sequence[int], Source]] = []
         """Ids to append with the next reply: they join the trajectory when the engine gets them."""
-        self._forked: Fork | None = None
+        self._fork: Fork | None = None
         """Where they branch off, if they begin a new trajectory."""
-        self._sampled = 0
-        """How many tokens the episode has sampled."""
         if prefix is not None:
             self._messages = list(prefix.messages)
             self._turn = prefix.turn
-            self._pending = [(list(prefix.token_ids), Source.PROMPT)]
+            self._pending = [(prefix.token_ids, Source.PROMPT)]
 
     @property
     def context_limit(self) -> int | None:
@@ -88,72 +84,64 @@ class TokenConversation:
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """The token ids so far, one trajectory and its forks."""
+        """The token ids so far: one trajectory, and its forks."""
         return tuple(self._trajectories)
 
     def observe(self, messages: Sequence[Message]) -> int:
         """Render what is new; return the context's length in tokens, the new ones included."""
         self._messages += messages
-        renderer = self._policy.renderer
-        if self._pending and not messages:
-            pass  # a prefix, which is rendered already
-        elif not self._context:
-            self._pending = [(renderer.prompt(self._messages, self._tools), Source.PROMPT)]
-        else:
-            bridge = renderer.bridge(self._context, self._reply, messages, self._tools)
-            if bridge is None:
-                self._fork(renderer.prompt(self._messages, self._tools))
+        trajectory, renderer = self._trajectories[-1], self._policy.renderer
+        if messages or not self._pending:  # a prefix is rendered already
+            before, reply = trajectory.split_reply()
+            bridge = renderer.bridge(before, reply, messages, self._tools) if before else None
+            if bridge is not None:
+                self._pending = [(bridge.closing, Source.TEMPLATE), (bridge.ids, Source.ENV)]
             else:
-                self._pending = [(list(bridge.closing), Source.TEMPLATE), (list(bridge.ids), Source.ENV)]
-        return len(self._context) + len(self._reply) + sum(len(ids) for ids, _ in self._pending)
+                prompt = renderer.prompt(self._messages, self._tools)
+                self._pending = [(prompt, Source.PROMPT)]
+                if before:
+                    self._branch_off([*before, *reply], prompt)
+        return (0 if self._fork else len(trajectory)) + sum(len(ids) for ids, _ in self._pending)
 
-    def _fork(self, prompt: list[int]) -> None:
-        old = [*self._context, *self._reply]
+    def _branch_off(self, old: Sequence[int], prompt: Sequence[int]) -> None:
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, prompt, strict=False)))
-        self._forked = Fork(len(self._trajectories) - 1, shared)
+        self._fork = Fork(len(self._trajectories) - 1, shared)
         self._session.close()
         self._session = self._policy.engine.open(self._seed + len(self._trajectories))
-        self._context, self._reply = [], ()
-        self._pending = [(prompt, Source.PROMPT)]
 
     async def reply(self, max_tokens: int | None = None) -> Reply:
         """Sample a reply and read it; `max_tokens` also counts what an interruption puts into it."""
         if not self._pending:
             raise PolicyError("observe what the environment said before asking for a reply")
-        policy, interrupt = self._policy, self._policy.interrupt
-        new = [i for ids, _ in self._pending for i in ids]
+        policy, interrupt, point = self._policy, self._policy.interrupt, 0
+        if interrupt is not None:
+            point = interrupt.point(self._seed, self._turn, sum(t.sampled for t in self._trajectories))
         pieces = await sample_reply(
             self._session,
-            new,
+            [i for ids, _ in self._pending for i in ids],
             policy.params,
             policy.renderer.stop_ids,
             room=max_tokens,
             interrupt=interrupt,
-            point=interrupt.point(self._seed, self._turn, self._sampled) if interrupt else 0,
+            point=point,
         )
-        if self._forked is not None:
-            self._trajectories.append(Trajectory(self._forked))
-            self._forked = None
-        trajectory = self._trajectories[-1]
+        if self._fork is not None:
+            self._trajectories.append(Trajectory(self._fork))
+        trajectory, finish_reason = self._trajectories[-1], FinishReason.STOP
         for ids, source in self._pending:
             # a reply's closing tokens belong to its own turn, everything else opens the present one
             trajectory.append(ids, source, self._turn - (source is Source.TEMPLATE))
-        self._context += self._reply
-        self._context += new
-        self._reply, self._pending = (), []
-        finish_reason = FinishReason.STOP
+        self._pending, self._fork = [], None
         for piece in pieces:
             if isinstance(piece, Completion):
                 trajectory.append_completion(piece, self._turn)
-                self._reply += piece.token_ids
-                self._sampled += len(piece.token_ids)
                 finish_reason = piece.finish_reason
             else:
                 trajectory.append(piece, Source.TEMPLATE, self._turn)
-                self._reply += piece
-        message = self._policy.renderer.parse(self._reply, self._context, self._tools)
+        before, reply = trajectory.split_reply()
+        message = policy.renderer.parse(reply, before, self._tools)
         calls = tuple(replace(c, id=f"call_{self._turn}_{i}") for i, c in enumerate(message.tool_calls))
-        message = replace(message, tool_calls=calls)
+        message = replace(message, tool_calls=calls) if calls else message
         self._messages.append(message)
         self._turn += 1
         return Reply(message, finish_reason)

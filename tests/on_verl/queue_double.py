@@ -1,4 +1,4 @@
-"""verl's queue and agent loop workers in memory: what a `Collector` and verl's own replay buffer see of them."""
+"""verl's queue and agent loop workers in memory: what the replay buffers, verl's and ours, see of them."""
 
 from __future__ import annotations
 

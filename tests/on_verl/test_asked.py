@@ -16,9 +16,8 @@ from verl.workers.rollout.replica import TokenOutput
 from agent_rl.backends.verl.config.settings import VerlConfig, verl_settings
 from agent_rl.backends.verl.driver import run as launch
 from agent_rl.backends.verl.worker.agent_loop import EnvAgentLoop
-from agent_rl.backends.verl.worker.branches import SNAPSHOTS, dump_branch
 from agent_rl.backends.verl.worker.dataset import TaskDataset
-from agent_rl.backends.verl.worker.rows import episode_of
+from agent_rl.backends.verl.worker.rows import SNAPSHOTS, dump_branch, episode_of
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.errors import ConfigError

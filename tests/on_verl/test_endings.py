@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-from agent_rl.backends.verl.driver import watch
-from agent_rl.backends.verl.driver.watch import stop_episodes
+from agent_rl.backends.verl.driver.watchdog import stop_episodes
 from agent_rl.backends.verl.worker.agent_loop import LONGEST_S, EnvAgentLoop, episode_budget
 from agent_rl.backends.verl.worker.rows import episode_of
 from agent_rl.core.episode import Episode, Outcome, StopReason
@@ -142,7 +142,7 @@ def test_at_the_end_of_a_run_every_episode_is_cancelled_and_waited_for(monkeypat
         def get(answers: list[Any], timeout: float) -> list[Any]:
             return [asyncio.run_coroutine_threadsafe(answer, loop).result(timeout) for answer in answers]
 
-        monkeypatch.setattr(watch.ray, "get", get)
+        monkeypatch.setattr(ray, "get", get)
         manager = SimpleNamespace(agent_loop_workers=[worker(), worker()])
         await asyncio.sleep(0.3)
         await asyncio.to_thread(stop_episodes, manager)

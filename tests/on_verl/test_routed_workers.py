@@ -21,7 +21,7 @@ from agent_rl.backends.verl.worker.engine import (
     RoutedTrainingWorker,
     RoutedWorker,
 )
-from agent_rl.backends.verl.worker.routes import queued
+from agent_rl.backends.verl.worker.routes import route_fields
 
 SMALL = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
@@ -45,7 +45,7 @@ def workers(moe: Path, mode: str, **algorithm: object) -> dict[Role, type]:
     trainer.config = compose_verl(run, Path("run"))
     trainer._enable_hybrid_replicas = mode != "separate_async"
     trainer.algorithm = Algorithm(run.algorithm)
-    trainer.routes = queued(run.algorithm.routing, trainer.config)
+    trainer.routes = route_fields(run.algorithm.routing, trainer.config)
     trainer._init_resource_pool_mgr()
     found = trainer.role_worker_mapping
     return {role: worker.__ray_metadata__.modified_class.__mro__[1] for role, worker in found.items()}

@@ -1,62 +1,73 @@
-"""Rollouts: everything that a step learns from, as the weights that the engine holds at the time sample it."""
+"""Rollouts: sample the groups that a step learns from, with the engine's present weights."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Experience, group_episodes
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.group_sampling import value_states
-from agent_rl.core.episode import Episode, Origin, Reward
+from agent_rl.backends.group_sampling import (
+    Groups,
+    add_greedy,
+    episodes_of,
+    greedy_of,
+    sample_groups,
+    value_states,
+    worth_training,
+)
+from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Reward
 from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import RL_START, TaskStream, episode_seed
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rollout import Job, run_jobs
+from agent_rl.seeds import Stream, rng
 from agent_rl.store.codec import dump_line, load_line
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What was sampled for one step, all of it by the same weights."""
+    """The groups that were sampled for one step, all of them with the same weights."""
 
-    episodes: list[Episode]
-    """In groups, in the order of their tasks; dynamic sampling leaves some out of the batch."""
-    refill: DynamicSampling
-    """How the batch came about; `taken` are its groups."""
-    greedy: list[Episode]
-    """One for each group of the batch, if the algorithm compares with them; neither stored nor trained on."""
-    state_values: Tensor | None
-    """`Experience.state_values` of the batch, if the algorithm asks for them."""
-    metrics: dict[str, float]
+    groups: list[EpisodeGroup]
+    """All of them, in the order of their tasks; those of the batch with a greedy episode if the algorithm needs it."""
+    sampling: DynamicSampling
+    """How the batch came about; `selected` are the positions of its groups."""
+    state_values: Tensor | None = None
+    """`Experience.state_values` of the batch, if the algorithm needs them."""
+    metrics: dict[str, float] = field(default_factory=dict)
     """Of those values."""
-    seconds: float
-    tokens: int
+    seconds: float = 0.0
+    tokens: int = 0
 
     @property
-    def batch(self) -> list[Episode]:
-        """The episodes to learn from."""
-        size = len(self.episodes) // self.refill.sampled
-        return [e for group in self.refill.selected for e in self.episodes[group * size : (group + 1) * size]]
+    def batch(self) -> list[EpisodeGroup]:
+        """The groups to learn from; dynamic sampling drops the others."""
+        return [self.groups[position] for position in self.sampling.selected]
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """Every sampled episode, dropped ones too; these are stored."""
+        return episodes_of(self.groups)
 
     def experience(self, algorithm: Algorithm) -> Experience:
         """Read the batch as the algorithm does."""
-        x = algorithm.experience(group_episodes(self.batch, self.greedy))
+        x = algorithm.experience(self.batch)
         return x if self.state_values is None else replace(x, state_values=self.state_values)
 
 
 class RolloutSampler:
-    """Samples the batches of a run; all randomness hangs on (seed, step), whenever a step's turn comes."""
+    """Samples the batches of a run. All randomness is a function of (seed, step), whenever the step is sampled."""
 
     def __init__(self, spec: EnvSpec, actor: Actor, config: TrainConfig, algorithm: Algorithm) -> None:
         self.spec, self.actor, self.config, self.algorithm = spec, actor, config, algorithm
@@ -67,58 +78,64 @@ class RolloutSampler:
     def sample(self, step: int) -> StepBatch:
         """Sample all that a step needs with the engine's present weights."""
         started, before = time.perf_counter(), self.actor.engine.tokens
-        episodes, refill = self._groups(step)
-        found = StepBatch(episodes, refill, [], None, {}, 0.0, 0)
+        plan = self.config.algorithm.refill.start(self.config.rollout.groups)
+        groups, plan = sample_groups(
+            plan, lambda first, n: self._groups(step, first, n), worth_training(self.algorithm)
+        )
+        found = StepBatch(groups, plan)
         if self.algorithm.needs_greedy:
-            found = replace(found, greedy=self._greedy(step, refill))
+            for position, group in zip(plan.selected, add_greedy(found.batch, self._greedy), strict=True):
+                groups[position] = group
         if self.algorithm.needs_values:
-            x, metrics = self.value(step, found)
-            found = replace(found, state_values=x.state_values, metrics=metrics)
+            values, metrics = self.value(step, found.batch)
+            found = replace(found, state_values=values, metrics=metrics)
         tokens = self.actor.engine.tokens - before
         return replace(found, seconds=time.perf_counter() - started, tokens=tokens)
 
     def policy(self, params: SamplingParams) -> TokenPolicy:
-        """Return the student as a policy, for training and evaluation."""
+        """Return the actor as a policy, for training and evaluation."""
         return self.actor.policy(params, self.config.rollout.interrupt)
 
-    def _run(self, jobs: list[Job], params: SamplingParams) -> list[Episode]:
-        return asyncio.run(run_jobs(jobs, self.policy(params), concurrency=self.actor.engine.slots))
-
-    def _groups(self, step: int) -> tuple[list[Episode], DynamicSampling]:
-        """Sample groups until the batch is full."""
-        config, size = self.config, self.config.rollout.samples
-        refill, episodes = config.algorithm.refill, list[Episode]()
-        state = refill.start(config.rollout.groups)
-        while groups := state.groups_to_sample():
-            new = self._run(self._jobs(step, range(state.sampled, state.sampled + groups)), self.params)
-            if config.shuffle_rewards:
-                new = shuffled(new, np.random.default_rng([3, config.seed, step, state.sampled]))
-            kept = self.algorithm.experience(group_episodes(new)).kept.view(groups, size).any(1)
-            state = state.update(kept.tolist() if refill.max_rounds > 1 else [True] * groups)
-            episodes += new
-        return episodes, state
-
-    def _greedy(self, step: int, state: DynamicSampling) -> list[Episode]:
-        """Run each group of the batch once more, greedily: a baseline."""
-        first = [self._jobs(step, range(group, group + 1))[0] for group in state.selected]
-        jobs = [replace(j, id=f"{j.group_id}-greedy", origin=replace(j.origin, greedy=True)) for j in first]
-        return self._run(jobs, replace(self.params, temperature=0.0))
-
-    def value(self, step: int, sampled: StepBatch) -> tuple[Experience, dict[str, float]]:
-        """Value the states of the batch by running on from them: episodes that are neither stored nor trained on."""
+    def value(self, step: int, groups: Groups) -> tuple[Tensor, dict[str, float]]:
+        """Estimate the values of the states of a step's batch, as `group_sampling.value_states`."""
         config = self.config
 
         def run(jobs: list[Job]) -> list[Episode]:
             continued = self._run(jobs, self.params)
-            rng = np.random.default_rng([5, config.seed, step])
-            return shuffled(continued, rng) if config.shuffle_rewards else continued
+            order = rng(Stream.SHUFFLED_CONTINUATIONS, config.seed, step)
+            return shuffled(continued, order) if config.shuffle_rewards else continued
 
-        rng = np.random.default_rng([4, config.seed, step])
-        x = self.algorithm.experience(group_episodes(sampled.batch, sampled.greedy))
-        return value_states(x, sampled.batch, self.spec, self.algorithm, rng, run)
+        return value_states(groups, self.spec, self.algorithm, rng(Stream.STATE_VALUES, config.seed, step), run)
+
+    def _run(self, jobs: list[Job], params: SamplingParams) -> list[Episode]:
+        return asyncio.run(run_jobs(jobs, self.policy(params), concurrency=self.actor.engine.slots))
+
+    def _groups(self, step: int, first: int, n: int) -> list[EpisodeGroup]:
+        """Sample some of a step's groups."""
+        config = self.config
+        episodes = self._run(self._jobs(step, range(first, first + n)), self.params)
+        if config.shuffle_rewards:
+            episodes = shuffled(episodes, rng(Stream.SHUFFLED_REWARDS, config.seed, step, first))
+        return group_episodes(episodes)
+
+    def _greedy(self, groups: Groups) -> list[Episode]:
+        """Run the first episode of each group again, greedily."""
+        jobs = [
+            Job(
+                self.spec,
+                first.task,
+                first.seed,
+                first.group_id,
+                env_args=self.config.env_args,
+                id=f"{first.group_id}-greedy",
+                origin=replace(first.origin, greedy=True),
+            )
+            for first in (group.episodes[0] for group in groups)
+        ]
+        return self._run(jobs, replace(self.params, temperature=0.0))
 
     def _jobs(self, step: int, groups: range) -> list[Job]:
-        """The jobs of some of a step's groups; ids tell a resumed run what it already wrote."""
+        """Return the jobs of some of a step's groups; ids tell a resumed run which episodes it stored already."""
         config, jobs = self.config, []
         stride = int(config.rollout.groups * config.algorithm.refill.most)
         for group in groups:
@@ -144,12 +161,12 @@ class RolloutSampler:
 
 
 def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:
-    """Write batches whose turn is yet to come; a resumed run could not sample them: the weights that did are gone."""
+    """Write batches of later steps; a resumed run can't sample them again, since their weights are gone."""
     rows = [
         {
             "episodes": _lines(b.episodes),
-            "greedy": _lines(b.greedy),
-            "refill": asdict(b.refill),
+            "greedy": _lines(greedy_of(b.groups)),
+            "refill": asdict(b.sampling),
             "state_values": b.state_values,
             "metrics": b.metrics,
             "seconds": b.seconds,
@@ -161,15 +178,12 @@ def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:
 
 
 def load_sampled(file: Path) -> list[StepBatch]:
-    """Read what `save_sampled` wrote; the episodes' snapshots are not there, nobody runs on from them any more."""
-    rows = torch.load(file, weights_only=True)
-    episodes = ("episodes", "greedy")
-    return [
-        StepBatch(
-            **row | {name: _episodes(row[name]) for name in episodes} | {"refill": DynamicSampling(**row["refill"])}
-        )
-        for row in rows
-    ]
+    """Read what `save_sampled` wrote, without the episodes' snapshots: their states have values already."""
+    found = []
+    for row in torch.load(file, weights_only=True):
+        groups = group_episodes(_episodes(row.pop("episodes")), _episodes(row.pop("greedy")))
+        found.append(StepBatch(groups, DynamicSampling(**row.pop("refill")), **row))
+    return found
 
 
 def _lines(episodes: Sequence[Episode]) -> str:
@@ -180,7 +194,7 @@ def _episodes(lines: str) -> list[Episode]:
     return [load_line(line) for line in lines.encode().splitlines()]
 
 
-def shuffled(episodes: Sequence[Episode], rng: np.random.Generator) -> list[Episode]:
+def shuffled(episodes: Sequence[Episode], rng: Generator) -> list[Episode]:
     """Deal the episodes' total rewards out at random: a control from which nothing can be learned."""
     scored = [i for i, e in enumerate(episodes) if e.reward is not None]
     dealt = list(episodes)

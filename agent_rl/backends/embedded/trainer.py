@@ -79,7 +79,7 @@ class Trainer:
         if self.stored is not None:
             return self._stored_step(self.stored)
         sampled = self._next()
-        episodes, refill = sampled.episodes, sampled.refill
+        episodes, sampling = sampled.episodes, sampled.sampling
         started = time.perf_counter()
         metrics = self.update(sampled.experience(self.algorithm)) | sampled.metrics
         done = time.perf_counter()
@@ -92,8 +92,8 @@ class Trainer:
             "rollout/tool_calls": evaluation.tool_calls,
             "rollout/tool_errors": evaluation.tool_errors,
             "rollout/failed": float(evaluation.failed),
-            "rollout/rounds": float(refill.rounds),
-            "rollout/batch_filled": len(refill.selected) / refill.target,
+            "rollout/rounds": float(sampling.rounds),
+            "rollout/batch_filled": len(sampling.selected) / sampling.target,
             "rollout/truncated": float(np.mean([e.outcome is Outcome.TRUNCATED for e in episodes])),
             "perf/rollout_s": sampled.seconds,
             "perf/update_s": done - started,

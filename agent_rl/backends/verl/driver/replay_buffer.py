@@ -1,4 +1,8 @@
-"""Collector: verl's replay buffer, and what an algorithm asks of the rollout besides a batch of groups."""
+"""The replay buffer of a run: verl's, with what an algorithm asks of the rollout besides rows.
+
+A training batch is sampled as verl does. Then, while the inference servers are still awake, groups that the filters
+drop are replaced (dynamic sampling), greedy episodes are set apart, and states are valued by continuations.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import transfer_queue as tq
 from tensordict import TensorDict
 from torch import Tensor
@@ -16,31 +19,31 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 
 from agent_rl.algorithms import Algorithm, group_episodes
-from agent_rl.backends.group_sampling import value_states
+from agent_rl.backends.group_sampling import (
+    Groups,
+    episodes_of,
+    greedy_of,
+    sample_groups,
+    value_states,
+    worth_training,
+)
 from agent_rl.backends.verl.driver.exchange import ReceivedBatch
-from agent_rl.backends.verl.worker.branches import dump_branch
-from agent_rl.backends.verl.worker.rows import episode_of
-from agent_rl.core.episode import Episode
+from agent_rl.backends.verl.worker.rows import dump_branch, episode_of
+from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.gym.registry import spec
 from agent_rl.rollout import Job
-from agent_rl.store.episodes import EpisodeWriter
+from agent_rl.seeds import Stream, rng
+from agent_rl.store.episodes import EpisodeWriter, episode_ids
+
+EVALUATIONS = "val"
+"""The partition of verl's queue that evaluations use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The sampled episodes of one task, the keys of their rows in verl's queue, and the greedy one, if there is one."""
+class EpisodeReplayBuffer:
+    """Replaces verl's replay buffer in the trainer, and passes on to it what is not defined here.
 
-    episodes: list[Episode] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    greedy: list[Episode] = field(default_factory=list)
-
-
-class Collector:
-    """Stands in front of verl's replay buffer, whose place it takes in the trainer.
-
-    A training batch is sampled as verl does; then, while the inference servers are still awake, groups that the
-    algorithm's filters drop are made up for (dynamic sampling), greedy episodes are set apart, and states are valued by
-    episodes that go on from them. Episodes of dropped groups are stored; greedy ones and continuations are not.
+    It stores the episodes of evaluations, of which verl keeps the scores only, and those of dropped groups. The trainer
+    stores the others once they are checked. Greedy episodes and continuations are not stored.
     """
 
     def __init__(
@@ -54,12 +57,12 @@ class Collector:
         samples: int,
         seed: int,
     ) -> None:
-        """Take note of where things are; nothing is sampled.
+        """Keep the parts; nothing is sampled.
 
         Args:
             buffer: verl's.
-            algorithm: says what is asked for.
-            store: where episodes of dropped groups go.
+            algorithm: what to sample for.
+            store: where the episodes of evaluations and of dropped groups go.
             submit: verl's `_submit_batch_to_rollout`.
             env: the environment's id.
             samples: episodes per task; a session with this number or a higher one is greedy.
@@ -67,6 +70,7 @@ class Collector:
         """
         self._buffer, self._algorithm, self._store, self._submit = buffer, algorithm, store, submit
         self._env, self._samples, self._seed = env, samples, seed
+        self._stored = episode_ids(store.path)
         self._greedy: list[Episode] = []
         self._values: dict[str, Tensor] = {}
 
@@ -74,83 +78,82 @@ class Collector:
         return getattr(self._buffer, name)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Return the rows of a batch of `batch_size` groups, and metrics; fewer groups if there are not enough."""
-        algorithm, several = self._algorithm, self._algorithm.config.refill.max_rounds > 1
-        if partition_id != "train" or not (several or algorithm.needs_greedy or algorithm.needs_values):
-            batch, metrics = self._buffer.sample(global_steps, partition_id, batch_size)
-            return batch, metrics
-        offered, groups, metrics = self._fill(global_steps, batch_size)
-        self._greedy = [e for group in groups for e in group.greedy]
-        keys = [key for group in groups for key in group.keys]
-        tags = {key: tag for batch in offered for key, tag in zip(batch.keys, batch.tags, strict=True)}
-        if unused := tags.keys() - keys:
-            tq.kv_clear(keys=[*unused], partition_id=partition_id)
-        if algorithm.needs_values:
-            metrics |= self._value(global_steps, [e for group in groups for e in group.episodes])
-        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=[tags[key] for key in keys]), metrics
+        """Return the rows of `batch_size` groups, and metrics; dynamic sampling may find fewer groups."""
+        algorithm = self._algorithm
+        several = algorithm.config.refill.max_rounds > 1
+        if partition_id == "train" and (several or algorithm.needs_greedy or algorithm.needs_values):
+            return self._sample_groups(global_steps, batch_size)
+        batch, metrics = self._buffer.sample(global_steps, partition_id, batch_size)
+        if partition_id == EVALUATIONS:
+            self._store_evaluation(batch)
+        return batch, metrics
 
     def add_to(self, received: ReceivedBatch) -> ReceivedBatch:
-        """Return a batch that came back from the queue with what was asked for besides."""
+        """Return a batch that came back from the queue, with its greedy episodes and the values of its states."""
         return replace(received, greedy=self._greedy, values=self._values)
 
-    def _fill(self, step: int, target: int) -> tuple[list[KVBatchMeta], list[Group], dict[str, Any]]:
-        """Sample until there are enough groups that the filters keep: everything sampled, the batch's groups, metrics.
+    def _store_evaluation(self, batch: KVBatchMeta) -> None:
+        """Store the episodes of an evaluation; a resumed run repeats one, and stores it once."""
+        for episode in carried(batch):
+            if episode is not None and episode.id not in self._stored:
+                self._store.write(episode)
+                self._stored.add(episode.id)
+        self._store.flush()
 
-        verl's trainer has submitted the tasks of the first round. If no group at all is worth a gradient, the last
-        round's stand for the batch: verl needs rows to report on, and the filters drop them again.
-        """
-        refill = self._algorithm.config.refill
-        state, batches, groups, metrics = refill.start(target), list[KVBatchMeta](), list[Group](), dict[str, Any]()
-        last: list[Group] = []
-        while n := state.groups_to_sample():
-            if state.rounds:
+    def _sample_groups(self, step: int, target: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """Sample groups until the batch is full, and all that the algorithm needs with them."""
+        metrics, rows = dict[str, Any](), _RowIndex()
+        rounds: list[Groups] = []
+
+        def run(first: int, n: int) -> Groups:
+            if rounds:  # verl's trainer has submitted the tasks of the first round
                 self._buffer.refill_fn(n)
             batch, found = self._buffer.sample(step, "train", n)
-            last = self._groups(batch)
-            state = state.update(self._worth(last) if refill.max_rounds > 1 else [True] * len(last))
-            batches, groups, metrics = [*batches, batch], [*groups, *last], metrics | found
-        taken = set(state.selected or range(len(groups) - len(last), len(groups)))
-        for episode in (e for place, group in enumerate(groups) if place not in taken for e in group.episodes):
-            self._store.write(episode)
-        metrics |= {"rollout/rounds": float(state.rounds), "rollout/batch_filled": len(state.selected) / target}
-        return batches, [groups[place] for place in sorted(taken)], metrics
+            metrics.update(found)
+            rounds.append(self._read(batch, rows))
+            return rounds[-1]
 
-    def _groups(self, batch: KVBatchMeta) -> list[Group]:
-        """Read a batch's groups, in the order of their ids; one without a sampled episode is none."""
-        groups: dict[str, Group] = {}
+        groups, plan = sample_groups(self._algorithm.config.refill.start(target), run, worth_training(self._algorithm))
+        # verl needs rows to report on: without a group worth training on, the last round is the batch, and its rows
+        # are dropped by the filters again
+        selected = set(plan.selected or range(len(groups) - len(rounds[-1]), len(groups)))
+        for episode in episodes_of([group for place, group in enumerate(groups) if place not in selected]):
+            self._store.write(episode)
+        chosen = [groups[place] for place in sorted(selected)]
+        self._greedy = greedy_of(chosen)
+        keys = [key for group in chosen for key in rows.keys[group.id]]
+        if unused := rows.tags.keys() - keys:
+            tq.kv_clear(keys=[*unused], partition_id="train")
+        metrics |= {"rollout/rounds": float(plan.rounds), "rollout/batch_filled": len(plan.selected) / target}
+        if self._algorithm.needs_values:
+            metrics |= self._value(step, chosen)
+        return KVBatchMeta(partition_id="train", keys=keys, tags=[rows.tags[key] for key in keys]), metrics
+
+    def _read(self, batch: KVBatchMeta, rows: _RowIndex) -> list[EpisodeGroup]:
+        """Read a batch's groups, in the order of their ids, and index its rows; greedy sessions are no members."""
+        sampled, greedy, group_of = list[Episode](), list[Episode](), dict[str, str]()
+        rows.tags |= dict(zip(batch.keys, batch.tags, strict=True))
         for key, episode in zip(batch.keys, carried(batch), strict=True):
             prompt, session, _ = key.rsplit("_", 2)
-            group, greedy = groups.setdefault(prompt, Group()), int(session) >= self._samples
-            if not greedy:
-                group.keys.append(key)
             if episode is not None:
-                (group.greedy if greedy else group.episodes).append(episode)
-        for group in groups.values():
-            group.episodes.sort(key=lambda e: e.id)
-        return sorted((g for g in groups.values() if g.episodes), key=lambda g: g.episodes[0].group_id)
+                group_of[prompt] = episode.group_id
+                (greedy if int(session) >= self._samples else sampled).append(episode)
+        for key in batch.keys:
+            prompt, session, _ = key.rsplit("_", 2)
+            if int(session) < self._samples and prompt in group_of:
+                rows.keys.setdefault(group_of[prompt], []).append(key)
+        return group_episodes(sorted(sampled, key=lambda e: (e.group_id, e.id)), greedy)
 
-    def _worth(self, groups: Sequence[Group]) -> list[bool]:
-        """Whether the filters keep anything of each group."""
-        episodes = [e for group in groups for e in group.episodes]
-        kept = self._algorithm.experience(group_episodes(episodes)).kept.tolist() if episodes else []
-        worthy = {e.group_id for e, keep in zip(episodes, kept, strict=True) if keep}
-        return [group.episodes[0].group_id in worthy for group in groups]
-
-    def _value(self, step: int, episodes: list[Episode]) -> dict[str, float]:
-        """Value the states of the batch by running on from them; return the metrics of `StateValuePlan.values`."""
-        rng = np.random.default_rng([4, self._seed, step])
-        x, metrics = value_states(
-            self._algorithm.experience(group_episodes(episodes)),
-            episodes,
-            spec(self._env),
-            self._algorithm,
-            rng,
-            lambda jobs: self._continued(step, jobs),
+    def _value(self, step: int, groups: Groups) -> dict[str, float]:
+        """Estimate the values of the batch's states by continuations; return their metrics."""
+        draws = rng(Stream.STATE_VALUES, self._seed, step)
+        values, metrics = value_states(
+            groups, spec(self._env), self._algorithm, draws, lambda jobs: self._continue(step, jobs)
         )
-        self._values = {e.id: values for e, values in zip(episodes, x.state_values, strict=True)}
+        self._values = {e.id: of_turns for e, of_turns in zip(episodes_of(groups), values, strict=True)}
         return metrics
 
-    def _continued(self, step: int, jobs: Sequence[Job]) -> list[Episode]:
+    def _continue(self, step: int, jobs: Sequence[Job]) -> list[Episode]:
         """Have continuations run by verl's workers, and return them in order.
 
         Raises:
@@ -169,10 +172,20 @@ class Collector:
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         if lost := len(branches) - len(found):
             raise RuntimeError(
-                f"{lost} of {len(branches)} continuations did not come back from verl: what broke stands in the log of "
-                "the agent loop's workers, at 'Error in _run_prompt'"
+                f"{lost} of {len(branches)} continuations did not come back from verl: the cause is in the log of the "
+                "agent loop's workers, at 'Error in _run_prompt'"
             )
         return [found[prompt] for prompt in branches]
+
+
+@dataclass(slots=True)
+class _RowIndex:
+    """The rows of verl's queue that were read for a batch."""
+
+    keys: dict[str, list[str]] = field(default_factory=dict)
+    """By group, without greedy ones."""
+    tags: dict[str, Any] = field(default_factory=dict)
+    """By key, of all rows."""
 
 
 def carried(batch: KVBatchMeta) -> list[Episode | None]:

@@ -15,8 +15,8 @@ from agent_rl.backends.verl.config.config_check import belongs, check, mistyped
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
 from agent_rl.backends.verl.driver.preflight import preflight
 from agent_rl.backends.verl.driver.resume import go_back, last_checkpoint
-from agent_rl.backends.verl.driver.watchdog import FAULT, Watchdog, end_with, explain
-from agent_rl.backends.verl.worker.routes import STRATEGY, THEIRS, captured_routes
+from agent_rl.backends.verl.driver.watchdog import FAULT, Watchdog, end_with, explain, stop_episodes, watched
+from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, captured_routes
 from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, did_you_mean
 from agent_rl.runs.folder import new_folder
 
@@ -34,7 +34,7 @@ def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
 
     strategy = config.verl.get(STRATEGY)
     with initialize_config_module("verl.trainer.config", version_base=None):
-        composed = compose("ppo_trainer", [f"model_engine={strategy}"] if strategy in THEIRS else [])
+        composed = compose("ppo_trainer", [f"model_engine={strategy}"] if strategy in VERL_REPLAY_STRATEGIES else [])
     known = _keys(composed)
     for key, value in {**verl_settings(config, folder), **config.verl}.items():
         name = key.removeprefix("+")
@@ -174,7 +174,6 @@ class Runner:
         from verl.utils.logging_utils import configure_verl_logging
 
         from agent_rl.backends.verl.driver.trainer import TRAINERS
-        from agent_rl.backends.verl.driver.watch import stop_episodes, watched
 
         configure_verl_logging()
         config.transfer_queue.enable = True

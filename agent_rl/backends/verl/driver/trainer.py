@@ -35,13 +35,12 @@ from agent_rl.backends.verl.driver.exchange import (
     receive,
 )
 from agent_rl.backends.verl.driver.metrics_check import require_metrics
-from agent_rl.backends.verl.driver.recorder import Recorder
-from agent_rl.backends.verl.driver.replay_buffer import Collector, carried
+from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
 from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, note
 from agent_rl.backends.verl.driver.staleness import check_staleness
 from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
-from agent_rl.backends.verl.worker.routes import OLD, REPLAYED, ROLLOUT, queued, told
+from agent_rl.backends.verl.worker.routes import OLD, REPLAYED, ROLLOUT, replay_routes, route_fields
 from agent_rl.gym.registry import load_once
 from agent_rl.store.episodes import EpisodeWriter
 
@@ -53,7 +52,7 @@ class AlgorithmTrainer(PPOTrainer):
     store: EpisodeWriter
     replay_buffer: Any
     routes: dict[str, str]
-    """Those in verl's queue, see `routes.queued`."""
+    """Those in verl's queue, see `routes.route_fields`"""
     routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
     weighed: SentBatch
     """The batch of this step, for objectives that prepare it before each update."""
@@ -67,15 +66,21 @@ class AlgorithmTrainer(PPOTrainer):
         for file in settings.imports:
             load_once(file)  # before the algorithm, whose parts they may define
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
-        self.routes = queued(self.algorithm.config.routing, self.config)
+        self.routes = route_fields(self.algorithm.config.routing, self.config)
         self.store = EpisodeWriter(settings.episodes)
         super()._setup()
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))
         if self.use_critic:
             self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config, settings.imports))
-        buffer = Recorder(self.replay_buffer, self.store, carried)
-        submit, world = self._submit_batch_to_rollout, {"env": settings.env, "seed": settings.seed}
-        self.replay_buffer = Collector(buffer, self.algorithm, self.store, submit, samples=samples, **world)
+        self.replay_buffer = EpisodeReplayBuffer(
+            self.replay_buffer,
+            self.algorithm,
+            self.store,
+            self._submit_batch_to_rollout,
+            env=settings.env,
+            samples=samples,
+            seed=settings.seed,
+        )
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -132,7 +137,7 @@ class AlgorithmTrainer(PPOTrainer):
         replay = ROLLOUT if self.algorithm.config.routing.replay == "R3" else ""
         wanted = {"calculate_sum_pi_squared": True} if self.algorithm.needs_distributions else {}
         batch.extra_info.update(wanted)
-        with told(batch.extra_info, replay, record=OLD in self.routes.values()):
+        with replay_routes(batch.extra_info, replay, record=OLD in self.routes.values()):
             batch = super()._compute_old_log_prob(batch, metrics)  # another, which asks the reference for none
         if not wanted:
             return batch
@@ -198,7 +203,7 @@ class AlgorithmTrainer(PPOTrainer):
 
     def _replaying(self, batch: KVBatchMeta) -> AbstractContextManager[None]:
         """Have theta take the routes that the algorithm replays."""
-        return told(batch.extra_info, REPLAYED[self.algorithm.config.routing.replay])
+        return replay_routes(batch.extra_info, REPLAYED[self.algorithm.config.routing.replay])
 
     def _whole(self, batch: KVBatchMeta, updates: int) -> None:
         """Tell the workers that an update takes the whole batch."""

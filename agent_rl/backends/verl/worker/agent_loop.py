@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from agent_rl.backends.verl.worker.branches import load_continuation
-from agent_rl.backends.verl.worker.routes import OURS, ROLLOUT, RouteShape
-from agent_rl.backends.verl.worker.rows import rewards_of, rows_of
-from agent_rl.backends.verl.worker.sampler import VerlEngine
+from agent_rl.backends.verl.worker.routes import FSDP_STRATEGIES, ROLLOUT, RouteShape
+from agent_rl.backends.verl.worker.rows import load_continuation, rewards_of, rows_of
 from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.resuming import ResumingEngine
+from agent_rl.engines.stateless import EngineOutput, Generate, Settings, StatelessEngine
 from agent_rl.gym.budget import Budget, BudgetConfig
 from agent_rl.gym.registry import load_once, spec
 from agent_rl.policy.token import TokenPolicy
@@ -29,6 +28,43 @@ LONGEST_S = 3600.0
 """How long an episode may take where neither the environment nor the run says it."""
 _renderer_of = functools.cache(load_renderer)
 """A tokenizer's renderer, made once a process: verl makes an agent loop for every episode."""
+
+
+class Client(Protocol):
+    """What is used of `verl.workers.rollout.llm_server.LLMServerClient`."""
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        """Return a `TokenOutput`."""
+        ...
+
+
+class VerlEngine(StatelessEngine):
+    """Implements `InferenceEngine`. A sequence's requests go to the same server, which has its prefix in the cache.
+
+    Args:
+        client: verl's.
+        context_limit: the servers' `max_model_len`.
+        extra: sampling parameters that verl adds to every request, such as `repetition_penalty`.
+    """
+
+    def __init__(self, client: Client, context_limit: int, extra: Settings | None = None) -> None:
+        hint = "actor_rollout_ref.rollout.calculate_log_probs must be true"
+        super().__init__(_generate(client), context_limit, extra or {}, hint=hint)
+
+
+def _generate(client: Client) -> Generate:
+    async def generate(sequence: str, token_ids: list[int], settings: Settings) -> EngineOutput:
+        output = await client.generate(sequence, prompt_ids=token_ids, sampling_params={**settings, "logprobs": True})
+        return EngineOutput(
+            output.token_ids,
+            output.log_probs or (),
+            aborted=output.stop_reason == "aborted",
+            routed_experts=output.routed_experts,
+            # a reply that weights changed under has a range of versions; all its tokens count as old as the oldest
+            version=int(output.extra_fields.get("min_global_steps") or 0),
+        )
+
+    return generate
 
 
 class EnvAgentLoop(AgentLoopBase):
@@ -136,6 +172,6 @@ def with_routes(outputs: list[AgentLoopOutput], shape: RouteShape, strategy: str
     for output in outputs:
         length = len(output.prompt_ids) + len(output.response_ids)
         output.routed_experts = shape.row(output.routed_experts, length)
-    if strategy in OURS:
+    if strategy in FSDP_STRATEGIES:
         return [RoutedOutput(**dict(output)) for output in outputs]
     return [output.model_copy(update={ROLLOUT: output.routed_experts.clip(0)}) for output in outputs]

@@ -22,14 +22,14 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from agent_rl.backends.verl.worker.routes import OLD, OURS, RECORD, REPLAY
+from agent_rl.backends.verl.worker.routes import FSDP_STRATEGIES, OLD, RECORD, REPLAY
 from agent_rl.moe.routes import Routes, recorded, replayed
 
 ROUTED = "routed_language_model"
 """What this engine is registered as; verl has no other handle to choose one engine for the actor alone."""
 
 
-@EngineRegistry.register(model_type=ROUTED, backend=list(OURS), device=["cuda", "npu"])
+@EngineRegistry.register(model_type=ROUTED, backend=list(FSDP_STRATEGIES), device=["cuda", "npu"])
 class RoutedEngine(FSDPEngineWithLMHead):
     """Reads `routes.REPLAY` and `routes.RECORD` in the data of each call; without them it is verl's engine."""
 

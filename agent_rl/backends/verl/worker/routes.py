@@ -12,14 +12,15 @@ from pydantic import JsonValue
 
 from agent_rl.core.trajectory import ExpertArray
 from agent_rl.errors import ConfigError
-from agent_rl.moe.agreement import RoutingConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-OURS = ("fsdp", "fsdp2")
+    from agent_rl.moe.agreement import RoutingConfig
+
+FSDP_STRATEGIES = ("fsdp", "fsdp2")
 """Strategies of verl's that replay with our engine, as verl's own does not."""
-THEIRS = ("megatron", "veomni")
+VERL_REPLAY_STRATEGIES = ("megatron", "veomni")
 """Those that replay with verl's."""
 ROLLOUT, OLD = "routed_experts", "agent_rl_old_experts"
 """Fields of verl's queue, integers `[length, layers, top_k]` a row: the rollout's routes, and old's own."""
@@ -53,7 +54,7 @@ def routing_settings(routing: RoutingConfig, strategy: object) -> dict[str, Json
     """Return what the routing is in verl's config, for an actor of this strategy."""
     captured = routing.replay == "R3" or routing.min_agreement > 0
     settings: dict[str, JsonValue] = {CAPTURE: True} if captured else {}
-    if strategy in THEIRS and routing.replay != "none":
+    if strategy in VERL_REPLAY_STRATEGIES and routing.replay != "none":
         settings[f"actor_rollout_ref.actor.{strategy}.router_replay.mode"] = routing.replay
     return settings
 
@@ -71,18 +72,20 @@ def captured_routes(routing: RoutingConfig, verl: DictConfig) -> RouteShape | No
     from omegaconf import OmegaConf
 
     captured, strategy = bool(OmegaConf.select(verl, CAPTURE)), str(OmegaConf.select(verl, STRATEGY))
-    if routing == RoutingConfig() and not captured:
+    if routing == type(routing)() and not captured:
         return None
     if not captured and (routing.replay == "R3" or routing.min_agreement):
         raise ConfigError(f"algorithm.routing needs the rollout's routes: leave out verl.{CAPTURE}=false")
-    if strategy not in (*OURS, *THEIRS):
-        raise ConfigError(f"algorithm.routing can't be done with {STRATEGY}={strategy}; {', '.join(OURS)} can")
-    if strategy in THEIRS and routing.min_agreement:
+    if strategy not in (*FSDP_STRATEGIES, *VERL_REPLAY_STRATEGIES):
+        raise ConfigError(
+            f"algorithm.routing can't be done with {STRATEGY}={strategy}; {', '.join(FSDP_STRATEGIES)} can"
+        )
+    if strategy in VERL_REPLAY_STRATEGIES and routing.min_agreement:
         raise ConfigError(
             f"algorithm.routing.min_agreement needs old's own routes, which {STRATEGY}={strategy} does not tell: "
-            f"set it to {' or '.join(OURS)}"
+            f"set it to {' or '.join(FSDP_STRATEGIES)}"
         )
-    if strategy in OURS and (parts := OmegaConf.select(verl, _ULYSSES) or 1) > 1:
+    if strategy in FSDP_STRATEGIES and (parts := OmegaConf.select(verl, _ULYSSES) or 1) > 1:
         raise ConfigError(f"routes are not cut into the {parts} parts of a sequence: set verl.{_ULYSSES}=1")
     shape = route_shape(str(OmegaConf.select(verl, "actor_rollout_ref.model.path")))
     return shape if captured else None
@@ -113,11 +116,11 @@ def route_shape(model: str) -> RouteShape:
     return RouteShape(config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
 
 
-def queued(routing: RoutingConfig, verl: DictConfig) -> dict[str, str]:
+def route_fields(routing: RoutingConfig, verl: DictConfig) -> dict[str, str]:
     """Return which routes the driver finds in verl's queue, by the name of the field of a `Batch` that they are for."""
     from omegaconf import OmegaConf
 
-    if OmegaConf.select(verl, STRATEGY) not in OURS:
+    if OmegaConf.select(verl, STRATEGY) not in FSDP_STRATEGIES:
         return {}
     captured = bool(OmegaConf.select(verl, CAPTURE))
     scored = not OmegaConf.select(verl, "algorithm.rollout_correction.bypass_mode")
@@ -126,7 +129,7 @@ def queued(routing: RoutingConfig, verl: DictConfig) -> dict[str, str]:
 
 
 @contextmanager
-def told(calls: dict[str, Any], replay: str, record: bool = False) -> Iterator[None]:
+def replay_routes(calls: dict[str, Any], replay: str, record: bool = False) -> Iterator[None]:
     """Tell the workers' calls inside which routes to take; `calls` is the `extra_info` of verl's batch.
 
     Afterwards they are told nothing: the reference, where it is scored by the same workers, routes for itself.

@@ -16,8 +16,9 @@ from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.driver import replay_buffer as module
 from agent_rl.backends.verl.driver.exchange import ReceivedBatch
-from agent_rl.backends.verl.driver.replay_buffer import Collector
+from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
 from agent_rl.core.episode import Episode, Outcome, Reward
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from on_verl.queue_double import Queue, Rollout, prompts_of
 
@@ -35,7 +36,7 @@ def group(index: int, *rewards: float) -> list[Episode]:
 
 
 class Setup:
-    """A collector whose groups are given; two samples a group."""
+    """A buffer whose groups are given; two samples a group."""
 
     def __init__(
         self,
@@ -50,10 +51,10 @@ class Setup:
         patch.setattr(module, "tq", self.queue)
         self.rollout = Rollout(self.queue, lambda index: groups[index])
         self.rows: list[dict[str, Any]] = []
-        buffer = kind("sync", {}, 2, "drop", {}, poll_interval=0.0, refill_fn=self.rollout.refill, train_batch_size=2)
+        verls = kind("sync", {}, 2, "drop", {}, poll_interval=0.0, refill_fn=self.rollout.refill, train_batch_size=2)
         self.store, self.folder = EpisodeWriter(folder), folder
-        self.collector = Collector(
-            buffer,
+        self.buffer = EpisodeReplayBuffer(
+            verls,
             Algorithm(AlgorithmConfig.model_validate(algorithm)),
             self.store,
             self.submit,
@@ -73,7 +74,7 @@ class Setup:
     def sample(self, target: int = 2) -> tuple[list[str], dict[str, Any]]:
         """Do as verl's trainer: submit a batch, then sample one; return its prompts and metrics."""
         self.rollout.refill(target)
-        batch, metrics = self.collector.sample(1, "train", target)
+        batch, metrics = self.buffer.sample(1, "train", target)
         assert set(batch.keys) == set(self.queue.tags["train"]), "what is not in the batch must not stay in the queue"
         assert len(batch.tags) == len(batch.keys) and not any("is_prompt" in tag for tag in batch.tags)
         return prompts_of(batch), metrics
@@ -101,7 +102,7 @@ def test_what_is_sampled_ahead_stays_ahead(tmp_path: Path, monkeypatch: pytest.M
     setup.rollout.refill(2)
     setup.rollout.step = 2
     setup.rollout.refill(2)
-    batch, metrics = setup.collector.sample(2, "train", 2)
+    batch, metrics = setup.buffer.sample(2, "train", 2)
     assert setup.rollout.submitted == [2, 2, 2] and metrics["rollout/rounds"] == 2
     oldest, other = prompts_of(batch)
     assert oldest == "prompt1" and other in {"prompt2", "prompt3", "prompt4", "prompt5"}
@@ -143,7 +144,7 @@ def test_greedy_episodes_are_set_apart(tmp_path: Path, monkeypatch: pytest.Monke
     prompts, _ = setup.sample()
     assert prompts == ["prompt0", "prompt1"]
     assert {key.split("_")[1] for key in setup.queue.tags["train"]} == {"0", "1"}  # the third session is the greedy one
-    received = setup.collector.add_to(ReceivedBatch([*group(1, 1.0, 1.0), *group(0, 1.0, 1.0)], []))
+    received = setup.buffer.add_to(ReceivedBatch([*group(1, 1.0, 1.0), *group(0, 1.0, 1.0)], []))
     x = received.experience(Algorithm(AlgorithmConfig.model_validate({"advantage": "over-greedy"})))
     assert x.baselines.tolist() == [0.75, 0.75, 0.25, 0.25]
 
@@ -168,7 +169,7 @@ def test_states_are_valued_by_continuations_that_leave_no_trace(
     assert parents == ["0-00", "0-01", "1-00", "1-00"]  # not the one that failed
     sent = {row["turn"]: row["snapshot"] for row in setup.rows}
     assert sent[0] != sent[1] and all(isinstance(text, str) for text in sent.values())
-    received = setup.collector.add_to(ReceivedBatch([groups[1][0], groups[0][1], groups[0][0]], []))
+    received = setup.buffer.add_to(ReceivedBatch([groups[1][0], groups[0][1], groups[0][0]], []))
     values = received.experience(Algorithm(AlgorithmConfig.model_validate(VINE))).state_values
     of_group = [sum(row["seed"] % 10 for row in pair) / 2 for pair in (first[:2], first[2:])]
     assert values[:, 0].tolist() == [of_group[1], of_group[0], of_group[0]]
@@ -189,13 +190,34 @@ def test_a_continuation_that_does_not_come_back_is_not_passed_over(
         setup.queue.kv_clear([f"{rows['uid'][3]}_0_0"], "train")
         setup.queue.tags["train"][rows["uid"][3]]["status"] = "failure"
 
-    setup.collector._submit = lose
+    setup.buffer._submit = lose
     with pytest.raises(RuntimeError, match=r"1 of 6 continuations did not come back.*Error in _run_prompt"):
         setup.sample()
 
 
-def test_validation_is_verl_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = Setup(tmp_path, monkeypatch, DAPO, {})
-    setup.queue.finish("val0", [episode(0, "00", 1.0)], 1, "val")
-    batch, metrics = setup.collector.sample(1, "val", 1)
-    assert batch.keys == ["val0_0_0"] and metrics == {} and setup.collector.poll_interval == 0.0
+def test_evaluations_are_stored_once_and_are_verl_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = Trajectory(Fork(0, 4))
+    fork.append([1, 2, 3], Source.PROMPT, 0)
+    fork.append_completion(Completion((10, 30), (-0.5, -1.0), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
+    plain = example_episode("test-00000-sampled-0000")
+    branching = example_episode("test-00000-sampled-0001", trajectories=(*plain.trajectories, fork))
+    failed = example_episode("test-00000-sampled-0002", trajectories=(), outcome=Outcome.FAILED, rewards=())
+    for evaluated in ([plain, branching, failed], [plain, failed]):  # by a run, and again by its resumption
+        setup = Setup(tmp_path, monkeypatch, DAPO, {})
+        for number, found in enumerate(evaluated):
+            setup.queue.finish(f"val{number}", [found], 0, "val")
+        batch, metrics = setup.buffer.sample(global_steps=0, partition_id="val", batch_size=len(evaluated))
+        assert prompts_of(batch) == [f"val{number}" for number in range(len(evaluated))] and metrics == {}
+        assert setup.stored() == [plain.id, branching.id, failed.id]
+        setup.store.close()
+    stored = list(read_episodes(tmp_path))
+    assert len(stored[1].trajectories) == 2 and stored[2].outcome is Outcome.FAILED
+
+
+def test_a_plain_training_batch_is_verl_s_own_and_left_to_the_trainer_to_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Setup(tmp_path, monkeypatch, {}, {0: group(0, 1.0, 0.0)})
+    prompts, metrics = setup.sample(1)
+    assert prompts == ["prompt0"] and metrics == {} and setup.stored() == []
+    assert setup.buffer.poll_interval == 0.0  # what the buffer doesn't define is verl's

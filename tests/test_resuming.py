@@ -1,39 +1,27 @@
-"""agent_rl.engines.resuming: replies that weight updates cut in pieces, in front of a server of verl's."""
+"""agent_rl.engines.resuming: replies that weight updates cut into pieces."""
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agent_rl.backends.verl.worker.sampler import VerlEngine
 from agent_rl.core.trajectory import Completion, FinishReason
-from agent_rl.engines import resuming as continued
+from agent_rl.engines import resuming
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.resuming import ResumingEngine
-
-
-@dataclass
-class Output:
-    """verl's TokenOutput."""
-
-    token_ids: list[int]
-    log_probs: list[float] | None
-    routed_experts: Any = None
-    stop_reason: str | None = "completed"
-    extra_fields: dict[str, Any] = field(default_factory=lambda: {"min_global_steps": 3})
+from agent_rl.engines.stateless import EngineOutput, StatelessEngine
 
 
 class Server:
-    """verl's client: gives these outputs, and remembers what it was asked."""
+    """Gives these outputs, and remembers what it was asked."""
 
-    def __init__(self, *outputs: Output) -> None:
+    def __init__(self, *outputs: EngineOutput) -> None:
         self.outputs = iter(outputs)
-        self.asked: list[tuple[str, list[int], dict[str, Any]]] = []
+        self.asked: list[tuple[list[int], dict[str, Any]]] = []
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Output:
-        self.asked.append((request_id, prompt_ids, sampling_params))
+    async def generate(self, sequence: str, token_ids: list[int], settings: dict[str, Any]) -> EngineOutput:
+        self.asked.append((token_ids.copy(), settings))
         return next(self.outputs)
 
 
@@ -41,14 +29,18 @@ def sample(
     server: Server, *turns: list[int], params: SamplingParams | None = None, context: int = 64
 ) -> list[Completion]:
     async def run() -> list[Completion]:
-        session = ResumingEngine(VerlEngine(server, context)).open(7)
+        session = ResumingEngine(StatelessEngine(server.generate, context)).open(7)
         return [await session.sample(ids, params or SamplingParams(max_tokens=5), frozenset({9})) for ids in turns]
 
     return asyncio.run(run())
 
 
-def aborted(*ids: int, version: int = 3, routes: Any = None) -> Output:
-    return Output(list(ids), [-0.5] * len(ids), routes, "aborted", {"min_global_steps": version})
+def output(*ids: int, logprob: float = -1.0, routes: Any = None, version: int = 3, aborted: bool = False):
+    return EngineOutput(ids, [logprob] * len(ids), aborted, routes, version)
+
+
+def aborted(*ids: int, version: int = 3, routes: Any = None) -> EngineOutput:
+    return output(*ids, logprob=-0.5, routes=routes, version=version, aborted=True)
 
 
 @pytest.fixture
@@ -59,36 +51,36 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         found.append(seconds)
 
-    monkeypatch.setattr(continued.asyncio, "sleep", sleep)
+    monkeypatch.setattr(resuming.asyncio, "sleep", sleep)
     return found
 
 
 def test_an_aborted_reply_goes_on_from_its_tokens_under_the_new_weights(waits: list[float]) -> None:
-    server = Server(aborted(5, 6), Output([7, 9], [-1.0, -2.0], extra_fields={"min_global_steps": 4}))
+    server = Server(aborted(5, 6), EngineOutput([7, 9], [-1.0, -2.0], version=4))
     (reply,) = sample(server, [1, 2])
-    assert [prompt for _, prompt, _ in server.asked] == [[1, 2], [1, 2, 5, 6]]  # nothing is sampled twice
+    assert [prompt for prompt, _ in server.asked] == [[1, 2], [1, 2, 5, 6]]  # nothing is sampled twice
     assert reply.token_ids == (5, 6, 7, 9) and reply.policy_versions == (3, 3, 4, 4)
     assert reply.logprobs == reply.raw_logprobs == (-0.5, -0.5, -1.0, -2.0)
     assert reply.finish_reason is FinishReason.STOP and not waits
-    one, two = (settings for _, _, settings in server.asked)
+    one, two = (settings for _, settings in server.asked)
     assert (one["max_tokens"], two["max_tokens"]) == (5, 3)  # the limit is the reply's
     assert one["seed"] != two["seed"]  # or the same draws again
 
 
 def test_a_reply_may_be_aborted_again_and_before_its_first_token(waits: list[float]) -> None:
-    last = Output([8], [-0.25], stop_reason="length", extra_fields={"min_global_steps": 6})
+    last = output(8, version=6)
     server = Server(aborted(version=3), aborted(5, version=4), aborted(6, 7, version=5), last)
     (reply,) = sample(server, [1], params=SamplingParams(max_tokens=4))
     assert reply.token_ids == (5, 6, 7, 8) and reply.policy_versions == (4, 5, 5, 6)
-    assert [settings["max_tokens"] for _, _, settings in server.asked] == [4, 4, 3, 1]
+    assert [settings["max_tokens"] for _, settings in server.asked] == [4, 4, 3, 1]
     assert reply.finish_reason is FinishReason.LENGTH
-    assert waits == [continued.REFUSED_S]  # once: where nothing was sampled
+    assert waits == [resuming.REFUSED_S]  # once: where nothing was sampled
 
 
 def test_the_next_turn_goes_on_from_a_reply_in_pieces() -> None:
-    server = Server(aborted(5), Output([9], [-1.0]), Output([9], [-1.0]))
+    server = Server(aborted(5), output(9), output(9))
     sample(server, [1], [2])
-    assert server.asked[-1][1] == [1, 5, 9, 2] and server.asked[-1][2]["max_tokens"] == 5
+    assert server.asked[-1][0] == [1, 5, 9, 2] and server.asked[-1][1]["max_tokens"] == 5
 
 
 def test_an_abort_at_the_limit_ends_the_reply() -> None:
@@ -107,18 +99,18 @@ def test_a_stop_id_ends_a_reply_that_was_also_aborted() -> None:
 def test_every_position_s_routes_are_handed_on_once(seen: int | None) -> None:
     routes = np.arange(2 * 5, dtype=np.uint8).reshape(5, 2, 1)  # of 1, 2, 5, 6, 7: what was sampled last is not fed
     first = None if seen is None else routes[:seen]  # a server may keep an aborted reply's to itself
-    server = Server(aborted(5, 6, routes=first), Output([7, 9], [-1.0, -1.0], routes))
+    server = Server(aborted(5, 6, routes=first), output(7, 9, routes=routes))
     (reply,) = sample(server, [1, 2])
     assert np.array_equal(reply.routed_experts, routes)
 
 
 def test_a_closed_session_does_not_go_on() -> None:
     class Closing(Server):
-        async def generate(self, *args: Any, **kwargs: Any) -> Output:
+        async def generate(self, *args: Any) -> EngineOutput:
             session.close()
-            return await super().generate(*args, **kwargs)
+            return await super().generate(*args)
 
     server = Closing(aborted(5))
-    session = ResumingEngine(VerlEngine(server, 64)).open(7)
+    session = ResumingEngine(StatelessEngine(server.generate, 64)).open(7)
     reply = asyncio.run(session.sample([1], SamplingParams(max_tokens=5), frozenset()))
     assert reply.finish_reason is FinishReason.ABORT and len(server.asked) == 1
