@@ -18,7 +18,7 @@ from agent_rl.algorithms.aggregation import shares_of_prompts
 from agent_rl.algorithms.batch import CriticTargets, Denominators, LossInputs, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import Part, computed
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.corrections import Weights, log_ratio, route_mask
+from agent_rl.algorithms.corrections import Weights, clamped_exp, log_ratio, route_mask
 from agent_rl.algorithms.diagnostics import (
     correction_metrics,
     mismatch,
@@ -65,49 +65,29 @@ class Algorithm:
         self.negative_mask = components.negative_mask.bind(config.negative_mask) if config.negative_mask else None
         self.aggregation = components.aggregation.bind(config.aggregation)
 
+        reads = self.advantage.reads
+        self.needs_greedy = "baselines" in reads
+        """Whether the advantage compares with a greedy episode of each group."""
+        self.needs_states = "states" in reads
+        """Whether the advantage compares turns by `Env.state_hash`."""
+        self.needs_values = "state_values" in reads
+        """Whether the advantage needs `Experience.state_values`, of continuations that `state_values.plan` asks for."""
+        self.needs_distributions = "sum_pi_squared" in reads
+        """Whether the advantage weighs by the distributions that tokens came from: by `ScoredRows.sum_pi_squared`."""
+        self.needs_scores_before_update = self.preparation is not None
+        """Whether the whole batch must be scored and prepared before each update."""
+        self.needs_reference_for_advantages = config.kl.where == "reward" or "reference_logprobs" in reads
+        """Whether all rows need log-probabilities under the policy that the run started from."""
+        parts = [part.reads for part in (self.objective, self.preparation, self.negative_mask) if part]
+        self.needs_reference_for_loss = config.kl.where != "none" or any("reference_logprobs" in r for r in parts)
+        """Whether the rows that have a gradient need them."""
+        self.needs_reference = self.needs_reference_for_advantages or self.needs_reference_for_loss
+        """Whether any row needs them."""
+        self.needs_correction = bool(self.weight or self.rejection or config.routing.min_agreement)
+        """Whether tokens weigh by old/mu, or by the routes of a mixture of experts."""
+
     def __reduce__(self) -> tuple[type[Algorithm], tuple[AlgorithmConfig]]:
         return Algorithm, (self.config,)  # by its names: a user's functions are looked up where it is unpickled
-
-    @property
-    def needs_greedy(self) -> bool:
-        """Whether the advantage compares with a greedy episode of each group."""
-        return "baselines" in self.advantage.reads
-
-    @property
-    def needs_states(self) -> bool:
-        """Whether the advantage compares turns by `Env.state_hash`."""
-        return "states" in self.advantage.reads
-
-    @property
-    def needs_values(self) -> bool:
-        """Whether the advantage needs `Experience.state_values`, of continuations that `state_values.plan` asks for."""
-        return "state_values" in self.advantage.reads
-
-    @property
-    def needs_distributions(self) -> bool:
-        """Whether the advantage weighs by the distributions that tokens came from: by `ScoredRows.sum_pi_squared`."""
-        return "sum_pi_squared" in self.advantage.reads
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether rows need log-probabilities under the policy that the run started from."""
-        return self.needs_reference_for_advantages or self.needs_reference_for_loss
-
-    @property
-    def needs_reference_for_advantages(self) -> bool:
-        """Whether they are needed before the advantages are computed."""
-        return self.config.kl.where == "reward" or "reference_logprobs" in self.advantage.reads
-
-    @property
-    def needs_reference_for_loss(self) -> bool:
-        """Whether the rows that have a gradient need them."""
-        parts = (self.objective, self.preparation, self.negative_mask)
-        return self.config.kl.where != "none" or any("reference_logprobs" in part.reads for part in parts if part)
-
-    @property
-    def needs_scores_before_update(self) -> bool:
-        """Whether the whole batch must be scored and prepared before each update."""
-        return self.preparation is not None
 
     def experience(self, groups: Sequence[EpisodeGroup]) -> Experience:
         """Read the groups of a step, shape the episodes' scores and mark what is trained on."""
@@ -149,7 +129,7 @@ class Algorithm:
         found = _on_rows(self.advantage.name, self.advantage(x, x.rows, scored, read), x)
         advantages, critic = (found.advantages, found) if isinstance(found, AdvantageEstimate) else (found, None)
         advantages = torch.where(trained, advantages, advantages.new_zeros(()))
-        correction = self._corrected(scored, trained)
+        correction = self._correct(scored, trained) if self.needs_correction else Weights(trained.float(), trained)
         counted = correction.keep if config.denominators == "kept" else trained
         informative = (advantages.abs() >= TOLERANCE).any(-1)
         if not config.count_zero_advantage:
@@ -192,11 +172,11 @@ class Algorithm:
         before = torch.cat([torch.full_like(rows.sources[:, :1], -1), rows.sources[:, :-1]], -1)
         old, mu = scored.old_logprobs, rows.rollout_logprobs
         gap = mismatch(old, mu, trained, rows.turns, source=before, source_names=[*Source])
-        correction = correction_metrics(self._corrected(scored, trained), trained)
+        correction = correction_metrics(self._correct(scored, trained), trained)
         routing = routing_metrics(rows.routed_experts, scored.old_experts, log_ratio(old, mu, trained), trained)
         return gap | correction | ages | routing
 
-    def _corrected(self, scored: ScoredRows, trained: Tensor) -> Weights:
+    def _correct(self, scored: ScoredRows, trained: Tensor) -> Weights:
         """Compute, by old/mu and by the routes, what each token weighs."""
         read, rows = SimpleNamespace(mask=trained), scored.rows
         weight, keep = trained.to(scored.old_logprobs.dtype), trained
@@ -269,7 +249,8 @@ class Algorithm:
         config, mask = self.config, batch.loss_mask
         known = _masked(batch, logprobs)
         logprobs, mu, nothing = known.logprobs, known.rollout_logprobs, logprobs.new_zeros(())
-        token = _token_loss(self.objective, self.objective(known), known)
+        found = self.objective(known)
+        token = found if isinstance(found, TokenLoss) else _token_loss(self.objective, found, known)
         per_token, sums = token.loss * batch.weights, dict[str, float]()
         if self.negative_mask is not None:
             gone = _shaped(self.negative_mask, self.negative_mask(known), mask.shape[:1])
@@ -291,7 +272,9 @@ class Algorithm:
         if config.entropy:
             per_token = per_token - config.entropy * torch.where(mask, entropy, nothing)
         read = SimpleNamespace(loss=per_token, mask=batch.counted, whole=whole)
-        loss = _shaped(self.aggregation, self.aggregation(read, batch), torch.Size())
+        loss = self.aggregation(read, batch)
+        if loss.dim():
+            raise DefinitionError(f"aggregation '{self.aggregation.name}' returned {_described(loss)}: return a scalar")
         with torch.no_grad():
             gap = (logprobs - mu)[mask].double()
             sums |= {
@@ -332,13 +315,16 @@ def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
 
     Before any arithmetic: 0 * NaN is NaN, so what is outside the mask would come back with the gradient.
     """
-    nothing, found = logprobs.new_zeros(()), {"logprobs": logprobs}
-    found |= {"old_logprobs": batch.old_logprobs, "rollout_logprobs": batch.rollout_logprobs}
-    if batch.reference_logprobs is not None:
-        found["reference_logprobs"] = batch.reference_logprobs
-    masked = {name: torch.where(batch.loss_mask, x, nothing) for name, x in found.items()}
-    known = {"reference_logprobs": None, "advantages": batch.advantages, "weights": batch.weights}
-    return SimpleNamespace(**known | masked, mask=batch.loss_mask)
+    mask, nothing, reference = batch.loss_mask, logprobs.new_zeros(()), batch.reference_logprobs
+    return SimpleNamespace(
+        mask=mask,
+        logprobs=torch.where(mask, logprobs, nothing),
+        old_logprobs=torch.where(mask, batch.old_logprobs, nothing),
+        rollout_logprobs=torch.where(mask, batch.rollout_logprobs, nothing),
+        reference_logprobs=None if reference is None else torch.where(mask, reference, nothing),
+        advantages=batch.advantages,
+        weights=batch.weights,
+    )
 
 
 def _on_rows(name: str, found: object, x: Experience) -> Tensor | AdvantageEstimate:
@@ -375,12 +361,10 @@ def _shaped(part: Part[Tensor], found: Tensor, shape: torch.Size) -> Tensor:
     return found
 
 
-def _token_loss(part: Part[TokenLoss | Tensor], found: TokenLoss | Tensor, known: SimpleNamespace) -> TokenLoss:
+def _token_loss(part: Part[TokenLoss | Tensor], found: Tensor, known: SimpleNamespace) -> TokenLoss:
     """Complete an objective's plain loss of tokens `[B, T]` with the ratio theta/old to report."""
-    if isinstance(found, TokenLoss):
-        return found
     loss = _shaped(cast(Part[Tensor], part), found, known.mask.shape)
-    ratio = (known.logprobs - known.old_logprobs).detach().exp()
+    ratio = clamped_exp((known.logprobs - known.old_logprobs).detach())
     return TokenLoss(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 

@@ -56,16 +56,15 @@ class Stage:
 
     def cut(self, token_budget: int) -> list[Self]:
         """Cut into micro-batches as `cut_rows` says."""
-        return [self.select(rows) for rows in self.cut_rows(token_budget)]
+        return list(map(self.select, self.cut_rows(token_budget)))
 
     def cut_rows(self, token_budget: int) -> list[list[int]]:
         """Return the rows of micro-batches of at most `token_budget` padded tokens, similar lengths together.
 
         A row longer than the budget gets a micro-batch of its own: nothing is dropped or shortened.
         """
-        lengths = self.rows.lengths.tolist()
-        cuts: list[list[int]] = []
-        for row in sorted(range(len(lengths)), key=[-length for length in lengths].__getitem__):
+        lengths, cuts = self.rows.lengths.tolist(), list[list[int]]()
+        for row in self.rows.lengths.argsort(descending=True, stable=True).tolist():
             if cuts and (len(cuts[-1]) + 1) * lengths[cuts[-1][0]] <= token_budget:
                 cuts[-1].append(row)
             else:
@@ -125,7 +124,7 @@ class ScoredRows(Stage):
 
     rows: Rows
     old_logprobs: Tensor
-    """float32 `[B, T]`, under the proximal policy (old)."""
+    """float32 `[B, T]`, under the proximal policy (old); with `proximal=rollout` the rollout's own."""
     reference_logprobs: Tensor | None = None
     """float32 `[B, T]`, under the policy that the run started from."""
     values: Tensor | None = None
@@ -134,11 +133,6 @@ class ScoredRows(Stage):
     """float32 `[B, T]`: the sum of the squared probabilities that old gave at each token's position."""
     old_experts: Tensor | None = None
     """Like `routed_experts`: where old's own router sends each input position."""
-
-    @classmethod
-    def old_is_rollout(cls, rows: Rows) -> ScoredRows:
-        """Take the rollout's own log-probabilities for old's: `proximal=rollout`."""
-        return cls(rows, rows.rollout_logprobs)
 
 
 @dataclass(frozen=True, slots=True)

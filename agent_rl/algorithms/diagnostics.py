@@ -21,6 +21,7 @@ TURNS = 8
 """Turns that have a metric of their own; later ones share one."""
 STALE = 4
 """The staleness from which on versions are counted together."""
+STALENESS = [f"policy_version/staleness_{n}" for n in (*range(STALE), f"{STALE}+")]
 
 
 def mismatch(
@@ -132,8 +133,8 @@ def policy_version_histogram(versions: Tensor, current: int) -> dict[str, float]
             f"tokens were sampled by version {newest}, after current={current}: pass the trainer's version"
         )
     counts = torch.bincount((current - sampled).clamp(max=STALE), minlength=STALE + 1)
-    names = [*map(str, range(STALE)), f"{STALE}+"]
-    return {f"policy_version/staleness_{n}": c / len(sampled) for n, c in zip(names, counts.tolist(), strict=True)}
+    shares = (counts.double() / len(sampled)).tolist()
+    return dict(zip(STALENESS, shares, strict=True))
 
 
 def tool_error_metrics(advantages: Tensor, tool_errors: Tensor, trained: Tensor) -> dict[str, float]:
@@ -153,8 +154,10 @@ def tool_error_metrics(advantages: Tensor, tool_errors: Tensor, trained: Tensor)
         advantage. What is not defined is left out: a mean over nothing, a correlation of constants.
     """
     values, errors = advantages[trained].double(), tool_errors[trained].double()
-    chosen = {"with_tool_errors": values[errors > 0], "without_tool_errors": values[errors == 0]}
-    found = {f"advantage/{name}": float(some.mean()) for name, some in chosen.items() if len(some)}
+    found: dict[str, float] = {}
+    for name, some in (("with_tool_errors", values[errors > 0]), ("without_tool_errors", values[errors == 0])):
+        if len(some):
+            found[f"advantage/{name}"] = float(some.mean())
     if len(values) and values.min() < values.max() and errors.min() < errors.max():
         found["advantage/tool_error_correlation"] = float(torch.corrcoef(torch.stack([errors, values]))[0, 1])
     return found

@@ -25,7 +25,8 @@ def group_index(groups: Tensor, values: Tensor) -> Tensor:
     Raises:
         ConfigError: if the shapes differ.
     """
-    check_length("groups", groups, values)
+    if groups.shape != values.shape:
+        check_length("groups", groups, values)
     index: Tensor = torch.unique(groups, return_inverse=True)[1]
     return index
 

@@ -24,8 +24,8 @@ class RoutingConfig(Section):
     """Tokens weigh 0 if fewer of the layers took the same experts in both; 1 keeps those without any difference."""
 
 
-def replayed_routes(replay: str, rollout: Tensor | None, old: Tensor | None) -> Tensor | None:
-    """Return the routes that the update takes, `[B, T, layers, top_k]`; None if the model routes for itself.
+def replayed_routes(replay: str, rollout: Tensor | None, old: Tensor | None) -> Tensor:
+    """Return the routes that the update takes, `[B, T, layers, top_k]`.
 
     Args:
         replay: see `RoutingConfig`.
@@ -35,8 +35,6 @@ def replayed_routes(replay: str, rollout: Tensor | None, old: Tensor | None) -> 
     Raises:
         ConfigError: if they are not known.
     """
-    if replay == "none":
-        return None
     routes = old if replay == "R2" else rollout
     if routes is None:
         whose = "old's forward pass" if replay == "R2" else "the rollout"

@@ -147,7 +147,8 @@ def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Con
 
 def _teaches(episodes: list[Episode], algorithm: Algorithm) -> bool:
     x = algorithm.experience(group_episodes(episodes))
-    return len(x.rows) > 0 and len(algorithm.compute_weights(x, ScoredRows.old_is_rollout(x.rows))[0]) > 0
+    scored = ScoredRows(x.rows, x.rows.rollout_logprobs)
+    return len(x.rows) > 0 and len(algorithm.compute_weights(x, scored)[0]) > 0
 
 
 def _said(episode: Episode) -> list[str]:

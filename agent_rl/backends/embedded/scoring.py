@@ -74,8 +74,14 @@ def score_tokens(
         precision.tokens_at_a_time(head.weight.shape[0]),
     )
     scores = _Head.apply(states.flatten(0, 1), head.weight, head.bias, token_ids[:, 1:].flatten(), how)  # type: ignore[no-untyped-call]
-    logprobs, entropy, squares = [F.pad(x.view(len(token_ids), -1), (1, 0)) for x in scores]
-    return Scores(logprobs, entropy, squares, states)
+    logprobs, entropy, squares = scores
+    shape, before = (len(token_ids), -1), (1, 0)
+    return Scores(
+        F.pad(logprobs.view(shape), before),
+        F.pad(entropy.view(shape), before),
+        F.pad(squares.view(shape), before),
+        states,
+    )
 
 
 @torch.no_grad()

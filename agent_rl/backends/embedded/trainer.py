@@ -60,7 +60,7 @@ class Trainer:
         self.spec, self.actor, self.config, self.reference, self.stored = spec, actor, config, reference, stored
         self.algorithm = Algorithm(config.algorithm)
         require_hooks(spec, self.algorithm)
-        self.is_mixture = bool(routers(actor.model))
+        self.is_mixture, self.replay = bool(routers(actor.model)), config.algorithm.routing.replay
         if config.algorithm.routing != RoutingConfig() and not self.is_mixture:
             raise ConfigError("algorithm.routing is about a mixture of experts, and the model is dense")
         if self.algorithm.needs_reference and reference is None:
@@ -150,11 +150,13 @@ class Trainer:
             if self.critic is not None:
                 metrics |= self.critic.step(scale)
         tokens = int(batch.rows.loss_mask.sum())
-        metrics |= {f"train/{name}": value / tokens for name, value in sums.items() if name != "loss"}
+        loss = sums.pop("loss")
+        for name, value in sums.items():
+            metrics[f"train/{name}"] = value / tokens
         if self.optimizer.scales_loss:
             metrics["train/loss_scale"] = self.optimizer.loss_scale
         return metrics | {
-            "train/loss": sums["loss"],
+            "train/loss": loss,
             "train/grad_norm": norm,
             "train/lr": config.optimizer.lr * scale,
             "train/tokens": float(tokens),
@@ -163,13 +165,14 @@ class Trainer:
 
     def _prepare(self, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
         """Score the whole batch under theta, and let the objective prepare it."""
-        (logprobs,) = self._scores(self.actor.model, batch.rows, "logprobs", given=self._replayed(batch.scored))
+        given = self._routes(batch.scored) if self.replay != "none" else None
+        (logprobs,) = self._scores(self.actor.model, batch.rows, "logprobs", given=given)
         return self.algorithm.prepare(logprobs, batch)
 
     def _accumulate(self, batch: WeightedRows, whole: Denominators) -> dict[str, float]:
         """Add the gradients of a micro-batch; return its sums to report."""
         config, model = self.config, self.actor.model
-        replaying = replayed(model, routes) if (routes := self._replayed(batch.scored)) is not None else nullcontext()
+        replaying = replayed(model, self._routes(batch.scored)) if self.replay != "none" else nullcontext()
         with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), replaying:
             scores = score_tokens(
                 model,
@@ -188,8 +191,8 @@ class Trainer:
     def _score(self, rows: Rows) -> tuple[ScoredRows, dict[str, float]]:
         """Score the rows by all models that the advantages need; also return metrics of their routes."""
         algorithm, metrics = self.algorithm.config, dict[str, float]()
-        given = replayed_routes("R3", rows.routed_experts, None) if algorithm.routing.replay == "R3" else None
-        scored = ScoredRows.old_is_rollout(rows)
+        given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
+        scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
         if algorithm.proximal == "recompute":
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
             log = RouteLog(rows.lengths, rows.token_ids.shape[1]) if self.is_mixture else None
@@ -221,10 +224,9 @@ class Trainer:
         settings = (config.rollout.temperature, config.precision, config.micro_batch_tokens)
         return score_rows(model, rows, names, *settings, given=given, log=log)
 
-    def _replayed(self, scored: ScoredRows) -> Tensor | None:
-        """Return the routes that an update takes; None for a model that routes for itself."""
-        replay = self.config.algorithm.routing.replay
-        return None if replay == "none" else replayed_routes(replay, scored.rows.routed_experts, scored.old_experts)
+    def _routes(self, scored: ScoredRows) -> Tensor:
+        """Return the routes that an update takes."""
+        return replayed_routes(self.replay, scored.rows.routed_experts, scored.old_experts)
 
     def evaluate(
         self,
