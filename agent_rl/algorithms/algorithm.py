@@ -13,6 +13,7 @@ from torch import Tensor
 from agent_rl.algorithms import components
 from agent_rl.algorithms.advantages.episode import on_tokens
 from agent_rl.algorithms.advantages.estimate import AdvantageEstimate, TurnAdvantages
+from agent_rl.algorithms.advantages.token import settle
 from agent_rl.algorithms.advantages.turn import spread
 from agent_rl.algorithms.aggregation import shares_of_prompts
 from agent_rl.algorithms.batch import CriticTargets, Denominators, LossInputs, ScoredRows, WeightedRows
@@ -74,6 +75,8 @@ class Algorithm:
         """Whether the advantage needs `Experience.state_values`, of continuations that `state_values.plan` asks for."""
         self.needs_distributions = "sum_pi_squared" in reads
         """Whether the advantage weighs by the distributions that tokens came from: by `ScoredRows.sum_pi_squared`."""
+        self.needs_rewards = bool({"rewards", "turn_rewards"} & set(reads))
+        """Whether the advantage reads what turns earned, not only what episodes scored."""
         self.needs_scores_before_update = self.preparation is not None
         """Whether the whole batch must be scored and prepared before each update."""
         self.needs_reference_for_advantages = config.kl.where == "reward" or "reference_logprobs" in reads
@@ -123,6 +126,9 @@ class Algorithm:
     ) -> tuple[WeightedRows, Denominators, Tensor]:
         """As `compute_weights`, with every row in its place; also return which rows have a gradient, bool `[B]`."""
         config, trained = self.config, _trained(x)
+        if self.needs_rewards:  # they may be on tokens of the environment
+            rewards = settle(x.rows.rewards, x.rows.loss_mask).float()
+            x = replace(x, rows=replace(x.rows, rewards=rewards))
         if config.kl.where == "reward":
             x = self._penalised(x, scored)
         read = SimpleNamespace(mask=x.rows.loss_mask, trained=trained)
