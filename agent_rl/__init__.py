@@ -1,6 +1,6 @@
 """agent_rl: a gym and trainer for multi-turn, tool-using language-model agents."""
 
-from agent_rl.api import evaluate, run
+from agent_rl.api import Run, evaluate, run, train
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
@@ -26,6 +26,8 @@ from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, s
 from agent_rl.gym.reward import reward
 from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
+from agent_rl.policy.by_name import register_policy
+from agent_rl.rendering.by_name import register_renderer
 from agent_rl.version import __version__
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "RegistryError",
     "RenderError",
     "Reward",
+    "Run",
     "SandboxError",
     "Script",
     "Source",
@@ -77,8 +80,11 @@ __all__ = [
     "load_file",
     "make",
     "register",
+    "register_policy",
+    "register_renderer",
     "reward",
     "run",
     "spec",
     "tool",
+    "train",
 ]

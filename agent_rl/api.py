@@ -1,25 +1,47 @@
-"""The two calls that most people need: `run` some episodes, `evaluate` a policy."""
+"""The calls that most people need: `run` some episodes, `evaluate` a policy, `train` one."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Mapping
-from typing import TypeVar
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
+from rich.console import Console
+
+from agent_rl.concurrency import outside_loop
+from agent_rl.config import load_config
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
+from agent_rl.engines.base import SamplingParams
+from agent_rl.errors import CheckpointError, ConfigError, StoreError, did_you_mean
 from agent_rl.gym.budget import Budget
-from agent_rl.gym.registry import spec
-from agent_rl.policy import AnyPolicy, demonstrator, oracle
+from agent_rl.gym.env import Env
+from agent_rl.gym.registry import EnvSpec, env_ids, spec
+from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy
 from agent_rl.rollout import Evaluation, group_jobs, run_jobs, summarise
+from agent_rl.store.episodes import read_episodes
+from agent_rl.view.progress import Progress
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from agent_rl.backends.embedded.config import TrainConfig
+    from agent_rl.backends.verl.config.settings import VerlConfig
+    from agent_rl.runs.metrics import Row
+    from agent_rl.runs.report import Summary
+    from agent_rl.runs.stop import Stop
+
+BACKENDS = ("embedded", "verl")
+PolicyChoice: TypeAlias = AnyPolicy | str | Path | Mapping[str, JSON]
 
 
 def run(
-    env: str,
-    policy: AnyPolicy | str = "oracle",
+    env: str | type[Env],
+    policy: PolicyChoice = "oracle",
     *,
     n: int = 1,
     samples: int = 1,
@@ -32,8 +54,9 @@ def run(
     """Run episodes of an environment and return them, in the order of their tasks.
 
     Args:
-        env: a registered id.
-        policy: any `Policy`, or "oracle" or "demonstrator" for the environment's own scripts.
+        env: a registered id or class.
+        policy: any `Policy`; the name of one, such as "oracle" for the environment's own script; a checkpoint's folder;
+            or a name with settings, `{"name": name, key: value}`.
         n: how many tasks, the first of the split.
         samples: episodes per task; those of a task form a group.
         split: which tasks.
@@ -41,13 +64,17 @@ def run(
         concurrency: how many episodes may be under way at a time.
         budget: instead of the environment's own.
         env_args: passed to the environment's constructor.
+
+    Raises:
+        UnknownEnvError: if there is no such environment.
+        ConfigError: if there is no such policy or split, or the arguments don't fit the environment.
     """
     return _run(env, policy, n, samples, Origin("rollout", split), seed, concurrency, budget, env_args)
 
 
 def evaluate(
-    env: str,
-    policy: AnyPolicy | str = "oracle",
+    env: str | type[Env],
+    policy: PolicyChoice = "oracle",
     *,
     n: int = 256,
     split: str = "eval",
@@ -58,9 +85,276 @@ def evaluate(
     return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, None, env_args))
 
 
+def train(
+    env: str | type[Env] | None = None,
+    *,
+    backend: str | None = None,
+    resume: Path | str | None = None,
+    imports: Sequence[str | Path] = (),
+    progress: bool = True,
+    **settings: object,
+) -> Run:
+    """Train a model on an environment and return its run; also in a notebook.
+
+    Ctrl-C, or a notebook's interrupt, stops after the present step.
+
+    Example::
+
+        run = ar.train("calculator-v0", algorithm="gspo", steps=100, rollout={"groups": 8})
+        print(ar.evaluate("calculator-v0", run.policy(temperature=0), split="test").success)
+
+    Args:
+        env: a registered id or class; calculator-v0 if left out.
+        backend: "embedded", which makes a small model unless `start_from` names one, or "verl", on Ray with vLLM. Left
+            out, it is the resumed run's, otherwise "embedded".
+        resume: the folder of a run to continue, with its own settings but for `steps`.
+        imports: files that register environments and parts of algorithms.
+        progress: whether to show it.
+        settings: any other setting, by its name in `agent-rl train --config`: of a section as a dictionary, or by its
+            full name, as in `**{"rollout.groups": 8}`. `async_` is `async`.
+
+    Raises:
+        ConfigError: naming the setting that is wrong, or what is not installed.
+        CheckpointError: if there is no run to resume, or no model to start from.
+        Interrupted: if the run was asked to stop; the message says how to continue.
+    """
+    require_torch()
+    if resume is None:
+        return Run(_start(training_config(env, backend=backend, imports=imports, **settings), progress))
+    folder = Path(resume)
+    given = {"env": env, "imports": imports or None} | settings
+    if odd := ", ".join(sorted(name for name, value in given.items() if value is not None and name != "steps")):
+        raise ConfigError(f"{odd} can't change when a run is resumed: it keeps its own settings (but for steps)")
+    steps = given.get("steps")
+    if not (steps is None or (isinstance(steps, int) and steps >= 0)):
+        raise ConfigError(f"steps={steps} must be a whole number")
+    return Run(_resume(folder, backend or _backend_of(folder), steps, progress))
+
+
+def training_config(
+    env: str | type[Env] | None = None,
+    *,
+    backend: str | None = None,
+    imports: Sequence[str | Path] = (),
+    **settings: object,
+) -> TrainConfig | VerlConfig:
+    """Return the checked settings of a run; arguments as of `train`.
+
+    Raises:
+        ConfigError: naming the setting that is wrong, and the nearest right one.
+    """
+    from agent_rl.backends.embedded.config import TrainConfig
+    from agent_rl.backends.verl.config.settings import VerlConfig
+
+    if backend not in (None, *BACKENDS):
+        raise ConfigError(f"no backend '{backend}'.{did_you_mean(backend, BACKENDS)} There are: {', '.join(BACKENDS)}")
+    given = {name.rstrip("_"): value for name, value in settings.items()}
+    if env is not None:
+        given["env"] = _id_of(env)
+    if imports:
+        given["imports"] = [str(Path(file).resolve()) for file in imports]
+    if backend == "verl":
+        if "episodes" in given:
+            raise ConfigError(
+                f"episodes={given['episodes']}: learning from stored episodes is the embedded backend's; on verl, "
+                "algorithm=dpo learns from pairs of its own rollouts: leave out episodes, or backend=verl"
+            )
+        return load_config("backend/verl", VerlConfig, settings=given)
+    return load_config("backend/embedded", TrainConfig, settings=given)
+
+
+def checked_config(config: TrainConfig | VerlConfig) -> str:
+    """Check all that can be checked without training; return the full config as YAML: verl's own for a run on verl.
+
+    Raises:
+        ConfigError: if the environment can't be trained on with these settings.
+    """
+    from omegaconf import OmegaConf
+
+    from agent_rl.backends.embedded.config import TrainConfig
+
+    if isinstance(config, TrainConfig):
+        from agent_rl.backends.embedded import run as embedded
+
+        embedded.check_run(config)
+        return OmegaConf.to_yaml(config.model_dump(mode="json", by_alias=True))
+    require_verl()
+    from agent_rl.backends.verl.driver import run as verl
+
+    return OmegaConf.to_yaml(verl.check_run(config))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run, as its folder holds it."""
+
+    folder: Path
+
+    @property
+    def config(self) -> TrainConfig | VerlConfig:
+        """The settings that it was started with.
+
+        Raises:
+            CheckpointError: if the folder is no run.
+        """
+        from agent_rl.backends.embedded.config import TrainConfig
+        from agent_rl.backends.verl.config.settings import VerlConfig
+        from agent_rl.runs.folder import read_config
+
+        embedded = _backend_of(self.folder) == "embedded"
+        return read_config(self.folder, TrainConfig) if embedded else read_config(self.folder, VerlConfig)
+
+    @property
+    def metrics(self) -> list[Row]:
+        """The rows of metrics.jsonl: of every step and evaluation."""
+        from agent_rl.runs.metrics import read_metrics
+
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def summary(self) -> Summary:
+        """Success before and after, with intervals.
+
+        Raises:
+            StoreError: if the run has not ended yet.
+        """
+        file = self.folder / "summary.json"
+        if not file.exists():
+            raise StoreError(f"{self.folder} has no summary.json: its run did not end")
+        summary: Summary = json.loads(file.read_text(encoding="utf-8"))
+        return summary
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of the trained model, in Hugging Face's format.
+
+        Raises:
+            CheckpointError: if there is none.
+        """
+        if _backend_of(self.folder) == "embedded":
+            from agent_rl.backends.embedded.checkpoint import find_checkpoint
+
+            return find_checkpoint(self.folder / "checkpoint")
+        from agent_rl.backends.verl.driver.resume import last_checkpoint
+
+        step = last_checkpoint(self.folder / "checkpoints")
+        model = self.folder / "checkpoints" / f"global_step_{step}" / "actor" / "huggingface"
+        if not model.exists():
+            raise CheckpointError(f"no checkpoint in '{self.folder}': the run stopped before its first one")
+        return model
+
+    def episodes(self) -> Iterator[Episode]:
+        """Read the stored episodes, of training and evaluation, in their order."""
+        return read_episodes(self.folder / "episodes.jsonl")
+
+    def policy(self, temperature: float = 1.0, *, max_tokens: int | None = None) -> TokenPolicy:
+        """Return the trained model as a policy that the embedded engine samples, on the CPU.
+
+        Args:
+            temperature: 0 is greedy.
+            max_tokens: of one reply; None for the run's own limit.
+
+        Raises:
+            CheckpointError: if there is no checkpoint.
+        """
+        from agent_rl.backends.embedded.actor import load_actor
+        from agent_rl.backends.embedded.config import TrainConfig
+
+        config, interrupt = self.config, None
+        if isinstance(config, TrainConfig):
+            context, interrupt = config.context(config.load_env().budget.tokens), config.rollout.interrupt
+        else:
+            context = config.rollout.context
+        actor = load_actor(self.checkpoint, context=context)
+        return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), interrupt)
+
+
+def require_torch() -> None:
+    """Check that [train] is installed.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    for name in ("torch", "transformers"):
+        if find_spec(name) is None:
+            raise ConfigError(f"this needs {name}: pip install 'agent-rl[train]'")
+
+
+def require_verl() -> None:
+    """Check that verl is installed.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if find_spec("verl") is None:
+        raise ConfigError(
+            "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
+            "pip install 'agent-rl[verl]' for one with"
+        )
+
+
+def sampling_params(policy: PolicyConfig, temperature: float = 1.0, max_tokens: int | None = None) -> SamplingParams:
+    """Return how to sample a policy that is chosen by name; a checkpoint may say how long its replies are."""
+    file = Path(str((policy.model_extra or {}).get("folder", policy.name))) / "generation_config.json"
+    own = json.loads(file.read_text(encoding="utf-8")).get("max_new_tokens") if file.is_file() else None
+    return SamplingParams(temperature=temperature, max_tokens=max_tokens or own or 1024)
+
+
+def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
+    from agent_rl.backends.embedded.config import TrainConfig
+
+    if isinstance(config, TrainConfig):
+        from agent_rl.backends.embedded.run import start_run
+
+        return _shown(partial(start_run, config), progress)
+    require_verl()
+    from agent_rl.backends.verl.driver.run import start
+
+    return outside_loop(partial(start, config))
+
+
+def _resume(folder: Path, backend: str, steps: int | None, progress: bool) -> Path:
+    if backend == "embedded":
+        from agent_rl.backends.embedded.run import resume_run
+
+        return _shown(partial(resume_run, folder, steps=steps), progress)
+    require_verl()
+    from agent_rl.backends.verl.driver.run import resume
+
+    return outside_loop(partial(resume, folder, steps=steps))
+
+
+def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:
+    """Run with a display, until it ends or is asked to stop."""
+    from agent_rl.runs.stop import Stop
+
+    with Progress(Console(quiet=not progress)) as shown:
+        stop = Stop(shown.say)
+        return outside_loop(lambda: work(shown, stop), stop.interrupt)
+
+
+def _backend_of(folder: Path) -> str:
+    """Return the backend of a run's folder."""
+    return "verl" if (folder / "verl.yaml").exists() else "embedded"
+
+
+def _id_of(env: str | type[Env]) -> str:
+    """Return the id of a registered environment or class.
+
+    Raises:
+        ConfigError: if the class is not registered.
+    """
+    if isinstance(env, str):
+        return env
+    found = next((id for id in env_ids() if spec(id).cls is env), None)
+    if found is None:
+        raise ConfigError(f"{env.__name__} is not registered: decorate it with @agent_rl.register('name-v0', ...)")
+    return found
+
+
 def _run(
-    env: str,
-    policy: AnyPolicy | str,
+    env: str | type[Env],
+    policy: PolicyChoice,
     n: int,
     samples: int,
     origin: Origin,
@@ -69,9 +363,7 @@ def _run(
     budget: Budget | None,
     env_args: Mapping[str, JSON] | None,
 ) -> list[Episode]:
-    if isinstance(policy, str):
-        policy = _named(policy)
-    env_spec = spec(env)
+    env_spec = spec(_id_of(env))
     size = env_spec.tasks.size(origin.split)
     tasks = [env_spec.tasks.get(origin.split, i) for i in range(n if size is None else min(n, size))]
     jobs = [
@@ -79,38 +371,14 @@ def _run(
         for task in tasks
         for job in group_jobs(env_spec, task, samples, seed, origin=origin, budget=budget, env_args=env_args)
     ]
-    return _blocking(run_jobs(jobs, policy, concurrency=concurrency))
+    with _opened(policy, replace(env_spec, budget=budget or env_spec.budget)) as player:
+        return outside_loop(lambda: asyncio.run(run_jobs(jobs, player, concurrency=concurrency)))
 
 
-def _named(name: str) -> AnyPolicy:
-    from agent_rl.errors import ConfigError, did_you_mean
-
-    named = {"oracle": oracle, "demonstrator": demonstrator}
-    if name not in named:
-        raise ConfigError(
-            f"no policy '{name}'.{did_you_mean(name, named)} Give one of {', '.join(named)}, or a Policy."
-        )
-    return named[name]()
-
-
-def _blocking(coroutine: Coroutine[object, object, T]) -> T:
-    """Run to the end, also from within a notebook, whose loop is already running."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(asyncio.run(coroutine))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+def _opened(policy: PolicyChoice, env: EnvSpec) -> AbstractContextManager[AnyPolicy]:
+    if isinstance(policy, str | Path):
+        policy = {"name": str(policy)}
+    if isinstance(policy, Mapping):
+        config = PolicyConfig.model_validate(policy)
+        return open_policy(config, sampling_params(config), env)
+    return nullcontext(policy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,36 +13,45 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.api import run
-from agent_rl.config import Section, choices, load_config
+from agent_rl.api import checked_config, require_torch, run, sampling_params, train, training_config
+from agent_rl.config import Section, choices, list_settings, load_config, parse_setting, write_config
 from agent_rl.core.episode import Episode
-from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.gym.registry import env_ids, load_file, spec
 from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.rollout import summarise
+from agent_rl.runs.stop import Interrupted
 from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, read_episodes
-from agent_rl.train import TRAIN_HELP, doctor, require_torch, train
 from agent_rl.version import __version__
 from agent_rl.view.text import failure_lines, print_episode, print_table
 
-ROLLOUT_HELP = """\
-Run episodes without training, print them as a table, and store them.
-
-settings (configs/rollout.yaml):
-  env=calculator-v0 split=test n=16 samples=1 seed=0
-  policy=oracle            oracle, demonstrator, vllm, or a checkpoint's folder
-  policy.model=DIR         with policy=vllm: run vLLM here, on this folder or name
-  policy.url=URL           with policy=vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
-  temperature=1.0          of a model; 0 is greedy
-  max_tokens=56            of one reply
-  out=FILE                 where the episodes go
+EXAMPLES = {
+    "train": """
+examples:
+  agent-rl train
+  agent-rl train env=search-v0 seed=1
+  agent-rl train --import my_envs.py env=shop-v0 steps=100
+  agent-rl train algorithm=gspo algorithm.objective.clip_high_eps=1e-3 --explain
+  agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint optimizer.lr=1e-3
+  agent-rl train resume=runs/latest                            continue a run; with steps=N, up to there
+  agent-rl train backend=verl start_from=MODEL env=search-v0 hardware=gpu_8x80gb --dry-run""",
+    "rollout": """
+policies: oracle, demonstrator, vllm, a checkpoint's folder, or your own (@ar.register_policy)
+  policy.model=DIR         of vllm: run vLLM here, on this folder or name
+  policy.url=URL           of vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
+  policy.engine.KEY=VALUE  of vllm: more of vLLM's engine arguments, such as tensor_parallel_size
+  policy.concurrency=64    of vllm: requests under way at a server
+  policy.tokenizer=DIR     of vllm: if it is not with the model
+  policy.slots=64          of a checkpoint: sequences that are sampled at a time
+  policy.renderer=NAME     of both: instead of the one that fits the tokenizer
+  policy.context=N         of both: the longest sequence in tokens
 
 examples:
   agent-rl rollout env=search-v0
   agent-rl rollout policy=runs/latest/checkpoint temperature=0 n=64
   agent-rl rollout policy=vllm policy.model=Qwen/Qwen3-4B max_tokens=1024 policy.context=8192
-  agent-rl rollout policy=vllm policy.url=http://localhost:8000 max_tokens=1024"""
+  agent-rl rollout policy=vllm policy.url=http://localhost:8000""",
+}
 
 VIEW_HELP = """\
 Read stored episodes.
@@ -54,18 +62,49 @@ examples:
 
 
 class RolloutSettings(Section):
-    """The keys of configs/rollout.yaml."""
+    """Episodes without training."""
 
     env: str
+    """The id of a registered environment; `agent-rl envs` lists them."""
     env_args: dict[str, JsonValue] = Field(default_factory=dict)
+    """Passed to the environment's constructor."""
     policy: PolicyConfig = PolicyConfig()
     split: str = "test"
     n: int = Field(16, ge=1)
+    """Tasks, the first of the split."""
     samples: int = Field(1, ge=1)
+    """Episodes per task."""
     seed: int = Field(0, ge=0)
     temperature: float = Field(1.0, ge=0)
-    max_tokens: int = Field(56, ge=1)
+    """Of a model; 0 is greedy."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Of one reply; null for what a checkpoint says (`generation_config.json`), otherwise 1024."""
     out: str | None = None
+    """Where the episodes go; null for runs/<time>-rollout/episodes.jsonl."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Adds a command's settings to its help when it is asked for: those of training import torch."""
+
+    list_settings: Callable[[], str] = staticmethod(str)
+
+    def format_help(self) -> str:
+        self.description = f"{self.description or ''}{self.list_settings()}"
+        return super().format_help()
+
+
+def _train_settings() -> str:
+    require_torch()
+    from agent_rl.backends.embedded.config import TrainConfig
+
+    more = "With their whole meaning: agent-rl train --config, or agent-rl train backend=verl --config"
+    return (
+        f"\n\nsettings:\n{list_settings(load_config('backend/embedded', TrainConfig))}\n\n{more}\n{EXAMPLES['train']}"
+    )
+
+
+def _rollout_settings() -> str:
+    return f"\n\nsettings:\n{list_settings(load_config('rollout', RolloutSettings))}\n{EXAMPLES['rollout']}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,28 +129,32 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(
-        required=True, metavar="envs | algorithms | train | rollout | view | doctor | sandbox"
+        parser_class=_Parser, required=True, metavar="envs | algorithms | train | rollout | view | doctor | sandbox"
     )
-    imports = argparse.ArgumentParser(add_help=False)
+    imports = _Parser(add_help=False)
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
     )
 
     envs = commands.add_parser("envs", parents=[imports], help="list the registered environments")
     envs.set_defaults(command=_envs)
-    for name, command, text in (("train", _train, TRAIN_HELP), ("rollout", _rollout, ROLLOUT_HELP)):
-        sub = commands.add_parser(
-            name, parents=[imports], help=text.split("\n")[0], description=text, formatter_class=raw
-        )
-        sub.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
-        sub.set_defaults(command=command)
-        if name == "train":
-            sub.add_argument("--explain", action="store_true", help="print the algorithm's formula; train nothing")
-            sub.add_argument(
-                "--dry-run",
-                action="store_true",
-                help="check the settings and the environment, print the full config; train nothing",
-            )
+    about = "Train a model on an environment; by default a small one: warm start, then reinforcement learning."
+    training = commands.add_parser("train", parents=[imports], help=about, description=about, formatter_class=raw)
+    training.set_defaults(command=_train)
+    training.list_settings = _train_settings
+    training.add_argument("overrides", nargs="*", metavar="key=value", help="settings; backend=verl; resume=FOLDER")
+    training.add_argument("--config", action="store_true", help="print every setting and its meaning; train nothing")
+    training.add_argument("--explain", action="store_true", help="print the algorithm's formula; train nothing")
+    training.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check the settings and the environment, print the full config; train nothing",
+    )
+    about = "Run episodes without training, print them as a table, and store them."
+    rollout = commands.add_parser("rollout", parents=[imports], help=about, description=about, formatter_class=raw)
+    rollout.set_defaults(command=_rollout)
+    rollout.list_settings = _rollout_settings
+    rollout.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
     cluster = commands.add_parser(
         "doctor", parents=[imports], help="say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
     )
@@ -160,19 +203,51 @@ def _algorithms(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    return train(arguments.overrides, arguments.imports or (), explain=arguments.explain, dry_run=arguments.dry_run)
+    settings = dict(map(parse_setting, arguments.overrides))
+    checks = {f"--{name}": getattr(arguments, name.replace("-", "_")) for name in ("config", "explain", "dry-run")}
+    if not any(checks.values()):
+        try:
+            done = train(imports=arguments.imports or (), **settings)  # type: ignore[arg-type]  # checked by the schema
+        except Interrupted as hint:
+            print(f"Stopped; {hint}")
+            return 130
+        print(f"Done: {done.folder}")
+        return 0
+    if "resume" in settings:
+        asked = ", ".join(name for name, is_asked in checks.items() if is_asked)
+        raise ConfigError(f"{asked} can't change when a run is resumed: it keeps its own settings (but for steps)")
+    require_torch()
+    config = training_config(imports=arguments.imports or (), **settings)  # type: ignore[arg-type]
+    if arguments.config:
+        print(write_config(config))
+    elif arguments.explain:
+        from agent_rl import algorithms
+
+        print(algorithms.explain(config.algorithm))
+    else:
+        print(checked_config(config))
+    return 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    return doctor(arguments.overrides, arguments.imports or ())
+    settings = dict(map(parse_setting, arguments.overrides))
+    if settings.pop("backend", None) != "verl":
+        raise ConfigError("doctor looks at Ray's cluster: write agent-rl doctor backend=verl, and settings as of train")
+    require_torch()
+    from agent_rl.backends.verl.config.settings import VerlConfig
+    from agent_rl.backends.verl.driver import run as verl_run
+
+    files = [str(Path(file).resolve()) for file in arguments.imports or ()]
+    given = {"start_from": "MODEL", "imports": files, **settings}
+    return verl_run.doctor(load_config("backend/verl", VerlConfig, settings=given), print)
 
 
 def _rollout(arguments: argparse.Namespace) -> int:
     settings = load_config("rollout", RolloutSettings, arguments.overrides)
     env = spec(settings.env)
     out = Path(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout/episodes.jsonl")
-    params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
-    with open_policy(settings.policy, params, env.budget.tokens) as policy:
+    params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
+    with open_policy(settings.policy, params, env) as policy:
         episodes = run(
             settings.env,
             policy,
@@ -217,12 +292,14 @@ def _view(arguments: argparse.Namespace) -> int:
 
 
 def _sandbox_doctor(arguments: argparse.Namespace) -> int:
-    # by name, here and below: the machinery does not know the sandboxes
-    return int(importlib.import_module("agent_rl.sandboxes.doctor").doctor(Console()))
+    from agent_rl.sandboxes.doctor import doctor
+
+    return doctor(Console())
 
 
 def _build_image(arguments: argparse.Namespace) -> int:
-    docker = importlib.import_module("agent_rl.sandboxes.docker")
+    from agent_rl.sandboxes import docker
+
     tag = arguments.tag or docker.IMAGE
     print(f"{tag}: {docker.build_image(docker.Engine(), tag)}")
     return 0

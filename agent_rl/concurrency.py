@@ -6,11 +6,18 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import os
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TypeVar, cast
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
+
+QUICK = 2e-4
+"""Seconds that a call in a worker thread may hold up the event loop, if it is likely to return by then."""
 
 
 async def maybe_await(value: T | Awaitable[T]) -> T:
@@ -21,7 +28,7 @@ async def maybe_await(value: T | Awaitable[T]) -> T:
 
 
 async def call(function: Callable[[], T | Awaitable[T]], *, thread: str | None = None) -> T:
-    """Call what may be async or not; `thread` names a thread of its own for one that blocks, see `in_thread`."""
+    """Call what may be async or not; `thread` names the worker thread for one that blocks."""
     return await maybe_await(function() if thread is None else await in_thread(function, thread))
 
 
@@ -41,34 +48,118 @@ async def run_together(starts: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def in_thread(function: Callable[[], T], name: str) -> T:
-    """Run in a fresh daemon thread, with the caller's context variables.
+class WorkerCall(Generic[T]):
+    """A call in a worker thread, begun at once, with the caller's context variables.
 
-    Not in a pool: a function that never returns must hold up neither the exit nor the pool's other users. Whoever
-    stops waiting leaves the thread behind, as nothing can kill it.
+    A worker that has returned takes the next call, as starting a thread costs ten times as much. One that never returns
+    is left behind, as nothing can kill it: it holds up neither other calls nor the exit.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
 
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if not done.done():  # nobody waits any more after a timeout
-            done.set_result((value, error))
+    __slots__ = ("_context", "_finished", "_function", "_outcome", "_waiter", "seconds")
 
-    def run() -> None:
-        value, error = None, None
+    def __init__(self, function: Callable[[], T], name: str) -> None:
+        """Begin.
+
+        Args:
+            function: what to call.
+            name: of the thread while it is at it.
+        """
+        self._function = function
+        self._context = contextvars.copy_context()
+        self._finished = threading.Lock()
+        self._finished.acquire()
+        self._outcome: tuple[T | None, BaseException | None] | None = None
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self.seconds = 0.0
+        """How long the function took."""
         try:
-            value = context.run(function)
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop was closed while an abandoned call went on
-            loop.call_soon_threadsafe(settle, value, error)
+            worker = _idle.pop()
+        except IndexError:
+            worker = _Worker()
+        worker.name = name
+        worker.calls.put(self)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
-    value, error = await done
-    if error is not None:
-        raise error
-    return cast(T, value)
+    def returns_within(self, seconds: float) -> bool:
+        """Wait, holding up the event loop, which is cheaper than waiting on it; return whether the call returned."""
+        return self._finished.acquire(timeout=seconds)
+
+    async def result(self) -> T:
+        """Wait on the event loop; return what the function returned, or raise what it raised."""
+        if self._outcome is None:
+            loop = asyncio.get_running_loop()
+            future = loop.create_future()
+            self._waiter = loop, future
+            if self._outcome is None:  # it may have ended before there was a waiter
+                await future
+        return self.finished()
+
+    def finished(self) -> T:
+        """Return what the function returned, or raise what it raised; only when it has returned."""
+        assert self._outcome is not None
+        value, error = self._outcome
+        if error is not None:
+            raise error
+        return cast(T, value)
+
+    def run(self, worker: _Worker | None) -> None:
+        """Make the call, in the thread of a worker that takes the next call, too (None: that ends)."""
+        started = time.perf_counter()
+        outcome: tuple[T | None, BaseException | None]
+        try:
+            outcome = self._context.run(self._function), None
+        except BaseException as error:
+            outcome = None, error
+        self.seconds = time.perf_counter() - started
+        if worker is not None:
+            _idle.append(worker)  # before the result is known: the next call is to find this worker
+        self._outcome = outcome
+        self._finished.release()
+        if self._waiter is not None:
+            loop, future = self._waiter
+            with contextlib.suppress(RuntimeError):  # the loop was closed while an abandoned call ran
+                loop.call_soon_threadsafe(_wake, future)
+
+
+class _Worker(threading.Thread):
+    """A daemon thread that makes one call after the other."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.calls: SimpleQueue[WorkerCall[Any]] = SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        is_kept = True
+        while is_kept:
+            running = self.calls.get()
+            is_kept = len(_idle) < MOST_IDLE
+            running.run(self if is_kept else None)
+            del running  # and with it the function, what it holds, and what it returned
+
+
+MOST_IDLE = 64
+_idle: list[_Worker] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)  # threads don't survive a fork
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():  # a timeout may have cancelled it
+        future.set_result(None)
+
+
+async def in_thread(function: Callable[[], T], name: str, *, quick: bool = False) -> T:
+    """Return what a function returns that is called in a worker thread, see `WorkerCall`.
+
+    Args:
+        function: what to call.
+        name: of the thread while it is at it.
+        quick: whether it is likely to return within `QUICK` seconds.
+    """
+    running = WorkerCall(function, name)
+    if quick:
+        running.returns_within(QUICK)
+    return await running.result()
 
 
 class LoopThread:
@@ -101,3 +192,35 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def outside_loop(work: Callable[[], T], on_interrupt: Callable[[], object] | None = None) -> T:
+    """Run blocking work that may start an event loop: in a thread if this one has a running loop, as in a notebook.
+
+    Args:
+        work: what to run, with the caller's context variables.
+        on_interrupt: called when Ctrl-C, or a notebook's interrupt, comes while a thread works; the work is then to end
+            soon. If it is left out, the caller gets the KeyboardInterrupt and the thread is left behind.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    context, done = contextvars.copy_context(), Future[T]()
+
+    def run() -> None:
+        try:
+            done.set_result(context.run(work))
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join(0.2)  # not for ever: a signal that another thread received wakes nothing
+        except KeyboardInterrupt:
+            if on_interrupt is None:
+                raise
+            on_interrupt()
+    return done.result()

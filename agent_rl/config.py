@@ -2,48 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
-from typing import TypeVar
+from types import MappingProxyType, UnionType
+from typing import TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from agent_rl.errors import ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 
-FREE = ("env_args", "verl", "policy.engine")
-"""Keys below which anything goes: the environment's constructor, verl or vLLM checks them."""
+FREE = ("env_args", "verl", "policy")
+"""Keys below which anything goes: the environment's constructor, verl or the policy's factory checks them."""
+SHORT = 8
+"""The fields of a section whose settings a help text lists one by one."""
+_NONE: Mapping[str, object] = MappingProxyType({})
 
 
 class Section(BaseModel):
-    """A part of a config: it can't be changed, and a key that it doesn't know is an error."""
+    """A part of a config: it can't be changed, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-def load_config(name: str, schema: type[M], overrides: Sequence[str]) -> M:
-    """Compose `configs/<name>.yaml` with overrides such as `steps=20`, `algorithm=grpo`, `rollout.groups=8`.
+def load_config(name: str, schema: type[M], overrides: Sequence[str] = (), settings: Mapping[str, object] = _NONE) -> M:
+    """Compose `configs/<name>.yaml` with settings and check it.
+
+    Args:
+        name: of the file.
+        schema: what it must fit; all defaults are there.
+        overrides: settings as text, such as `steps=20`, `algorithm=grpo`, `rollout.groups=8`.
+        settings: settings as values, such as `{"steps": 20, "rollout": {"groups": 8}}` or `{"rollout.groups": 8}`.
 
     Raises:
         ConfigError: naming the key or value that is wrong, and the nearest right one.
     """
     from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
     known = dict(_keys(schema))
-    prepared = [_prepare(override, known) for override in overrides]
+    presets, values = list[str](), list[tuple[str, object]]()
+    for key, value in [*map(parse_setting, overrides), *settings.items()]:
+        for leaf, found in _leaves(key, value, known):
+            if _presets(leaf, known):
+                presets.append(f"{leaf}={found}")
+            else:
+                values.append((leaf, found))
     try:
         with initialize_config_module("agent_rl.configs", version_base=None):
-            composed = OmegaConf.to_container(compose(name, prepared), resolve=True)
+            composed = compose(name, presets)
+        with open_dict(composed):
+            for key, value in values:
+                OmegaConf.update(composed, key, value, merge=True, force_add=True)
+        container = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{' '.join(overrides)}: {error}") from error
+        raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error
     try:
-        return schema.model_validate(composed)
+        return schema.model_validate(container)
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(e["loc"], e["msg"], e["input"]) for e in error.errors())) from error
+
+
+def parse_setting(text: str) -> tuple[str, object]:
+    """Return the key and the value of `key=value`, whose value is read as Hydra reads it.
+
+    Raises:
+        ConfigError: if it is not of that form.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"'{text}' is no setting: write key=value, such as steps=20")
+    try:
+        parsed = OverridesParser.create().parse_override(f"value={value}")
+    except HydraException as error:
+        raise ConfigError(f"{text}: {error}") from error
+    if parsed.is_sweep_override():
+        raise ConfigError(f"{text} gives several values: a list is written [a,b]")
+    return key, parsed.value()
 
 
 def choices(group: str) -> list[str]:
@@ -52,35 +96,104 @@ def choices(group: str) -> list[str]:
     return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")) if folder.is_dir() else []
 
 
-def _prepare(override: str, known: dict[str, bool]) -> str:
-    """Check an override's key; let it set keys that only the schema knows, or choose from a group."""
-    key, equals, value = override.partition("=")
-    if not equals:
-        raise ConfigError(f"'{override}' is no override: write key=value, such as steps=20")
-    if any(key.startswith(f"{free}.") for free in FREE):
-        return f"++{override.replace('.+', '.', 1)}"  # a `+`, with which Hydra adds a key, is not needed
-    if known.get(key) and f"{key}.name" in known and not choices(key) and not value.startswith("{"):
-        return f"++{key}.name={value}"  # a section that has a name is chosen by it
-    names = choices(key) if known.get(key, True) and not value.startswith("{") else []
-    if key not in known and not names:
-        raise ConfigError(f"no setting '{key}'.{did_you_mean(key, known)} --help lists them.")
-    if not names:
-        return f"++{override}"
-    if value not in names:
-        raise ConfigError(f"no {key} '{value}'.{did_you_mean(value, names)} There are: {', '.join(names)}.")
-    return override
+def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tuple[str, object]]:
+    """Yield the settings that a setting stands for, of sections the values in them.
+
+    Raises:
+        ConfigError: if there is no such key or preset.
+    """
+    if _is_free(key):
+        yield key.replace(".+", ".", 1), value  # a `+`, with which Hydra adds a key, is not needed
+    elif isinstance(value, Mapping) and known.get(key):
+        for inner, found in value.items():
+            yield from _leaves(f"{key}.{inner}", found, known)
+    elif names := _presets(key, known):
+        if value not in names:
+            raise ConfigError(f"no {key} '{value}'.{did_you_mean(str(value), names)} There are: {', '.join(names)}.")
+        yield key, value
+    elif key not in known:
+        raise ConfigError(f"no setting '{key}'.{did_you_mean(key, known)} --config lists them.")
+    else:  # a section that has a name is chosen by it
+        yield f"{key}.name" if known[key] and f"{key}.name" in known else key, value
+
+
+def _presets(key: str, known: Mapping[str, bool]) -> list[str]:
+    """Return the presets that a key chooses from; none for a key that is no section."""
+    return choices(key) if known.get(key, True) and not _is_free(key) else []
+
+
+def _is_free(key: str) -> bool:
+    return any(key.startswith(f"{free}.") for free in FREE)
 
 
 def _keys(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, bool]]:
     """Yield every settable key, and whether it is a section."""
-    for attribute, field in schema.model_fields.items():
-        name = field.alias or attribute
-        section = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        yield prefix + name, section
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _keys(field.annotation, f"{prefix}{name}.")
-        for choices in (m for m in field.metadata if hasattr(m, "settings")):  # agent_rl.algorithms.components.Choices
+    for name, field, section in fields_of(schema):
+        yield prefix + name, section is not None
+        if section is not None:
+            yield from _keys(section, f"{prefix}{name}.")
+        for choices in (m for m in field.metadata if hasattr(m, "settings")):  # components.ComponentRegistry
             yield from ((f"{prefix}{name}.{key}", False) for key in choices.settings())
+
+
+def fields_of(schema: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, type[BaseModel] | None]]:
+    """Yield the name of every field in a config, the field, and its schema if it is a section."""
+    for attribute, field in schema.model_fields.items():
+        kinds = get_args(field.annotation) if get_origin(field.annotation) in (UnionType, Union) else [field.annotation]
+        sections = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+        yield field.alias or attribute, field, next(sections, None)
+
+
+def write_config(config: BaseModel) -> str:
+    """Return a config as YAML, every key below what its docstring says."""
+    return "\n".join(_written(config, ""))
+
+
+def list_settings(config: BaseModel) -> str:
+    """Return a config's settings for a help text: each with its value and its docstring's first sentence.
+
+    Larger sections, and those in sections, are one line each.
+    """
+    lines = (
+        textwrap.wrap(f"  {key:32s} {about}", 118, subsequent_indent=" " * 35, break_on_hyphens=False)
+        for key, about in _listed(config, "")
+    )
+    return "\n".join(line for wrapped in lines for line in wrapped)
+
+
+def _listed(config: BaseModel, prefix: str) -> Iterator[tuple[str, str]]:
+    values = config.model_dump(mode="json", by_alias=True)
+    for (name, field, section), attribute in zip(fields_of(type(config)), type(config).model_fields, strict=True):
+        about = " ".join(_about(field, section).split()).split(". ")[0].rstrip(".")
+        inner = getattr(config, attribute)
+        if not isinstance(inner, BaseModel):
+            value = values[name]
+            yield f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value)}", about
+        elif presets := choices(name):
+            yield f"{prefix}{name}=NAME", f"{about}; one of {', '.join(presets)}; or {prefix}{name}.KEY=VALUE"
+        elif prefix or len(values[name]) > SHORT:
+            yield f"{prefix}{name}.KEY=VALUE", about
+        else:
+            yield from _listed(inner, f"{prefix}{name}.")
+
+
+def _about(field: FieldInfo, section: type[BaseModel] | None) -> str:
+    return field.description or (section.__doc__ if section else None) or ""
+
+
+def _written(config: BaseModel, indent: str) -> Iterator[str]:
+    values = config.model_dump(mode="json", by_alias=True)
+    for (name, field, section), attribute in zip(fields_of(type(config)), type(config).model_fields, strict=True):
+        for paragraph in _about(field, section).split("\n\n"):
+            yield from textwrap.wrap(
+                " ".join(paragraph.split()), 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+            )
+        value = getattr(config, attribute)
+        if isinstance(value, BaseModel):
+            yield f"{indent}{name}:"
+            yield from _written(value, f"{indent}  ")
+        else:
+            yield f"{indent}{name}: {json.dumps(values[name])}"
 
 
 def _explain(where: tuple[int | str, ...], message: str, value: object) -> str:

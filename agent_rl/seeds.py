@@ -9,12 +9,22 @@ import numpy as np
 
 @unique
 class Stream(IntEnum):
-    """What random numbers are drawn for. A stream's number is part of its seed: changing it changes results."""
+    """What random numbers are drawn for. A stream's number is part of its seed: changing it changes results.
 
+    Negative ones are older than the numbers and no part of the seed: their keys alone tell them apart, as they differ
+    in length and size.
+    """
+
+    TOKENS = -1
+    """Which tokens an engine of ours samples; key: the episode's 63-bit seed."""
+    TASK_ORDER = -2
+    """The order of a finite split; key: the run's seed and the epoch."""
+    TASKS = -3
+    """The tasks of the built-in environments; key: the bytes of the split's name and the task's index."""
     DEMONSTRATION = 1
     """The mistakes of `Env.demonstrate`."""
     WARM_START = 2
-    """The order of demonstrations."""
+    """The order of demonstrations, and the strings to copy."""
     SHUFFLED_REWARDS = 3
     """Which episode gets which reward in the control run."""
     STATE_VALUES = 4
@@ -25,6 +35,8 @@ class Stream(IntEnum):
     """The order of stored groups."""
     INTERRUPTION = 7
     """After how many tokens a reply is interrupted."""
+    ENVIRONMENT = 8
+    """What `Env.reset` and later steps draw: numbers of its own, so that the tokens sampled say nothing about them."""
 
 
 def rng(stream: Stream, *key: int) -> np.random.Generator:
@@ -34,4 +46,4 @@ def rng(stream: Stream, *key: int) -> np.random.Generator:
         stream: what it is drawn for.
         key: non-negative numbers, such as the run's seed and the step.
     """
-    return np.random.default_rng([stream, *key])
+    return np.random.default_rng([stream, *key] if stream > 0 else key)

@@ -18,21 +18,20 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Text
 
-from agent_rl import Budget, Completion, FinishReason, Message, ToolCall, ToolEnv, reward, spec
+from agent_rl import Budget, Completion, FinishReason, Message, ToolCall, ToolEnv, reward, spec, tool
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import TaskSource
-from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy import AnyPolicy, Scripted, TokenPolicy, oracle
-from agent_rl.rendering import Bridge, ChatMLRenderer, Renderer, train_tokenizer
+from agent_rl.rendering import ChatMLRenderer, Renderer, train_tokenizer
 from agent_rl.rollout import Job, run_episode, run_jobs
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.tools.calculator import calculator
 
 REPETITIONS = 9
-BARE, FULL, RENDERING, FLAT = 50.0, 300.0, 300.0, 1.5
+BARE, FULL, RENDERING, FLAT = 50.0, 100.0, 300.0, 1.5
 """The bars: µs a turn, and how much a turn may cost at 64 turns relative to one at 4."""
 
 QUESTION, ANSWER = "compute 3*4+5-2", "15"
@@ -60,7 +59,14 @@ class Sums(ToolEnv):
         return episode.final_text == ANSWER
 
 
+class PlainSums(Sums):
+    """The same, with a tool that runs in a worker thread, as `@tool` does by default."""
+
+    extra_tools = (tool(calculator.function),)
+
+
 SPEC = EnvSpec("sums-v0", Sums, TaskSource(), Budget(turns=None))
+PLAIN = EnvSpec("plain-sums-v0", PlainSums, TaskSource(), Budget(turns=None))
 
 
 def microseconds(run: Callable[[], object], turns: int) -> float:
@@ -118,16 +124,16 @@ def play_gymnasium(env: gymnasium.Env, episodes: int) -> None:
 # Ours
 
 
-def jobs(episodes: int) -> list[Job]:
-    return [Job(SPEC, {"index": i}, i) for i in range(episodes)]
+def jobs(episodes: int, spec: EnvSpec = SPEC) -> list[Job]:
+    return [Job(spec, {"index": i}, i) for i in range(episodes)]
 
 
 def check(episodes: Sequence[Episode]) -> None:
     assert all((e.turns, e.reward) == (TURNS, 1.0) for e in episodes), episodes[0].error
 
 
-def play_pool(policy: AnyPolicy, episodes: int, concurrency: int) -> None:
-    check(asyncio.run(run_jobs(jobs(episodes), policy, concurrency=concurrency)))
+def play_pool(policy: AnyPolicy, episodes: int, concurrency: int, spec: EnvSpec = SPEC) -> None:
+    check(asyncio.run(run_jobs(jobs(episodes, spec), policy, concurrency=concurrency)))
 
 
 def play_singly(policy: AnyPolicy, episodes: int) -> None:
@@ -180,27 +186,9 @@ class InstantSession:
         """Have nothing to free."""
 
 
-class Prerendered:
-    """Reads replies, but has every rendering of an episode ready; implements `Renderer`."""
-
-    def __init__(self, renderer: Renderer, prompt: list[int], bridges: dict[str, Bridge]) -> None:
-        self.prompt = lambda messages, tools: list(prompt)
-        self.bridge = lambda prefix, reply, messages, tools: bridges[messages[0].content]
-        self.parse, self.reply, self.stop_ids = renderer.parse, renderer.reply, renderer.stop_ids
-
-
-def prerendered(renderer: Renderer) -> Prerendered:
-    tools: tuple[ToolSpec, ...] = (calculator.spec,)
-    replies = [renderer.reply(m) for m in SCRIPT]
-    results = [Message("tool", str(calculator(*operation))) for operation in OPERATIONS]
-    bridges = [renderer.bridge([], r, (m,), tools) for m, r in zip(results, replies, strict=False)]
-    prompt = renderer.prompt((Message("user", QUESTION),), tools)
-    return Prerendered(renderer, prompt, {m.content: b for m, b in zip(results, bridges, strict=True) if b})
-
-
-def play_and_store(policy: AnyPolicy, episodes: int, folder: Path) -> None:
+def play_and_store(policy: AnyPolicy, episodes: int, folder: Path, spec: EnvSpec = SPEC) -> None:
     with closing(EpisodeWriter(folder / f"{time.monotonic_ns()}.jsonl")) as writer:
-        check(asyncio.run(run_jobs(jobs(episodes), policy, on_episode=writer.write)))
+        check(asyncio.run(run_jobs(jobs(episodes, spec), policy, on_episode=writer.write)))
 
 
 def converse(renderer: Renderer, turns: int, episodes: int) -> None:
@@ -228,7 +216,7 @@ def main() -> None:
     script = Scripted(lambda env, seed: (message for message in SCRIPT))
     renderer = ChatMLRenderer(train_tokenizer([QUESTION, ANSWER]))
     replies = [renderer.reply(m) for m in SCRIPT]
-    ready, rendered = (TokenPolicy(InstantSampler(replies), r) for r in (prerendered(renderer), renderer))
+    rendered = TokenPolicy(InstantSampler(replies), renderer)
 
     costs: dict[str, float] = {}
 
@@ -245,12 +233,14 @@ def main() -> None:
     bare = measure("agent_rl, run_jobs, 64 at a time", lambda: play_pool(script, n, 64))
     measure("agent_rl, run_jobs, one at a time", lambda: play_pool(script, n, 1))
     measure("agent_rl, run_episode", lambda: play_singly(script, n))
+    measure("agent_rl, plain @tool", lambda: play_pool(script, n, 64, PLAIN))
     for id in ("calculator-v0", "search-v0"):
         measure(f"agent_rl, {id}, its oracle", *play_built_in(id, n))
     measure("agent_rl, tokens", lambda: play_pool(rendered, n, 64))
     with tempfile.TemporaryDirectory() as folder:
-        full = measure("agent_rl, tokens and store, no rendering", lambda: play_and_store(ready, n, Path(folder)))
-        measure("agent_rl, tokens and store", lambda: play_and_store(rendered, n, Path(folder)))
+        store = Path(folder)
+        measure("agent_rl, tokens and store", lambda: play_and_store(rendered, n, store))
+        full = measure("agent_rl, tokens, store, plain @tool", lambda: play_and_store(rendered, n, store, PLAIN))
     rendering = {
         turns: measure(f"rendering and reading, {turns} turns", lambda t=turns: converse(renderer, t, 1024 // t), 1024)
         for turns in (4, 16, 64)
@@ -260,7 +250,7 @@ def main() -> None:
     growth = rendering[64] / rendering[4]
     for name, value, bar in (
         ("bare", bare, BARE),
-        ("full path without model and rendering", full, FULL),
+        ("full path without model, plain @tool", full, FULL),
         ("rendering, at worst", max(rendering.values()), RENDERING),
         ("rendering, 64 turns relative to 4", growth, FLAT),
     ):

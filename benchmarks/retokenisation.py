@@ -41,7 +41,7 @@ from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajector
 from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import distinct_tasks
-from agent_rl.rendering.calls import CLOSE, OPEN
+from agent_rl.rendering.hermes import CLOSE, OPEN
 from agent_rl.runs.metrics import MetricsLog, Row, read_metrics
 
 OUT = Path("runs") / "retokenisation"

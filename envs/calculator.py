@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 from pydantic import TypeAdapter
 
+from agent_rl import seeds
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message, Step, Task, ToolCall
 from agent_rl.gym.budget import Budget
@@ -52,7 +53,7 @@ def held_out(expression: str) -> str:
 def make_task(split: str, index: int) -> Task:
     """Draw expressions until one belongs to the split."""
     part, _, hard = split.partition("-")
-    rng = np.random.default_rng([*split.encode(), index])
+    rng = seeds.rng(seeds.Stream.TASKS, *split.encode(), index)
     levels = _SHARES["train-hard" if hard else "train"]
     while True:
         level = levels[rng.integers(len(levels))]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent_rl import seeds
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall
 from agent_rl.gym.budget import Budget
@@ -113,7 +114,7 @@ def held_out(question: str) -> str:
 
 def make_task(split: str, index: int) -> Task:
     """Draw questions until one belongs to the split."""
-    rng = np.random.default_rng([*split.encode(), index])
+    rng = seeds.rng(seeds.Stream.TASKS, *split.encode(), index)
     while True:
         kind = int(rng.integers(len(FAMILIES)))
         family = FAMILIES[kind]

@@ -17,6 +17,7 @@ import functools
 
 import numpy as np
 
+from agent_rl import seeds
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message, Step, Task, ToolCall
 from agent_rl.gym.budget import Budget
@@ -37,7 +38,7 @@ RELATIONS = {"born": "{person} was born in {city}", "lives": "{person} lives in 
 
 def make_task(split: str, index: int) -> Task:
     """Draw a world and a question about it."""
-    rng = np.random.default_rng([*split.encode(), index])
+    rng = seeds.rng(seeds.Stream.TASKS, *split.encode(), index)
     names = [NAMES[i] for i in rng.choice(len(NAMES), 3 * PEOPLE, replace=False)]
     people, cities, countries = (names[i * PEOPLE : (i + 1) * PEOPLE] for i in range(3))
     facts = [f"{city} is the capital of {country}" for city, country in zip(cities, countries, strict=True)]

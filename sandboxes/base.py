@@ -74,6 +74,8 @@ class ExecResult:
     truncated: bool = False
     """Whether the middle of an output was dropped."""
     seconds: float = 0.0
+    sandbox_lost: bool = False
+    """Whether the sandbox is gone, by what its code did: every further call only says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class PythonResult:
     It may have died in this call, or before it: by itself, or killed in the wake of an earlier command.
     """
     seconds: float = 0.0
+    sandbox_lost: bool = False
+    """Whether the sandbox is gone, by what its code did: every further call only says so."""
 
 
 class FileAccessError(OSError):
@@ -106,8 +110,11 @@ class Sandbox(Protocol):
 
     Between calls a sandbox belongs to no event loop, except e2b's, which belong to the one that they were opened in.
 
-    A call that is cancelled ends what it started, like one that times out. Every method raises `SandboxError` if the
-    sandbox was lost or closed.
+    A call that is cancelled ends what it started, like one that times out.
+
+    A sandbox that ends after code ran in it was ended by that code: this is a result too (`sandbox_lost`, for files a
+    `FileAccessError`), so that code can't have its episode left unscored. Every method raises `SandboxError` if the
+    sandbox was closed, if it was lost before any code ran in it, or if what it runs on is seen to have failed.
     """
 
     async def exec(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import (
@@ -20,10 +23,19 @@ from agent_rl.sandboxes.base import (
 from agent_rl.sandboxes.direct import DirectInterpreter
 from agent_rl.sandboxes.inside.wire import CHUNK, MAX_BODY, FrameError, Frames, Head, pack
 
+T = TypeVar("T")
 GRACE = 10.0
 """Seconds beyond a call's own timeout until the agent is held to be lost: it ends what is late itself."""
 FILE_TIMEOUT = 30.0
 EngineOutput = tuple[Head, bytes]
+
+
+class EndedByCodeError(Exception):
+    """The sandbox is gone, by what its code did."""
+
+
+async def _no_failure() -> str | None:
+    return None
 
 
 class AgentSandbox:
@@ -32,8 +44,10 @@ class AgentSandbox:
     Args:
         sock: the connection; it is this object's from now on.
         name: who holds it, for messages.
+        expires: when it ends by itself, as `time.monotonic` counts.
         kill: ends the sandbox at once, without waiting; more than once does no harm.
         ended: waits until nothing is left of it.
+        host_failure: says what has failed of what the sandbox runs on; None if nothing has.
         decode: takes the agent's bytes out of what the socket brings, where there is more.
         direct: whether the socket carries descriptors, so that the interpreter can be lent.
     """
@@ -43,14 +57,16 @@ class AgentSandbox:
         sock: socket.socket,
         *,
         name: str = "",
+        expires: float = float("inf"),
         kill: Callable[[], None],
         ended: Callable[[], Awaitable[None]],
+        host_failure: Callable[[], Awaitable[str | None]] = _no_failure,
         decode: Callable[[bytes], bytes] | None = None,
         direct: bool = False,
     ) -> None:
         sock.setblocking(False)
         self.name, self._sock = name, sock
-        self._kill, self._ended = kill, ended
+        self._kill, self._ended, self._host_failure = kill, ended, host_failure
         self._decode = decode
         self._direct = direct
         self._interpreter: DirectInterpreter | None = None
@@ -61,6 +77,9 @@ class AgentSandbox:
         self._call: object = None
         self._answer: asyncio.Future[EngineOutput] | None = None
         self._lost: str | None = None
+        self._expires = expires
+        self._has_run_code = False
+        self._ended_by_host = False
 
     def __repr__(self) -> str:
         return f"AgentSandbox({self.name!r}{'' if self._lost is None else ', lost'})"
@@ -94,7 +113,10 @@ class AgentSandbox:
         check_call(timeout, max_output)
         head: Head = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "timeout": timeout, "keep": max_output}
         start = asyncio.get_running_loop().time()
-        head, body = await self._request("exec", head, input, timeout)
+        try:
+            head, body = await self._run_code(self._request("exec", head, input, timeout))
+        except EndedByCodeError as end:
+            return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
         out, err = _split(head, body)
         code, expired, cut = _int(head, "code"), head["expired"] is True, head["cut"] is True
         return ExecResult(code, out, err, expired, cut, asyncio.get_running_loop().time() - start)
@@ -110,9 +132,13 @@ class AgentSandbox:
         if len(source) > MAX_BODY:
             raise ConfigError(f"code of {len(source)} bytes; at most {MAX_BODY} are run")
         if self._direct:
-            head, body = await self._run_directly(source, timeout, max_output)
+            call = self._run_directly(source, timeout, max_output)
         else:
-            head, body = await self._request("python", {"timeout": timeout, "keep": max_output}, source, timeout)
+            call = self._request("python", {"timeout": timeout, "keep": max_output}, source, timeout)
+        try:
+            head, body = await self._run_code(call)
+        except EndedByCodeError as end:
+            return without_sandbox(end)
         out, err = _split(head, body)
         return PythonResult(
             out,
@@ -129,21 +155,52 @@ class AgentSandbox:
         """Return a regular file's bytes."""
         if not 0 <= max_bytes <= MAX_BODY:
             raise ConfigError(f"max_bytes={max_bytes}; give 0 to {MAX_BODY}")
-        head, body = await self._request("read", {"path": path, "keep": max_bytes}, b"", FILE_TIMEOUT)
-        _raise_problem(head)
-        return body
+        return (await self._access_file("read", {"path": path, "keep": max_bytes}, b""))[1]
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, and the folders above it."""
         if len(data) > MAX_BODY:
             raise FileAccessError(f"{path} would have {len(data)} bytes; at most {MAX_BODY} are written")
-        head, _ = await self._request("write", {"path": path}, data, FILE_TIMEOUT)
-        _raise_problem(head)
+        await self._access_file("write", {"path": path}, data)
 
     async def close(self) -> None:
         """End everything in it and give back what it held."""
+        self._ended_by_host = True
         self._lose("the sandbox was closed")
         await self._ended()
+
+    async def _access_file(self, op: str, head: Head, body: bytes) -> EngineOutput:
+        try:
+            answer = await self._attribute(self._request(op, head, body, FILE_TIMEOUT))
+        except EndedByCodeError as end:
+            raise FileAccessError(str(end)) from None
+        if answer[0].get("problem") is not None:
+            raise FileAccessError(str(answer[0]["problem"]))
+        return answer
+
+    async def _run_code(self, call: Awaitable[T]) -> T:
+        """Await a call that runs foreign code."""
+        self._has_run_code = self._has_run_code or self._lost is None
+        return await self._attribute(call)
+
+    async def _attribute(self, call: Awaitable[T]) -> T:
+        """Await a call; if the sandbox is lost, find out by whose fault.
+
+        Raises:
+            SandboxError: if it is not the code's.
+            EndedByCodeError: if it is, as far as can be seen.
+        """
+        try:
+            return await call
+        except SandboxError as error:
+            if self._ended_by_host or not self._has_run_code:
+                raise
+            if time.monotonic() >= self._expires:
+                raise SandboxError(f"{error}, as its lifetime was over; ask for more in open(lifetime=...)") from error
+            failure = await self._host_failure()
+            if failure is not None:
+                raise SandboxError(f"{error}; {failure}") from error
+            raise EndedByCodeError(f"{error}. The code in it ended it; nothing runs in it any more") from None
 
     async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> EngineOutput:
         async with self._turn:
@@ -212,6 +269,7 @@ class AgentSandbox:
             return await answer
         except asyncio.CancelledError:
             if not sent:
+                self._ended_by_host = True
                 self._lose("a call was cancelled halfway through its request")
             elif self._lost is None and (answer.cancelled() or not answer.done()):
                 await self._send(loop, pack({"op": "cancel", "id": call}))
@@ -295,6 +353,6 @@ def _text(head: Head, key: str) -> str | None:
     return value if value is None else str(value)
 
 
-def _raise_problem(head: Head) -> None:
-    if head.get("problem") is not None:
-        raise FileAccessError(str(head["problem"]))
+def without_sandbox(end: Exception) -> PythonResult:
+    """Return the result of code whose sandbox is gone."""
+    return PythonResult("", "", error=f"{end}\n", state_lost=True, sandbox_lost=True)

@@ -8,6 +8,7 @@ what nobody asked for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import time
@@ -38,7 +39,7 @@ class DirectInterpreter:
         self._bury = bury
         self._ours, self._theirs = connect()
         self._arrivals = select.poll()
-        self._arrivals.register(self._ours.channel, select.POLLIN)
+        self._arrivals.register(self._ours.answers, select.POLLIN)
         self._listener: asyncio.AbstractEventLoop | None = None
         self._call = 0
         self._done: asyncio.Future[None] | None = None
@@ -70,7 +71,7 @@ class DirectInterpreter:
         alarm = loop.call_later(timeout, self._settle)
         DirectInterpreter._under_way += 1
         try:
-            await self._send(loop, frame, timeout)
+            await self._send(loop, frame, self._done)
             self._wait_awake(self._done)
             await (asyncio.sleep(0) if self._done.done() else self._done)  # either way, others have their turn
         finally:
@@ -100,23 +101,24 @@ class DirectInterpreter:
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop is not self._listener:
             self._deafen()
-            loop.add_reader(self._ours.channel, self._receive)
+            loop.add_reader(self._ours.answers, self._receive)
             self._listener = loop
 
     def _deafen(self) -> None:
         if self._listener is not None and not self._listener.is_closed():
-            self._listener.remove_reader(self._ours.channel)
+            self._listener.remove_reader(self._ours.answers)
         self._listener = None
 
-    async def _send(self, loop: asyncio.AbstractEventLoop, frame: bytes, timeout: float) -> None:
+    async def _send(self, loop: asyncio.AbstractEventLoop, frame: bytes, done: asyncio.Future[None]) -> None:
+        fd, rest = self._ours.requests.fileno(), memoryview(frame)
         try:
-            sent = self._ours.channel.send(frame)
-            if sent < len(frame):
-                async with asyncio.timeout(timeout):
-                    await loop.sock_sendall(self._ours.channel, memoryview(frame)[sent:])
-        except TimeoutError:  # as it is for the answer
-            return
-        except OSError:  # nobody reads any more
+            while not done.done():
+                with contextlib.suppress(BlockingIOError):
+                    rest = rest[os.write(fd, rest) :]
+                if not rest:
+                    return
+                await _room(loop, fd, done)
+        except OSError:  # no process reads any more
             self._give_up()
 
     def _wait_awake(self, done: asyncio.Future[None]) -> None:
@@ -151,3 +153,19 @@ class DirectInterpreter:
             capture.drain()
         more = sum(capture.total for capture in captures) > before
         self._look_later(loop, captures, SHORTEST if more else min(2 * delay, LONGEST))
+
+
+async def _room(loop: asyncio.AbstractEventLoop, fd: int, done: asyncio.Future[None]) -> None:
+    """Wait until a pipe can be written to, or the call is over."""
+    wake = asyncio.Event()
+
+    def over(_: object) -> None:
+        wake.set()
+
+    loop.add_writer(fd, wake.set)
+    done.add_done_callback(over)
+    try:
+        await wake.wait()
+    finally:
+        loop.remove_writer(fd)
+        done.remove_done_callback(over)

@@ -24,6 +24,11 @@ TO_HAVE: Mapping[str, str] = {
     "reached by others, run as another user, or give one that can: LocalSandboxes(python='/usr/bin/python3')",
 }
 """What makes a kind of sandbox work."""
+REFUSALS = (
+    *("Operation not permitted", "Permission denied", "No space left", "Invalid argument", "Function not implemented"),
+    *("Landlock", "another user", "need Linux", "does not start", "table of system calls"),
+)
+"""What the reason says where it is the machine that refuses."""
 REMEDIES: Mapping[Guarantee, str] = {
     Guarantee.FILES: "allow user namespaces (sysctl user.max_user_namespaces), or Linux 6.12 with Landlock, or docker",
     Guarantee.NETWORK: "allow user namespaces, or Linux 6.12 with Landlock, or use docker",
@@ -44,11 +49,18 @@ def doctor(console: Console) -> int:
         found, reason = asyncio.run(_examine(tier))
         if found is None:
             console.print(f"{tier} does not work here: {reason}", highlight=False)
-            console.print(f"to have it, {TO_HAVE[tier]}\n", highlight=False)
+            console.print(f"{remedy(tier, reason)}\n", highlight=False)
             continue
         console.print(_table(tier, found))
         kept = max(kept, sum(mechanism is not None for mechanism in found.values()))
     return 0 if kept == len(Guarantee) else 1
+
+
+def remedy(tier: str, reason: str) -> str:
+    """Return what makes a kind of sandbox work, by the reason why it doesn't."""
+    if any(sign in reason for sign in REFUSALS):
+        return f"to have it, {TO_HAVE[tier]}"
+    return "the kernel refuses nothing that it needs: this is a flaw of agent_rl's; report it with the text above"
 
 
 async def _examine(tier: str) -> tuple[Capabilities | None, str]:

@@ -98,7 +98,7 @@ async def grade(
 
     Raises:
         ConfigError: if there are no tests.
-        SandboxError: if a sandbox can't be had, or is lost: nothing is known then, and it is no failed test.
+        SandboxError: if a sandbox can't be had, or what it runs on has failed: nothing is known then.
     """
     if not tests:
         raise ConfigError("there are no tests to grade by: give at least one Call or Program")

@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -120,10 +122,6 @@ class LocalSandboxes:
         claims = (await self._running()).claims()
         return await verify(self._spawn, claims)
 
-    async def why_not(self) -> Mapping[str, str]:
-        """Return the kinds of sandbox that were tried and don't work here, with the reason."""
-        return (await self._running()).refused
-
     async def close(self) -> None:
         """Close every sandbox that is still open, and the zygote."""
         await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)))
@@ -147,13 +145,20 @@ class LocalSandboxes:
     async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
         zygote = await self._running()
         self._slots += 1
+        expires = time.monotonic() + lifetime
         spec = Spec(slot=self._slots, lifetime=lifetime, **asdict(limits))
         ours, control = socket.socketpair()
         lease, theirs = socket.socketpair()
         with control, theirs:
             await zygote.send(json.dumps(asdict(spec)).encode(), (control, theirs))
         sandbox = AgentSandbox(
-            ours, name=owner, kill=lambda: _shut(lease), ended=lambda: _await_end(lease), direct=True
+            ours,
+            name=owner,
+            expires=expires,
+            kill=lambda: _shut(lease),
+            ended=lambda: _await_end(lease),
+            host_failure=zygote.failure,
+            direct=True,
         )
         self._open.add(sandbox)
         try:
@@ -217,16 +222,22 @@ class _Zygote:
         self.refused: dict[str, str] = dict(hello.get("refused", {}))
         self._controllers = frozenset(map(str, hello.get("controllers", ())))
         if self.tier == "none":
-            complaint = self.stop()
-            reasons = "; ".join(f"{tier}: {reason}" for tier, reason in self.refused.items()) or complaint
+            complaint = self.stop().splitlines()
+            reasons = "; ".join([*(f"{tier}: {reason}" for tier, reason in self.refused.items()), *complaint[:1]])
             raise SandboxError(
                 f"no local sandbox works here ({reasons}); use another backend, or, for code that you trust, "
                 "allow_unsafe=True"
             )
 
     def runs(self) -> bool:
-        """Whether it is still there."""
-        return self._process.poll() is None
+        """Whether it is still there: its end of the connection closes before its sandboxes end with it."""
+        hung_up = select.poll()
+        hung_up.register(self._commands, 0)
+        return self._process.poll() is None and self._commands.fileno() >= 0 and not hung_up.poll(0)
+
+    async def failure(self) -> str | None:
+        """Return what became of it; None if it runs."""
+        return None if self.runs() else "the zygote of the local sandboxes is gone"
 
     def stop(self) -> str:
         """End it, with all sandboxes; return what it complained of."""

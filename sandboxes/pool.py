@@ -79,11 +79,6 @@ class WarmPool:
         """How many sandboxes are warm."""
         return len(self._ready)
 
-    @property
-    def leases(self) -> tuple[str, ...]:
-        """The owners of the sandboxes that are held now."""
-        return tuple(self._leases.values())
-
     async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> Sandbox:
         """Hand out a warm sandbox, or a new one if none is left or other limits are wanted; wait while it is full.
 
@@ -197,7 +192,8 @@ class WarmPool:
             # twice: it may be handed out when it has been warm for nearly as long as it may be
             sandbox = await self.backend.open(owner="warm", limits=self._limits, lifetime=2 * self._lifetime)
             try:
-                await sandbox.run_python("")
+                if (await sandbox.run_python("")).state_lost:
+                    raise SandboxError("a sandbox that was to be kept warm does not answer")
             except BaseException:
                 await asyncio.shield(_discard(sandbox))
                 raise

@@ -1,10 +1,18 @@
-"""`run` and `evaluate`, in a script and in a notebook."""
+"""`run`, `evaluate` and `train` from Python, in a script and in a running event loop."""
 
 import asyncio
+import contextlib
+import signal
+import threading
+from pathlib import Path
 
 import pytest
 
 import agent_rl as ar
+from agent_rl.concurrency import outside_loop
+from agent_rl.envs.calculator import Calculator
+from tests.doubles import Silent
+from tests.runs import SMALL, assert_same_run, config
 
 
 def test_run_returns_episodes_in_the_order_of_the_tasks() -> None:
@@ -29,3 +37,73 @@ def test_both_work_inside_a_running_loop() -> None:
 def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(ar.ConfigError, match="Did you mean 'oracle'"):
         ar.run("calculator-v0", "oracel")
+
+
+def test_run_takes_a_registered_class() -> None:
+    assert [e.env for e in ar.run(Calculator, n=1)] == ["calculator-v0"]
+    with pytest.raises(ar.ConfigError, match="Unregistered is not registered: decorate it"):
+        ar.run(type("Unregistered", (Silent,), {}))
+
+
+def test_train_is_the_run_of_the_same_settings(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def notebook() -> ar.Run:
+        return ar.train(**SMALL, runs_dir=str(tmp_path), progress=False)
+
+    trained = asyncio.run(notebook())
+    assert_same_run(folder, trained.folder)
+    assert capsys.readouterr().out == ""
+    assert trained.summary["steps"] == 4 and trained.metrics[-1]["kind"] == "eval"
+    assert trained.config == config(tmp_path).model_copy(update={"runs_dir": str(tmp_path)})
+    assert {e.origin.purpose for e in trained.episodes()} == {"train", "eval"}
+
+
+def test_a_trained_run_plays_by_its_policy_and_by_its_checkpoint(folder: Path) -> None:
+    trained = ar.Run(folder)
+    greedy = ar.run("calculator-v0", trained.policy(temperature=0), n=3, split="dev")
+    assert [e.messages for e in greedy] == [
+        e.messages for e in ar.run("calculator-v0", trained.policy(temperature=0), n=3, split="dev")
+    ]
+    assert all(t.loss_mask.sum() <= 24 * e.turns for e in greedy for t in e.trajectories)  # the run's max_tokens
+    assert ar.evaluate("calculator-v0", trained.checkpoint, n=3, split="dev").success.n == 3
+    assert ar.evaluate("calculator-v0", str(trained.checkpoint), n=3, split="dev").success.n == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stepz": 3}, "no setting 'stepz'. Did you mean 'steps'?"),
+        ({"rollout": {"grops": 3}}, "Did you mean 'rollout.groups'?"),
+        ({"rollout.grops": 3}, "Did you mean 'rollout.groups'?"),
+        ({"algorithm": "ggrpo"}, "no algorithm 'ggrpo'. Did you mean 'grpo'?"),
+        ({"steps": -1}, "steps=-1"),
+        ({"backend": "verll"}, "no backend 'verll'. Did you mean 'verl'?"),
+        ({"async_": {"mode": "separate"}}, "set async.mode=one_step_off"),
+        ({"env": "calculater-v0"}, "Did you mean 'calculator-v0'?"),
+        ({"split": "tran"}, "Did you mean 'train'?"),
+        ({"env_args": {"levl": 2}}, "no argument 'levl'"),
+        ({"algorithm": "vineppo", "env": "python-v0"}, "has no snapshots"),
+        ({"resume": "nowhere", "seed": 3}, "seed can't change"),
+        ({"resume": "nowhere", "steps": "many"}, "steps=many"),
+    ],
+)
+def test_train_names_what_is_wrong(settings: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ar.AgentRLError) as error:
+        ar.train(**{"runs_dir": str(tmp_path)} | settings if "resume" not in settings else settings)
+    assert message in str(error.value) and not any(tmp_path.iterdir())
+
+
+def test_outside_loop_asks_the_work_to_end_when_it_is_interrupted() -> None:
+    ended = threading.Event()
+
+    def work() -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "stopped" if ended.wait(20) else "never asked"
+
+    async def notebook() -> str:
+        return outside_loop(work, ended.set)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with contextlib.closing(asyncio.new_event_loop()) as loop:  # asyncio.run handles the signal itself
+        assert loop.run_until_complete(notebook()) == "stopped"

@@ -9,6 +9,7 @@ from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.cli import RolloutSettings
 from agent_rl.config import Section, choices, load_config
 from agent_rl.errors import ConfigError
+from agent_rl.policy import PolicyConfig
 from agent_rl.runs.config import RunConfig
 
 
@@ -96,7 +97,6 @@ def test_the_rollout_file_has_exactly_the_keys_of_its_schema() -> None:
 
 def test_a_section_with_a_name_is_chosen_by_it() -> None:
     settings = load_config("rollout", RolloutSettings, ["policy=vllm", "policy.model=m", "policy.engine.dtype=float32"])
-    assert (settings.policy.name, settings.policy.model) == ("vllm", "m")
-    assert settings.policy.engine == {"dtype": "float32"} and settings.policy.concurrency == 64
+    assert settings.policy == PolicyConfig(name="vllm", model="m", engine={"dtype": "float32"})
     later = load_config("rollout", RolloutSettings, ["policy.url=http://h:1", "policy=vllm"])
-    assert (later.policy.name, later.policy.url) == ("vllm", "http://h:1")
+    assert later.policy == PolicyConfig(name="vllm", url="http://h:1")

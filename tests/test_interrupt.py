@@ -23,7 +23,7 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import spec
 from agent_rl.policy import Interruption, TokenPolicy
 from agent_rl.policy.interruption import interruptions
-from agent_rl.rollout.metrics import trajectory_metrics
+from agent_rl.rollout.evaluation import trajectory_metrics
 from tests.doubles import CALL, example_episode, run_dice, sampled, small_renderer
 from tests.engines import VOCAB, full_logprobs, shaken, tiny
 from tests.runs import config

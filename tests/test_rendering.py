@@ -15,7 +15,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.errors import ConfigError, RenderError
 from agent_rl.gym.tool import ToolSpec
-from agent_rl.rendering import ChatMLRenderer, FamilyRenderer, TemplateRenderer, load_renderer, train_tokenizer
+from agent_rl.rendering import (
+    ChatMLRenderer,
+    FamilyRenderer,
+    TemplateRenderer,
+    load_renderer,
+    register_renderer,
+    train_tokenizer,
+)
+from agent_rl.rendering.by_name import RENDERERS
 from agent_rl.rendering.chat_format import message_dict, tool_dicts
 from agent_rl.rendering.tokenizer import PIECES
 
@@ -278,9 +286,23 @@ def test_the_renderer_is_chosen_by_the_tokenizer() -> None:
     assert isinstance(load_renderer(ours), FamilyRenderer)
 
 
-def test_an_unknown_renderer_is_named_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match=r"no renderer is called 'qwen-3'\. Did you mean 'qwen3'\?"):
+def test_load_renderer_suggests_a_name_for_an_unknown_one() -> None:
+    with pytest.raises(ConfigError, match=r"no renderer 'qwen-3'\. Did you mean 'qwen3'\? There are: chatml, template"):
         load_renderer(tokenizer(), "qwen-3")
+
+
+def test_register_renderer_makes_a_user_s_renderer_loadable() -> None:
+    class Shouting(ChatMLRenderer):
+        pass
+
+    try:
+        register_renderer("shouting")(Shouting)
+        ours = train_tokenizer([])
+        assert type(load_renderer(ours, "shouting")) is Shouting
+        ours.init_kwargs["agent_rl_renderer"] = "shouting"  # a tokenizer can name its renderer
+        assert type(load_renderer(ours)) is Shouting
+    finally:
+        RENDERERS._parts.pop("shouting", None)
 
 
 def test_a_tokenizer_without_the_special_tokens_is_refused() -> None:

@@ -12,7 +12,7 @@ from agent_rl.algorithms import Experience, group_episodes
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.rollouts import shuffled
-from agent_rl.backends.embedded.run import Interrupted, fresh_actor, resume_run, start_run
+from agent_rl.backends.embedded.run import fresh_actor, resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.trajectory import Source
@@ -22,6 +22,7 @@ from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.runs.folder import new_folder
 from agent_rl.runs.metrics import read_metrics
+from agent_rl.runs.stop import Interrupted
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.batches import weigh

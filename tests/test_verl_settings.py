@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+import agent_rl as ar
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
 from agent_rl.errors import ConfigError
-from agent_rl.train import train
 
 
 def config(**changes: object) -> VerlConfig:
@@ -151,7 +151,7 @@ def test_states_are_valued_by_the_weights_that_sampled_them_or_not_at_all() -> N
 
 def test_stored_episodes_are_the_embedded_backend_s() -> None:
     with pytest.raises(ConfigError, match="episodes=runs/x: learning from stored episodes is the embedded backend's"):
-        train(["backend=verl", "start_from=m", "algorithm=dpo", "episodes=runs/x"])
+        ar.train(backend="verl", start_from="m", algorithm="dpo", episodes="runs/x")
 
 
 def test_the_agent_loop_s_file_names_the_environment() -> None:

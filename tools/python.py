@@ -27,6 +27,6 @@ def described(result: PythonResult) -> str:
     parts = [result.stdout, result.stderr, result.value or "", result.error or ""]
     if result.timed_out:
         parts.append("timeout: the code took too long and was stopped")
-    if result.state_lost:
+    if result.state_lost and not result.sandbox_lost:
         parts.append("the interpreter was started anew: its variables are gone")
     return "\n".join(part.rstrip("\n") for part in parts if part.strip("\n"))

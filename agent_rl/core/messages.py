@@ -59,4 +59,3 @@ class Step:
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    info: Mapping[str, JSON] = field(default_factory=dict)

@@ -20,14 +20,19 @@ class Budget:
     """Token ids of the whole context: prompt, replies and everything that the environment said."""
     tool_calls: int | None = None
     seconds: float | None = None
+    score_seconds: float | None = 60.0
+    """For all rewards together, after the episode; running out of it fails the episode."""
+    close_seconds: float | None = 30.0
+    """For `Env.close`; running out of it is a warning."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
-            wanted = int | float if limit.name == "seconds" else int
+            is_time = limit.name.endswith("seconds")
+            wanted = int | float if is_time else int
             fits = isinstance(value, wanted) and not isinstance(value, bool) and 0 < value < math.inf
             if value is not None and not fits:
-                kind = "number" if limit.name == "seconds" else "whole number"
+                kind = "number" if is_time else "whole number"
                 raise ConfigError(f"Budget({limit.name}={value!r}): give a positive {kind}, or None for no limit")
 
 
@@ -40,6 +45,8 @@ class BudgetConfig(Section):
     tool_calls: int | None = Field(None, ge=1)
     seconds: float | None = Field(None, gt=0)
     """By the clock: waiting for the policy counts, also while it gets new weights."""
+    score_seconds: float | None = Field(None, gt=0)
+    close_seconds: float | None = Field(None, gt=0)
 
     def instead_of(self, own: Budget) -> Budget:
         """Return an environment's budget with the limits that are set here in place of its own."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import reprlib
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence, Set
 from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
 
-from agent_rl.concurrency import call, run_together
+from agent_rl.concurrency import call, in_thread, maybe_await, run_together
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.messages import Message, Step, Task
 from agent_rl.errors import DefinitionError
@@ -50,8 +50,10 @@ class Env:
     what the default `snapshot` copies. None: not declared, so there are no snapshots."""
     blocking: ClassVar[bool] = False
     """Whether sync methods take long enough to keep others waiting (a simulator, `time.sleep`, a blocking HTTP client).
-    Each call then runs in a thread of its own while other episodes go on, for about 0.1 ms more; one that the budget's
-    seconds run out on goes on in the background. Without it, all run on the event loop, one after the other."""
+    Each call then runs in a worker thread while other episodes continue; one that the budget's seconds run out on
+    continues in the background. Without it, all but `close` and rewards run on the event loop, one after the other."""
+    unscored: Set[str] = frozenset()
+    """The rewards that `score` still waits for, by name."""
     _calls_tools: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -80,7 +82,7 @@ class Env:
         raise NotImplementedError(f"{type(self).__name__} has to define step(self, action), or subclass ToolEnv")
 
     def close(self) -> Awaitable[None] | None:
-        """Free what the episode held, sync or async; called once, also after a failure."""
+        """Free what the episode held, sync (in a worker thread) or async; called once, also after a failure."""
         return None
 
     @property
@@ -137,22 +139,31 @@ class Env:
         return cls.snapshot_attributes is not None or cls.snapshot is not Env.snapshot
 
     async def score(self, episode: Episode) -> tuple[Reward, ...]:
-        """Run the `@reward` methods on the finished episode, the async ones together.
+        """Run the `@reward` methods on the finished episode, the async ones together, the sync ones in a thread.
 
         Raises:
             TypeError: if one returns something that is no number.
             ValueError: if one returns NaN or an infinity.
         """
-        if not self.reward_components:
-            return ()
-        starts = [functools.partial(self._score_one, c, episode) for c in self.reward_components]
-        return tuple(await run_together(starts))
+        components = self.reward_components
+        in_turn = [] if self.blocking else [c for c in components if not c.is_async]
+        parts = [part for part in (in_turn, *([c] for c in components if c not in in_turn)) if part]
+        self.unscored = {c.name for c in components}
+        found = await run_together([functools.partial(self._score_part, part, episode) for part in parts])
+        by_name = {reward.name: reward for rewards in found for reward in rewards}
+        return tuple(by_name[c.name] for c in components)
 
-    async def _score_one(self, component: RewardComponent, episode: Episode) -> Reward:
-        where = f"{type(self).__name__}.{component.attribute}"
-        method: RewardMethod = getattr(self, component.attribute)
-        value = await call(functools.partial(method, episode), thread=where if self.blocking else None)
-        return Reward(component.name, checked_reward(value, where), component.weight)
+    async def _score_part(self, part: Sequence[RewardComponent], episode: Episode) -> list[Reward]:
+        """Call one async method, or sync ones one after the other in a thread, as one may never return."""
+        methods = [cast(RewardMethod, getattr(self, c.attribute)) for c in part]
+        names = [f"{type(self).__name__}.{c.attribute}" for c in part]
+        if part[0].is_async:
+            values = [methods[0](episode)]
+        else:
+            values = await in_thread(lambda: [m(episode) for m in methods], names[0], quick=not self.blocking)
+        checked = [checked_reward(await maybe_await(v), name) for v, name in zip(values, names, strict=True)]
+        self.unscored = self.unscored - {c.name for c in part}
+        return [Reward(c.name, value, c.weight) for c, value in zip(part, checked, strict=True)]
 
     def oracle(self) -> Script:
         """Play a solution of the task that `reset` was given."""

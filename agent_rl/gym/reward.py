@@ -26,6 +26,7 @@ class RewardComponent:
     name: str
     weight: float
     attribute: str
+    is_async: bool
 
 
 @overload
@@ -35,7 +36,8 @@ def reward(*, weight: float = 1.0, name: str | None = None) -> Callable[[M], M]:
 def reward(method: M | None = None, /, *, weight: float = 1.0, name: str | None = None) -> M | Callable[[M], M]:
     """Make a component of the reward of an `Env` method, sync or async, that takes the finished `Episode`.
 
-    It returns a number or a bool; None means "not scored", and the episode is left out rather than given 0.
+    It returns a number or a bool; None means "not scored", and the episode is left out rather than given 0. Sync ones
+    run one after the other in a worker thread. `Budget.score_seconds` bounds them all.
 
     Args:
         method: the method, when used as a bare `@reward`.
@@ -58,7 +60,7 @@ def collect_rewards(cls: type) -> Iterator[RewardComponent]:
         if name in seen:
             raise DefinitionError(f"{cls.__name__}.{seen[name]} and .{attribute} are both rewards called '{name}'")
         seen[name] = attribute
-        yield RewardComponent(name, weight, attribute)
+        yield RewardComponent(name, weight, attribute, inspect.iscoroutinefunction(method))
 
 
 def declared_members(cls: type, is_declared: Callable[[object], bool], decorator: str) -> Iterator[tuple[str, object]]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.seeds import Stream, rng
 
 TaskFunction: TypeAlias = Callable[[str, int], Task]
 """`(split, index) -> Task`: any index from 0 up, the same task for the same index."""
@@ -138,7 +139,7 @@ class TaskStream:
             return self.source.get(self.split, self.seed * 2**32 + position)
         epoch, offset = divmod(position, size)
         if epoch != self._epoch:
-            self._order = np.random.default_rng([self.seed, epoch]).permutation(size)
+            self._order = rng(Stream.TASK_ORDER, self.seed, epoch).permutation(size)
             self._epoch = epoch
         return self.source.get(self.split, int(self._order[offset]))
 
@@ -169,7 +170,7 @@ def task_key(task: Task) -> str:
 
 
 def episode_seed(run_seed: int, task: Task, sample: int) -> int:
-    """Return the 63-bit seed of an episode's `np.random.default_rng`.
+    """Return the 63-bit seed of an episode's random streams.
 
     It hangs on nothing but the run's seed, the task's content and the sample's number in its group: neither on how
     many episodes ran before nor on which finished first, so any episode can be played again by itself.

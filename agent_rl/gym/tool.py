@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from agent_rl.concurrency import in_thread, run_together
+from agent_rl.concurrency import QUICK, WorkerCall, run_together
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError, InfrastructureError, did_you_mean
 from agent_rl.gym.tool_schema import arguments_model, json_schema, parse_docstring
@@ -65,6 +65,8 @@ class Tool(Generic[P, R_co]):
         self.timeout = timeout
         self.inline = inline
         self.is_async = inspect.iscoroutinefunction(function)
+        self.is_quick = not self.is_async
+        """Whether the last call returned so soon that waiting for it is cheaper than letting the event loop run."""
         self.is_method = bool(parameters) and parameters[0].name == "self"
         _check_options(name, timeout, inline, self.is_async)
         if self.is_method:
@@ -123,8 +125,8 @@ def tool(
     """Make a tool of a free function or of a `ToolEnv` method, sync or async.
 
     The docstring's first paragraph describes the tool, its `Args:` section the parameters; every parameter needs a
-    type that pydantic knows. An async function is awaited; a sync one runs in a thread of its own, so that a slow
-    one stops nobody.
+    type that pydantic knows. An async function is awaited; a sync one runs in a worker thread, so that a slow one
+    does not hold up other episodes.
 
     Args:
         function: the function, when used as a bare `@tool`.
@@ -190,25 +192,37 @@ def _begin(tools: Mapping[str, AnyTool], call: ToolCall, instance: object) -> Me
         return _failure(call, ToolErrorKind.BAD_ARGUMENTS, _explain(error, called))
     except Exception as error:  # a validator of the tool's own
         return _raised(call, error)
+    if called.is_async:
+        return functools.partial(_wait, called, call, cast(Callable[[], Awaitable[object]], bound))
     if not called.inline:
-        return functools.partial(_wait, called, call, bound)
+        running = WorkerCall(bound, f"tool {call.name}")
+        if not (called.is_quick and running.returns_within(QUICK)):
+            return functools.partial(_wait, called, call, running.result, running)
+        bound = running.finished
     try:
         return _result(call, bound())
     except (Exception, SystemExit) as error:
         return _raised(call, error)
 
 
-async def _wait(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message:
-    """Make a call that takes its time, within the tool's timeout."""
+async def _wait(
+    called: AnyTool,
+    call: ToolCall,
+    start: Callable[[], Awaitable[object]],
+    running: WorkerCall[object] | None = None,
+) -> Message:
+    """Wait for a call, within the tool's timeout."""
     try:
         async with asyncio.timeout(called.timeout) as clock:
-            thread = f"tool {call.name}"
-            value = await (cast(Awaitable[object], bound()) if called.is_async else in_thread(bound, thread))
+            value = await start()
         return _result(call, value)
     except (Exception, SystemExit) as error:
         if isinstance(error, TimeoutError) and clock.expired():  # not one that the tool itself raised
             return _failure(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} took more than {called.timeout:g} s")
         return _raised(call, error)
+    finally:
+        if running is not None:
+            called.is_quick = 0 < running.seconds < QUICK
 
 
 # What the model reads

@@ -1,89 +1,122 @@
-"""Choosing a policy by its name, as `agent-rl rollout policy=...` does."""
+"""Policies by name: `policy=NAME policy.key=value`, and `@register_policy` for a user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TypeAlias, TypeVar, get_type_hints
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, create_model
 
 from agent_rl.config import Section
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.base import AnyPolicy
-from agent_rl.policy.scripted import demonstrator, oracle
-from agent_rl.policy.vllm import vllm_policy
+from agent_rl.registries import Registry
 
-_SCRIPTS = {"oracle": oracle, "demonstrator": demonstrator}
+PolicyFactory: TypeAlias = Callable[..., AnyPolicy | AbstractContextManager[AnyPolicy]]
+F = TypeVar("F", bound=PolicyFactory)
+
+POLICIES: Registry[PolicyFactory] = Registry(
+    "policy",
+    builtin={
+        "oracle": "agent_rl.policy.scripted",
+        "demonstrator": "agent_rl.policy.scripted",
+        "checkpoint": "agent_rl.policy.checkpoint",
+        "vllm": "agent_rl.policy.vllm",
+    },
+)
+_GIVEN = ("params", "env")
+"""The parameters that a caller fills in; all others of a factory are settings."""
+
+
+def register_policy(name: str) -> Callable[[F], F]:
+    """Register a policy's factory under a name.
+
+    `policy=name` calls it with `policy.key=value` as its arguments, checked against its annotations. A parameter
+    `params` gets the `SamplingParams`, `env` the `EnvSpec`. It returns a policy, or a context manager that yields one.
+
+    Example::
+
+        @ar.register_policy("first-tool")
+        def first_tool(say: str = "hm") -> Policy: ...
+    """
+
+    def add(factory: F) -> F:
+        POLICIES.add(name, factory, factory)
+        return factory
+
+    return add
 
 
 class PolicyConfig(Section):
-    """Who plays. All but the name is for vllm."""
+    """The policy to run; every further key is a setting of its factory."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: str = "oracle"
-    """oracle, demonstrator, vllm, or the folder of a checkpoint."""
-    model: str | None = None
-    url: str | None = None
-    tokenizer: str | None = None
-    """A folder or name; null for the model's."""
-    renderer: str | None = None
-    """As in `agent_rl.rendering.load_renderer`; null for the one that fits the tokenizer."""
-    context: int | None = Field(None, ge=2)
-    """The longest sequence, in tokens; null for the model's or server's."""
-    concurrency: int = Field(64, ge=1)
-    """Requests under way at a server."""
-    engine: dict[str, JsonValue] = Field(default_factory=dict)
-    """More of vLLM's engine arguments."""
+    """A registered name, or the folder of a checkpoint."""
 
-    @model_validator(mode="after")
-    def _read(self) -> PolicyConfig:
-        given = sorted(self.model_dump(exclude_defaults=True).keys() - {"name"})
-        if given and self.name != "vllm":
-            raise ValueError(f"{given[0]}={getattr(self, given[0])} is for policy=vllm, not policy={self.name}")
-        return self
+
+class _Settings(Section):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
 @contextmanager
-def open_policy(config: PolicyConfig, params: SamplingParams, tokens: int | None) -> Iterator[AnyPolicy]:
+def open_policy(config: PolicyConfig, params: SamplingParams, env: EnvSpec) -> Iterator[AnyPolicy]:
     """Yield the policy that a config names.
 
     Args:
-        config: which.
+        config: its name and settings.
         params: how a model samples; scripts have no use for it.
-        tokens: the environment's budget, if it has one: what an engine of ours makes room for.
+        env: the environment to play in.
 
     Raises:
-        ConfigError: if there is no such policy, or it can't be had.
-        CheckpointError: if the folder holds none.
+        ConfigError: if there is no such policy, it has no such setting, or it can't be had.
+        CheckpointError: if the folder holds no checkpoint.
     """
-    if config.name in _SCRIPTS:
-        yield _SCRIPTS[config.name]()
-    elif config.name == "vllm":
-        with vllm_policy(
-            config.model,
-            url=config.url,
-            tokenizer=config.tokenizer,
-            renderer=config.renderer,
-            params=params,
-            context=config.context,
-            concurrency=config.concurrency,
-            engine=config.engine,
-        ) as policy:
-            yield policy
-    elif Path(config.name).is_dir():
-        yield _checkpoint(config.name, params, tokens or 1024)
-    else:
-        names = (*_SCRIPTS, "vllm")
+    name, settings = config.name, dict(config.model_extra or {})
+    if name not in POLICIES and Path(name).is_dir():
+        name, settings = "checkpoint", {"folder": name, **settings}
+    if name not in POLICIES:
+        known = ", ".join(POLICIES)
         raise ConfigError(
-            f"policy={config.name} is neither {', '.join(names)} nor a checkpoint's folder."
-            f"{did_you_mean(config.name, names)}"
+            f"policy={name} is neither {known} nor a checkpoint's folder.{did_you_mean(name, POLICIES)} "
+            "--import FILE loads your own."
         )
+    factory = POLICIES[name]
+    given = {"params": params, "env": env}
+    asked = {key: given[key] for key in _GIVEN if key in inspect.signature(factory).parameters}
+    made = factory(**_checked(name, factory, settings), **asked)
+    with made if isinstance(made, AbstractContextManager) else nullcontext(made) as policy:
+        yield policy
 
 
-def _checkpoint(folder: str, params: SamplingParams, context: int) -> AnyPolicy:
+def _checked(name: str, factory: PolicyFactory, settings: Mapping[str, JsonValue]) -> dict[str, object]:
+    """Check settings against a factory's annotations; return those that were given."""
+    schema = _schema_of(factory)
+    known = schema.model_fields
+    for key in settings:
+        if key not in known:
+            takes = ", ".join(known) or "none"
+            raise ConfigError(f"policy={name} has no setting '{key}'.{did_you_mean(key, known)} It takes: {takes}.")
     try:
-        from agent_rl.backends.embedded.actor import load_actor
-    except ImportError as error:
-        raise ConfigError(f"a checkpoint's policy needs {error.name}: pip install 'agent-rl[train]'") from error
-    return load_actor(folder, context=context).policy(params)
+        checked = schema.model_validate(settings)
+    except ValidationError as error:
+        problems = (f"policy.{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
+        raise ConfigError(f"policy={name}: {'; '.join(problems)}") from error
+    return {key: getattr(checked, key) for key in settings}
+
+
+def _schema_of(factory: PolicyFactory) -> type[BaseModel]:
+    hints = get_type_hints(factory, include_extras=True)
+    fields = {
+        name: (hints.get(name, JsonValue), ... if p.default is p.empty else p.default)
+        for name, p in inspect.signature(factory).parameters.items()
+        if name not in _GIVEN and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
+    schema: type[BaseModel] = create_model("settings", __base__=_Settings, **fields)  # type: ignore[call-overload]
+    return schema

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 from agent_rl.engines.base import SamplingParams, Session
 from agent_rl.errors import ConfigError
+from agent_rl.seeds import Stream, rng
 
 Piece: TypeAlias = Completion | tuple[int, ...]
 """A part of a reply: what was sampled, or ids that were given."""
@@ -61,8 +60,8 @@ class Interruption:
             turn: the reply's.
             sampled: the tokens that earlier replies of the episode sampled.
         """
-        key = [4, seed, turn] if self.per == "reply" else [4, seed]
-        early = int(np.random.default_rng(key).integers(self.spread + 1)) if self.spread else 0
+        key = (seed, turn) if self.per == "reply" else (seed,)
+        early = int(rng(Stream.INTERRUPTION, *key).integers(self.spread + 1)) if self.spread else 0
         return max(0, self.after_tokens - early - (sampled if self.per == "episode" else 0))
 
 

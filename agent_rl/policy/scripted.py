@@ -13,6 +13,7 @@ from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.errors import PolicyError
 from agent_rl.gym.env import Env, Script
 from agent_rl.policy.base import Reply
+from agent_rl.policy.by_name import register_policy
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering.base import Renderer
 from agent_rl.seeds import Stream, rng
@@ -36,11 +37,13 @@ class Scripted:
         return ScriptedConversation(self, env, seed)
 
 
+@register_policy("oracle")
 def oracle(renderer: Renderer | None = None) -> Scripted:
     """Return the policy that plays each environment's own solution."""
     return Scripted(lambda env, seed: env.oracle(), renderer)
 
 
+@register_policy("demonstrator")
 def demonstrator(renderer: Renderer | None = None) -> Scripted:
     """Return the policy that plays each environment's own noisy demonstrations."""
     return Scripted(lambda env, seed: env.demonstrate(rng(Stream.DEMONSTRATION, seed)), renderer)

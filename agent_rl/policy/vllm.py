@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Annotated
+
+from pydantic import Field, JsonValue
 
 from agent_rl.concurrency import LoopThread
-from agent_rl.core.messages import JSON
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.stateless import EngineOutput, Settings, StatelessEngine
 from agent_rl.engines.vllm.in_process import LocalEngine
 from agent_rl.engines.vllm.server import Server
 from agent_rl.errors import ConfigError
+from agent_rl.policy.by_name import register_policy
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
 
 
+@register_policy("vllm")
 @contextmanager
 def vllm_policy(
     model: str | None = None,
@@ -25,9 +29,9 @@ def vllm_policy(
     tokenizer: str | None = None,
     renderer: str | None = None,
     params: SamplingParams | None = None,
-    context: int | None = None,
-    concurrency: int = 64,
-    engine: Mapping[str, JSON] | None = None,
+    context: Annotated[int, Field(ge=2)] | None = None,
+    concurrency: Annotated[int, Field(ge=1)] = 64,
+    engine: Mapping[str, JsonValue] | None = None,
 ) -> Iterator[TokenPolicy]:
     """Yield a policy over vLLM, to roll out without training; on leaving, the engine or the connections are closed.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from agent_rl.core.messages import Message
 from agent_rl.gym.tool import ToolSpec
@@ -20,6 +20,7 @@ class Bridge:
     """The environment's messages and the header that opens the policy's next reply."""
 
 
+@runtime_checkable
 class Renderer(Protocol):
     """Turns messages into ids that go behind those already there; nothing it returns rewrites what went before."""
 

@@ -23,8 +23,9 @@ from agent_rl.core.messages import Message, Role
 from agent_rl.errors import RenderError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
-from agent_rl.rendering.calls import CLOSE, OPEN, read_call, write_call
+from agent_rl.rendering.by_name import register_renderer
 from agent_rl.rendering.chat_format import as_unicode
+from agent_rl.rendering.hermes import CLOSE, OPEN, read_call, write_call
 from agent_rl.rendering.tokenizer import END_OF_TEXT, IM_END, IM_START
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 
+@register_renderer("chatml")
 class ChatMLRenderer:
     """Renders the format above; a bridge costs what its messages cost, however long the episode is."""
 

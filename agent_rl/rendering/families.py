@@ -11,8 +11,8 @@ from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.errors import ConfigError, RenderError, did_you_mean
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
-from agent_rl.rendering.calls import write_call
 from agent_rl.rendering.chat_format import message_dict, tool_dicts
+from agent_rl.rendering.hermes import write_call
 
 if TYPE_CHECKING:
     import renderers

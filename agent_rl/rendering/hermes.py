@@ -1,11 +1,16 @@
-"""Hermes-style replies as text: `<think>` a thought `</think>`, an answer, `<tool_call>` JSON `</tool_call>`."""
+"""Hermes-style replies: `<think>` a thought `</think>`, an answer, `<tool_call>` compact JSON `</tool_call>`."""
 
 from __future__ import annotations
 
-from agent_rl.core.messages import Message
-from agent_rl.rendering.calls import CLOSE, OPEN, read_call
+import json
+import re
+
+from agent_rl.core.messages import JSON, Message, ToolCall
+from agent_rl.errors import RenderError
 
 THINK, THINK_END = "<think>", "</think>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 def read_hermes(text: str) -> Message:
@@ -24,3 +29,77 @@ def _split_thought(text: str) -> tuple[str | None, str]:
         return None, text
     thought, _, answer = text.lstrip().removeprefix(THINK).partition(THINK_END)
     return thought.strip() or None, answer.lstrip("\n")
+
+
+def write_call(call: ToolCall) -> str:
+    """Write `{"name":…,"arguments":{…}}` without spaces.
+
+    Raises:
+        RenderError: if an argument is nothing that JSON can hold.
+    """
+    try:
+        arguments = json.dumps(dict(call.arguments), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RenderError(f"arguments of {call.name!r} that JSON can't hold ({error}): {call.arguments!r}") from error
+    return f'{{"name":{json.dumps(call.name, ensure_ascii=False)},"arguments":{arguments}}}'
+
+
+def read_call(text: str, index: int, stray: str = "", closed: bool = True) -> ToolCall:
+    """Read what stood in a `<tool_call>`; whatever is wrong with it becomes the call's `error`.
+
+    Args:
+        text: what stood between the tags.
+        index: which call of its reply it is; gives the id `call_<index>`.
+        stray: what followed behind the closing tag.
+        closed: whether there was a closing tag.
+    """
+    name, error = _name_in(text), None
+    arguments: dict[str, JSON] = {}
+    try:
+        if not closed:
+            raise ValueError(f"{OPEN} is not closed by {CLOSE}")
+        name, arguments = _name_and_arguments(text)
+        if stray.strip():
+            raise ValueError(f"text after {CLOSE}: {_short(stray)}; say it before the first {OPEN}")
+    except (ValueError, RecursionError) as problem:
+        error = str(problem)
+    return ToolCall(id=f"call_{index}", name=name, arguments=arguments, error=error)
+
+
+def _name_and_arguments(text: str) -> tuple[str, dict[str, JSON]]:
+    try:
+        value = json.loads(text, parse_constant=_not_finite, parse_float=_finite)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON ({error}): {_short(text)}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f'not a JSON object with "name" and "arguments": {_short(text)}')
+    name, arguments = value.get("name"), value.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        raise ValueError(f'"name" is missing or no string: {_short(text)}')
+    if not isinstance(arguments, dict):
+        raise ValueError(f'"arguments" is not a JSON object: {_short(text)}')
+    return name, arguments
+
+
+def _name_in(text: str) -> str:
+    """The name that a malformed call seems to mean, or an empty string."""
+    found = _NAME.search(text)
+    try:
+        return str(json.loads(found[1])) if found else ""
+    except ValueError:
+        return ""
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if abs(value) != float("inf") else _not_finite(text)
+
+
+def _not_finite(text: str) -> float:
+    raise ValueError(f"{_short(text)} is not a finite number")
+
+
+def _short(text: str, limit: int = 80) -> str:
+    return repr(text if len(text) <= limit else text[:limit] + "…")

@@ -11,6 +11,7 @@ from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.errors import ConfigError, RenderError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
+from agent_rl.rendering.by_name import register_renderer
 from agent_rl.rendering.chat_format import message_dict, tool_dicts
 from agent_rl.rendering.hermes import THINK, THINK_END, read_hermes
 
@@ -39,6 +40,7 @@ class _BreakError(RenderError):
     """The template did not append."""
 
 
+@register_renderer("template")
 class TemplateRenderer:
     """Renders with the tokenizer's own chat template and bridges by the difference of two short renderings.
 
@@ -121,7 +123,7 @@ class TemplateRenderer:
             if self._on_break == "refuse":
                 raise RenderError(
                     f"{error}. Take a template that only appends, or the model's family if it has one (families()), "
-                    f"or accept a fork at such turns: on_break='fork'"
+                    f"or accept a fork at such turns: renderer=template-fork"
                 ) from error
             self._broken.add(new.role)
         except RenderError:  # a template that has no tools says so again when a tool's result comes
@@ -213,6 +215,12 @@ class TemplateRenderer:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+@register_renderer("template-fork")
+def template_fork(tokenizer: PreTrainedTokenizerBase) -> TemplateRenderer:
+    """Return the renderer that forks where the chat template rewrites the past."""
+    return TemplateRenderer(tokenizer, on_break="fork")
 
 
 def _kind(messages: Sequence[Message]) -> str:

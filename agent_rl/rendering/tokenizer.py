@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from agent_rl.errors import ConfigError
-from agent_rl.rendering.calls import CLOSE, OPEN
+from agent_rl.rendering.hermes import CLOSE, OPEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

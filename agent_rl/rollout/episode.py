@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import time
 import traceback
 import uuid
@@ -12,9 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-import numpy as np
-
-from agent_rl.concurrency import call
+from agent_rl.concurrency import call, in_thread, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import FinishReason
@@ -22,6 +21,7 @@ from agent_rl.errors import PolicyError
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Resumable
 from agent_rl.rollout.job import Branch, Job
+from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
 
 P = ParamSpec("P")
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 
 async def run_episode(job: Job, policy: AnyPolicy) -> Episode:
-    """Run one episode to its end; whatever breaks becomes its outcome, and nobody else's.
+    """Run one episode to its end. An exception fails this episode only; it is recorded in `Episode.error`.
 
     Only a cancellation from outside propagates, after the environment was closed.
     """
     run = _Run(job, policy)
     try:
-        return await run.score(await run.within_budget())
+        return await run.score(await run.run_within_budget())
     except (Exception, asyncio.CancelledError) as error:
         if _from_outside(error):
             raise
@@ -45,7 +45,7 @@ async def run_episode(job: Job, policy: AnyPolicy) -> Episode:
 
 
 class _Run:
-    """The growing record of one episode; `where` is what was going on when something broke."""
+    """The growing record of one episode."""
 
     def __init__(self, job: Job, policy: AnyPolicy) -> None:
         self.job, self.policy = job, policy
@@ -57,28 +57,33 @@ class _Run:
         self.env: Env | None = None
         self.conversation: Conversation | None = None
         self.replies = self.calls = 0
-        self.where = "make"
+        self.broken_stage = ""
         self.started = time.perf_counter()
 
-    async def within_budget(self) -> StopReason:
-        self.env = env = self.job.spec.make(**self.job.env_args)
+    def stage(self, name: str) -> _Stage:
+        """Return a context; what breaks in it is blamed on the stage of that name."""
+        return _Stage(self, name)
+
+    async def run_within_budget(self) -> StopReason:
+        with self.stage("make"):
+            self.env = env = self.job.spec.make(**self.job.env_args)
         try:
             async with asyncio.timeout(self.budget.seconds) as clock:
-                return await self.talk(env)
+                return await self.interact(env)
         except TimeoutError:
             if not clock.expired():  # the environment's own
                 raise
-            if self.where in ("reset", "restore"):  # the policy never had a chance
-                raise TimeoutError(f"{self.where} took more than the budget's {self.budget.seconds:g} s") from None
+            if self.broken_stage in ("reset", "restore"):  # the policy never had a chance
+                raise _overdue(self.broken_stage, self.budget.seconds) from None
             return StopReason.SECONDS
 
-    async def talk(self, env: Env) -> StopReason:
-        self.where = "reset"
-        rng = np.random.default_rng(self.job.seed)
-        observation = messages_of(await self.call(env.reset, self.job.task, rng))
+    async def interact(self, env: Env) -> StopReason:
+        with self.stage("reset"):
+            generator = rng(Stream.ENVIRONMENT, self.job.seed)
+            observation = messages_of(await self.call(env.reset, self.job.task, generator))
         if self.job.branch is None:
-            self.where = "policy"
-            self.conversation = conversation = self.start(env)
+            with self.stage("policy"):
+                self.conversation = conversation = self.start(env)
         else:
             observation = ()  # the prefix holds all that was observed
             self.conversation = conversation = await self.resume(env, self.job.branch)
@@ -86,28 +91,28 @@ class _Run:
                 return over
         limit = self.context_limit(conversation)
         while True:
-            self.where = "policy"
-            self.messages += observation
-            length = conversation.observe(observation)
+            with self.stage("policy"):
+                self.messages += observation
+                length = conversation.observe(observation)
             if limit is not None and length >= limit:
                 return StopReason.TOKENS
-            await self.look(env)
-            self.where = "policy"
-            reply = await conversation.reply(None if limit is None else limit - length)
-            self.messages.append(reply.message)
-            self.replies += 1
-            if reply.finish_reason is FinishReason.ABORT:
-                raise PolicyError("the policy aborted its reply")
+            await self.observe_state(env)
+            with self.stage("policy"):
+                reply = await conversation.reply(None if limit is None else limit - length)
+                self.messages.append(reply.message)
+                self.replies += 1
+                if reply.finish_reason is FinishReason.ABORT:
+                    raise PolicyError("the policy aborted its reply")
             if reply.finish_reason is FinishReason.LENGTH:
                 full = limit is not None and sum(map(len, conversation.trajectories[-1:])) >= limit
                 return StopReason.TOKENS if full else StopReason.LENGTH
             self.calls += len(reply.message.tool_calls)
             if self.budget.tool_calls is not None and self.calls > self.budget.tool_calls:
                 return StopReason.TOOL_CALLS
-            self.where = "step"
-            step = await self.call(env.step, reply.message)
-            observation = messages_of(step.observation)
-            self.record(len(observation), float(step.reward), step.terminated, step.truncated)
+            with self.stage("step"):
+                step = await self.call(env.step, reply.message)
+                observation = messages_of(step.observation)
+                self.record(len(observation), float(step.reward), step.terminated, step.truncated)
             ended = self.ended(step.terminated, step.truncated)
             if ended is not None:
                 self.messages += observation
@@ -120,36 +125,37 @@ class _Run:
         return self.policy.start(env.tools, self.job.seed)
 
     async def resume(self, env: Env, branch: Branch) -> Conversation:
-        """Take up the dialogue where the branch leaves its episode."""
-        self.where = "restore"
-        await self.call(env.restore, branch.snapshot)
+        """Restore the environment, and begin the conversation, as the branch left them."""
+        with self.stage("restore"):
+            await self.call(env.restore, branch.snapshot)
         turn = self.replies = branch.turn
         prefix, self.calls = branch.prefix, branch.tool_calls
         self.messages += prefix.messages
         self.steps += branch.episode.steps[:turn]
         self.snapshots += branch.episode.snapshots[:turn]
-        self.where = "policy"
-        if not isinstance(self.policy, Resumable):
-            raise PolicyError(f"{type(self.policy).__name__} can't go on from token ids: it has no resume(...)")
-        return self.policy.resume(env.tools, branch.seed, prefix)
+        with self.stage("policy"):
+            if not isinstance(self.policy, Resumable):
+                raise PolicyError(f"{type(self.policy).__name__} can't continue from token ids: it has no resume(...)")
+            return self.policy.resume(env.tools, branch.seed, prefix)
 
-    async def look(self, env: Env) -> None:
-        """Take note of the state that the policy is about to reply in."""
-        self.where = "state_hash"
-        self.state = await self.call(env.state_hash)
-        if self.state is not None and not isinstance(self.state, str):
-            raise TypeError(f"state_hash returned {self.state!r}: return a str, or None")
+    async def observe_state(self, env: Env) -> None:
+        """Record the state that the policy is about to reply in."""
+        if self.job.spec.cls.state_hash is not Env.state_hash:
+            with self.stage("state_hash"):
+                self.state = await self.call(env.state_hash)
+                if self.state is not None and not isinstance(self.state, str):
+                    raise TypeError(f"state_hash returned {self.state!r}: return a str, or None")
         if self.job.snapshots:
-            self.where = "snapshot"
-            self.snapshots.append(await self.call(env.snapshot))
+            with self.stage("snapshot"):
+                self.snapshots.append(await self.call(env.snapshot))
 
     async def call(self, method: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a method of the environment, sync or async, where it keeps nobody waiting."""
-        thread = f"{self.job.spec.id} {self.where}" if self.job.spec.cls.blocking else None
+        """Call a method of the environment, sync or async; in a worker thread if it may hold up the event loop."""
+        thread = f"{self.job.spec.id} {method.__name__}" if self.job.spec.cls.blocking else None
         return await call(functools.partial(method, *args, **kwargs), thread=thread)
 
     def record(self, messages: int, reward: float, terminated: bool, truncated: bool) -> None:
-        """Take note of the environment's answer."""
+        """Store the environment's answer."""
         self.steps.append(StepRecord(messages, reward, terminated, truncated, self.state))
 
     def context_limit(self, conversation: Conversation) -> int | None:
@@ -169,16 +175,23 @@ class _Run:
 
     async def score(self, stop: StopReason) -> Episode:
         assert self.env is not None
-        self.where = "score"
         outcome = Outcome.TERMINATED if stop is StopReason.DONE else Outcome.TRUNCATED
-        episode = self.episode(stop, outcome)
-        rewards = await self.env.score(episode)
+        with self.stage("score"):
+            episode = self.episode(stop, outcome)
+            try:
+                async with asyncio.timeout(self.budget.score_seconds) as clock:
+                    rewards = await self.env.score(episode)
+            except TimeoutError:
+                if not clock.expired():
+                    raise
+                waiting = ", ".join(c.name for c in self.env.reward_components if c.name in self.env.unscored)
+                raise _overdue(f"score (of {waiting})" if waiting else "score", self.budget.score_seconds) from None
         steps = (Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
         return replace(episode, rewards=(*rewards, *steps))
 
     def failed(self, error: BaseException) -> Episode:
         trace = "".join(traceback.format_exception(error))
-        failure = Failure(self.where, type(error).__name__, str(error), trace)
+        failure = Failure(self.broken_stage, type(error).__name__, str(error), trace)
         return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure)
 
     def episode(self, stop: StopReason, outcome: Outcome) -> Episode:
@@ -210,18 +223,52 @@ class _Run:
         return time.perf_counter() - self.started
 
     async def close(self) -> None:
-        self.where = "close"
-        closes = [functools.partial(call, c.close) for c in (self.conversation,) if c is not None]
-        closes += [functools.partial(self.call, e.close) for e in (self.env,) if e is not None]
-        problems = [problem for close in closes if (problem := await _close(close))]
-        for problem in problems:  # the episode is whole; a leak deserves a word, not the loss of the episode
+        """Free what the episode holds. The episode itself is complete, so that a failure is only a warning."""
+        problems = []
+        if self.conversation is not None:
+            problems.append(await _problem_of(call(self.conversation.close)))
+        if self.env is not None and self.job.spec.cls.close is not Env.close:
+            problems.append(await _problem_of(self.close_env(self.env)))
+        for problem in filter(None, problems):
             warnings.warn(f"{self.job.spec.id}: close() failed: {problem}", RuntimeWarning, stacklevel=2)
 
+    async def close_env(self, env: Env) -> None:
+        try:
+            async with asyncio.timeout(self.budget.close_seconds) as clock:
+                if inspect.iscoroutinefunction(env.close):
+                    await env.close()
+                else:  # it may never return
+                    await maybe_await(await in_thread(env.close, f"{self.job.spec.id} close", quick=True))
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            raise _overdue("close", self.budget.close_seconds) from None
 
-async def _close(close: Callable[[], Awaitable[object]]) -> str | None:
-    """Close one thing; return what went wrong."""
+
+class _Stage:
+    """A part of an episode, for `with`: a failure names the one that broke."""
+
+    __slots__ = ("name", "run")
+
+    def __init__(self, run: _Run, name: str) -> None:
+        self.run, self.name = run, name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.run.broken_stage = self.name
+
+
+def _overdue(what: str, seconds: float | None) -> TimeoutError:
+    return TimeoutError(f"{what} took more than the budget's {seconds:g} s")
+
+
+async def _problem_of(closing: Awaitable[object]) -> str | None:
+    """Wait for something to close; return what went wrong."""
     try:
-        await close()
+        await closing
     except (Exception, asyncio.CancelledError) as error:
         if _from_outside(error):
             raise
@@ -230,6 +277,6 @@ async def _close(close: Callable[[], Awaitable[object]]) -> str | None:
 
 
 def _from_outside(error: BaseException) -> bool:
-    """Whether somebody cancels the task that runs the episode; an environment may also raise such an error itself."""
+    """Whether the task that runs the episode is cancelled; an environment may also raise such an error itself."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_rl.core.episode import Episode, Outcome
+from agent_rl.policy.interruption import interruptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,16 @@ def summarise(episodes: list[Episode]) -> Evaluation:
         tool_calls=mean([float(e.tool_calls) for e in episodes]),
         tool_errors=mean([float(sum(e.tool_errors.values())) for e in episodes]),
     )
+
+
+def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Count forks and interruptions.
+
+    Returns:
+        `rollout/forks`: trajectories beyond the first, per episode; 0 as long as every message could be appended.
+        `rollout/interrupted`: the share of replies that were cut short with given tokens.
+    """
+    forks = sum(max(0, len(e.trajectories) - 1) for e in episodes)
+    cut = sum(interruptions(t) for e in episodes for t in e.trajectories)
+    replies = sum(e.turns for e in episodes)
+    return {"rollout/forks": forks / max(1, len(episodes)), "rollout/interrupted": cut / max(1, replies)}

@@ -1,12 +1,47 @@
-"""The folder of a run: runs/<time>-<name>, and runs/latest, which points at the newest."""
+"""The folder of a run: runs/<time>-<name>, the files in it, and runs/latest, which points at the newest."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
+from typing import TypeVar
 
-from agent_rl.errors import ConfigError
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ValidationError
+
+from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.version import __version__
+
+CONFIG, METRICS, EPISODES, SUMMARY, REPORT = (
+    "config.yaml",
+    "metrics.jsonl",
+    "episodes.jsonl",
+    "summary.json",
+    "report.html",
+)
+"""What every run's folder holds; backends add their checkpoints."""
+M = TypeVar("M", bound=BaseModel)
+
+
+def save_config(folder: Path, config: BaseModel) -> None:
+    """Write a run's settings."""
+    OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
+
+
+def read_config(folder: Path, schema: type[M]) -> M:
+    """Return a run's settings.
+
+    Raises:
+        CheckpointError: if the folder is no run, or another version's.
+    """
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
+    try:
+        return schema.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG), resolve=True))
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
+        raise CheckpointError(f"{folder / CONFIG} is not one of this version, {__version__}: {wrong}") from error
 
 
 def new_folder(runs_dir: str, name: str) -> Path:

@@ -7,13 +7,12 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from agent_rl.algorithms import Algorithm, ScoredRows, group_episodes
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.core.episode import Episode
 from agent_rl.errors import ConfigError, StoreError
 from agent_rl.gym.tasks import task_key
+from agent_rl.seeds import Stream, rng
 from agent_rl.store.episodes import episode_at, episode_file, locate_episodes
 
 CHECKED = 8
@@ -46,7 +45,7 @@ class StoredGroups:
         """
         size = min(size, len(self.groups))
         epoch, place = divmod(step, len(self.groups) // size)
-        order = np.random.default_rng([4, seed, epoch]).permutation(len(self.groups))
+        order = rng(Stream.STORED_GROUPS, seed, epoch).permutation(len(self.groups))
         return [e for index in order[place * size : (place + 1) * size] for e in self.read(int(index))]
 
     def read(self, index: int) -> list[Episode]:

@@ -1,13 +1,14 @@
-"""Progress of a training run on a terminal: a live display, or plain lines where there is no terminal."""
+"""Progress of a training run: a live display on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
@@ -33,12 +34,38 @@ def trend(values: list[float], window: int = 5) -> float | None:
     return sum(values[-window:]) / window - sum(values[-2 * window : -window]) / window
 
 
+class _NotebookLive:
+    """What `Progress` needs of rich's `Live`, in a notebook, where that one would need ipywidgets."""
+
+    def start(self) -> None:
+        """Make room for the display below the cell."""
+        from IPython.display import HTML, display
+
+        self._handle = display(HTML(), display_id=True)
+
+    def update(self, renderable: RenderableType, *, refresh: bool = True) -> None:
+        """Show something in place of what was shown."""
+        from IPython.display import HTML
+
+        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
+        console.print(renderable)
+        code = '<pre style="line-height: 1.2">{code}</pre>'
+        self._handle.update(HTML(console.export_html(inline_styles=True, code_format=code)))
+
+    def stop(self) -> None:
+        """Leave the display as it is."""
+
+
 class Progress:
     """Shows one thing at a time; use it as a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
-        self._live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
+        self._live: Live | _NotebookLive | None = None
+        if self.console.is_jupyter and not self.console.quiet:
+            self._live = _NotebookLive()
+        elif self.console.is_terminal and not self.console.quiet:
+            self._live = Live(console=self.console, refresh_per_second=4)
         self._success: list[float] = []
         self._speed: deque[float] = deque(maxlen=5)
         self._started = time.monotonic()

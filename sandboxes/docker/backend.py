@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 import uuid
 import weakref
 from collections.abc import Collection
@@ -113,7 +114,7 @@ class DockerSandboxes:
         except asyncio.CancelledError:
             starting.add_done_callback(self._drop)  # a thread can't be stopped
             raise
-        removed: Future[None] | None = None
+        removed: Future[str | None] | None = None
 
         def kill() -> None:
             nonlocal removed
@@ -123,8 +124,19 @@ class DockerSandboxes:
             if removed is not None:
                 await asyncio.wrap_future(removed)
 
+        async def failure() -> str | None:
+            return None if removed is None else await asyncio.wrap_future(removed)
+
         demultiplexer = Demultiplexer()
-        sandbox = AgentSandbox(stream, name=owner or container[:12], kill=kill, ended=ended, decode=demultiplexer.feed)
+        sandbox = AgentSandbox(
+            stream,
+            name=owner or container[:12],
+            expires=time.monotonic() + lifetime,
+            kill=kill,
+            ended=ended,
+            host_failure=failure,
+            decode=demultiplexer.feed,
+        )
         self._open.add(sandbox)
         try:
             async with asyncio.timeout(TIMEOUT):
@@ -164,12 +176,14 @@ class DockerSandboxes:
             stream.close()
             self._remove(container)
 
-    def _remove(self, container: str) -> None:
-        """Remove a container; its agent ends by itself where the engine can't be reached."""
+    def _remove(self, container: str) -> str | None:
+        """Remove a container, or say why not; its agent ends by itself where the engine can't be reached."""
         try:
             self.engine.remove(container)
-        except SandboxError:
+        except SandboxError as error:
             self._tidy = False
+            return str(error)
+        return None
 
 
 def _guarantee(name: str) -> Guarantee:

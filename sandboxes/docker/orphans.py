@@ -27,7 +27,7 @@ def identity(pid: int) -> str:
         OSError: if there is no such process.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    started = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{pid}/{started}"
 
 

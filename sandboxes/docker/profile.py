@@ -6,7 +6,8 @@ capabilities that would add to it, and takes away:
 - every call of 32-bit programs: `socketcall` would get around the rule about sockets, and few eyes see that code;
 - sockets other than Unix, IPv4 and IPv6: a network namespace holds back neither AF_VSOCK, which reaches the hypervisor,
   nor AF_ALG, and AF_NETLINK is a large way into the kernel;
-- `ptrace`, `process_vm_readv`, `process_vm_writev`: the agent in the container has the same user as what it runs;
+- `ptrace`, `process_vm_readv`, `process_vm_writev`, `sched_setscheduler` and its like, `setpriority`, `ioprio_set`, and
+  `prlimit64` of another process: the agent in the container has the same user as what it runs;
 - `io_setup` and its like: their events come out of one number for the whole host. `mq_open` and its like: kernel memory
   that no limit of the container counts. `memfd_secret`: memory that is not seen in any dump;
 - `sync` and `syncfs`: they make the host write its disks out, as often as one likes;
@@ -31,19 +32,19 @@ fgetxattr flistxattr flock fork fremovexattr fsetxattr fstat fstatfs fsync ftrun
 futex_wait futex_waitv futex_wake futimesat get_robust_list getcpu getcwd getdents getdents64 getegid geteuid
 getgid getgroups getitimer getpeername getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid
 getrlimit getrusage getsid getsockname getsockopt gettid gettimeofday getuid getxattr getxattrat
-inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl ioprio_get ioprio_set kill landlock_add_rule
+inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl ioprio_get kill landlock_add_rule
 landlock_create_ruleset landlock_restrict_self lchown lgetxattr link linkat listen listxattr listxattrat
 llistxattr lremovexattr lseek lsetxattr lstat madvise membarrier memfd_create mincore mkdir mkdirat mknod
 mknodat mlock mlock2 mlockall mmap mprotect mremap mseal msgctl msgget msgrcv msgsnd msync munlock munlockall
 munmap nanosleep newfstatat open openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 pkey_alloc
-pkey_free pkey_mprotect poll ppoll prctl pread64 preadv preadv2 prlimit64 process_mrelease pselect6 pwrite64
+pkey_free pkey_mprotect poll ppoll prctl pread64 preadv preadv2 process_mrelease pselect6 pwrite64
 pwritev pwritev2 read readahead readlink readlinkat readv recvfrom recvmmsg recvmsg removexattr removexattrat
 rename renameat renameat2 restart_syscall rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo
 rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min
-sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval sched_setaffinity
-sched_setattr sched_setparam sched_setscheduler sched_yield seccomp select semctl semget semop semtimedop
+sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
+sched_yield seccomp select semctl semget semop semtimedop
 sendfile sendmmsg sendmsg sendto set_robust_list set_tid_address setfsgid setfsuid setgid setgroups setitimer
-setpgid setpriority setregid setresgid setresuid setreuid setrlimit setsid setsockopt setuid setxattr setxattrat
+setpgid setregid setresgid setresuid setreuid setrlimit setsid setsockopt setuid setxattr setxattrat
 shmat shmctl shmdt shmget shutdown sigaltstack signalfd signalfd4 socketpair splice stat statfs statx symlink
 symlinkat sync_file_range sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime
 timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat
@@ -62,6 +63,7 @@ def seccomp_profile() -> str:
     """Return the profile as JSON, as `--security-opt seccomp=` takes it."""
     rules: list[dict[str, object]] = [{"names": ALLOWED.split(), "action": "SCMP_ACT_ALLOW"}]
     rules += [_allow_if("socket", 0, domain) for domain in _SOCKETS]
+    rules.append(_allow_if("prlimit64", 0, 0))
     rules.append(_allow_if("clone", 0, _NEW_NAMESPACES, masked_is=0))
     rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _NO_SUCH_CALL})
     native = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")

@@ -17,6 +17,7 @@ import asyncio
 import importlib
 import math
 import os
+import time
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.canaries import Once, verify
 from agent_rl.sandboxes.client import AgentSandbox
 from agent_rl.sandboxes.e2b.jupyter import JupyterSandbox
-from agent_rl.sandboxes.e2b.link import START_TIMEOUT, USER, Link
+from agent_rl.sandboxes.e2b.link import START_TIMEOUT, USER, Link, LinkedSandbox
 from agent_rl.sandboxes.sent import greeting
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class E2BSandboxes:
     async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
         if not 0 < lifetime <= MAX_LIFETIME:
             raise ConfigError(f"lifetime={lifetime}: E2B keeps a sandbox for at most {MAX_LIFETIME} s")
+        expires = time.monotonic() + lifetime
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 machine = await self._sdk.create(
@@ -107,10 +109,8 @@ class E2BSandboxes:
         except Exception as error:  # the SDK's have no common root
             raise SandboxError(f"E2B could not open a sandbox of {self.template}: {error!r}") from error
         link = Link(machine)
-        if self.interpreter == "jupyter":
-            sandbox: AgentSandbox = JupyterSandbox(link, name=owner)
-        else:
-            sandbox = AgentSandbox(link.ours, name=owner, kill=link.kill, ended=link.ended)
+        kind = JupyterSandbox if self.interpreter == "jupyter" else LinkedSandbox
+        sandbox = kind(link, name=owner, expires=expires)
         self._open.add(sandbox)
         try:
             await link.begin(greeting(lifetime, user=USER))

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, WORK, PythonResult
-from agent_rl.sandboxes.client import AgentSandbox, check_call
+from agent_rl.sandboxes.client import EndedByCodeError, check_call, without_sandbox
 from agent_rl.sandboxes.e2b import kernel
-from agent_rl.sandboxes.e2b.link import USER, Link
+from agent_rl.sandboxes.e2b.link import USER, Link, LinkedSandbox
 from agent_rl.sandboxes.inside.interpreter import MAX_TEXT
 from agent_rl.sandboxes.inside.streams import Capture
 from agent_rl.sandboxes.inside.worker import shorten
@@ -49,11 +49,11 @@ class _FloodError(Exception):
     """A call printed more than is kept in memory."""
 
 
-class JupyterSandbox(AgentSandbox):
+class JupyterSandbox(LinkedSandbox):
     """A sandbox whose interpreter is a Jupyter kernel; `await ready()` comes first."""
 
-    def __init__(self, link: Link, *, name: str = "") -> None:
-        super().__init__(link.ours, name=name, kill=link.kill, ended=link.ended)
+    def __init__(self, link: Link, *, name: str = "", expires: float) -> None:
+        super().__init__(link, name=name, expires=expires)
         self._machine: Any = link.machine  # an AsyncSandbox of e2b_code_interpreter's
         self._gone = link.gone
         self._context: Context | None = None
@@ -78,9 +78,15 @@ class JupyterSandbox(AgentSandbox):
             code.encode()
         except UnicodeEncodeError as error:  # which JSON can't carry
             return PythonResult("", "", error=f"UnicodeEncodeError: {error}\n")
+        try:
+            return await self._run_code(self._run_in_turn(code, timeout, max_output))
+        except EndedByCodeError as end:
+            return without_sandbox(end)
+
+    async def _run_in_turn(self, code: str, timeout: float, keep: int) -> PythonResult:
         async with self._turn:
             self._check_held()
-            return await self._run(code, timeout, max_output)
+            return await self._run(code, timeout, keep)
 
     async def _run(self, code: str, timeout: float, keep: int) -> PythonResult:
         loop = asyncio.get_running_loop()

@@ -55,7 +55,7 @@ def sweep(user: str) -> None:
 
     def lives(status: Path) -> bool:
         try:
-            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+            fields = dict(line.split(":", 1) for line in status.read_text(errors="replace").splitlines() if ":" in line)
         except OSError:
             return False
         return int(fields["Uid"].split()[0]) == entry.pw_uid and fields["State"].split()[0] not in {"Z", "X"}

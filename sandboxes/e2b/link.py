@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import WORK
+from agent_rl.sandboxes.client import AgentSandbox
 from agent_rl.sandboxes.inside.wire import CHUNK
 from agent_rl.sandboxes.sent import ENTRY
 
@@ -50,7 +51,7 @@ class Link:
         self._line = ""
         self._pid = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._killing: asyncio.Task[None] | None = None
+        self._killing: asyncio.Task[str | None] | None = None
 
     async def begin(self, greeting: bytes) -> None:
         """Start the agent.
@@ -85,15 +86,21 @@ class Link:
 
     async def ended(self) -> None:
         """Wait until the service has ended it."""
-        if self._killing is not None:
-            await asyncio.shield(self._killing)
+        await self.failure()
 
-    async def _end(self) -> None:
+    async def failure(self) -> str | None:
+        """Return why the service could not end it; None if it did, or was not asked to."""
+        return None if self._killing is None else await asyncio.shield(self._killing)
+
+    async def _end(self) -> str | None:
         for task in self._tasks:
             task.cancel()
-        with contextlib.suppress(Exception):  # it ends with its lifetime at the latest
+        try:
             async with asyncio.timeout(START_TIMEOUT):
                 await self.machine.kill()
+        except Exception as error:  # it ends with its lifetime at the latest
+            return f"E2B could not be asked to end it: {error!r}"
+        return None
 
     async def _receive(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
@@ -115,3 +122,12 @@ class Link:
         with contextlib.suppress(Exception):  # why makes no difference
             await command.wait()
         self._theirs.close()
+
+
+class LinkedSandbox(AgentSandbox):
+    """A sandbox in a microVM; `await ready()` comes first."""
+
+    def __init__(self, link: Link, *, name: str = "", expires: float) -> None:
+        super().__init__(
+            link.ours, name=name, expires=expires, kill=link.kill, ended=link.ended, host_failure=link.failure
+        )

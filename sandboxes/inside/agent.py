@@ -5,7 +5,7 @@ request at a time, in order, and answers each with one frame that carries the re
 
     exec    argv, cwd, env, timeout, keep; body: stdin    → code, expired, out, cut;               body: the output
     python  timeout, keep;                 body: the code → value, error, lost, expired, out, cut; body: the output
-    lend    and three descriptors (`interpreter.Ends`)    → {}
+    lend    and four descriptors (`interpreter.Ends`)    → {}
     end                                                   → error
     read    path, keep                                    → problem;                               body: the file
     write   path;                          body: the file → problem
@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from . import files
-from .interpreter import Interpreter, connect, obituary, start
-from .processes import NAP, Family
+from .interpreter import Interpreter, connect, start
+from .processes import NAP, Family, describe_exit
 from .streams import Capture, Feed, take_all
 from .wire import CHUNK, Frames, Head, pack, write_all
 
@@ -99,11 +99,15 @@ class Agent:
         try:
             self._serve()
         except (EOFError, ConnectionError):
-            self.family.end()
-            os._exit(0)
+            self.stop()
         finally:  # a fault of its own: nobody is left to answer for what runs
             self.family.end()
             os._exit(1)
+
+    def stop(self) -> NoReturn:
+        """End everything, this process included."""
+        self.family.end()
+        os._exit(0)
 
     def _serve(self) -> None:
         answers = {
@@ -173,16 +177,15 @@ class Agent:
             self.interpreter, ends = connect()
             self.worker = start(self.family, self.home, ends)
         interpreter = self.interpreter
-        channel = interpreter.channel.fileno()
         frame, captures = interpreter.begin(request.id, request.body, request.keep)
         expired = self._wait(
             lambda: interpreter.answer is not None or interpreter.broken or self.worker in self.family.ended,
             expires,
             {
-                channel: lambda: interpreter.listen(request.id),
+                interpreter.answers.fileno(): lambda: interpreter.listen(request.id),
                 **{capture.fd: capture.drain for capture in captures},
             },
-            Feed(channel, frame),
+            Feed(interpreter.requests.fileno(), frame),
         )
         answer = interpreter.outcome(expired)
         lost = answer["lost"] is True
@@ -201,9 +204,9 @@ class Agent:
         if self.worker is not None:
             self._bury()
         ends, self.lent = self.lent, []
-        if len(ends) != 3:
-            raise OSError(f"{len(ends)} descriptors came along, not 3")
-        self.worker = start(self.family, self.home, (ends[0], ends[1], ends[2]))
+        if len(ends) != 4:
+            raise OSError(f"{len(ends)} descriptors came along, not 4")
+        self.worker = start(self.family, self.home, (ends[0], ends[1], ends[2], ends[3]))
         return {}, b""
 
     def _end(self, request: Request) -> tuple[Head, bytes]:
@@ -213,7 +216,7 @@ class Agent:
         """End everything; return how the interpreter had ended, if it had."""
         time.sleep(NAP)  # who closed the channel has probably just ended
         self.family.reap()
-        how = obituary(self.family.ended.get(self.worker or 0))
+        how = f"the interpreter {describe_exit(self.family.ended.get(self.worker or 0))}"
         self.family.end()
         self.family.ended.pop(self.worker or 0, None)
         self.worker = None
@@ -239,22 +242,22 @@ class Agent:
         events = select.poll()
         wanted = dict.fromkeys((self.requests, self.family.wake, *readers), select.POLLIN)
         if feed is not None and feed.push():
-            wanted[feed.fd] = wanted.get(feed.fd, 0) | select.POLLOUT
+            wanted[feed.fd] = select.POLLOUT
         for fd, mask in wanted.items():
             events.register(fd, mask)
         while not done():
             left = expires - time.monotonic()
             if left <= 0 or self.call in self.cancelled:
                 return True
-            for fd, event in events.poll(None if left == float("inf") else left * 1000 + 1):
+            for fd, _ in events.poll(None if left == float("inf") else left * 1000 + 1):
                 if fd == self.requests:
                     self._receive()
                 elif fd == self.family.wake:
                     os.read(fd, CHUNK)
                     self.family.reap()
-                elif feed is not None and fd == feed.fd and not event & select.POLLIN:
+                elif feed is not None and fd == feed.fd:
                     if not feed.push():
-                        events.modify(fd, wanted[fd] & ~select.POLLOUT)
+                        events.unregister(fd)
                 elif not readers[fd]():
                     events.unregister(fd)
         return False

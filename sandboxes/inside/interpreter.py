@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import socket
 from dataclasses import dataclass, field
 
 from . import worker
@@ -20,15 +19,20 @@ MAX_TEXT = 64 * 1024
 """Characters kept of a value and of a traceback, at most."""
 _MAX_ANSWER = 24 * MAX_TEXT + 4096
 """Bytes of the head of an answer, which has no body: two such texts of characters that JSON escapes with twelve."""
-Ends = tuple[int, int, int]
-"""The descriptors that a worker is given: the channel, stdout and stderr."""
+Ends = tuple[int, int, int, int]
+"""The descriptors that a worker is given: where requests come in, stdout, stderr, and where answers go out."""
 
 
 @dataclass(slots=True)
 class Interpreter:
-    """One side's ends, none of which blocks, and what came over them in this call."""
+    """One side's ends, none of which blocks, and what came over them in this call.
 
-    channel: socket.socket
+    They are pipes, as code can send anything over a socket that it holds. A descriptor that nobody wants is closed by
+    whoever reads the socket, and to close a TCP connection with SO_LINGER can take the reader a minute.
+    """
+
+    requests: io.FileIO
+    answers: io.FileIO
     out: io.FileIO
     err: io.FileIO
     frames: Frames = field(default_factory=lambda: Frames(_MAX_ANSWER, 0))
@@ -45,7 +49,7 @@ class Interpreter:
     def listen(self, call: int) -> bool:
         """Read the answer to a call; what answers another is forged or late. Return whether there can be more."""
         try:
-            data = self.channel.recv(CHUNK)
+            data = os.read(self.answers.fileno(), CHUNK)
             self.frames.feed(data)
             while (frame := self.frames.pop()) is not None:
                 if frame[0].get("id") == call:
@@ -65,19 +69,18 @@ class Interpreter:
 
     def close(self) -> None:
         """Close these ends: a worker that hears of it ends."""
-        for end in (self.channel, self.out, self.err):
+        for end in (self.requests, self.answers, self.out, self.err):
             end.close()
 
 
 def connect() -> tuple[Interpreter, Ends]:
     """Return an interpreter's connections: these ends, and those that its worker is to be started with."""
-    ours, theirs = socket.socketpair()
-    out, inner_out = os.pipe2(os.O_CLOEXEC)
-    err, inner_err = os.pipe2(os.O_CLOEXEC)
-    ours.setblocking(False)
-    for fd in (out, err):
+    inner_requests, requests = os.pipe2(os.O_CLOEXEC)
+    (answers, inner_answers), (out, inner_out), (err, inner_err) = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
+    for fd in (requests, answers, out, err):
         os.set_blocking(fd, False)
-    return Interpreter(ours, io.FileIO(out), io.FileIO(err)), (theirs.detach(), inner_out, inner_err)
+    ours = Interpreter(io.FileIO(requests, "w"), io.FileIO(answers), io.FileIO(out), io.FileIO(err))
+    return ours, (inner_requests, inner_out, inner_err, inner_answers)
 
 
 def start(family: Family, home: str, ends: Ends) -> int:
@@ -89,25 +92,19 @@ def start(family: Family, home: str, ends: Ends) -> int:
 
     def run() -> None:
         os.chdir(home)
-        worker.serve(3)
+        worker.serve(4, 3)
 
-    channel, out, err = ends
+    requests, out, err, answers = ends
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return family.start(run, (nothing, out, err, channel))
+        return family.start(run, (nothing, out, err, answers, requests))
     finally:
         for fd in (nothing, *ends):
             os.close(fd)
 
 
-def obituary(status: int | None) -> str:
-    """Return how a worker ended, by its status; None: it had not."""
-    if status is None:
-        return "the interpreter broke its connection and was killed"
-    if status >= 0:
-        return f"the interpreter ended with status {status}"
-    return f"the interpreter was killed by signal {-status}" + (" (out of memory?)" if status == -9 else "")
-
-
 def _text(value: object) -> str | None:
-    return None if value is None else worker.shorten(str(value), MAX_TEXT)
+    """Return a text of foreign code's, without half surrogates, which no encoding has."""
+    if value is None:
+        return None
+    return worker.shorten(str(value).encode("utf-8", "backslashreplace").decode(), MAX_TEXT)

@@ -162,11 +162,11 @@ class Family:
         if pid in (1, os.getpid(), spare):
             return False
         try:
-            state, parent = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[:2]
+            state, parent = _stat(pid)[:2]
             os.kill(pid, 0)
         except OSError:
             return False
-        return state != "Z" or int(parent) == os.getpid()
+        return state != b"Z" or int(parent) == os.getpid()
 
     def _fork(self) -> int:
         try:
@@ -201,6 +201,15 @@ class Family:
             os._exit(status)
 
 
+def describe_exit(status: int | None) -> str:
+    """Return how a process ended, by its exit status or minus its signal; None: it had not, and was killed."""
+    if status is None:
+        return "broke its connection and was killed"
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was killed by signal {-status}" + (" (out of memory?)" if status == -signal.SIGKILL else "")
+
+
 def _signals_are_bounded() -> bool:
     """Whether `kill(-1)` from here reaches nobody outside: not even the process that started this one."""
     if os.getpid() == 1 or os.getppid() == 0:
@@ -215,13 +224,18 @@ def _signals_are_bounded() -> bool:
 def _children() -> list[int]:
     """Return who has this process as its parent."""
     found = []
-    for path in PROC.glob("[0-9]*/stat"):
+    for path in PROC.glob("[0-9]*"):
         try:
-            if int(path.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(path.parent.name))
+            if int(_stat(int(path.name))[1]) == os.getpid():
+                found.append(int(path.name))
         except OSError:
             continue
     return found
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return a process's state, parent and so on; in front of them is its name, of any bytes."""
+    return (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 def _kill(pid: int) -> None:

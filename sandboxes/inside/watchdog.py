@@ -183,6 +183,6 @@ def _listed(path: str) -> list[os.DirEntry[str]]:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text(errors="replace")
     except OSError:  # it is gone
         return ""

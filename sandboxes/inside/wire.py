@@ -45,7 +45,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     """Read what came over a Unix socket, and the descriptors that came along."""
-    data, fds, _, _ = socket.recv_fds(connection, CHUNK, 3, socket.MSG_CMSG_CLOEXEC)
+    data, fds, _, _ = socket.recv_fds(connection, CHUNK, 4, socket.MSG_CMSG_CLOEXEC)
     return data, fds
 
 

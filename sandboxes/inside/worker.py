@@ -20,8 +20,8 @@ from typing import NoReturn
 from .wire import CHUNK, Frames, pack, write_all
 
 
-def serve(channel: int) -> NoReturn:
-    """Answer requests until the agent closes the channel."""
+def serve(requests: int, answers: int) -> NoReturn:
+    """Answer requests until the agent closes its end."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # an OSError instead, as Python has it
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,7 +35,7 @@ def serve(channel: int) -> NoReturn:
     pid, count, frames = os.getpid(), 0, Frames()
     while True:
         while (frame := frames.pop()) is None:
-            data = os.read(channel, CHUNK)
+            data = os.read(requests, CHUNK)
             if not data:
                 os._exit(0)
             frames.feed(data)
@@ -47,7 +47,7 @@ def serve(channel: int) -> NoReturn:
             os._exit(0)
         keep = int(str(head["keep"]))
         answer = {"id": head["id"], "value": shorten(value, keep), "error": shorten(error, keep)}
-        write_all(channel, pack(answer))
+        write_all(answers, pack(answer))
 
 
 def shorten(text: str | None, keep: int) -> str | None:

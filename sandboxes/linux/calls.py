@@ -29,7 +29,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVA
     16384,
     1 << 18,
 )
-PR_SET_PDEATHSIG, PR_SET_NAME, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 1, 15, 24, 47
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 1, 24, 47
 _SIGCHLD = 17
 _MNT_DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
@@ -67,9 +67,12 @@ def prctl(option: int, *arguments: int) -> int:
 
 def clone(flags: int) -> int:
     """Fork into new namespaces; return 0 in the child."""
+    ctypes.pythonapi.PyOS_BeforeFork()  # os.fork does the same: since Python 3.13, locks have to be held for the child
     pid = syscall(_CLONE, flags | _SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
     return check(pid, "a process in new namespaces")
 
 

@@ -14,7 +14,7 @@ WORK, TMP = "work", "tmp"
 def _mark(pid: int) -> str | None:
     """Return a name for a process that no later one has; None if there is no such process."""
     try:
-        return f"{pid}.{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+        return f"{pid}.{int(Path(f'/proc/{pid}/stat').read_bytes().rpartition(b')')[2].split()[19])}"
     except OSError:
         return None
 

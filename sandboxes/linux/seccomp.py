@@ -36,6 +36,9 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     # other processes
     **{"ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272)},
     **{"pidfd_getfd": (438, 438), "process_madvise": (440, 440), "move_pages": (279, 239), "migrate_pages": (256, 238)},
+    # how others are scheduled: an agent that gets no processor time ends nothing
+    **{"sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274)},
+    **{"sched_setaffinity": (203, 122), "setpriority": (141, 140), "ioprio_set": (251, 30)},
     # the kernel's keys, which no namespace of ours bounds
     **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219)},
     # mounts and namespaces
@@ -66,16 +69,14 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     # the machine
     **{"reboot": (169, 142), "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171)},
     **{"clock_adjtime": (305, 266), "acct": (163, 89), "iopl": (172, None), "ioperm": (173, None)},
-    **{"syslog": (103, 116), "vhangup": (153, 58), "sched_setaffinity": (203, 122)},
+    **{"syslog": (103, 116), "vhangup": (153, 58)},
     **{"mbind": (237, 235), "set_mempolicy": (238, 237), "set_mempolicy_home_node": (450, 450)},
 }
 DENIED_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
     # what System V and POSIX queues share with the host, and what reaches processes of the same user
     **{"shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193)},
     **{"semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188)},
-    **{"msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181), "setpriority": (141, 140)},
-    **{"sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274)},
-    **{"ioprio_set": (251, 30)},
+    **{"msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181)},
     # what tells of every use of any file that may be read, as Landlock doesn't ask about it
     **{"inotify_add_watch": (254, 27)},
 }
@@ -146,7 +147,7 @@ def program(*, namespaces: bool, shares_user: bool = False) -> bytes:
         *_when(_IOCTL[column], 1, _refuse_values(controls, errno.EPERM)),
         *_when(_SOCKET[column], 0, _only(families, errno.EAFNOSUPPORT)),
         *_when(_SOCKETPAIR[column], 0, _only((_AF_UNIX,), errno.EAFNOSUPPORT)),
-        *(() if namespaces else _when(_PRLIMIT[column], 0, _only((0,), errno.EPERM))),
+        *_when(_PRLIMIT[column], 0, _only((0,), errno.EPERM)),  # its own limits only
         (_RETURN, 0, 0, _ALLOW),
     ]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..inside.agent import Agent
+from ..inside.processes import describe_exit
 from ..inside.watchdog import Watchdog
 from ..inside.wire import CHUNK, Frames, Head, pack, receive
 from . import calls, cgroups, homes, jail, landlock, seccomp
@@ -52,7 +53,13 @@ class Ward:
     """Of its cgroup."""
     home: Path | None
     ending: bool = False
-    dead: bool = False
+    status: int | None = None
+    """How its first process ended, if it has."""
+
+    @property
+    def dead(self) -> bool:
+        """Whether its first process has ended."""
+        return self.status is not None
 
 
 class Zygote:
@@ -122,7 +129,7 @@ class Zygote:
             os.write(going, b"!")
         except OSError as error:
             _report(control, error)
-            ward.dead = not ward.pid
+            ward.status = None if ward.pid else 1
             self.end(ward)
         finally:
             if going is not None:
@@ -130,12 +137,13 @@ class Zygote:
         self.wards[spec.slot] = ward
 
     def end(self, ward: Ward) -> None:
-        """Have a sandbox end: at once where its first process takes all others along, else by its agent."""
+        """Kill a sandbox by its cgroup or its first process; where neither takes all along, have its agent do it."""
         if ward.ending:
             return
         ward.ending, ward.expires = True, time.monotonic() + PATIENCE
         with contextlib.suppress(OSError):
             ward.control.shutdown(socket.SHUT_RDWR)
+        cgroups.kill(ward.folders)
         if self.tier == "jail" and ward.pid and not ward.dead:
             os.kill(ward.pid, signal.SIGKILL)
 
@@ -176,9 +184,9 @@ class Zygote:
     def _reap(self) -> None:
         pids = {ward.pid: ward for ward in self.wards.values()}
         with contextlib.suppress(ChildProcessError):
-            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                if pid in pids:
-                    pids[pid].dead = True
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                if ended[0] in pids:
+                    pids[ended[0]].status = os.waitstatus_to_exitcode(ended[1])
 
     def _forget(self, ward: Ward) -> bool:
         """Remove what is left of a sandbox that has ended; return whether that is all gone."""
@@ -207,6 +215,8 @@ class Zygote:
                 landlock.enter(spec, uid if os.geteuid() == 0 else None)
             host = socket.socket(fileno=3)
             agent = Agent(3, 3, home=spec.home, confine=lambda: confine(spec), receive=lambda: receive(host))
+            if self.tier == "landlock":  # the kernel sends it when the zygote ends; code can't
+                signal.signal(signal.SIGTERM, lambda *_: agent.stop())
             if self.tier != "unsafe" and "memory" not in self._controllers():
                 agent.family.on_start = Watchdog(agent.family.kill, spec.memory).hurry
             agent.serve()
@@ -225,7 +235,12 @@ class Zygote:
             if reason is not None:
                 return reason
             self.spawn(PROBE, control, theirs)
-            head = _first_frame(ours)
+            ward = self.wards[PROBE.slot]
+            while not ward.dead and ours.fileno() not in self._poll(ours.fileno()):
+                pass
+            if ward.dead:
+                ours.setblocking(False)
+            head = _first_frame(ours, ward)
         while self.wards:
             self._poll()
         return None if head.get("ready") is True else str(head.get("failed", head))
@@ -252,15 +267,15 @@ def _ways(paths: tuple[str, ...]) -> list[Path]:
     return [folder for path in paths for folder in (Path(path), *Path(path).parents)]
 
 
-def _first_frame(connection: socket.socket) -> Head:
+def _first_frame(connection: socket.socket, ward: Ward) -> Head:
     frames = Frames()
     while (frame := frames.pop()) is None:
         try:
             data = connection.recv(CHUNK)
-        except OSError as error:
-            return {"failed": f"no answer: {error}"}
+        except OSError:
+            data = b""
         if not data:
-            return {"failed": "its first process ended"}
+            return {"failed": f"its first process {describe_exit(ward.status) if ward.dead else 'did not answer'}"}
         frames.feed(data)
     return frame[0]
 

@@ -16,6 +16,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.store.episodes import read_episodes
 from tests.doubles import assert_plays_again
 from tests.e2e.servers import ROOT, complete
+from tests.metrics_page import EMBEDDED, ON_VERL, undocumented
 
 RUN = {
     "env": "calculator-v0",
@@ -45,6 +46,12 @@ def test_held_out_success_climbs(trained: tuple[Path, list[dict[str, Any]]]) -> 
     before, after = rows[0]["data"][name], rows[-1]["data"][name]
     print(f"success on {RUN['eval']} tasks: {before:.3f} -> {after:.3f}")
     assert after >= before + 0.15
+
+
+def test_every_metric_is_on_the_page(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, rows = trained
+    names = {name for row in rows for name in row.get("data", row)} - {"kind", "step"}
+    assert undocumented(names, [*EMBEDDED, *ON_VERL]) == []
 
 
 def test_every_step_starts_on_policy(trained: tuple[Path, list[dict[str, Any]]]) -> None:

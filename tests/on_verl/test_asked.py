@@ -22,7 +22,7 @@ from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.errors import ConfigError
 from agent_rl.rendering import load_renderer, train_tokenizer
-from agent_rl.rendering.calls import write_call
+from agent_rl.rendering.hermes import write_call
 from agent_rl.rollout.job import Branch
 
 

@@ -89,6 +89,11 @@ CHEATS = {
     "deep": "def add(a, b):\n    import os\n    os.write(3, b'[' * 100000)\n    os._exit(0)\n",
     "long": "def add(a, b): return 'x' * 3_000_000\n",
     "nothing": "",
+    "attacks the agent": (
+        "import ctypes, os, resource\nfor pid in {os.getppid(), 1}:\n"
+        "    try: resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))\n    except OSError: pass\n"
+        "if os.fork() == 0:\n    ctypes.CDLL(None).prctl(15, b'\\xff')\n    while True: pass\nos._exit(0)\n"
+    ),
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes import local
 from agent_rl.sandboxes.base import Guarantee, Limits
 from agent_rl.sandboxes.canaries import verify
+from agent_rl.sandboxes.doctor import REFUSALS, remedy
 from agent_rl.sandboxes.linux import cgroups
 from agent_rl.sandboxes.local import LocalSandboxes
 from tests.sandbox.backends import LIMITS, readable_python
@@ -30,7 +33,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="local sandboxes
 def jails(runner: asyncio.Runner) -> Iterator[LocalSandboxes]:
     made = LocalSandboxes(LIMITS, require=())
     try:
-        runner.run(made.why_not())
+        runner.run(made.capabilities())
     except SandboxError as error:
         pytest.skip(f"the kernel refuses: {error}")
     yield made
@@ -159,18 +162,26 @@ def test_nothing_survives_its_trainer(how, tier):
     assert wait_for_the_end(family) == set()
 
 
-def test_sandboxes_end_with_their_zygote_and_the_next_one_is_fine(jails, run):
-    box = run(jails.open(lifetime=60))
+@pytest.mark.parametrize("tier", ["jail", "landlock"])
+def test_sandboxes_end_with_their_zygote(run, tier):
+    sandboxes = LocalSandboxes(LIMITS, require=(), tier=tier, python=readable_python())
+    try:
+        box = run(sandboxes.open(lifetime=60))
+    except SandboxError as error:
+        pytest.skip(f"the kernel refuses: {error}")
+    run(box.run_python("import os\nos.fork()"))
     children = {pid for pid in descendants(os.getpid()) if parent_of(pid) == os.getpid()}
     zygote = max(children, key=started)  # other fixtures may have theirs
     family = descendants(zygote) | {zygote}
+    assert len(family) >= 4
     os.kill(zygote, signal.SIGKILL)
     assert wait_for_the_end(family) == set()
-    with pytest.raises(SandboxError):
+    with pytest.raises(SandboxError, match="the zygote of the local sandboxes is gone"):
         run(box.exec(["true"]))
     run(box.close())
-    run(cycle(jails, 1))
+    run(cycle(sandboxes, 1))
     assert not [path for hierarchy in cgroups.find() for path in (hierarchy.path / "agent-rl").glob(f"{zygote}.*")]
+    run(sandboxes.close())
 
 
 def test_another_event_loop_can_go_on_with_a_sandbox(jails):
@@ -265,3 +276,44 @@ def test_limits_reach_the_cgroup(jails, run):
     if not values:
         pytest.skip("no cgroup can be written to here")
     assert {"28", str(100 << 20)} <= set(values)
+
+
+INTERPRETERS = sorted(
+    {path.resolve() for path in Path(sys.base_prefix).parent.glob("3.1[0-9]*/bin/python3")}
+    | {Path(path).resolve() for minor in range(10, 16) if (path := shutil.which(f"python3.{minor}", path=os.defpath))}
+)
+"""Interpreters of this machine that have what the agent needs: beside this one, and on the PATH."""
+
+
+@pytest.mark.parametrize("python", INTERPRETERS, ids=lambda python: python.name)
+def test_jail_runs_every_interpreter(run, python: Path):
+    async def main() -> str | None:
+        sandboxes = LocalSandboxes(LIMITS, tier="jail", require=(), python=str(python))
+        try:
+            box = await sandboxes.open(lifetime=60)
+            return (
+                await box.run_python("import sys\nf'python{sys.version_info.major}.{sys.version_info.minor}'")
+            ).value
+        finally:
+            await sandboxes.close()
+
+    try:
+        said = run(main())
+    except SandboxError as error:
+        if "jail" not in str(error) or not any(sign in str(error) for sign in REFUSALS):
+            raise
+        pytest.skip(f"the kernel refuses: {error}")
+    assert said == repr(python.name)
+
+
+def test_a_jail_that_crashes_is_not_blamed_on_the_kernel(run, tmp_path: Path):
+    """As Python 3.13 did: its first process ends by a signal, before it can say why."""
+    folder = Path(local.__file__).parent
+    copy = shutil.copytree(folder, tmp_path / "sandboxes")
+    calls = copy / "linux" / "calls.py"
+    calls.write_text(calls.read_text().replace("    if pid == 0:\n", "    if pid == 0:\n        os.abort()\n", 1))
+    sandboxes = LocalSandboxes(LIMITS, tier="jail", require=())
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SandboxError, match="was killed by signal") as caught:
+        patch.setattr(local, "__file__", str(copy / "local.py"))
+        run(sandboxes.open())
+    assert "flaw of agent_rl" in remedy("jail", str(caught.value))

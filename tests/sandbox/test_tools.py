@@ -17,7 +17,7 @@ from agent_rl.gym.env import Script, ToolEnv
 from agent_rl.gym.registry import spec
 from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.policy import Scripted, demonstrator, oracle
-from agent_rl.rollout import Job, run_episode, run_jobs, summarise
+from agent_rl.rollout import Evaluation, Job, run_episode, run_jobs, summarise
 from agent_rl.sandboxes import backends
 from agent_rl.sandboxes.backends import make_backend, shared_backend
 from agent_rl.sandboxes.base import ExecResult, PythonResult
@@ -221,3 +221,34 @@ def test_an_exception_in_the_code_is_not_clean(runner: asyncio.Runner) -> None:
     script = Scripted(lambda env, seed: raise_then_answer())
     episode = runner.run(run_episode(Job(spec("python-v0"), task, 0), script))
     assert episode.reward == 1.0
+
+
+ATTACK = """
+import ctypes, os, resource
+for pid in {os.getppid(), 1}:
+    try: resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))
+    except OSError: pass
+if os.fork() == 0:
+    os.closerange(0, 20)
+    ctypes.CDLL(None).prctl(15, b"\\xff")
+    while True: pass
+os._exit(0)
+"""
+
+
+def test_attack_on_the_sandbox_does_not_raise_the_success_rate(runner: asyncio.Runner) -> None:
+    """The policy is right on every other task; where it is wrong, it would rather not be scored."""
+
+    def answer(i: int, attack: bool) -> Script:
+        for _ in range(2 if attack and i % 2 else 0):
+            yield Message("assistant", tool_calls=(ToolCall("c", "python", {"code": ATTACK}),))
+        yield "wrong" if i % 2 else str(make_task("train", i)["answer"])
+
+    async def play(attack: bool) -> Evaluation:
+        jobs = [Job(spec("python-v0"), make_task("train", i), i) for i in range(8)]
+        scripts = [Scripted(lambda _, i=i: answer(i, attack)) for i in range(8)]  # type: ignore[misc]
+        return summarise([await run_episode(job, script) for job, script in zip(jobs, scripts, strict=True)])
+
+    plain, attacking = runner.run(play(False)), runner.run(play(True))
+    assert plain.failed == attacking.failed == 0
+    assert plain.success == attacking.success and attacking.success.value == 0.5

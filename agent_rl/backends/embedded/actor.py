@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.backends.embedded.config import InterruptionConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
@@ -15,12 +14,12 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
-from agent_rl.engines.embedded.quantization import WeightFormat, forward_in
-from agent_rl.errors import CheckpointError
+from agent_rl.engines.embedded.model_folder import load_model, make_engine
+from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.base import Renderer
-from agent_rl.rendering.calls import write_call
+from agent_rl.rendering.hermes import write_call
 
 OTHERS_MAX_TOKENS = 1024
 """Of one reply of a model whose `generation_config.json` does not say."""
@@ -70,20 +69,7 @@ def load_actor(folder: str | Path, *, slots: int = 64, context: int = 512, weigh
     Raises:
         CheckpointError: if there is none in the folder.
     """
-    require_model(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return _assemble(model, tokenizer, slots, context, weights)
-
-
-def require_model(folder: str | Path) -> None:
-    """Check that a folder holds a model.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
-    if not (Path(folder) / "config.json").exists():
-        raise CheckpointError(f"no model in '{folder}': it has no config.json; give a folder that a run wrote")
+    return _assemble(*load_model(folder), slots, context, weights)
 
 
 def new_actor(
@@ -112,8 +98,5 @@ def _texts(message: Message) -> list[str]:
 def _assemble(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, slots: int, context: int, weights: WeightFormat
 ) -> Actor:
-    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
-    model.eval()
-    engine = Engine(model, slots=slots, max_len=context, forward=forward_in(weights))
+    engine = make_engine(model, tokenizer, slots=slots, context=context, weights=weights)
     return Actor(model, tokenizer, load_renderer(tokenizer), engine)

@@ -3,62 +3,60 @@
 from __future__ import annotations
 
 import resource
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import TypedDict
 
 import torch
-from omegaconf import OmegaConf
 from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import Actor, load_actor, new_actor, new_tokenizer, require_model
+from agent_rl.backends.embedded.actor import Actor, load_actor, new_actor, new_tokenizer
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_ahead, load_state, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, warm_start
-from agent_rl.backends.group_sampling import require_hooks
+from agent_rl.backends.group_sampling import check_environment
 from agent_rl.core.episode import Episode
+from agent_rl.engines.embedded.model_folder import require_model
 from agent_rl.engines.embedded.quantization import WeightFormat
-from agent_rl.errors import CheckpointError
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks, task_key
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
-from agent_rl.runs.folder import new_folder
+from agent_rl.runs.folder import EPISODES, new_folder, read_config, save_config
 from agent_rl.runs.metrics import MetricsLog
 from agent_rl.runs.report import summarise_run, write_run_report
+from agent_rl.runs.stop import Stop
 from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import EpisodeWriter, episode_ids
 from agent_rl.view.progress import Progress
 
-CONFIG, CHECKPOINT, REFERENCE, EPISODES = "config.yaml", "checkpoint", "reference", "episodes.jsonl"
-STORED = "stored_groups.json"
+CHECKPOINT, REFERENCE, STORED = "checkpoint", "reference", "stored_groups.json"
 TOKENIZER_EPISODES = 1000
 """How many demonstrations a fresh model's tokenizer is trained on."""
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the user asked
-    """Ctrl-C; the run stopped between two steps."""
+def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None) -> Path:
+    """Train in a new folder; return it.
 
-
-def start_run(config: TrainConfig, progress: Progress) -> Path:
-    """Train from scratch; return the run's folder.
+    Args:
+        config: the run's settings.
+        progress: where to show it.
+        stop: asks the run to stop between two steps; Ctrl-C does so if it is left out.
 
     Raises:
         ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
         StoreError: if the stored episodes can't be read.
+        Interrupted: if the run was asked to stop.
     """
     env, stored = check_run(config)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
-    OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
-    with _Run(folder, env, config, progress) as run:
+    save_config(folder, config)
+    with _Run(folder, env, config, progress, stop) as run:
         actor = run.load(config.start_from) if config.start_from else run.prepare()
         if Algorithm(config.algorithm).needs_reference:
             actor.save(folder / REFERENCE)
@@ -80,10 +78,9 @@ def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
         CheckpointError: if `start_from` has no model.
         StoreError: if the stored episodes can't be read.
     """
-    env = config.load_env()
+    env = check_environment(config)
     env.tasks.require(config.eval.dev_split)
     config.context(env.budget.tokens)
-    require_hooks(env, Algorithm(config.algorithm))
     if config.start_from:
         require_model(config.start_from)
     return env, _find_groups(config, env) if config.episodes else None
@@ -96,84 +93,74 @@ def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
     return new_actor(config.model, tokenizer, config.seed, **_engine(env, config))
 
 
-def resume_run(folder: Path, progress: Progress, *, steps: int | None = None) -> Path:
-    """Go on where a run's last checkpoint left it; bit for bit what it would have been, on the same machine.
+def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, steps: int | None = None) -> Path:
+    """Continue a run from its last checkpoint; bit for bit what it would have been, on the same machine.
 
     Args:
         folder: a run's folder.
         progress: where to show it.
+        stop: as of `start_run`.
         steps: a new total number of steps, instead of the configured one.
 
     Raises:
         CheckpointError: if the folder is no run, or has no checkpoint.
     """
     folder = folder.resolve()
-    if not (folder / CONFIG).exists():
-        raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
-    config = TrainConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
+    config = read_config(folder, TrainConfig)
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
-        OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
+        save_config(folder, config)
     env = config.load_env()
     checkpoint = find_checkpoint(folder / CHECKPOINT)
-    with _Run(folder, env, config, progress) as run:
+    with _Run(folder, env, config, progress, stop) as run:
         run.set_threads()
         actor = load_actor(checkpoint, **_engine(env, config))
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
         trainer = Trainer(env, actor, config, _reference(folder), stored)
         trainer.step = load_state(checkpoint, trainer.optimizer, trainer.critic)
         trainer.ahead.extend(load_ahead(checkpoint))
-        progress.say(f"Going on from step {trainer.step} of {config.steps} in {folder}")
+        progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
         run.train(trainer)
         return run.finish(trainer)
-
-
-@dataclass(slots=True)
-class _Stop:
-    asked: bool = False
 
 
 class _Run:
     """The files and the display of one run, open while it lasts."""
 
-    def __init__(self, folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress) -> None:
+    def __init__(self, folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None) -> None:
         self.folder, self.env, self.config, self.progress = folder, env, config, progress
+        self.stop = stop or Stop(progress.say)
         self.started = time.monotonic()
         self.dev = ""
+        self._open = ExitStack()
 
     def __enter__(self) -> _Run:
         self.known = episode_ids(self.folder / EPISODES)
-        self.metrics = MetricsLog(self.folder)
-        self.episodes = EpisodeWriter(self.folder / EPISODES)
-        self.stop = _Stop()
+        with ExitStack() as opened:
+            self.metrics = opened.enter_context(MetricsLog(self.folder))
+            self.episodes = opened.enter_context(EpisodeWriter(self.folder / EPISODES))
+            opened.enter_context(self.stop.on_ctrl_c())
+            self._open = opened.pop_all()
         hf_logging.disable_progress_bar()
-        self._restore = _catch_interrupts(self.stop, self.progress)
-        next(self._restore)
         return self
 
     def __exit__(self, *error: object) -> None:
-        next(self._restore, None)
-        self.episodes.close()
-        self.metrics.__exit__(None, None, None)
-
-    def check_stop(self, hint: str) -> None:
-        if self.stop.asked:
-            raise Interrupted(hint)
+        self._open.close()
 
     def set_threads(self) -> None:
         # more than a few threads only get in each other's way in a model of this size
         torch.set_num_threads(self.config.threads or min(4, torch.get_num_threads()))
 
     def load(self, checkpoint: str) -> Actor:
-        """Take a student that another run trained."""
+        """Take a model that another run trained."""
         config = self.config
         self.set_threads()
         actor = load_actor(checkpoint, **_engine(self.env, config))
-        self.progress.say(f"[bold]{self.env.id}[/bold]: on from {checkpoint}. Everything goes to {self.folder}/")
+        self.progress.say(f"[bold]{self.env.id}[/bold]: starting from {checkpoint}. Everything goes to {self.folder}/")
         return actor
 
     def prepare(self) -> Actor:
-        """Make a student and warm it up on demonstrations."""
+        """Make a model and warm it up on demonstrations."""
         config, env, say = self.config, self.env, self.progress.say
         self.set_threads()
         say(f"[bold]{env.id}[/bold]: training a small transformer from nothing, on {torch.get_num_threads()} threads.")
@@ -192,7 +179,7 @@ class _Run:
         def show(step: WarmStep) -> None:
             self.metrics.write(step.phase, step.step, {"loss": step.loss})
             self.progress.phase(step.phase, step.step, step.of, f"loss {step.loss:.3f}")
-            self.check_stop("nothing is lost but the warm start; run the same command again")
+            self.stop.check("nothing is lost but the warm start; run the same command again")
 
         trajectories = [t for e in demonstrations for t in e.trajectories]
         actor.model.train()
@@ -216,7 +203,7 @@ class _Run:
             self.progress.say(f"  {_label(name, temperature):34s} {result.success}")
 
     def train(self, trainer: Trainer) -> None:
-        """Train to the last step, with a look at the dev split and a checkpoint now and then."""
+        """Train to the last step; evaluate on the dev split and save checkpoints at the configured steps."""
         config = self.config
         dev = distinct_tasks(self.env.tasks, config.eval.dev_split, config.eval.dev_n)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
@@ -232,15 +219,15 @@ class _Run:
                 self.dev = f"{evaluation.success.value:.1%} of {evaluation.success.n} {config.eval.dev_split} tasks"
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
             last = trainer.step == config.steps
-            if last or self.stop.asked or trainer.step % config.checkpoint_every == 0:
+            if last or self.stop.is_asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
                 state = (trainer.optimizer, trainer.step, trainer.critic, trainer.ahead)
                 save_checkpoint(self.folder / CHECKPOINT, trainer.actor, *state)
             if not last:
-                self.check_stop(f"go on with: agent-rl train resume={self.folder}")
+                self.stop.check(f"continue with: agent-rl train resume={self.folder}")
 
     def finish(self, trainer: Trainer) -> Path:
-        """Evaluate once more and write the report."""
+        """Evaluate and write the report."""
         if trainer.step:  # without a step, what was seen before is what there is
             self.evaluate(trainer, "after")
         self.episodes.flush()
@@ -259,7 +246,7 @@ class _Run:
         return self.folder
 
     def write(self, episodes: list[Episode]) -> None:
-        """Store episodes, save those that an earlier, killed attempt already stored."""
+        """Store episodes, except those that the run stored before it was killed."""
         for episode in episodes:
             if episode.id not in self.known:
                 self.episodes.write(episode)
@@ -287,12 +274,12 @@ def _engine(env: EnvSpec, config: TrainConfig) -> _Engine:
 
 
 def _reference(folder: Path) -> PreTrainedModel | None:
-    """Load the policy that a run is kept close to, if it is."""
+    """Load the policy that the run's algorithm compares with, if it does."""
     return load_actor(folder / REFERENCE, slots=1).model if (folder / REFERENCE).exists() else None
 
 
 def _minutes(config: TrainConfig) -> str:
-    """Say how long a run takes, from what its parts took on two cores of a 2024 server with the default model."""
+    """Return how long a run takes, from times measured on two cores of a 2024 server with the default model."""
     episodes = config.rollout.groups * config.rollout.samples
     seconds = 40 + 0.15 * config.warm_start.clone_steps + config.steps * episodes / 130
     return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
@@ -304,17 +291,3 @@ def _samplings(config: TrainConfig) -> dict[str, float]:
 
 def _label(name: str, temperature: float) -> str:
     return name if name == "greedy" else f"{name} (temperature {temperature:g})"
-
-
-def _catch_interrupts(stop: _Stop, progress: Progress) -> Iterator[None]:
-    """Make the first Ctrl-C end the run after the present step, the second at once; yields once, then restores."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.asked:
-            raise KeyboardInterrupt
-        stop.asked = True
-        progress.say("\n[yellow]Stopping after this step; Ctrl-C again stops at once.[/yellow]")
-
-    previous = signal.signal(signal.SIGINT, handle)
-    yield
-    signal.signal(signal.SIGINT, previous)

@@ -33,8 +33,9 @@ from agent_rl.moe.agreement import RoutingConfig, replayed_routes
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import replayed, routers
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
-from agent_rl.rollout.metrics import trajectory_metrics
+from agent_rl.rollout.evaluation import trajectory_metrics
 from agent_rl.runs.stored_groups import StoredGroups
+from agent_rl.seeds import Stream, rng
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Trainer:
         started = time.perf_counter()
         episodes = stored.batch(self.config.seed, self.step, self.config.rollout.groups)
         if self.config.shuffle_rewards:
-            episodes = shuffled(episodes, np.random.default_rng([3, self.config.seed, self.step]))
+            episodes = shuffled(episodes, rng(Stream.SHUFFLED_REWARDS, self.config.seed, self.step))
         read = time.perf_counter()
         metrics = self.update(self.algorithm.experience(group_episodes(episodes)))
         self.step += 1

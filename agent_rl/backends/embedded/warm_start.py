@@ -34,6 +34,7 @@ from agent_rl.policy.scripted import demonstrator
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout.job import Job
 from agent_rl.rollout.pool import run_jobs
+from agent_rl.seeds import Stream, rng
 
 EMPTY: Mapping[str, JSON] = MappingProxyType({})
 
@@ -134,7 +135,7 @@ def warm_start(
     """
     if not demonstrations:
         raise ConfigError("there are no demonstrations to clone: define demonstrate() on the environment")
-    rng = np.random.default_rng([2, seed])
+    random = rng(Stream.WARM_START, seed)
     rows = [_weighted(t, config.env_weight) for t in demonstrations]
     separators = _separators(tokenizer)
     alphabet = sorted({i for ids, _ in rows for i in ids} - set(separators))
@@ -163,14 +164,14 @@ def warm_start(
     recent: deque[float] = deque(maxlen=5)
     for step in range(config.copy_steps):
         scale = schedule(config.optimizer, step, total=2**31)  # no fall: how long this lasts, the gate decides
-        recent.append(train(_copies(config.batch, alphabet, separators, rng), scale))
+        recent.append(train(_copies(config.batch, alphabet, separators, random), scale))
         on_step(WarmStep("copying", step, config.copy_steps, recent[-1]))
         if len(recent) == recent.maxlen and float(np.mean(recent)) < config.copy_gate:
             break
     copies = round(config.batch * config.copy_share)
-    order = _epochs(rows, config.batch - copies, rng)
+    order = _epochs(rows, config.batch - copies, random)
     for step in range(config.clone_steps):
-        batch = next(order) + _copies(copies, alphabet, separators, rng)
+        batch = next(order) + _copies(copies, alphabet, separators, random)
         scale = schedule(config.optimizer, step + config.optimizer.warmup_steps, config.clone_steps)
         loss = train(batch, scale)
         on_step(WarmStep("cloning", step, config.clone_steps, loss))

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -28,6 +27,7 @@ from agent_rl.engines.embedded.kv_cache import Feed, KVCache
 from agent_rl.engines.embedded.token_sampler import sample
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.moe.routes import expert_dtype
+from agent_rl.seeds import Stream, rng
 
 YIELDS = 4
 """Turns of the event loop between two steps, so that an episode whose reply is done can come back with its next one."""
@@ -38,7 +38,7 @@ class Sequence:
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
-        self._rng = np.random.default_rng(seed)
+        self._rng = rng(Stream.TOKENS, seed)
         self.uniform = float(self._rng.random())
         """The number that decides the next token."""
         self.slot: int | None = None

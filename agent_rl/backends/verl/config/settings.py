@@ -42,6 +42,12 @@ class VerlConfig(RunConfig):
     """The policy's learning rate."""
     rollout: VerlRolloutConfig = VerlRolloutConfig()
     eval: VerlEvalConfig = VerlEvalConfig()
+    max_rollout_gap: float = Field(0.2, gt=0)
+    """Nats: how far log-probabilities of the inference servers may be from the trainer's with the same weights, on
+    average. It is checked after every weight sync on 64 fixed tokens, and if `async.mode=sync` at each step's first
+    update. Other precisions need room: bfloat16 rounds by about 0.02, and a mixture of experts takes other routes."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """So many of the latest checkpoints are kept, and the one that was best in evaluation."""
     verl: dict[str, JsonValue] = Field(default_factory=dict)
     """Anything else of verl's config: sections within sections, or full keys such as `trainer.nnodes`."""
 
@@ -159,6 +165,8 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
             "algorithm": algorithm.model_dump_json(),
             "episodes": str(folder / "episodes.jsonl"),
             "max_staleness": 0 if config.asynchrony.mode == "sync" else config.asynchrony.max_staleness,
+            "max_rollout_gap": config.max_rollout_gap,
+            "keep_checkpoints": config.keep_checkpoints,
             "asked": asked(config),
         },
         "algorithm.adv_estimator": "grpo",  # any: it is never called

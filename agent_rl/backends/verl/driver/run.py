@@ -15,9 +15,16 @@ from agent_rl.backends.verl.config.config_check import belongs, check, mistyped
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
 from agent_rl.backends.verl.driver.preflight import preflight
 from agent_rl.backends.verl.driver.resume import go_back, last_checkpoint
-from agent_rl.backends.verl.driver.watchdog import FAULT, Watchdog, end_with, explain, stop_episodes, watched
+from agent_rl.backends.verl.driver.watchdog import (
+    FAULT,
+    Watchdog,
+    read_fault,
+    stop_episodes,
+    stop_with,
+    watched_processes,
+)
 from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, captured_routes
-from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, did_you_mean
+from agent_rl.errors import AgentRLError, CheckpointError, ConfigError, InfrastructureError, did_you_mean
 from agent_rl.runs.folder import new_folder
 
 CONFIG = "config.yaml"
@@ -130,7 +137,7 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
 
     Raises:
         ConfigError: if verl's config can't do what is asked.
-        InfrastructureError: if a process that the run depends on was lost.
+        InfrastructureError: if a process that the run depends on died or is stuck, or serves other weights.
     """
     import ray
     from ray.exceptions import RayError
@@ -145,10 +152,13 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
     composed.trainer.val_before_train = step == 0  # the checkpoint was evaluated
     try:
         run_ppo(composed, task_runner_class=ray.remote(Runner))
-    except RayError as error:
-        if (fault := explain(folder)) is None:
-            raise
-        raise InfrastructureError(f"{fault}. Go on with: agent-rl train backend=verl resume={folder}") from error
+    except RayError as error:  # its traceback is the driver's: what says more comes first
+        if (fault := read_fault(folder)) is not None:
+            how = f"Continue from the last checkpoint with: agent-rl train backend=verl resume={folder}"
+            raise InfrastructureError(f"{fault}. {how}") from None
+        if isinstance(cause := getattr(error, "cause", None), AgentRLError):
+            raise cause from None
+        raise
     return folder
 
 
@@ -189,7 +199,8 @@ class Runner:
                 reward_loop_worker_handles=trainer.get_reward_handles(),
             )
             folder = Path(config.data.agent_rl.episodes).parent
-            with Watchdog(watched(trainer, manager), end_with(folder)):
+            watched = watched_processes(trainer, manager, config.data.agent_rl.env)
+            with Watchdog(watched, stop_with(folder)):
                 try:
                     trainer.fit(manager)
                 finally:

@@ -1,0 +1,51 @@
+"""A policy that the embedded engine samples from a checkpoint's folder."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from agent_rl.engines.base import SamplingParams
+from agent_rl.errors import ConfigError
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.policy.by_name import register_policy
+from agent_rl.policy.token import TokenPolicy
+from agent_rl.rendering import load_renderer
+
+UNBOUNDED_CONTEXT = 1024
+"""Tokens of context where the environment has no token budget."""
+
+
+@register_policy("checkpoint")
+def checkpoint_policy(
+    folder: str,
+    *,
+    params: SamplingParams,
+    env: EnvSpec,
+    renderer: str | None = None,
+    context: Annotated[int, Field(ge=2)] | None = None,
+    slots: Annotated[int, Field(ge=1)] = 64,
+) -> TokenPolicy:
+    """Return a policy over a model's folder in Hugging Face's format.
+
+    Args:
+        folder: such as runs/latest/checkpoint.
+        params: how to sample.
+        env: its token budget is the context, if it has one.
+        renderer: as in `load_renderer`; None for the one that fits the tokenizer.
+        context: the longest sequence, in tokens, instead.
+        slots: sequences that are sampled at a time.
+
+    Raises:
+        CheckpointError: if the folder holds no model.
+        ConfigError: if torch or transformers are missing.
+    """
+    try:
+        from agent_rl.engines.embedded.model_folder import load_model, make_engine
+    except ImportError as error:
+        raise ConfigError(f"a checkpoint's policy needs {error.name}: pip install 'agent-rl[train]'") from error
+    model, tokenizer = load_model(folder)
+    context = context or env.budget.tokens or UNBOUNDED_CONTEXT
+    engine = make_engine(model, tokenizer, slots=slots, context=context)
+    return TokenPolicy(engine, load_renderer(tokenizer, renderer), params)

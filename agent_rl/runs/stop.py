@@ -1,0 +1,52 @@
+"""Stopping a run between two steps: Ctrl-C in a terminal, or a notebook's interrupt."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run stopped between two steps, as it was asked to; the message says how to continue."""
+
+
+class Stop:
+    """Whether a run is asked to stop after its present step."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self.is_asked = False
+        self._say = say
+
+    def interrupt(self, *_: object) -> None:
+        """Ask the run to stop; a handler of signals.
+
+        Raises:
+            KeyboardInterrupt: the second time.
+        """
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+        self._say("\n[yellow]Stopping after this step; Ctrl-C again stops at once.[/yellow]")
+
+    def check(self, hint: str) -> None:
+        """Stop here if the run was asked to.
+
+        Raises:
+            Interrupted: with the hint.
+        """
+        if self.is_asked:
+            raise Interrupted(hint)
+
+    @contextmanager
+    def on_ctrl_c(self) -> Iterator[None]:
+        """Let Ctrl-C ask; in the main thread only, as no other can handle signals."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = signal.signal(signal.SIGINT, self.interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)

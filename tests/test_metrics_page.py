@@ -1,0 +1,135 @@
+"""docs/metrics.md: it has every name that runs write, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from tree import SOURCES
+
+from agent_rl.backends.embedded.run import start_run
+from agent_rl.backends.verl.driver.metrics_check import FEATURES
+from agent_rl.config import load_config
+from agent_rl.runs.metrics import read_metrics
+from agent_rl.view.progress import Progress
+from tests.metrics_page import EMBEDDED, ON_VERL, SECTIONS, names_in, pattern, undocumented
+from tests.runs import config
+
+MOE = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_intermediate": 16}
+ALL_PARTS = {
+    "proximal": "recompute",
+    "kl": {"where": "loss", "coefficient": 0.01},
+    "negative_mask": {"name": "opsm", "delta": 0.1},
+    "entropy": 0.001,
+}
+ON_STORED = {"name": "dpo", "advantage": "best-against-worst", "objective": "dpo", "aggregation": "token-sum"}
+
+
+@pytest.fixture(scope="module")
+def rows(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    """The rows of small runs; together they have every feature that writes metrics."""
+    folder = tmp_path_factory.mktemp("metrics")
+    start = {"start_from": str(talker), "eval": {"n": 2, "dev_n": 2, "every": 1}, "steps": 1}
+
+    def run(name: str, **changes: object) -> Path:
+        return start_run(config(folder / name, **(start | changes)), Progress())
+
+    def preset(name: str) -> dict[str, object]:
+        return load_config("backend/embedded", type(config(folder)), [f"algorithm={name}"]).algorithm.model_dump()
+
+    rounded = {"groups": 4, "samples": 4, "slots": 16, "max_tokens": 24, "weights": "int4"}
+    ahead = {"mode": "one_step_off", "max_staleness": 1}
+    model = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "head_dim": 16} | MOE
+    parts = run("parts", algorithm=ALL_PARTS, precision={"autocast": "float16"})
+    runs = [
+        parts,
+        run("ppo", algorithm=preset("ppo")),
+        run("vineppo", algorithm=preset("vineppo") | {"vine": {"continuations": 2, "max_episodes": 8}}),
+        run("remax", algorithm=preset("remax"), steps=2, **{"async": ahead}),
+        run("dapo", algorithm=preset("dapo")),
+        run("m2po", algorithm=preset("m2po")),
+        run(
+            "moe",
+            algorithm=preset("icepop") | {"routing": {"replay": "R3"}},
+            start_from=None,
+            model=model,
+            rollout=rounded,
+        ),
+        run("dpo", algorithm=ON_STORED, episodes=str(parts)),
+    ]
+    return [row for path in runs for row in read_metrics(path / "metrics.jsonl")]
+
+
+def test_metrics_page_has_every_written_name(rows: list[dict[str, object]]) -> None:
+    written = {name for row in rows if row["kind"] == "train" for name in row} - {"kind", "step"}
+    assert len(written) > 80
+    assert undocumented(written, EMBEDDED) == []
+
+
+def test_metrics_page_has_no_other_embedded_name(rows: list[dict[str, object]]) -> None:
+    written = {name for row in rows for name in row}
+    assert [name for name in EMBEDDED if not any(pattern(name).fullmatch(one) for one in written)] == []
+
+
+def test_metrics_page_has_the_fields_of_every_kind_of_row(rows: list[dict[str, object]]) -> None:
+    table = dict(re.findall(r"^\| (`.+?`) \| (`.+?`) \|", SECTIONS["Rows"], re.MULTILINE))
+    fields = {
+        kind: set(re.findall(r"`(\w+)`", cells))
+        for kinds, cells in table.items()
+        for kind in re.findall(r"`(\w+)`", kinds)
+    }
+    found = {str(row["kind"]): row.keys() - {"kind", "step"} for row in rows if row["kind"] != "train"}
+    assert found == fields
+
+
+def test_metrics_page_has_every_name_in_the_code() -> None:
+    prefixes = tuple({f"{name.split('/')[0]}/" for name in [*EMBEDDED, *names_in("On verl: ours")]})
+    literals = {
+        node.value
+        for file in SOURCES.values()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    names = {name for name in literals if name.startswith(prefixes) and re.fullmatch(r"[a-z_]+(/[a-z_]+)+[a-z]", name)}
+    assert len(names) > 60
+    assert undocumented(names, [*EMBEDDED, *ON_VERL]) == []
+
+
+def test_metrics_page_has_what_verl_runs_must_report() -> None:
+    assert undocumented({name for feature in FEATURES for name in feature.metrics}, [*EMBEDDED, *ON_VERL]) == []
+
+
+def test_metrics_page_names_the_loss_alike_on_both_backends() -> None:
+    ours = names_in("On verl: ours")
+    pairs = re.findall(r"^\| `actor/agent_rl/(\w+)` \| `train/(\w+)`", SECTIONS["On verl: ours"], re.MULTILINE)
+    assert len(pairs) == len(ours) and all(one == other for one, other in pairs)
+    assert {f"train/{other}" for _, other in pairs} <= set(EMBEDDED)
+
+
+def test_metrics_page_has_no_name_twice() -> None:
+    names = [*EMBEDDED, *ON_VERL]
+    assert len(set(names)) == len(names)
+
+
+def test_metrics_page_gives_unit_meaning_and_range() -> None:
+    for title in SECTIONS:
+        if not title.startswith(("Rows", "On verl")):
+            table = [line for line in SECTIONS[title].splitlines() if line.startswith("| `")]
+            assert table and all(len([cell for cell in re.split(r" ?\| ?", line) if cell]) == 4 for line in table), (
+                title
+            )
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "same"),
+    [
+        ("mismatch/turn_N", "mismatch/turn_8+", True),
+        ("val-core/ENV/SPLIT/NAME", "val-core/a-v0/test/reward/mean@1", True),
+        ("rollout/kept", "rollout/kept_", False),
+        ("logps/chosen", "logps/rejected", False),
+    ],
+)
+def test_pattern_matches_its_names_only(name: str, written: str, same: bool) -> None:
+    assert (pattern(name).fullmatch(written) is not None) == same
