@@ -126,6 +126,8 @@ def compute_weights(
     ]
     _check_tokens(x.rows, received, positions, data)
     scored = _scored(x.rows, positions, data, routes)
+    if algorithm.needs_reference:  # here, not only in the workers' loss
+        computed(scored.reference_logprobs, "reference_logprobs", f"algorithm={algorithm.config.name}")
     batch, whole, wanted = algorithm.compute_weights_in_place_order(replace(x, rows=scored.rows), scored)
     responses_of = [n for _, n in lengths]
     metrics = algorithm.diagnose(replace(x, rows=scored.rows), scored, version)
