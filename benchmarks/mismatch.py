@@ -22,12 +22,13 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as hf_logging
 
-from agent_rl.algorithms import Experience, Rows, group_episodes
+from agent_rl.algorithms import Experience, Rows
 from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.scoring import score_rows
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
+from agent_rl.core.episode import group_episodes
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.gym.registry import spec

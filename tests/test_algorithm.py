@@ -16,11 +16,10 @@ from agent_rl.algorithms import (
     ScoredRows,
     collate,
     explain,
-    group_episodes,
 )
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config
-from agent_rl.core.episode import Episode, Outcome, Reward
+from agent_rl.core.episode import Episode, Outcome, Reward, group_episodes
 from agent_rl.errors import ConfigError
 from tests.batches import scored, weigh, weighted
 from tests.doubles import example_episode, example_sample

@@ -17,11 +17,10 @@ from agent_rl.algorithms import (
     WeightedRows,
     collate,
     explain,
-    group_episodes,
 )
 from agent_rl.algorithms.batch import CriticTargets
 from agent_rl.algorithms.objectives.value import critic_metrics
-from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.episode import Episode, Reward, group_episodes
 from tests.batches import scored, weigh
 from tests.doubles import example_episode, example_sample
 

@@ -15,7 +15,6 @@ from agent_rl.algorithms import (
     Experience,
     WeightedRows,
     collate,
-    group_episodes,
 )
 from agent_rl.algorithms.objectives.value import explained_variance
 from agent_rl.backends.embedded.actor import load_actor
@@ -25,6 +24,7 @@ from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.core.episode import group_episodes
 from agent_rl.gym.registry import spec
 from agent_rl.view.progress import Progress
 from tests.batches import weigh

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, WeightedRows, collate, group_episodes
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, WeightedRows, collate
 from agent_rl.algorithms.objectives.pairwise import dpo_loss, sequence_logprob
-from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
+from agent_rl.core.episode import Episode, Outcome, Reward, StopReason, group_episodes
 from tests.batches import weigh, weighted
 from tests.doubles import example_episode, example_sample
 

@@ -3,7 +3,7 @@
 from agent_rl.algorithms.algorithm import Algorithm, LossTerms
 from agent_rl.algorithms.batch import Denominators, Rows, ScoredRows, WeightedRows, collate, to_samples
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.experience import Experience, group_episodes
+from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.explain import explain, formula
 
 __all__ = [
@@ -18,6 +18,5 @@ __all__ = [
     "collate",
     "explain",
     "formula",
-    "group_episodes",
     "to_samples",
 ]

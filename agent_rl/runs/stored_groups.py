@@ -7,9 +7,9 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent_rl.algorithms import Algorithm, ScoredRows, group_episodes
+from agent_rl.algorithms import Algorithm, ScoredRows
 from agent_rl.backends.embedded.actor import Actor
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, group_episodes
 from agent_rl.errors import ConfigError, StoreError
 from agent_rl.gym.tasks import task_key
 from agent_rl.seeds import Stream, rng

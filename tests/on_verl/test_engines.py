@@ -20,10 +20,10 @@ from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.backends.verl.driver.canary import TOKENS, canary_rows
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
-from agent_rl.backends.verl.driver.run import compose_verl
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from on_verl.test_backends_agree import EPISODES, VOCABULARY, computed, embedded, in_verl, nested, preset
 from on_verl.test_critic_agrees import embedded as embedded_critic

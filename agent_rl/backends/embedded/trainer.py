@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows, group_episodes
+from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
@@ -23,7 +23,7 @@ from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_rows, score_tokens
 from agent_rl.backends.group_sampling import require_hooks
-from agent_rl.core.episode import Episode, Origin, Outcome
+from agent_rl.core.episode import Episode, Origin, Outcome, group_episodes
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from agent_rl.backends.group_sampling import check_environment
-from agent_rl.backends.verl.config.config_check import belongs, check, mistyped
-from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
+from agent_rl.backends.verl.config.config_check import compose_verl
+from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop
 from agent_rl.backends.verl.driver.preflight import preflight
 from agent_rl.backends.verl.driver.resume import go_back, last_checkpoint
 from agent_rl.backends.verl.driver.watchdog import (
@@ -23,48 +22,11 @@ from agent_rl.backends.verl.driver.watchdog import (
     stop_with,
     watched_processes,
 )
-from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, captured_routes
-from agent_rl.errors import AgentRLError, CheckpointError, ConfigError, InfrastructureError, did_you_mean
+from agent_rl.errors import AgentRLError, CheckpointError, ConfigError, InfrastructureError
 from agent_rl.runs.folder import new_folder
 
 CONFIG = "config.yaml"
 _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
-
-
-def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
-    """Return verl's full config for a run, resolved and checked against verl's own schema.
-
-    Raises:
-        ConfigError: if verl has no such key, or finds the config wrong, or can't do what is asked about routes.
-    """
-    from hydra import compose, initialize_config_module
-
-    strategy = config.verl.get(STRATEGY)
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        composed = compose("ppo_trainer", [f"model_engine={strategy}"] if strategy in VERL_REPLAY_STRATEGIES else [])
-    known = _keys(composed)
-    for key, value in {**verl_settings(config, folder), **config.verl}.items():
-        name = key.removeprefix("+")
-        if not key.startswith("+") and name not in known and not belongs(composed, name):
-            raise ConfigError(f"verl has no setting '{name}'.{did_you_mean(name, known)}")
-        if problem := mistyped(composed, name, value):
-            raise ConfigError(problem)
-        OmegaConf.update(composed, name, value, force_add=True)
-    check(composed)
-    routes = captured_routes(config.algorithm.routing, composed)
-    OmegaConf.update(composed, "data.agent_rl.routes", None if routes is None else asdict(routes), force_add=True)
-    full: DictConfig = composed
-    return full
-
-
-def _keys(config: DictConfig, prefix: str = "") -> set[str]:
-    """Every key of a config and of the sections in it."""
-    found = {f"{prefix}{key!s}" for key in config}
-    for key in config:
-        node = config._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            found |= _keys(node, f"{prefix}{key!s}.")
-    return found
 
 
 def check_run(config: VerlConfig) -> DictConfig:
