@@ -165,7 +165,7 @@ class Dice(ToolEnv):
 
 def dice_spec(cls: type[Env] = Dice, budget: Budget | None = None) -> EnvSpec:
     """Return an environment as if it were registered."""
-    return EnvSpec("dice-v0", cls, TaskSource(), budget or Budget())
+    return EnvSpec("", "dice", 0, cls, TaskSource(), budget or Budget())
 
 
 def play(*answers: str | Message) -> Scripted:

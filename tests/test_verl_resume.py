@@ -6,7 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, go_back, last_checkpoint, note
+from agent_rl.backends.verl.driver.resume import (
+    METRICS,
+    MetricsFile,
+    last_checkpoint,
+    record_position,
+    rewind_to_checkpoint,
+)
 from agent_rl.backends.verl.driver.run import resume
 from agent_rl.cli import main
 from agent_rl.errors import CheckpointError, ConfigError, StoreError
@@ -22,7 +28,7 @@ def killed_run(folder: Path, *, checkpoint: int = 2, steps: int = 3) -> Path:
         for step in range(1, steps + 1):
             store.write(example_episode(f"e{step}"))
             if step == checkpoint:
-                note(folder / "checkpoints" / f"global_step_{step}", store)
+                record_position(folder / "checkpoints" / f"global_step_{step}", store)
                 (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
             metrics.log({"loss": 1 / step}, step)
     metrics.finish()
@@ -41,45 +47,45 @@ def steps_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:.*torn line")
-def test_what_came_after_the_checkpoint_is_set_aside(tmp_path: Path) -> None:
-    assert go_back(killed_run(tmp_path)) == 2
+def test_rewind_sets_later_episodes_aside(tmp_path: Path) -> None:
+    assert rewind_to_checkpoint(killed_run(tmp_path)) == 2
     assert ids(tmp_path) == ["e1", "e2"] and ids(tmp_path / "episodes.jsonl.undone-1") == ["e3"]
     assert steps_of(tmp_path) == [0, 1, 2]
-    assert go_back(tmp_path) == 2  # there is nothing more to undo
+    assert rewind_to_checkpoint(tmp_path) == 2  # there is nothing more to undo
     assert not (tmp_path / "episodes.jsonl.undone-2").exists() and steps_of(tmp_path) == [0, 1, 2]
 
 
 @pytest.mark.filterwarnings("ignore:.*torn line")
-def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
-    assert go_back(killed_run(tmp_path, checkpoint=9)) == 0
+def test_rewind_without_a_checkpoint_empties_the_record(tmp_path: Path) -> None:
+    assert rewind_to_checkpoint(killed_run(tmp_path, checkpoint=9)) == 0
     assert ids(tmp_path) == [] and steps_of(tmp_path) == []
     assert ids(tmp_path / "episodes.jsonl.undone-1") == ["e1", "e2", "e3"]
 
 
-def test_a_checkpoint_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+def test_rewind_refuses_a_checkpoint_of_another_trainer(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("7")
     assert last_checkpoint(tmp_path / "checkpoints") == 7
     with pytest.raises(CheckpointError, match=r"global_step_7/agent_rl.json' is missing"):
-        go_back(tmp_path)
+        rewind_to_checkpoint(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:.*torn line")
-def test_a_run_that_is_still_going_is_left_alone(tmp_path: Path) -> None:
+def test_rewind_refuses_a_running_run(tmp_path: Path) -> None:
     killed_run(tmp_path)
     with EpisodeWriter(tmp_path), pytest.raises(StoreError, match="another writer"):
-        go_back(tmp_path)
+        rewind_to_checkpoint(tmp_path)
     assert ids(tmp_path) == ["e1", "e2", "e3"] and len((tmp_path / METRICS).read_bytes().split(b"\n")) == 5
 
 
-def test_metrics_are_numbers_whatever_verl_calls_them(tmp_path: Path) -> None:
+def test_metrics_file_writes_plain_numbers(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path / METRICS)
     metrics.log({"a": np.int64(3), "b": np.float64("nan"), "c": float("inf"), "d": np.float32(0.5)}, 1)
     metrics.finish()
     assert json.loads((tmp_path / METRICS).read_text()) == {"step": 1, "data": {"a": 3, "b": None, "c": None, "d": 0.5}}
 
 
-def test_a_run_that_is_complete_wants_more_steps(tmp_path: Path) -> None:
+def test_resume_refuses_a_complete_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("env: calculator-v0\nstart_from: /models/m\nsteps: 2\n")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
@@ -99,6 +105,6 @@ def test_a_run_that_is_complete_wants_more_steps(tmp_path: Path) -> None:
         (["--explain"], "--explain can't change"),
     ],
 )
-def test_what_can_t_change_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_names_fixed_settings(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "backend=verl", "resume=runs/x", "steps=9", *arguments]) == 1
     assert named in capsys.readouterr().err

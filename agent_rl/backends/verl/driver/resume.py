@@ -1,8 +1,8 @@
-"""Resume: what a run on verl keeps beside verl's own checkpoints, and how its record goes back to one of them.
+"""Resume: what a run on verl keeps beside verl's checkpoints, and how its record returns to one of them.
 
-verl restores the weights, the optimizer, the place in the data and, in asynchronous modes, the episodes that were
-waiting. A run that was killed has gone on beyond its last checkpoint, though: it has stored episodes, and reported
-steps, that will now be run anew, from other random numbers. The record therefore goes back to where it stood.
+verl restores the weights, the optimizer, the place in the data and, in asynchronous modes, the waiting episodes. A
+killed run has also stored episodes and metrics of later steps. These steps will run again, with other random numbers:
+what was stored of them is cut.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ STATE = "agent_rl.json"
 METRICS = "metrics.jsonl"
 
 
-def note(checkpoint: Path, store: EpisodeWriter) -> None:
-    """Write down in a checkpoint how much has been stored by then."""
+def record_position(checkpoint: Path, store: EpisodeWriter) -> None:
+    """Record in a checkpoint the size of the episode file."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / STATE).write_text(json.dumps({"episodes_bytes": store.path.stat().st_size}))
 
@@ -37,8 +37,8 @@ def last_checkpoint(checkpoints: Path) -> int:
     return int(tracker.read_text()) if tracker.exists() else 0
 
 
-def go_back(folder: Path) -> int:
-    """Take a run's record back to its last checkpoint; return the step.
+def rewind_to_checkpoint(folder: Path) -> int:
+    """Cut a run's record back to its last checkpoint; return the step.
 
     What was stored after it is kept in a file beside the episodes, `episodes.jsonl.undone-1` and so on.
 
@@ -53,7 +53,7 @@ def go_back(folder: Path) -> int:
         if not state.exists():
             raise CheckpointError(f"'{state}' is missing: {checkpoints} was not written by agent_rl's trainer")
         stored = int(json.loads(state.read_text())["episodes_bytes"])
-    with EpisodeWriter(episode_file(folder)) as store:  # its lock shows that nobody else writes
+    with EpisodeWriter(episode_file(folder)) as store:  # its lock shows that no other process writes
         _cut(store.path, stored)
     metrics = folder / METRICS
     if metrics.exists():
@@ -66,7 +66,7 @@ def go_back(folder: Path) -> int:
 
 
 def _cut(file: Path, size: int) -> None:
-    """Cut a file to a size; move what is cut off into a file beside it."""
+    """Cut a file to a size; move the rest into a file beside it."""
     if file.stat().st_size <= size:
         return
     aside = next(path for n in count(1) if not (path := Path(f"{file}.undone-{n}")).exists())
@@ -79,13 +79,13 @@ def _cut(file: Path, size: int) -> None:
 
 
 class MetricsFile:
-    """One of verl's loggers: `metrics.jsonl`, which verl's own would empty when a run is resumed."""
+    """One of verl's loggers: `metrics.jsonl`; verl's own file logger empties it when a run is resumed."""
 
     def __init__(self, file: Path) -> None:
         self._file = file.open("ab", buffering=0)
 
     def log(self, data: Mapping[str, float], step: int) -> None:
-        """Append a line, `{"step": ..., "data": {...}}`; what is not finite becomes null."""
+        """Append a line, `{"step": ..., "data": {...}}`; infinite numbers and NaN become null."""
         numbers = {name: _number(value) for name, value in data.items()}
         self._file.write(json.dumps({"step": step, "data": numbers}).encode() + b"\n")
 

@@ -13,7 +13,7 @@ from agent_rl.backends.group_sampling import check_environment
 from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop
 from agent_rl.backends.verl.driver.preflight import preflight
-from agent_rl.backends.verl.driver.resume import go_back, last_checkpoint
+from agent_rl.backends.verl.driver.resume import last_checkpoint, rewind_to_checkpoint
 from agent_rl.backends.verl.driver.watchdog import (
     FAULT,
     Watchdog,
@@ -30,7 +30,7 @@ _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGN
 
 
 def check_run(config: VerlConfig) -> DictConfig:
-    """Check what can be checked without Ray; return verl's full config of a run that would go to `runs_dir`.
+    """Check a config without Ray; return verl's full config of it.
 
     Raises:
         UnknownEnvError: if there is no such environment.
@@ -81,7 +81,7 @@ def resume(folder: Path, *, steps: int | None = None) -> Path:
     if (done := last_checkpoint(folder / "checkpoints")) >= config.steps:
         raise ConfigError(f"the run is at step {done} already: give more with steps=N")
     require_cluster(config)
-    return run(config, folder, go_back(folder))
+    return run(config, folder, rewind_to_checkpoint(folder))
 
 
 def require_cluster(config: VerlConfig) -> None:
@@ -125,7 +125,7 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
 
 
 def without_secrets(settings: Any, key: str = "") -> Any:
-    """Return settings whose environment variables with a secret's name are references to this process's own."""
+    """Return settings with references to environment variables in place of secrets."""
     if isinstance(settings, dict):
         return {name: without_secrets(value, f"{key}.{name}") for name, value in settings.items()}
     found = _SECRET.search(key)
@@ -133,7 +133,7 @@ def without_secrets(settings: Any, key: str = "") -> Any:
 
 
 class Runner:
-    """The Ray actor that drives a run: what `verl.trainer.main_ppo.run_ppo` asks of a task runner."""
+    """The Ray actor that drives a run; `verl.trainer.main_ppo.run_ppo` starts it."""
 
     def run(self, config: DictConfig) -> None:
         """Train to the end.

@@ -37,7 +37,7 @@ from agent_rl.backends.verl.driver.exchange import (
 )
 from agent_rl.backends.verl.driver.metrics_check import require_metrics
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
-from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, note
+from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, record_position
 from agent_rl.backends.verl.driver.staleness import check_staleness
 from agent_rl.backends.verl.driver.watchdog import server_managers
 from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
@@ -261,7 +261,7 @@ class AlgorithmTrainer(PPOTrainer):
         )
 
     def _save_checkpoint(self) -> None:
-        note(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}", self.store)
+        record_position(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}", self.store)
         super()._save_checkpoint()
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, float], *args: Any, **kwargs: Any) -> None:
