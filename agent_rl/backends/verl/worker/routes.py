@@ -115,7 +115,7 @@ def route_shape(model: str) -> RouteShape:
 
 
 def route_fields(routing: RoutingConfig, verl: DictConfig) -> dict[str, str]:
-    """Return which routes the driver finds in verl's queue, by the field of `Rows` or `ScoredRows` that they are for."""
+    """Return which routes the driver finds in verl's queue, by their field of `Rows` or `ScoredRows`."""
     from omegaconf import OmegaConf
 
     if OmegaConf.select(verl, STRATEGY) not in FSDP_STRATEGIES:
