@@ -194,6 +194,23 @@ class LoopThread:
         self._loop.close()
 
 
+class AsyncOnce(Generic[T]):
+    """The result of a coroutine that runs once, however many wait for it; after a failure it runs again."""
+
+    def __init__(self, start: Callable[[], Coroutine[object, object, T]]) -> None:
+        self._start = start
+        self._task: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """Return the result; run the coroutine if there is none yet."""
+        task = self._task
+        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+            return task.result()
+        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+            task = self._task = asyncio.create_task(self._start())
+        return await asyncio.shield(task)  # a cancelled waiter does not cancel it for the others
+
+
 def outside_loop(work: Callable[[], T], on_interrupt: Callable[[], object] | None = None) -> T:
     """Run blocking work that may start an event loop: in a thread if this one has a running loop, as in a notebook.
 

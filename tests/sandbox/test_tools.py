@@ -18,11 +18,11 @@ from agent_rl.gym.registry import spec
 from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.policy import Scripted, demonstrator, oracle
 from agent_rl.rollout import Evaluation, Job, run_episode, run_jobs, summarise
-from agent_rl.sandboxes import backends
-from agent_rl.sandboxes.backends import make_backend, shared_backend
+from agent_rl.sandboxes import registry
 from agent_rl.sandboxes.base import ExecResult, PythonResult
-from agent_rl.sandboxes.local import LocalSandboxes
+from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.pool import WarmPool
+from agent_rl.sandboxes.registry import make_backend, shared_backend
 from agent_rl.tools import python as python_tool
 from agent_rl.tools import shell as shell_tool
 from agent_rl.tools.files import files
@@ -48,7 +48,7 @@ def shared(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         runner.run(runner.run(sandboxes.open()).close())
     except SandboxError as error:
         pytest.skip(f"the kernel refuses: {error}")
-    monkeypatch.setattr(backends, "_shared", {'["local", {}]': sandboxes})
+    monkeypatch.setattr(registry, "_shared", {'["local", {}]': sandboxes})
     yield sandboxes
     runner.run(sandboxes.close())
 

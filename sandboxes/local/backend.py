@@ -5,7 +5,7 @@
     result = await sandbox.run_python("print(6 * 7)")
     await sandboxes.close()
 
-A zygote (`linux.zygote`), started with an empty environment, forks them: nothing of this process's memory, environment
+A zygote (`zygote.py`), started with an empty environment, forks them: nothing of this process's memory, environment
 or descriptors is in them, and when this process ends, however it does, so do they.
 """
 
@@ -25,24 +25,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from agent_rl.concurrency import AsyncOnce
 from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.agent.agent import ENVIRONMENT
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
-from agent_rl.sandboxes.canaries import Once, verify
-from agent_rl.sandboxes.client import AgentSandbox
-from agent_rl.sandboxes.inside.agent import ENVIRONMENT
-from agent_rl.sandboxes.linux.spec import Spec
+from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.local.spec import Spec
+from agent_rl.sandboxes.registry import register_sandbox
+from agent_rl.sandboxes.verification import verify
 
 TIERS = ("jail", "landlock", "unsafe")
 ESSENTIAL = frozenset({Guarantee.FILES, Guarantee.NETWORK, Guarantee.SIGNALS, Guarantee.KERNEL, Guarantee.KILL_ALL})
 """What a sandbox is not one without; the others bound what it uses up."""
 START_TIMEOUT = 30.0
-_BOOT = """\
-import sys, types
-sandboxes = sys.modules["sandboxes"] = types.ModuleType("sandboxes")
-sandboxes.__path__ = [sys.argv.pop(1)]
-from sandboxes.linux.zygote import main
-main()"""
-"""Gives the files beside this one a parent package that imports nothing."""
+BOOT = Path(__file__).with_name("boot.py")
 _WITHOUT_CGROUPS: Capabilities = {
     Guarantee.MEMORY: "RSS watchdog, best effort",
     Guarantee.PROCESSES: "RLIMIT_NPROC",
@@ -74,6 +70,7 @@ MECHANISMS: Mapping[str, Capabilities] = {
 """What should keep each guarantee, where no cgroup does."""
 
 
+@register_sandbox("local")
 class LocalSandboxes:
     """Opens sandboxes on this machine.
 
@@ -107,7 +104,7 @@ class LocalSandboxes:
         self._launcher = tuple(launcher)
         self._zygote: _Zygote | None = None
         self._starting = threading.Lock()
-        self._required = Once(self._verify_required)
+        self._required = AsyncOnce(self._verify_required)
         self._slots = 0
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
 
@@ -196,11 +193,10 @@ class _Zygote:
         if sys.platform != "linux":
             raise SandboxError(f"local sandboxes need Linux, and this is {sys.platform}; use docker")
         self._commands, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = (str(Path(__file__).parent), str(theirs.fileno()), ",".join(tiers))
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [*launcher, python, "-I", "-S", "-B", "-c", _BOOT, *arguments],
+                    [*launcher, python, "-I", "-S", "-B", str(BOOT), str(theirs.fileno()), ",".join(tiers)],
                     pass_fds=[theirs.fileno()],
                     env=ENVIRONMENT,
                     cwd="/",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from .wire import CHUNK, Head
+from .frames import CHUNK, Head
 
 PIPE_SIZE = 1024 * 1024
 """Bytes that a pipe can be made to hold, without rights."""

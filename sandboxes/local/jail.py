@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import calls, seccomp
+from . import seccomp, syscalls
 from .spec import Spec
 
 UID = 1000
 """The user that code is, inside."""
-NAMESPACES = calls.NEWUSER | calls.NEWPID | calls.NEWNS | calls.NEWNET | calls.NEWIPC | calls.NEWUTS
+NAMESPACES = syscalls.NEWUSER | syscalls.NEWPID | syscalls.NEWNS | syscalls.NEWNET | syscalls.NEWIPC | syscalls.NEWUTS
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
 HIDDEN = ("usr/lib/python3/dist-packages", "usr/local/lib/python3*/*-packages")
 """Installed packages are the host's business: agent_rl among them, with the answers to its environments' tasks."""
@@ -29,7 +29,7 @@ SPARE = 8
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
 _ROOT = "/tmp"
 """Where the new root is put together: any folder would do, as nobody else sees it."""
-_QUIET = calls.MS_NOSUID | calls.MS_NODEV
+_QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _FILES = {
     "etc/passwd": f"root:x:0:0::/:/bin/sh\nsandbox:x:{UID}:{UID}::/work:/bin/sh\n",
     "etc/group": f"root:x:0:\nsandbox:x:{UID}:\n",
@@ -75,13 +75,13 @@ def map_ids(pid: int, uid: int, gid: int) -> None:
 
 
 def enter(spec: Spec) -> None:
-    """Make a jail around this process, which `calls.clone` put into `NAMESPACES` and `map_ids` gave a user.
+    """Make a jail around this process, which `syscalls.clone` put into `NAMESPACES` and `map_ids` gave a user.
 
     Raises:
         OSError: if the kernel refuses a step.
     """
-    calls.unshare(calls.NEWCGROUP)
-    calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
+    syscalls.unshare(syscalls.NEWCGROUP)
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     # opened while this is still the user who may see them; a mount can be made from a descriptor
     sources = [_Source(path, os.open(path, os.O_PATH)) for path in _existing((*SYSTEM, *spec.read_only))]
     devices = [_Source(f"/dev/{name}", os.open(f"/dev/{name}", os.O_PATH)) for name in DEVICES]
@@ -91,15 +91,15 @@ def enter(spec: Spec) -> None:
     os.setresgid(UID, UID, UID)
     os.setresuid(UID, UID, UID)
     _build_root(spec, sources, devices, links)
-    calls.pivot_root()
-    calls.mount(None, "/", None, calls.MS_REMOUNT | calls.MS_BIND | calls.MS_RDONLY | _QUIET)
-    calls.set_hostname("sandbox")
+    syscalls.pivot_root()
+    syscalls.mount(None, "/", None, syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | _QUIET)
+    syscalls.set_hostname("sandbox")
     _raise_loopback()
     for source in (*sources, *devices):
         os.close(source.fd)
-    calls.drop_capabilities()
+    syscalls.drop_capabilities()
     limit(spec, processes=spec.processes + SPARE)
-    calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the last change of user, which clears it
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the last change of user, which clears it
     if not spec.cpu_quota:
         pin(spec)
     seccomp.install(seccomp.program(namespaces=True))
@@ -142,7 +142,7 @@ def _existing(paths: Sequence[str]) -> list[str]:
 
 
 def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Source], links: Mapping[str, str]) -> None:
-    calls.mount("tmpfs", _ROOT, "tmpfs", _QUIET, "size=1m,mode=755,nr_inodes=1024")
+    syscalls.mount("tmpfs", _ROOT, "tmpfs", _QUIET, "size=1m,mode=755,nr_inodes=1024")
     root = Path(_ROOT)
     os.chdir(root)
     for folder in ("dev/shm", "proc", "etc", "tmp", "work", "empty"):
@@ -151,24 +151,24 @@ def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Sourc
         (root / path[1:]).symlink_to(link)
     for source in sources:
         if source.path not in links:
-            calls.bind(source.magic, source.make_target(root))
+            syscalls.bind(source.magic, source.make_target(root))
     for pattern in (*HIDDEN, *(hidden[1:] for hidden in spec.hidden)):
         for packages in root.glob(pattern):
-            calls.bind(str(root / "empty"), str(packages))
+            syscalls.bind(str(root / "empty"), str(packages))
     for source in devices:
-        calls.mount(source.magic, source.make_target(root), None, calls.MS_BIND)
+        syscalls.mount(source.magic, source.make_target(root), None, syscalls.MS_BIND)
     for name, link in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         (root / "dev" / name).symlink_to(f"/proc/self/{link}")
     for file, text in _FILES.items():
         (root / file).write_text(text)
-    calls.mount("proc", str(root / "proc"), "proc", _QUIET | calls.MS_NOEXEC, "subset=pid")
+    syscalls.mount("proc", str(root / "proc"), "proc", _QUIET | syscalls.MS_NOEXEC, "subset=pid")
     for folder, size, files, flags in (
         ("work", spec.disk, spec.files, _QUIET),
         ("tmp", spec.disk, spec.files, _QUIET),
-        ("dev/shm", spec.disk // 4, 256, _QUIET | calls.MS_NOEXEC),
+        ("dev/shm", spec.disk // 4, 256, _QUIET | syscalls.MS_NOEXEC),
     ):
         options = f"size={size},nr_inodes={files + 1},mode=700"
-        calls.mount("tmpfs", str(root / folder), "tmpfs", flags, options)
+        syscalls.mount("tmpfs", str(root / folder), "tmpfs", flags, options)
 
 
 def _raise_loopback() -> None:

@@ -26,7 +26,7 @@ import platform
 import struct
 from collections.abc import Iterable, Sequence
 
-from .calls import check, prctl, syscall
+from .syscalls import check, prctl, syscall
 
 CEILING = 462
 """mseal, of Linux 6.10: the newest that is allowed."""

@@ -7,21 +7,23 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.agent.frames import CHUNK, MAX_BODY, FrameError, Frames, Head, pack
 from agent_rl.sandboxes.base import (
     DEFAULT_TIMEOUT,
     MAX_FILE,
     MAX_OUTPUT,
-    WORK,
+    Command,
     ExecResult,
     FileAccessError,
     PythonResult,
+    Sandbox,
+    check_call,
 )
-from agent_rl.sandboxes.direct import DirectInterpreter
-from agent_rl.sandboxes.inside.wire import CHUNK, MAX_BODY, FrameError, Frames, Head, pack
+from agent_rl.sandboxes.client.interpreter import DirectInterpreter
 
 T = TypeVar("T")
 GRACE = 10.0
@@ -38,7 +40,7 @@ async def _no_failure() -> str | None:
     return None
 
 
-class AgentSandbox:
+class AgentSandbox(Sandbox):
     """A sandbox that is reached over a socket; `await ready()` comes first.
 
     Args:
@@ -97,29 +99,22 @@ class AgentSandbox:
             self._lose(reason)
             raise SandboxError(f"no sandbox could be made: {reason}")
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes = b"",
-        cwd: str = WORK,
-        env: Mapping[str, str] | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        max_output: int = MAX_OUTPUT,
-    ) -> ExecResult:
+    async def run_command(self, command: Command) -> ExecResult:
         """Run a command to its end; whatever it leaves running in the background is ended, too."""
-        if isinstance(argv, str) or not argv:
-            raise ConfigError(f"argv={argv!r} is no command; give a list, such as ['ls', '-l']")
-        check_call(timeout, max_output)
-        head: Head = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "timeout": timeout, "keep": max_output}
-        start = asyncio.get_running_loop().time()
+        head: Head = {
+            **{"argv": command.argv, "cwd": command.cwd, "env": command.env},
+            **{"timeout": command.timeout, "keep": command.max_output},
+        }
+        loop = asyncio.get_running_loop()
+        start = loop.time()
         try:
-            head, body = await self._run_code(self._request("exec", head, input, timeout))
+            head, body = await self._run_code(self._request("exec", head, command.input, command.timeout))
         except EndedByCodeError as end:
             return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
         out, err = _split(head, body)
-        code, expired, cut = _int(head, "code"), head["expired"] is True, head["cut"] is True
-        return ExecResult(code, out, err, expired, cut, asyncio.get_running_loop().time() - start)
+        return ExecResult(
+            *(_int(head, "code"), out, err, head["expired"] is True, head["cut"] is True), seconds=loop.time() - start
+        )
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
@@ -325,14 +320,6 @@ class AgentSandbox:
         if self._interpreter is not None:
             self._interpreter.close()
         self._kill()
-
-
-def check_call(timeout: float, max_output: int) -> None:
-    """Raise a ConfigError if a call can't be made with these."""
-    if not 0 < timeout <= 86400:
-        raise ConfigError(f"timeout={timeout}; give a number of seconds, more than 0, at most a day")
-    if not 0 <= max_output <= MAX_BODY // 4:
-        raise ConfigError(f"max_output={max_output}; give 0 to {MAX_BODY // 4} bytes")
 
 
 def _split(head: Head, body: bytes) -> tuple[str, str]:

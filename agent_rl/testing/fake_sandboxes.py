@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -13,11 +13,13 @@ from agent_rl.sandboxes.base import (
     MAX_OUTPUT,
     WORK,
     Capabilities,
+    Command,
     ExecResult,
     FileAccessError,
     Guarantee,
     Limits,
     PythonResult,
+    Sandbox,
 )
 
 
@@ -30,7 +32,7 @@ def _silent_code(code: str) -> PythonResult:
 
 
 @dataclass
-class FakeSandbox:
+class FakeSandbox(Sandbox):
     """A sandbox whose answers are given; what it was asked is in `calls`."""
 
     on_exec: Callable[[Sequence[str]], ExecResult] = _silent_command
@@ -42,20 +44,11 @@ class FakeSandbox:
     """By absolute path."""
     closed: bool = False
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes = b"",
-        cwd: str = WORK,
-        env: Mapping[str, str] | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        max_output: int = MAX_OUTPUT,
-    ) -> ExecResult:
+    async def run_command(self, command: Command) -> ExecResult:
         """Return what `on_exec` says."""
         self._check_open()
-        self.calls.append(" ".join(argv))
-        return self.on_exec(argv)
+        self.calls.append(" ".join(command.argv))
+        return self.on_exec(command.argv)
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT

@@ -41,7 +41,7 @@ class Child:
         os.close(self.err)
 
 
-class Family:
+class ProcessTree:
     """All processes that descend from this one, which reaps them."""
 
     def __init__(self, confine: Callable[[], None]) -> None:

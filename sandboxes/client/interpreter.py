@@ -15,9 +15,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
-from agent_rl.sandboxes.inside.interpreter import Ends, connect
-from agent_rl.sandboxes.inside.streams import Capture, take_all
-from agent_rl.sandboxes.inside.wire import Head
+from agent_rl.sandboxes.agent.frames import Head
+from agent_rl.sandboxes.agent.interpreter import Ends, connect
+from agent_rl.sandboxes.agent.streams import Capture, take_all
 
 SHORTEST, LONGEST = 0.001, 0.05
 """Seconds between two looks at the output of a call: the shortest while there is some, ever longer ones while not."""
@@ -36,7 +36,7 @@ class DirectInterpreter:
     """Calls, of all interpreters."""
 
     def __init__(self, bury: Callable[[], Awaitable[str]]) -> None:
-        self._bury = bury
+        self._end_interpreter = bury
         self._ours, self._theirs = connect()
         self._arrivals = select.poll()
         self._arrivals.register(self._ours.answers, select.POLLIN)
@@ -83,7 +83,7 @@ class DirectInterpreter:
         expired = self._ours.answer is None and not self._ours.broken
         head = self._ours.outcome(expired)
         if head["lost"]:
-            ended = await self._bury()
+            ended = await self._end_interpreter()
             head["error"] = None if expired else ended
         for capture in captures:
             capture.drain_all()

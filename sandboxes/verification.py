@@ -13,35 +13,16 @@ import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from agent_rl.sandboxes.base import Capabilities, FileAccessError, Guarantee, Limits, Sandbox
 
 Spawn = Callable[[str, Limits, float], Awaitable[Sandbox]]
 """Opens a sandbox, of an owner, with limits, for some seconds."""
-T = TypeVar("T")
 LIFETIME = 60.0
 MIB = 1 << 20
-
-
-class Once(Generic[T]):
-    """Something that is found out once, for all who ask meanwhile and later; a failure is tried again."""
-
-    def __init__(self, find_out: Callable[[], Coroutine[object, object, T]]) -> None:
-        self._find_out = find_out
-        self._task: asyncio.Task[T] | None = None
-
-    async def get(self) -> T:
-        """Return it, found out now if it wasn't before."""
-        task = self._task
-        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
-            return task.result()
-        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-            task = self._task = asyncio.create_task(self._find_out())
-        return await asyncio.shield(task)  # one who is cancelled does not stop it for the others
 
 
 async def verify(spawn: Spawn, claims: Capabilities) -> Capabilities:

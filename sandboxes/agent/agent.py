@@ -39,10 +39,10 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from . import files
+from .frames import CHUNK, Frames, Head, pack, write_all
 from .interpreter import Interpreter, connect, start
-from .processes import NAP, Family, describe_exit
+from .process_tree import NAP, ProcessTree, describe_exit
 from .streams import Capture, Feed, take_all
-from .wire import CHUNK, Frames, Head, pack, write_all
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
 MIN_ERROR = 4096
@@ -88,7 +88,7 @@ class Agent:
         self.worker: int | None = None
         self.interpreter: Interpreter | None = None
         """The connections to the worker, if it isn't lent to the host."""
-        self.family = Family(confine)
+        self.processes = ProcessTree(confine)
 
     def serve(self) -> NoReturn:
         """Answer until the host goes away; then end everything."""
@@ -101,12 +101,12 @@ class Agent:
         except (EOFError, ConnectionError):
             self.stop()
         finally:  # a fault of its own: nobody is left to answer for what runs
-            self.family.end()
+            self.processes.end()
             os._exit(1)
 
     def stop(self) -> NoReturn:
         """End everything, this process included."""
-        self.family.end()
+        self.processes.end()
         os._exit(0)
 
     def _serve(self) -> None:
@@ -155,31 +155,31 @@ class Agent:
     def _run(self, request: Request, run: Callable[[], None]) -> tuple[Head, bytes]:
         """Run a process to its end, and end what it leaves behind."""
         expires = time.monotonic() + request.timeout
-        child = self.family.start_piped(run)
+        child = self.processes.start_piped(run)
         captures = (Capture(child.out, request.keep), Capture(child.err, max(request.keep, MIN_ERROR)))
         try:
             expired = self._wait(
-                lambda: child.pid in self.family.ended,
+                lambda: child.pid in self.processes.ended,
                 expires,
                 {capture.fd: capture.drain for capture in captures},
                 Feed(child.stdin, request.body, child.close_stdin),
             )
-            self.family.end(spare=self.worker)
+            self.processes.end(spare=self.worker)
             for capture in captures:
                 capture.drain_all()
         finally:
             child.close()
-        return take_all({"code": self.family.ended.pop(child.pid, -signal.SIGKILL), "expired": expired}, captures)
+        return take_all({"code": self.processes.ended.pop(child.pid, -signal.SIGKILL), "expired": expired}, captures)
 
     def _python(self, request: Request) -> tuple[Head, bytes]:
         expires = time.monotonic() + request.timeout
         if self.interpreter is None:
             self.interpreter, ends = connect()
-            self.worker = start(self.family, self.home, ends)
+            self.worker = start(self.processes, self.home, ends)
         interpreter = self.interpreter
         frame, captures = interpreter.begin(request.id, request.body, request.keep)
         expired = self._wait(
-            lambda: interpreter.answer is not None or interpreter.broken or self.worker in self.family.ended,
+            lambda: interpreter.answer is not None or interpreter.broken or self.worker in self.processes.ended,
             expires,
             {
                 interpreter.answers.fileno(): lambda: interpreter.listen(request.id),
@@ -190,7 +190,7 @@ class Agent:
         answer = interpreter.outcome(expired)
         lost = answer["lost"] is True
         if lost:
-            ended = self._bury()
+            ended = self._end_interpreter()
             answer["error"] = None if expired else ended
         for capture in captures:
             if capture.total or lost:  # what was printed before the answer was seen with it
@@ -202,23 +202,23 @@ class Agent:
 
     def _lend(self, request: Request) -> tuple[Head, bytes]:
         if self.worker is not None:
-            self._bury()
+            self._end_interpreter()
         ends, self.lent = self.lent, []
         if len(ends) != 4:
             raise OSError(f"{len(ends)} descriptors came along, not 4")
-        self.worker = start(self.family, self.home, (ends[0], ends[1], ends[2], ends[3]))
+        self.worker = start(self.processes, self.home, (ends[0], ends[1], ends[2], ends[3]))
         return {}, b""
 
     def _end(self, request: Request) -> tuple[Head, bytes]:
-        return {"error": self._bury()}, b""
+        return {"error": self._end_interpreter()}, b""
 
-    def _bury(self) -> str:
+    def _end_interpreter(self) -> str:
         """End everything; return how the interpreter had ended, if it had."""
         time.sleep(NAP)  # who closed the channel has probably just ended
-        self.family.reap()
-        how = f"the interpreter {describe_exit(self.family.ended.get(self.worker or 0))}"
-        self.family.end()
-        self.family.ended.pop(self.worker or 0, None)
+        self.processes.reap()
+        how = f"the interpreter {describe_exit(self.processes.ended.get(self.worker or 0))}"
+        self.processes.end()
+        self.processes.ended.pop(self.worker or 0, None)
         self.worker = None
         return how
 
@@ -240,7 +240,7 @@ class Agent:
             feed: what is to be written meanwhile.
         """
         events = select.poll()
-        wanted = dict.fromkeys((self.requests, self.family.wake, *readers), select.POLLIN)
+        wanted = dict.fromkeys((self.requests, self.processes.wake, *readers), select.POLLIN)
         if feed is not None and feed.push():
             wanted[feed.fd] = select.POLLOUT
         for fd, mask in wanted.items():
@@ -252,9 +252,9 @@ class Agent:
             for fd, _ in events.poll(None if left == float("inf") else left * 1000 + 1):
                 if fd == self.requests:
                     self._receive()
-                elif fd == self.family.wake:
+                elif fd == self.processes.wake:
                     os.read(fd, CHUNK)
-                    self.family.reap()
+                    self.processes.reap()
                 elif feed is not None and fd == feed.fd:
                     if not feed.push():
                         events.unregister(fd)
@@ -284,12 +284,3 @@ def _problem(answer: Head, output: bytes) -> str | None:
     if answer["code"] == 0:
         return None
     return output[cast(int, answer["out"]) :].decode(errors="backslashreplace").strip() or f"status {answer['code']}"
-
-
-def main() -> None:
-    """Serve stdin and stdout, as a container's first process."""
-    requests, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1):
-        os.dup2(null, fd)
-    Agent(requests, replies, home=files.WORK, confine=lambda: None).serve()

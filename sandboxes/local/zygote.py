@@ -22,11 +22,11 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..inside.agent import Agent
-from ..inside.processes import describe_exit
-from ..inside.watchdog import Watchdog
-from ..inside.wire import CHUNK, Frames, Head, pack, receive
-from . import calls, cgroups, homes, jail, landlock, seccomp
+from ..agent.agent import Agent
+from ..agent.frames import CHUNK, Frames, Head, pack, receive
+from ..agent.memory_watchdog import Watchdog
+from ..agent.process_tree import describe_exit
+from . import cgroups, homes, jail, landlock, seccomp, syscalls
 from .spec import Spec
 
 FIRST_UID = 1 << 28
@@ -41,7 +41,7 @@ PROBE = Spec(slot=0, memory=256 << 20, processes=8, cpus=1, disk=1 << 20, files=
 
 
 @dataclass(slots=True)
-class Ward:
+class SandboxProcess:
     """A sandbox that runs, or of which something is left."""
 
     pid: int
@@ -69,7 +69,7 @@ class Zygote:
         self.commands = commands
         self.tier = "none"
         self.refused: dict[str, str] = {}
-        self.wards: dict[int, Ward] = {}
+        self.wards: dict[int, SandboxProcess] = {}
         self.hierarchies = cgroups.find()
         cgroups.collect(self.hierarchies, homes.alive)
         homes.collect()
@@ -107,7 +107,7 @@ class Zygote:
         """Fork a sandbox, whose agent says over `control` whether it works."""
         uid = _uid(spec.slot)
         spec = replace(spec, read_only=READ_ONLY, hidden=HIDDEN, cpu_quota="cpu" in self._controllers())
-        ward = Ward(0, control, lease, time.monotonic() + spec.lifetime, [], None)
+        ward = SandboxProcess(0, control, lease, time.monotonic() + spec.lifetime, [], None)
         going: int | None = None
         try:
             if self.tier != "jail":
@@ -118,7 +118,7 @@ class Zygote:
                 self.hierarchies, name, memory=spec.memory, processes=spec.processes + jail.SPARE, cpus=spec.cpus
             )
             go, going = os.pipe2(os.O_CLOEXEC)
-            ward.pid = calls.clone(jail.NAMESPACES) if self.tier == "jail" else os.fork()
+            ward.pid = syscalls.clone(jail.NAMESPACES) if self.tier == "jail" else os.fork()
             if ward.pid == 0:
                 os.close(going)
                 self._become(spec, control.fileno(), go, uid)
@@ -136,7 +136,7 @@ class Zygote:
                 os.close(going)
         self.wards[spec.slot] = ward
 
-    def end(self, ward: Ward) -> None:
+    def end(self, ward: SandboxProcess) -> None:
         """Kill a sandbox by its cgroup or its first process; where neither takes all along, have its agent do it."""
         if ward.ending:
             return
@@ -188,7 +188,7 @@ class Zygote:
                 if ended[0] in pids:
                     pids[ended[0]].status = os.waitstatus_to_exitcode(ended[1])
 
-    def _forget(self, ward: Ward) -> bool:
+    def _forget(self, ward: SandboxProcess) -> bool:
         """Remove what is left of a sandbox that has ended; return whether that is all gone."""
         ward.folders = cgroups.remove(ward.folders)
         if ward.folders:
@@ -218,7 +218,7 @@ class Zygote:
             if self.tier == "landlock":  # the kernel sends it when the zygote ends; code can't
                 signal.signal(signal.SIGTERM, lambda *_: agent.stop())
             if self.tier != "unsafe" and "memory" not in self._controllers():
-                agent.family.on_start = Watchdog(agent.family.kill, spec.memory).hurry
+                agent.processes.on_start = Watchdog(agent.processes.kill, spec.memory).check_soon
             agent.serve()
         except BaseException as error:
             _report(socket.socket(fileno=3), error)
@@ -267,7 +267,7 @@ def _ways(paths: tuple[str, ...]) -> list[Path]:
     return [folder for path in paths for folder in (Path(path), *Path(path).parents)]
 
 
-def _first_frame(connection: socket.socket, ward: Ward) -> Head:
+def _first_frame(connection: socket.socket, ward: SandboxProcess) -> Head:
     frames = Frames()
     while (frame := frames.pop()) is None:
         try:

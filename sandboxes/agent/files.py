@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from .wire import CHUNK, write_all
+from .frames import CHUNK, write_all
 
 WORK = "/work"
 

@@ -1,45 +1,64 @@
-"""The backends by name, made once per process for all episodes that ask for the same."""
+"""The backends by name: built in, registered by a user's file, or by an installed package.
+
+    @register_sandbox("mine")
+    def mine(memory_mb: int = 256) -> Sandboxes:
+        return DockerSandboxes(image="mine:1", limits=Limits(memory=memory_mb << 20))
+
+A backend is made once per process, for all episodes that ask for the same one with the same options.
+"""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from agent_rl.core.messages import JSON
-from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.errors import ConfigError
+from agent_rl.registries import Registry
 from agent_rl.sandboxes.base import Sandboxes
 from agent_rl.sandboxes.pool import WarmPool
 
-BACKENDS = {
-    "local": "agent_rl.sandboxes.local:LocalSandboxes",
-    "docker": "agent_rl.sandboxes.docker:DockerSandboxes",
-    "e2b": "agent_rl.sandboxes.e2b:E2BSandboxes",
-    "fake": "agent_rl.sandboxes.fake:FakeSandboxes",
-}
-"""Where each is, imported when it is asked for: they need one SDK or another."""
+MakeSandboxes = Callable[..., Sandboxes]
+M = TypeVar("M", bound=MakeSandboxes)
+SANDBOXES: Registry[MakeSandboxes] = Registry(
+    "sandbox", builtin={name: f"agent_rl.sandboxes.{name}.backend" for name in ("local", "docker", "e2b")}
+)
 
 _NONE: Mapping[str, JSON] = {}
 _shared: dict[str, Sandboxes] = {}
+
+
+def register_sandbox(name: str) -> Callable[[M], M]:
+    """Register a backend by a name that `env_args.sandbox` takes.
+
+    What is decorated makes the backend: its class, or a function. Its parameters are the options that
+    `env_args.sandbox_args` takes.
+
+    Raises:
+        NameCollisionError: if another backend has the name.
+    """
+
+    def add(make: M) -> M:
+        SANDBOXES.add(name, make, make)
+        return make
+
+    return add
 
 
 def make_backend(name: str, options: Mapping[str, JSON] = _NONE) -> Sandboxes:
     """Make a backend.
 
     Args:
-        name: local, docker or e2b; fake for tests, which protects from nothing.
+        name: local, docker, e2b, or a registered one.
         options: the backend's own; for any of them, `warm` is the number of sandboxes to keep open ahead of their use
             and `most` the number that may be open.
 
     Raises:
-        ConfigError: if there is no such backend, it does not take these options, or what it needs is missing.
+        ConfigError: if there is no such backend, it does not take these options, or something that it needs is missing.
     """
-    if name not in BACKENDS:
-        raise ConfigError(f"no sandbox '{name}'.{did_you_mean(name, BACKENDS)} There are: {', '.join(BACKENDS)}")
-    module, _, attribute = BACKENDS[name].partition(":")
-    make = cast(Callable[..., Sandboxes], getattr(importlib.import_module(module), attribute))
+    make = SANDBOXES[name]
     own = {option: value for option, value in options.items() if option not in ("warm", "most")}
     pool = {option: value for option, value in options.items() if option not in own}
     try:
@@ -55,7 +74,7 @@ def make_backend(name: str, options: Mapping[str, JSON] = _NONE) -> Sandboxes:
 def shared_backend(name: str, options: Mapping[str, JSON] = _NONE) -> Sandboxes:
     """Return this process's backend of that name and those options, made when it is first asked for.
 
-    It lives as long as the process, from one event loop to the next; what it holds ends with the process at the latest.
+    It lives as long as the process, from one event loop to the next.
 
     Raises:
         ConfigError: as `make_backend` does.

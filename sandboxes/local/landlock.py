@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from . import calls, seccomp
+from . import seccomp, syscalls
 from .jail import DEVICES, HIDDEN, SPARE, SYSTEM, limit, pin
 from .spec import Spec
 
@@ -36,7 +36,7 @@ _ALL_NET, _ALL_SCOPES = 3, 3
 
 def abi() -> int:
     """Return the version of Landlock that the kernel has; 0 or less if none."""
-    return calls.syscall(_CREATE_RULESET, None, 0, 1)
+    return syscalls.syscall(_CREATE_RULESET, None, 0, 1)
 
 
 def enter(spec: Spec, uid: int | None) -> None:
@@ -52,8 +52,8 @@ def enter(spec: Spec, uid: int | None) -> None:
         os.setresuid(uid, uid, uid)
     os.setsid()
     os.umask(0o077)
-    calls.drop_capabilities()
-    calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGTERM)
+    syscalls.drop_capabilities()
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)
     if not spec.cpu_quota:
         pin(spec)
     seccomp.install(seccomp.program(namespaces=False, shares_user=uid in (None, NOBODY)))
@@ -106,7 +106,7 @@ def _processes() -> int:
 
 def _ruleset(files: int, net: int) -> int:
     attributes = struct.pack("QQQ", files, net, _ALL_SCOPES)
-    return calls.check(calls.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "landlock_create_ruleset")
+    return syscalls.check(syscalls.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "landlock_create_ruleset")
 
 
 def _restrict(ruleset: int, rules: Iterable[tuple[str, int]]) -> None:
@@ -119,7 +119,7 @@ def _restrict(ruleset: int, rules: Iterable[tuple[str, int]]) -> None:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             access &= _OF_A_FILE
         rule = struct.pack("<Qi", access, fd)
-        calls.check(calls.syscall(_ADD_RULE, ruleset, 1, rule, 0), f"landlock_add_rule {path}")
+        syscalls.check(syscalls.syscall(_ADD_RULE, ruleset, 1, rule, 0), f"landlock_add_rule {path}")
         os.close(fd)
-    calls.check(calls.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+    syscalls.check(syscalls.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)

@@ -5,7 +5,7 @@ may. What counts is what they have mapped (a page that several share counts once
 and System V segments; not the folders, which have a limit of their own, nor what the kernel holds for them, such as
 full pipes and sockets, nor what is swapped out.
 
-While anybody computes, it looks every `PERIOD`. Once nobody does, it looks less and less often, so that a sandbox that
+While a process computes, it looks every `PERIOD`. Once none does, it looks less and less often, so that a sandbox that
 waits costs next to nothing, and leaves timers on the processor time of those who are there, so that it knows when they
 go on. The kernel counts that time by its ticks: who forks and is quick about it can go unseen, for as long as the rest
 before was. Between two looks, code can take what the machine can give in that time, though no process more than the
@@ -53,7 +53,7 @@ class Watchdog:
         signal.signal(signal.SIGALRM, lambda *_: self._wake())
         signal.setitimer(signal.ITIMER_REAL, PERIOD)
 
-    def hurry(self) -> None:
+    def check_soon(self) -> None:
         """Look soon: there is a process that was not there."""
         if self._pause > PERIOD:  # else it will, and is not put off
             self._pause = PERIOD
@@ -84,9 +84,9 @@ class Watchdog:
         idle, self._used = used == self._used, used
         for pid in self._timers.keys() - used.keys():
             self._libc.timer_delete(self._timers.pop(pid))
-        return idle and all(list(map(self._rouse, pids)))
+        return idle and all(list(map(self._arm_cpu_timer, pids)))
 
-    def _rouse(self, pid: int) -> bool:
+    def _arm_cpu_timer(self, pid: int) -> bool:
         """Have a signal come once a process goes on; return whether that can be had."""
         if pid not in self._timers:
             timer = ctypes.c_void_p()

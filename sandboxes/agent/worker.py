@@ -17,7 +17,7 @@ import traceback
 import types
 from typing import NoReturn
 
-from .wire import CHUNK, Frames, pack, write_all
+from .frames import CHUNK, Frames, pack, write_all
 
 
 def serve(requests: int, answers: int) -> NoReturn:

@@ -11,9 +11,9 @@ import os
 from dataclasses import dataclass, field
 
 from . import worker
-from .processes import Family
+from .frames import CHUNK, FrameError, Frames, Head, pack
+from .process_tree import ProcessTree
 from .streams import Capture
-from .wire import CHUNK, FrameError, Frames, Head, pack
 
 MAX_TEXT = 64 * 1024
 """Characters kept of a value and of a traceback, at most."""
@@ -83,7 +83,7 @@ def connect() -> tuple[Interpreter, Ends]:
     return ours, (inner_requests, inner_out, inner_err, inner_answers)
 
 
-def start(family: Family, home: str, ends: Ends) -> int:
+def start(processes: ProcessTree, home: str, ends: Ends) -> int:
     """Start a worker with nothing in it, and close this process's copies of its ends; return the process's number.
 
     Raises:
@@ -97,7 +97,7 @@ def start(family: Family, home: str, ends: Ends) -> int:
     requests, out, err, answers = ends
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return family.start(run, (nothing, out, err, answers, requests))
+        return processes.start(run, (nothing, out, err, answers, requests))
     finally:
         for fd in (nothing, *ends):
             os.close(fd)
