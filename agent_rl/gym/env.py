@@ -108,8 +108,9 @@ class Env:
     def snapshot(self) -> object:
         """Return, sync or async, what has changed since `reset`, asked for before a reply of the policy.
 
-        A fresh instance after `reset` with the same task and an equal `rng`, and `restore` of this, must continue exactly
-        as this one does. The snapshot must not change while this instance continues; it is kept in memory, never stored.
+        A fresh instance after `reset` with the same task and an equal `rng`, and `restore` of this, must continue
+        exactly as this one does. The snapshot must not change while this instance continues; it is kept in memory,
+        never stored.
         Unless overridden, it is a deep copy of the attributes named in `snapshot_attributes`.
 
         Raises:
