@@ -115,7 +115,7 @@ def route_shape(model: str) -> RouteShape:
 
 
 def route_fields(routing: RoutingConfig, verl: DictConfig) -> dict[str, str]:
-    """Return the fields of verl's queue with routes, by their names in a `Batch`."""
+    """Return the fields of verl's queue with routes, by their names in `Rows` or `ScoredRows`."""
     from omegaconf import OmegaConf
 
     if OmegaConf.select(verl, STRATEGY) not in FSDP_STRATEGIES:
