@@ -186,10 +186,11 @@ def test_every_weight_sync_is_watched_by_the_canary(setup, monkeypatch: pytest.M
 def test_the_distributions_are_old_s_and_of_the_responses(setup) -> None:
     made = setup("grpo", "advantage=optimal-baseline", "proximal=recompute", "kl.where=loss")
     (update,) = made.step(OLD, REFERENCE, *LEARN)
-    batch = made.trainer.weighed.batch
-    places = torch.arange(batch.loss_mask.shape[1]).expand_as(batch.loss_mask)
+    scored = made.trainer.weighed.batch.scored
+    mask = scored.rows.loss_mask
+    places = torch.arange(mask.shape[1]).expand_as(mask)
     expected = (-0.01 * (places - 1)).exp()  # what the workers say at the position before a token
-    torch.testing.assert_close(batch.sum_pi_squared[batch.loss_mask], expected[batch.loss_mask])
+    torch.testing.assert_close(scored.sum_pi_squared[mask], expected[mask])
     assert {"advantages", "agent_rl_weights", "ref_log_prob", "old_log_probs"} <= update.keys()
 
 

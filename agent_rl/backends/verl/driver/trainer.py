@@ -33,7 +33,7 @@ from agent_rl.backends.verl.driver.checkpoints import record_evaluation, remove_
 from agent_rl.backends.verl.driver.exchange import (
     COMPUTED,
     SAMPLES,
-    VerlWeightedRows,
+    SentBatch,
     compute_weights,
     prepare,
     receive,
@@ -54,6 +54,7 @@ from agent_rl.backends.verl.worker.routes import (
     route_fields,
 )
 from agent_rl.core.episode import Episode
+from agent_rl.gym.registry import load_once
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.store.episodes import EpisodeWriter
 
@@ -67,7 +68,7 @@ class AlgorithmTrainer(PPOTrainer):
     routes: dict[str, str]
     """Those in verl's queue, see `routes.route_fields`"""
     routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
-    weighed: VerlWeightedRows
+    weighed: SentBatch
     """The batch of this step, for objectives that prepare it before each update."""
     canary: Canary | None = None
     on_policy: bool = False
@@ -79,13 +80,15 @@ class AlgorithmTrainer(PPOTrainer):
 
     def _setup(self) -> None:
         settings, samples = self.config.data.agent_rl, self.config.actor_rollout_ref.rollout.n
+        for file in settings.imports:
+            load_once(file)  # before the algorithm, whose parts they may define
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
         self.routes = route_fields(self.algorithm.config.routing, self.config)
         self.store = EpisodeWriter(settings.episodes)
         super()._setup()
-        self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
+        self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))
         if self.use_critic:
-            self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config))
+            self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config, settings.imports))
         self.replay_buffer = EpisodeReplayBuffer(
             self.replay_buffer,
             self.algorithm,
@@ -237,7 +240,7 @@ class AlgorithmTrainer(PPOTrainer):
         Before the first update they are old's, if those were computed: in this step, so with these weights.
         """
         if number == self.local_trigger_step == 0 and self.algorithm.config.proximal == "recompute":
-            return self.weighed.batch.old_logprobs
+            return self.weighed.batch.scored.old_logprobs
         temperature = self.config.actor_rollout_ref.rollout.temperature
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
         with self._replaying(batch):
