@@ -126,7 +126,8 @@ class Zygote:
             if self.tier == "jail":
                 jail.map_ids(ward.pid, uid, uid if os.geteuid() == 0 else os.getegid())
             cgroups.join(ward.folders, ward.pid)
-            os.write(going, b"!")
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, and how is seen when it is reaped
+                os.write(going, b"!")
         except OSError as error:
             _report(control, error)
             ward.status = None if ward.pid else 1
