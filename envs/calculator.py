@@ -104,7 +104,7 @@ class Calculator(Quiz):
         return step
 
     def state_hash(self) -> str:
-        """Return which values are known, and whether a call has failed, which costs `clean`."""
+        """Return the known values, and "failed" after a failed call, as that costs `clean`."""
         return "; ".join([*sorted(self.known), *(["failed"] if self.failed else [])])
 
     def oracle(self) -> Script:

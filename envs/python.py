@@ -1,4 +1,4 @@
-"""python-v0: questions that take a line of Python, which runs in a sandbox.
+"""python-v0: questions for a line of Python, run in a sandbox.
 
 Task: such as "digit sum of 7**31" or "3rd largest of 8 45 17 90"; the answer is a number or a word. Tools: `python`,
 whose variables stay from call to call. Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an

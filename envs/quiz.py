@@ -1,4 +1,4 @@
-"""Quiz: what the built-in environments share, questions with one exact answer that take tool calls to find."""
+"""Quiz: the common part of the built-in environments, questions with one exact answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_rl.gym.reward import reward
 
 
 class Quiz(ToolEnv):
-    """A question whose `answer` is set by `reset`, with demonstrations that fail in the same ways everywhere."""
+    """A question with one exact answer, which `reset` sets; demonstrations fail in three ways."""
 
     answer: str
     failed = False

@@ -1,4 +1,4 @@
-"""search-v0: questions that take two searches to answer, over a corpus that is generated for each task.
+"""search-v0: questions for two searches, over a corpus generated for each task.
 
 Task: in a world of made-up people, cities and countries, "bafo born in which country" needs the city first and then its
 country. Tools: `search`, an FTS5 index that returns at most two documents with every word of the query.
@@ -93,7 +93,7 @@ class Search(Quiz):
         return "; ".join(documents) or "no results"
 
     def state_hash(self) -> str:
-        """Return which documents were found, and whether a call has failed, which costs `clean`."""
+        """Return the documents found, and "failed" after a failed call, as that costs `clean`."""
         return "; ".join([*sorted(self.found), *(["failed"] if self.failed else [])])
 
     def oracle(self) -> Script:

@@ -218,8 +218,6 @@ def example_sample(length: int, sampled: list[int], reward: float = 1.0, seed: i
         turns=np.zeros(length, np.int32),
         sources=np.where(mask, 1, 0).astype(np.int32),
         episode=episode,
-        episode_id=f"{length}-{seed}",
-        group_id="g",
     )
 
 

@@ -187,9 +187,6 @@ def arrows() -> dict[str, dict[str, int]]:
 
 
 STILL_UPWARD = {  # to be emptied by the rebuild
-    ("agent_rl.moe.agreement", "agent_rl.algorithms.batch"),
-    ("agent_rl.moe.agreement", "agent_rl.algorithms.corrections"),
-    ("agent_rl.moe.agreement", "agent_rl.algorithms.diagnostics"),
     ("agent_rl.runs.report", "agent_rl.backends.embedded.config"),
     ("agent_rl.runs.stored_groups", "agent_rl.backends.embedded.actor"),
 }

@@ -37,7 +37,7 @@ class EnvSpec:
     """What is registered under an id, `[namespace/]name-v<version>`."""
 
     namespace: str
-    """Of whoever registers it, such as a user's name; empty for the built-in ones."""
+    """Such as a user's or a package's name; empty for the built-in ones."""
     name: str
     version: int
     cls: type[Env]

@@ -101,3 +101,17 @@ def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "rollout/interrupted": cut / max(1, replies),
         "rollout/broken_rewards": broken / max(1, len(episodes)),
     }
+
+
+def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return what training reports of its episodes, `rollout/...`; failed ones count in `rollout/failed` only."""
+    found = summarise([*episodes])
+    return trajectory_metrics(episodes) | {
+        "rollout/success": found.success.value,
+        "rollout/reward": found.reward,
+        "rollout/turns": found.turns,
+        "rollout/tool_calls": found.tool_calls,
+        "rollout/tool_errors": found.tool_errors,
+        "rollout/failed": float(found.failed),
+        "rollout/truncated": sum(e.outcome is Outcome.TRUNCATED for e in episodes) / max(1, len(episodes)),
+    }

@@ -57,8 +57,12 @@ def test_runs_read_what_the_list_says(verl_python: Path, warm: Path, tmp_path: P
     read = {line.partition("\t")[0] for line in lines}
     read |= {f"transfer_queue.{key}" for key in read if key.startswith(("backend.", "metrics."))}
     listed = recorded_rows()
-    conditional = {key for key in listed if "lora" in key or key.endswith(("num_cycles", "min_lr_ratio", "modules"))}
-    conditional |= {"trainer.del_local_ckpt_after_load", f"{ACTOR}.fsdp_config.use_orig_params"}
+    conditional = {
+        key
+        for key in listed
+        if "lora" in key or key.endswith(("num_cycles", "min_lr_ratio", "modules", "use_orig_params"))
+    }
+    conditional |= {"trainer.del_local_ckpt_after_load"}
     missed = sorted(listed - read - conditional)
     assert missed == [], json.dumps(missed, indent=1)
     assert os.environ["AGENT_RL_READS"] and domain_of(f"{ACTOR}.optim.clip_grad") == "float>0"

@@ -76,7 +76,7 @@ def test_docs_messages_are_raised() -> None:
     text = re.sub(r'"\s*\n\s*f?"', "", "\n".join(file.read_text() for file in sources))
     table = PAGE.partition("## 7.")[2].partition("## 8.")[0]
     messages = re.findall(r"^\| `([^`]+)`", table, re.M)
-    assert len(messages) == 12
+    assert len(messages) >= 12
     assert [message for message in messages if message not in text] == []
 
 
