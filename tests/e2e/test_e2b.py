@@ -182,7 +182,7 @@ def test_a_cancelled_call_of_python_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         call = asyncio.create_task(sandbox.run_python("x = 1\nwhile True: pass"))
         await asyncio.sleep(0.5)
-        for _ in range(3):  # whoever is impatient does not get the next call killed
+        for _ in range(3):  # repeated cancellations don't kill the next call
             call.cancel()
             await asyncio.sleep(0.001)
         ran = await sandbox.exec(["echo", "next"])
