@@ -3,26 +3,27 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, go_back, last_checkpoint, note
+from agent_rl.backends.verl.driver.resume import MetricsLogger, last_checkpoint, record_position, rewind_to_checkpoint
 from agent_rl.backends.verl.driver.run import resume
 from agent_rl.cli import main
 from agent_rl.errors import CheckpointError, ConfigError, StoreError
+from agent_rl.runs.folder import METRICS
+from agent_rl.runs.metrics import MetricsFile
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from tests.doubles import example_episode
 
 
 def killed_run(folder: Path, *, checkpoint: int = 2, steps: int = 3) -> Path:
     """A run that stored an episode and reported a row per step, noted a checkpoint, and was killed in mid-line."""
-    metrics = MetricsFile(folder / METRICS)
+    metrics = MetricsLogger(MetricsFile(folder, mirror=False))
     metrics.log({"success": 0.5}, 0)
     with EpisodeWriter(folder) as store:
         for step in range(1, steps + 1):
             store.write(example_episode(f"e{step}"))
             if step == checkpoint:
-                note(folder / "checkpoints" / f"global_step_{step}", store)
+                record_position(folder / "checkpoints" / f"global_step_{step}", store)
                 (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
             metrics.log({"loss": 1 / step}, step)
     metrics.finish()
@@ -42,16 +43,16 @@ def steps_of(folder: Path) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore:.*torn line")
 def test_what_came_after_the_checkpoint_is_set_aside(tmp_path: Path) -> None:
-    assert go_back(killed_run(tmp_path)) == 2
+    assert rewind_to_checkpoint(killed_run(tmp_path)) == 2
     assert ids(tmp_path) == ["e1", "e2"] and ids(tmp_path / "episodes.jsonl.undone-1") == ["e3"]
     assert steps_of(tmp_path) == [0, 1, 2]
-    assert go_back(tmp_path) == 2  # there is nothing more to undo
+    assert rewind_to_checkpoint(tmp_path) == 2  # there is nothing more to undo
     assert not (tmp_path / "episodes.jsonl.undone-2").exists() and steps_of(tmp_path) == [0, 1, 2]
 
 
 @pytest.mark.filterwarnings("ignore:.*torn line")
 def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
-    assert go_back(killed_run(tmp_path, checkpoint=9)) == 0
+    assert rewind_to_checkpoint(killed_run(tmp_path, checkpoint=9)) == 0
     assert ids(tmp_path) == [] and steps_of(tmp_path) == []
     assert ids(tmp_path / "episodes.jsonl.undone-1") == ["e1", "e2", "e3"]
 
@@ -61,22 +62,15 @@ def test_a_checkpoint_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("7")
     assert last_checkpoint(tmp_path / "checkpoints") == 7
     with pytest.raises(CheckpointError, match=r"global_step_7/agent_rl.json' is missing"):
-        go_back(tmp_path)
+        rewind_to_checkpoint(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:.*torn line")
 def test_a_run_that_is_still_going_is_left_alone(tmp_path: Path) -> None:
     killed_run(tmp_path)
     with EpisodeWriter(tmp_path), pytest.raises(StoreError, match="another writer"):
-        go_back(tmp_path)
+        rewind_to_checkpoint(tmp_path)
     assert ids(tmp_path) == ["e1", "e2", "e3"] and len((tmp_path / METRICS).read_bytes().split(b"\n")) == 5
-
-
-def test_metrics_are_numbers_whatever_verl_calls_them(tmp_path: Path) -> None:
-    metrics = MetricsFile(tmp_path / METRICS)
-    metrics.log({"a": np.int64(3), "b": np.float64("nan"), "c": float("inf"), "d": np.float32(0.5)}, 1)
-    metrics.finish()
-    assert json.loads((tmp_path / METRICS).read_text()) == {"step": 1, "data": {"a": 3, "b": None, "c": None, "d": 0.5}}
 
 
 def test_a_run_that_is_complete_wants_more_steps(tmp_path: Path) -> None:

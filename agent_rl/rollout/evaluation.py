@@ -95,3 +95,17 @@ def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     cut = sum(interruptions(t) for e in episodes for t in e.trajectories)
     replies = sum(e.turns for e in episodes)
     return {"rollout/forks": forks / max(1, len(episodes)), "rollout/interrupted": cut / max(1, replies)}
+
+
+def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return `rollout/success` and the other metrics of sampled episodes; docs/metrics.md explains them."""
+    result = summarise(list(episodes))
+    return trajectory_metrics(episodes) | {
+        "rollout/success": result.success.value,
+        "rollout/reward": result.reward,
+        "rollout/turns": result.turns,
+        "rollout/tool_calls": result.tool_calls,
+        "rollout/tool_errors": result.tool_errors,
+        "rollout/failed": float(result.failed),
+        "rollout/truncated": sum(e.outcome is Outcome.TRUNCATED for e in episodes) / max(1, len(episodes)),
+    }

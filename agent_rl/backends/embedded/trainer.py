@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -23,7 +22,7 @@ from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.group_sampling import require_hooks
-from agent_rl.core.episode import Episode, Origin, Outcome
+from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
@@ -33,7 +32,7 @@ from agent_rl.moe.agreement import RoutingConfig, replayed_routes
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import routed, routers
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
-from agent_rl.rollout.evaluation import trajectory_metrics
+from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.stored_groups import StoredGroups
 from agent_rl.seeds import Stream, rng
 
@@ -43,7 +42,6 @@ class StepResult:
     """What one step did; `metrics` has the field's names."""
 
     episodes: list[Episode]
-    evaluation: Evaluation
     metrics: dict[str, float]
 
 
@@ -84,22 +82,14 @@ class Trainer:
         metrics = self.update(sampled.experience(self.algorithm)) | sampled.metrics
         done = time.perf_counter()
         self.step += 1
-        evaluation = summarise(episodes)
-        metrics |= trajectory_metrics(episodes) | {
-            "rollout/success": evaluation.success.value,
-            "rollout/reward": evaluation.reward,
-            "rollout/turns": evaluation.turns,
-            "rollout/tool_calls": evaluation.tool_calls,
-            "rollout/tool_errors": evaluation.tool_errors,
-            "rollout/failed": float(evaluation.failed),
+        metrics |= rollout_metrics(episodes) | {
             "rollout/rounds": float(sampling.rounds),
             "rollout/batch_filled": len(sampling.selected) / sampling.target,
-            "rollout/truncated": float(np.mean([e.outcome is Outcome.TRUNCATED for e in episodes])),
             "perf/rollout_s": sampled.seconds,
             "perf/update_s": done - started,
             "perf/sampled_tokens_per_s": sampled.tokens / sampled.seconds,
         }
-        return StepResult(episodes, evaluation, metrics)
+        return StepResult(episodes, metrics)
 
     def _next(self) -> StepBatch:
         """Return this step's batch, after sampling those that are due with the present weights."""
@@ -120,7 +110,7 @@ class Trainer:
         metrics = self.update(self.algorithm.experience(group_episodes(episodes)))
         self.step += 1
         metrics |= {"perf/read_s": read - started, "perf/update_s": time.perf_counter() - read}
-        return StepResult([], summarise(episodes), metrics)
+        return StepResult([], metrics)
 
     def update(self, x: Experience) -> dict[str, float]:
         """Take `updates_per_batch` gradient steps on what was experienced; none if there is nothing to learn from."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,13 +15,13 @@ from agent_rl.backends.group_sampling import check_environment
 from agent_rl.backends.verl.config.config_check import belongs, check, mistyped
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
 from agent_rl.backends.verl.driver.preflight import preflight
-from agent_rl.backends.verl.driver.resume import go_back, last_checkpoint
+from agent_rl.backends.verl.driver.resume import last_checkpoint, rewind_to_checkpoint
 from agent_rl.backends.verl.driver.watchdog import FAULT, Watchdog, end_with, explain, stop_episodes, watched
 from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, captured_routes
-from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError, did_you_mean
-from agent_rl.runs.folder import new_folder
+from agent_rl.errors import ConfigError, InfrastructureError, did_you_mean
+from agent_rl.runs.folder import CONFIG, new_folder, read_config
+from agent_rl.runs.report import write_reports
 
-CONFIG = "config.yaml"
 _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
 
 
@@ -104,15 +105,13 @@ def resume(folder: Path, *, steps: int | None = None) -> Path:
         StoreError: if the run is still going.
     """
     folder = folder.resolve()
-    if not (folder / CONFIG).exists():
-        raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
-    config = VerlConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG), resolve=True))
+    config = read_config(folder, VerlConfig)
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
     if (done := last_checkpoint(folder / "checkpoints")) >= config.steps:
         raise ConfigError(f"the run is at step {done} already: give more with steps=N")
     require_cluster(config)
-    return run(config, folder, go_back(folder))
+    return run(config, folder, rewind_to_checkpoint(folder))
 
 
 def require_cluster(config: VerlConfig) -> None:
@@ -144,11 +143,19 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
     (folder / FAULT).unlink(missing_ok=True)
     composed.trainer.val_before_train = step == 0  # the checkpoint was evaluated
     try:
+        started = time.monotonic()
         run_ppo(composed, task_runner_class=ray.remote(Runner))
     except RayError as error:
         if (fault := explain(folder)) is None:
             raise
         raise InfrastructureError(f"{fault}. Go on with: agent-rl train backend=verl resume={folder}") from error
+    rollout = config.rollout
+    facts = {
+        "model": config.start_from,
+        "training": f"{config.steps} steps of {rollout.groups} tasks x {rollout.samples} episodes on verl, "
+        f"async.mode={config.asynchrony.mode}",
+    }
+    write_reports(folder, config, facts, wall_s=time.monotonic() - started)
     return folder
 
 

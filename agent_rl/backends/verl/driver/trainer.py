@@ -36,11 +36,13 @@ from agent_rl.backends.verl.driver.exchange import (
 )
 from agent_rl.backends.verl.driver.metrics_check import require_metrics
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
-from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, note
+from agent_rl.backends.verl.driver.resume import MetricsLogger, record_position
 from agent_rl.backends.verl.driver.staleness import check_staleness
 from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from agent_rl.backends.verl.worker.routes import OLD, REPLAYED, ROLLOUT, replay_routes, route_fields
+from agent_rl.rollout.evaluation import rollout_metrics
+from agent_rl.runs.metrics import MetricsFile
 from agent_rl.store.episodes import EpisodeWriter
 
 
@@ -49,6 +51,7 @@ class AlgorithmTrainer(PPOTrainer):
 
     algorithm: Algorithm
     store: EpisodeWriter
+    metrics: MetricsFile
     replay_buffer: Any
     routes: dict[str, str]
     """Those in verl's queue, see `routes.route_fields`"""
@@ -65,6 +68,7 @@ class AlgorithmTrainer(PPOTrainer):
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
         self.routes = route_fields(self.algorithm.config.routing, self.config)
         self.store = EpisodeWriter(settings.episodes)
+        self.metrics = MetricsFile(self.store.path.parent, mirror=False)
         super()._setup()
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
         if self.use_critic:
@@ -73,6 +77,7 @@ class AlgorithmTrainer(PPOTrainer):
             self.replay_buffer,
             self.algorithm,
             self.store,
+            self.metrics,
             self._submit_batch_to_rollout,
             env=settings.env,
             samples=samples,
@@ -108,7 +113,7 @@ class AlgorithmTrainer(PPOTrainer):
 
     @logger.setter
     def logger(self, loggers: Tracking) -> None:
-        loggers.logger["agent_rl"] = MetricsFile(self.store.path.with_name(METRICS))
+        loggers.logger["agent_rl"] = MetricsLogger(self.metrics)
         self._logger = loggers
 
     # A step, in verl's order
@@ -156,7 +161,7 @@ class AlgorithmTrainer(PPOTrainer):
         version, limit = self.global_steps - 1, self.config.data.agent_rl.max_staleness
         check_staleness(received.episodes, version, limit)
         self.weighed = compute_weights(self.algorithm, received, data, self.routes, version)
-        metrics |= self.weighed.metrics
+        metrics |= self.weighed.metrics | rollout_metrics(received.episodes)
         return _put(batch, self.weighed.sent)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
@@ -217,7 +222,7 @@ class AlgorithmTrainer(PPOTrainer):
         )
 
     def _save_checkpoint(self) -> None:
-        note(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}", self.store)
+        record_position(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}", self.store)
         super()._save_checkpoint()
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, float], *args: Any, **kwargs: Any) -> None:
