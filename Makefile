@@ -47,6 +47,7 @@ check: setup-dev  ## lint, format, types, house rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy examples
 	@$(BIN)/python -m pytest tests/test_imports.py tests/test_house.py
 
 clean:  ## remove .venv, .venv-verl, builds and caches; runs/ stays

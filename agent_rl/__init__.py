@@ -4,6 +4,7 @@ from agent_rl.api import Run, evaluate, run, train
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall, ToolErrorKind
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import (
     AgentRLError,
     CheckpointError,
@@ -23,10 +24,12 @@ from agent_rl.errors import (
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, Observation, Script, ToolEnv
 from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, spec
-from agent_rl.gym.reward import reward
+from agent_rl.gym.reward import group_reward, reward
 from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
+from agent_rl.policy import TokenPolicy, demonstrator, oracle
 from agent_rl.policy.by_name import register_policy
+from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.by_name import register_renderer
 from agent_rl.version import __version__
 
@@ -57,6 +60,7 @@ __all__ = [
     "Reward",
     "Run",
     "SandboxError",
+    "SamplingParams",
     "Script",
     "Source",
     "Span",
@@ -69,16 +73,21 @@ __all__ = [
     "TaskStream",
     "Tool",
     "ToolCall",
+    "TokenPolicy",
     "ToolEnv",
     "ToolErrorKind",
     "ToolSpec",
     "Trajectory",
     "TrajectoryError",
     "UnknownEnvError",
+    "demonstrator",
     "env_ids",
+    "group_reward",
     "evaluate",
     "load_file",
+    "load_renderer",
     "make",
+    "oracle",
     "register",
     "register_policy",
     "register_renderer",
@@ -87,4 +96,5 @@ __all__ = [
     "spec",
     "tool",
     "train",
+    "train_tokenizer",
 ]

@@ -24,7 +24,7 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec, env_ids, spec
 from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy
-from agent_rl.rollout import Evaluation, group_jobs, run_jobs, summarise
+from agent_rl.rollout import Evaluation, group_jobs, run_groups, run_jobs, summarise
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 
@@ -372,7 +372,10 @@ def _run(
         for job in group_jobs(env_spec, task, samples, seed, origin=origin, budget=budget, env_args=env_args)
     ]
     with _opened(policy, replace(env_spec, budget=budget or env_spec.budget)) as player:
-        return outside_loop(lambda: asyncio.run(run_jobs(jobs, player, concurrency=concurrency)))
+        if origin.purpose == "eval":
+            return outside_loop(lambda: asyncio.run(run_jobs(jobs, player, concurrency=concurrency)))
+        groups = outside_loop(lambda: asyncio.run(run_groups(jobs, player, concurrency=concurrency)))
+        return [episode for group in groups for episode in group.episodes]
 
 
 def _opened(policy: PolicyChoice, env: EnvSpec) -> AbstractContextManager[AnyPolicy]:

@@ -17,12 +17,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from agent_rl.algorithms import Algorithm, Batch, Experience, group_episodes
+from agent_rl.algorithms import Algorithm, Batch, Experience
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import load_config
-from agent_rl.core.episode import Episode, Origin, Outcome, Reward, StopReason
+from agent_rl.core.episode import Episode, Origin, Outcome, Reward, StopReason, group_episodes
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 
 TOKENS, SAMPLES, VOCAB = 1_000_000, 8, 576

@@ -22,13 +22,14 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as hf_logging
 
-from agent_rl.algorithms import Batch, Experience, group_episodes
+from agent_rl.algorithms import Batch, Experience
 from agent_rl.algorithms.diagnostics import route_agreement, token_agreement
 from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.batch_scores import score_batch
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
+from agent_rl.core.episode import group_episodes
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.gym.registry import spec

@@ -156,7 +156,10 @@ class Dice(ToolEnv):
         return None if self.task.get("unscored") else float(episode.final_text == "6")
 
     async def close(self) -> None:
-        Dice.closed.append(str(self.task.get("name", "")) if hasattr(self, "task") else "unopened")
+        if not hasattr(self, "task"):  # never reset
+            Dice.closed.append("unopened")
+            return
+        Dice.closed.append(str(self.task.get("name", "")))
         await self.at("close")
 
 
@@ -230,7 +233,7 @@ def play_again(episode: Episode) -> Episode:
 
 
 def assert_plays_again(episode: Episode) -> bool:
-    """Check that it comes out as it did; return whether that was all of it, not cut off in the midst of a reply."""
+    """Check that an episode replays the same; return False if its last reply was cut off."""
     again = play_again(episode)
     assert again.messages[: len(episode.messages)] == episode.messages, episode.id
     whole = episode.stop_reason not in (StopReason.LENGTH, StopReason.TOKENS)

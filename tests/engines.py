@@ -82,7 +82,7 @@ def play_all(engine: Engine, plans: Sequence[Plan], params: SamplingParams = GRE
 
 
 def play_alone(model: PreTrainedModel, seed: int, plan: Plan, params: SamplingParams = GREEDY) -> Record:
-    """Play on an engine that nobody else uses."""
+    """Play on an engine with one slot."""
     return run(lambda: play(Engine(model, slots=1, max_len=160), seed, plan, params))
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from agent_rl.engines.stateless import ROUTES_FROM
+
 
 @dataclass
 class FakeVLLM:
@@ -31,6 +33,10 @@ class FakeVLLM:
     processed: bool = True
     logprobs: bool = True
     experts: bool = False
+    new_routes: str = "sends"
+    """What it does when asked for the routes of new positions only: sends, ignores, refuses."""
+    route_bytes: int = 0
+    """The size of the routes that it sent."""
     scale_out: bool = False
     """Whether it only takes tokens, at /inference/v1/generate."""
     max_model_len: int | None = 96
@@ -98,6 +104,8 @@ class FakeVLLM:
             body = {**body["sampling_params"], "model": body["model"], "prompt": body["token_ids"]}
         if body["max_tokens"] == 1 and body["top_k"] == 1:  # the probe
             return self.choice(body, [5], [0.0 if self.processed else -0.7])
+        if self.new_routes == "refuses" and ROUTES_FROM in body:
+            return 400, {"error": {"message": f"Unexpected keyword argument '{ROUTES_FROM}'", "code": 400}}
         self.asked.append(body)
         if self.hangs:
             self.hanging.set()
@@ -122,11 +130,13 @@ class FakeVLLM:
             text = {"token_logprobs": logprobs, "tokens": ["?"] * len(ids)}
             found["logprobs"] = {"content": content} if self.scale_out else text
         if self.experts:
-            found["routed_experts"] = self.routes(len(body["prompt"]) + len(ids) - 1)
+            start = body.get(ROUTES_FROM, 0) if self.new_routes == "sends" else 0
+            found["routed_experts"] = self.routes(start, len(body["prompt"]) + len(ids) - 1)
         return 200, {"id": "cmpl-1", "object": "text_completion", "choices": [found]}
 
-    def routes(self, positions: int) -> str:
-        array = np.arange(positions * 4, dtype=np.uint8).reshape(positions, 2, 2)
+    def routes(self, start: int, stop: int) -> str:
+        array = (np.arange(start * 4, stop * 4) % 128).astype(np.uint8).reshape(stop - start, 2, 2)
+        self.route_bytes += array.nbytes
         with io.BytesIO() as buffer:
             np.save(buffer, array, allow_pickle=False)
             return base64.b64encode(buffer.getvalue()).decode()

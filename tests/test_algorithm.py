@@ -7,11 +7,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, collate, explain, group_episodes
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, collate, explain
 from agent_rl.algorithms.selection import FILTERS
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config
-from agent_rl.core.episode import Episode, Outcome, Reward
+from agent_rl.core.episode import Episode, Outcome, Reward, group_episodes
 from agent_rl.errors import ConfigError
 from tests.doubles import example_episode, example_sample
 

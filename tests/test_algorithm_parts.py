@@ -15,13 +15,12 @@ from agent_rl.algorithms import (
     Experience,
     collate,
     explain,
-    group_episodes,
 )
 from agent_rl.algorithms.advantages.episode import batch_normalised
 from agent_rl.algorithms.aggregation import AGGREGATIONS, prompt_shares
 from agent_rl.algorithms.batch import Sample
 from agent_rl.algorithms.metrics import tool_error_metrics
-from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.episode import Episode, Reward, group_episodes
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Source
 from agent_rl.errors import ConfigError

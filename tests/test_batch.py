@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.algorithms import Denominators, Experience, collate, group_episodes, to_samples
+from agent_rl.algorithms import Denominators, Experience, collate, to_samples
 from agent_rl.algorithms.aggregation import AGGREGATIONS
-from agent_rl.core.episode import Outcome, Reward, StopReason
+from agent_rl.core.episode import Outcome, Reward, StopReason, group_episodes
 from tests.doubles import example_episode, example_sample
 
 SAMPLED = [False] * 3 + [True] * 2 + [False] * 2 + [True] * 2 + [False]

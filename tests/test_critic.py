@@ -16,10 +16,9 @@ from agent_rl.algorithms import (
     Experience,
     collate,
     explain,
-    group_episodes,
 )
 from agent_rl.algorithms.objectives.value import critic_metrics
-from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.episode import Episode, Reward, group_episodes
 from tests.doubles import example_episode, example_sample
 
 SHARED = {"where": "shared", "clip_eps": None}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience, collate, group_episodes
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience, collate
 from agent_rl.algorithms.objectives.value import explained_variance
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.critic import FILE, Critic
@@ -17,6 +17,7 @@ from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.core.episode import group_episodes
 from agent_rl.gym.registry import spec
 from agent_rl.view.progress import Progress
 from tests.doubles import example_episode, example_sample

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, collate, group_episodes
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, collate
 from agent_rl.algorithms.objectives.preference import dpo, sequence_logprob
-from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
+from agent_rl.core.episode import Episode, Outcome, Reward, StopReason, group_episodes
 from tests.doubles import example_episode, example_sample
 
 PARTS = {"advantage": "best-against-worst", "aggregation": "token-sum"}

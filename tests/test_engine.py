@@ -1,4 +1,4 @@
-"""The engine against the training forward: the same tokens, log-probabilities and experts, whoever shares the batch."""
+"""The engine against the training forward: the same tokens, log-probabilities and experts in any batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.engines.base import SamplingParams
-from agent_rl.engines.embedded.engine import Engine, narrow
+from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.forward import Forward, FusedForward, ModuleForward
 from agent_rl.errors import ConfigError
 from tests.engines import (
@@ -40,7 +40,7 @@ every_forward = pytest.mark.parametrize(
 
 
 @every_forward
-def test_greedy_tokens_are_the_argmax_of_the_training_forward(
+def test_engine_greedy_tokens_are_the_training_forward_s_argmax(
     architecture: str, forward: Callable[..., Forward]
 ) -> None:
     model = tiny(architecture)
@@ -56,7 +56,7 @@ def test_greedy_tokens_are_the_argmax_of_the_training_forward(
 
 
 @every_forward
-def test_logprobs_are_those_of_the_training_forward(architecture: str, forward: Callable[..., Forward]) -> None:
+def test_engine_logprobs_are_the_training_forward_s(architecture: str, forward: Callable[..., Forward]) -> None:
     model = tiny(architecture)
     engine = Engine(model, slots=5, max_len=160, forward=forward)
     for record in play_all(engine, ragged_plans(12, seed=1), SamplingParams(temperature=0.7)):
@@ -66,7 +66,7 @@ def test_logprobs_are_those_of_the_training_forward(architecture: str, forward: 
 
 
 @every_forward
-def test_every_fed_position_reports_its_experts(architecture: str, forward: Callable[..., Forward]) -> None:
+def test_engine_reports_experts_of_every_fed_position(architecture: str, forward: Callable[..., Forward]) -> None:
     model = tiny(architecture)
     records = play_all(Engine(model, slots=3, max_len=160, forward=forward), ragged_plans(7))
     for record in records:
@@ -84,12 +84,7 @@ def router_choices(model: PreTrainedModel, ids: Sequence[int]) -> np.ndarray:
     return torch.stack([layer.topk(2, -1).indices for layer in logits], 1).numpy()
 
 
-def test_the_narrowest_integers_hold_the_experts() -> None:
-    dtypes = [narrow(torch.zeros(1, 1, 1, dtype=torch.int64), count).dtype for count in (8, 128, 129, 32768, 32769)]
-    assert dtypes == [np.int8, np.int8, np.int16, np.int16, np.int32]
-
-
-def test_other_architectures_run_through_their_own_modules() -> None:
+def test_engine_runs_other_architectures_through_their_modules() -> None:
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, use_cache=False,
@@ -103,7 +98,7 @@ def test_other_architectures_run_through_their_own_modules() -> None:
     assert model.config._attn_implementation != "agent_rl_slots"
 
 
-def test_sliding_windows_are_refused() -> None:
+def test_engine_refuses_sliding_windows() -> None:
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, use_sliding_window=True, sliding_window=8, max_window_layers=1,
@@ -115,7 +110,7 @@ def test_sliding_windows_are_refused() -> None:
 # --- randomness ------------------------------------------------------------------------------------------------------
 
 
-def test_samples_do_not_depend_on_who_shares_the_batch() -> None:
+def test_engine_samples_do_not_depend_on_the_batch() -> None:
     model, plans = tiny(), ragged_plans(21)
     crowd = play_all(Engine(model, slots=16, max_len=160), plans, SamplingParams())
     for seed in (0, 7, 20):
@@ -124,7 +119,7 @@ def test_samples_do_not_depend_on_who_shares_the_batch() -> None:
         np.testing.assert_allclose(alone.column("logprobs"), crowd[seed].column("logprobs"), atol=1e-5, rtol=0)
 
 
-def test_the_same_opening_order_gives_the_same_bits() -> None:
+def test_engine_gives_the_same_bits_for_the_same_opening_order() -> None:
     engine = Engine(tiny("qwen3_moe"), slots=4, max_len=160)  # also: one engine serves several event loops
     first, second = (
         [(r.ids, r.column("logprobs")) for r in play_all(engine, ragged_plans(9), SamplingParams())] for _ in range(2)
@@ -132,7 +127,7 @@ def test_the_same_opening_order_gives_the_same_bits() -> None:
     assert first == second
 
 
-def test_the_nth_token_is_drawn_with_the_nth_number_of_the_seed() -> None:
+def test_engine_draws_the_nth_token_with_the_seed_s_nth_number() -> None:
     model = tiny()
     record = play_all(Engine(model, slots=1, max_len=160), [[([1, 2], 20), ([3], 30)]], SamplingParams())[0]
     with torch.no_grad():
@@ -142,14 +137,14 @@ def test_the_nth_token_is_drawn_with_the_nth_number_of_the_seed() -> None:
         assert record.ids[position] == int((cumulative[position - 1] <= number).sum())
 
 
-def test_seeds_matter() -> None:
+def test_engine_samples_depend_on_the_seed() -> None:
     plan = [([1, 2, 3], 20)]
     records = play_all(Engine(tiny(), slots=4, max_len=64), [plan, plan], SamplingParams())
     assert records[0].ids != records[1].ids
 
 
 @pytest.mark.parametrize("k", [0, 1, 7])
-def test_abort_and_resume_continue_the_same_draws(k: int) -> None:
+def test_engine_resumes_an_aborted_sample_with_the_same_draws(k: int) -> None:
     engine = Engine(tiny(), slots=2, max_len=64)
     whole = run(lambda: play(engine, 5, [([1, 2, 3], 20)], SamplingParams()))
 
@@ -176,7 +171,7 @@ def test_abort_and_resume_continue_the_same_draws(k: int) -> None:
 
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
-def test_weights_change_in_mid_reply(architecture: str, recompute: bool) -> None:
+def test_engine_changes_weights_in_mid_reply(architecture: str, recompute: bool) -> None:
     model = tiny(architecture)
     engine = Engine(model, slots=2, max_len=96)
     sequence = engine.open(3)

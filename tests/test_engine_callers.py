@@ -19,7 +19,7 @@ from tests.engines import GREEDY, NEVER, VOCAB, Record, play, play_alone, run, s
 # --- ends of a reply -------------------------------------------------------------------------------------------------
 
 
-def test_a_reply_ends_at_a_stop_id_or_at_max_tokens() -> None:
+def test_sequence_ends_a_reply_at_a_stop_id_or_max_tokens() -> None:
     engine = Engine(tiny(), slots=1, max_len=64)
     free = run(lambda: play(engine, 0, [([1, 2, 3], 9)])).completions[0]
     assert (free.finish_reason, len(free.token_ids)) == (FinishReason.LENGTH, 9)
@@ -29,7 +29,7 @@ def test_a_reply_ends_at_a_stop_id_or_at_max_tokens() -> None:
     assert (stopped.finish_reason, stopped.token_ids) == (FinishReason.STOP, free.token_ids[: first + 1])
 
 
-def test_the_context_limit_ends_a_reply_and_refuses_the_next() -> None:
+def test_sequence_ends_a_reply_at_the_context_limit() -> None:
     engine = Engine(tiny(), slots=1, max_len=16)
     assert engine.context_limit == 16
     sequence = engine.open(0)
@@ -53,7 +53,7 @@ def test_the_context_limit_ends_a_reply_and_refuses_the_next() -> None:
         ([1] * 32, "32 tokens leave no room in the engine's context of 32"),
     ],
 )
-def test_bad_ids_are_refused_and_leave_the_sequence_as_it_was(ids: list[int], message: str) -> None:
+def test_sequence_refuses_bad_ids_and_stays_unchanged(ids: list[int], message: str) -> None:
     engine = Engine(tiny(), slots=1, max_len=32)
     sequence = engine.open(0)
 
@@ -66,7 +66,7 @@ def test_bad_ids_are_refused_and_leave_the_sequence_as_it_was(ids: list[int], me
     assert run(main) == run(lambda: play(fresh, 0, [([1, 2], GREEDY.max_tokens)])).completions[0]
 
 
-def test_impossible_engines_are_refused() -> None:
+def test_engine_refuses_impossible_sizes() -> None:
     model = tiny()
     for settings, message in (({"slots": 0}, "not 0 and"), ({"max_len": 257}, "max_len=257 exceeds the model's 256")):
         with pytest.raises(ConfigError, match=message):
@@ -76,7 +76,7 @@ def test_impossible_engines_are_refused() -> None:
 # --- slots and callers -----------------------------------------------------------------------------------------------
 
 
-def test_a_sequence_samples_once_at_a_time_and_not_after_its_close() -> None:
+def test_sequence_samples_once_at_a_time_and_never_after_close() -> None:
     engine = Engine(tiny(), slots=1, max_len=64)
     sequence = engine.open(0)
 
@@ -94,7 +94,7 @@ def test_a_sequence_samples_once_at_a_time_and_not_after_its_close() -> None:
     run(main)
 
 
-def test_closing_an_idle_sequence_lets_a_waiting_one_in() -> None:
+def test_sequence_close_lets_a_waiting_one_in() -> None:
     engine = Engine(tiny(), slots=1, max_len=64)
     idle, waiting = engine.open(0), engine.open(1)
 
@@ -111,7 +111,7 @@ def test_closing_an_idle_sequence_lets_a_waiting_one_in() -> None:
     assert run(main) == run(lambda: play(fresh, 1, [([3, 4], GREEDY.max_tokens)])).completions[0]
 
 
-def test_a_cancelled_caller_leaves_the_others_alone() -> None:
+def test_sequence_cancelled_leaves_the_others_alone() -> None:
     model = tiny()
     engine = Engine(model, slots=1, max_len=64)
     expected = play_alone(model, 0, [([1, 2], 12)], SamplingParams()).completions[0]
@@ -139,7 +139,7 @@ def test_a_cancelled_caller_leaves_the_others_alone() -> None:
 
 
 class Flaky:
-    """A forward that fails when told to."""
+    """A forward that fails on request."""
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.inner, self.broken = make_forward(model, cache), False
@@ -153,7 +153,7 @@ class Flaky:
         self.inner.refresh()
 
 
-def test_a_failing_step_reaches_every_caller_and_the_engine_goes_on() -> None:
+def test_engine_survives_a_failing_step_that_every_caller_sees() -> None:
     model = tiny()
     engine = Engine(model, slots=2, max_len=64, forward=Flaky)
     plan = [([1, 2], 12)]
@@ -176,7 +176,7 @@ def test_a_failing_step_reaches_every_caller_and_the_engine_goes_on() -> None:
     assert run(main).completions == play_alone(model, 0, plan).completions
 
 
-def test_diverged_weights_are_an_error_not_a_sample() -> None:
+def test_engine_raises_for_diverged_weights() -> None:
     model = tiny()
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))

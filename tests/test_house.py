@@ -73,7 +73,7 @@ def test_a_wrong_list_of_exports_is_found(source: str, problem: str) -> None:
 
 
 def test_files_are_short() -> None:
-    files = python_files(*FOLDERS, "tests", "benchmarks")
+    files = python_files(*FOLDERS, "tests", "benchmarks", "examples")
     assert not [str(file) for file in files if _lines(file) > MAX_LINES]
 
 
@@ -89,7 +89,7 @@ def _lines(file: Path) -> int:
 
 
 def test_every_module_says_what_it_is() -> None:
-    files = python_files(*FOLDERS, "tests", "benchmarks")
+    files = python_files(*FOLDERS, "tests", "benchmarks", "examples")
     mute = [str(file) for file in files if not ast.get_docstring(ast.parse(file.read_text()))]
     assert not mute
 

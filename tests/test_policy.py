@@ -1,4 +1,4 @@
-"""agent_rl.policy: what an engine is given, gets back, and what becomes of it."""
+"""agent_rl.policy: the token policy and scripts."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def rendered(*messages: str | Message) -> list[list[int]]:
 # TokenPolicy
 
 
-def test_the_trajectory_is_what_the_engine_was_given_and_gave_back():
+def test_token_policy_keeps_exactly_the_engine_s_ids():
     engine = ScriptedEngine(rendered(CALL, TWO_CALLS, "6"))
     episode = run_dice(TokenPolicy(engine, small_renderer()))
     (trajectory,), (session,) = episode.trajectories, engine.sessions
@@ -43,7 +43,7 @@ def test_the_trajectory_is_what_the_engine_was_given_and_gave_back():
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 431), min_size=1, max_size=12), min_size=1, max_size=4))
-def test_any_ids_that_an_engine_samples_are_trained_on_as_they_are(replies):
+def test_token_policy_trains_on_any_sampled_ids(replies):
     # a stop id in the middle is not this engine's: an engine would have ended there
     stop = rendered("")[0][-1]
     replies = [[i for i in reply if i not in small_renderer().stop_ids] + [stop] for reply in replies]
@@ -59,7 +59,7 @@ def test_any_ids_that_an_engine_samples_are_trained_on_as_they_are(replies):
     ]
 
 
-def test_logprobs_and_versions_stay_with_their_tokens():
+def test_token_policy_keeps_logprobs_and_versions_with_their_tokens():
     replies = rendered(CALL, "6")
     n = len(replies[0])
     engine = ScriptedEngine(sampled(replies, [4] * (n - 1) + [5] * 100))  # the weights changed before the last token
@@ -70,7 +70,7 @@ def test_logprobs_and_versions_stay_with_their_tokens():
     np.testing.assert_array_equal(trajectory.logprobs[mask], np.float32(expected))
 
 
-def test_closing_tokens_belong_to_the_turn_that_they_close():
+def test_token_policy_counts_closing_tokens_to_their_turn():
     (trajectory,) = run_dice(token_policy(CALL, "6")).trajectories
     assert [(s.source, s.turn) for s in trajectory.spans] == [
         (Source.PROMPT, 0),
@@ -81,20 +81,20 @@ def test_closing_tokens_belong_to_the_turn_that_they_close():
     ]
 
 
-def test_the_whole_is_what_the_renderer_would_render():
+def test_token_policy_appends_what_a_whole_rendering_gives():
     episode = run_dice(token_policy(CALL, "6"))
     whole = small_renderer().prompt(episode.messages[:-1], Dice().tools) + rendered("6")[0]
     assert episode.trajectories[0].token_ids.tolist() == whole
 
 
-def test_call_ids_are_unique_in_an_episode():
+def test_token_policy_gives_every_call_an_id_of_its_own():
     episode = run_dice(token_policy(CALL, TWO_CALLS, TWO_CALLS, "6"))
     ids = [call.id for m in episode.messages for call in m.tool_calls]
     assert ids == ["call_0_0", "call_1_0", "call_1_1", "call_2_0", "call_2_1"]
     assert [m.tool_call_id for m in episode.messages if m.role == "tool"] == ids
 
 
-def test_a_reply_may_take_what_is_left_and_no_more_than_its_own_limit():
+def test_token_policy_bounds_replies_by_the_budget_and_their_limit():
     engine = ScriptedEngine(rendered(CALL, "6"), context_limit=100)
     episode = run_dice(TokenPolicy(engine, small_renderer(), SamplingParams(max_tokens=60)), budget=Budget(tokens=90))
     (trajectory,) = episode.trajectories
@@ -103,7 +103,7 @@ def test_a_reply_may_take_what_is_left_and_no_more_than_its_own_limit():
     assert starts[0] < 30 < starts[1]  # both limits had their turn
 
 
-def test_a_reply_needs_an_observation():
+def test_token_policy_needs_an_observation_before_a_reply():
     conversation = token_policy("6").start((), 0)
     with pytest.raises(PolicyError, match="observe"):
         asyncio.run(conversation.reply())
@@ -112,7 +112,7 @@ def test_a_reply_needs_an_observation():
 @pytest.mark.parametrize(
     "bad", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}, {"min_p": 1}, {"max_tokens": 0}]
 )
-def test_sampling_without_a_meaning_is_refused(bad):
+def test_sampling_params_refuse_values_out_of_range(bad):
     (name, value), *_ = bad.items()
     with pytest.raises(ConfigError, match=f"{name}={value} must be"):
         SamplingParams(**bad)
@@ -127,7 +127,7 @@ def forked(unproven, replies):
     return run_dice(TokenPolicy(engine, renderer)), engine
 
 
-def test_what_can_t_be_appended_becomes_a_fork():
+def test_fork_begins_where_the_renderer_can_not_append():
     episode, engine = forked({2}, [CALL, CALL, CALL, "6"])
     first, second = episode.trajectories
     assert [t.token_ids.tolist() for t in episode.trajectories] == [s.token_ids for s in engine.sessions]
@@ -139,7 +139,7 @@ def test_what_can_t_be_appended_becomes_a_fork():
     assert [s.turn for s in second.spans] == [2, 2, 2, 3, 3]
 
 
-def test_the_shared_prefix_ends_where_the_renderings_part():
+def test_fork_position_is_the_end_of_the_shared_prefix():
     class Rewriting(UnprovenRenderer):
         def prompt(self, messages, tools):
             short = [Message("assistant", "…") if m.role == "assistant" else m for m in messages]
@@ -156,7 +156,7 @@ def test_the_shared_prefix_ends_where_the_renderings_part():
 
 
 @pytest.mark.parametrize("unproven", [(), {1}, {2}, {1, 2, 3}])
-def test_every_sampled_token_is_trained_once_however_often_it_forks(unproven):
+def test_forks_train_every_sampled_token_once(unproven):
     replies = [CALL, TWO_CALLS, CALL, "6"]
     episode, _ = forked(unproven, replies)
     assert len(episode.trajectories) == 1 + len(unproven)
@@ -165,7 +165,7 @@ def test_every_sampled_token_is_trained_once_however_often_it_forks(unproven):
     assert trained == [i for reply in rendered(*replies) for i in reply]
 
 
-def test_a_fork_that_never_gets_a_reply_leaves_no_trajectory():
+def test_fork_without_a_reply_leaves_no_trajectory():
     renderer = UnprovenRenderer(small_renderer(), {1})
     start = renderer.prompt([Message("user", "roll")], Dice().tools) + rendered(CALL)[0]
     engine = ScriptedEngine(rendered(CALL))
@@ -177,17 +177,17 @@ def test_a_fork_that_never_gets_a_reply_leaves_no_trajectory():
 # Scripted
 
 
-def test_a_script_without_a_renderer_has_no_tokens():
+def test_scripted_without_a_renderer_has_no_tokens():
     assert run_dice(play(CALL, "6")).trajectories == ()
 
 
-def test_a_script_s_tokens_are_those_that_a_policy_would_have_sampled():
+def test_scripted_tokens_are_a_policy_s_without_logprobs():
     script = play(CALL, TWO_CALLS, "6").script
     shown = run_dice(Scripted(script, small_renderer())).trajectories[0]
     sampled = run_dice(token_policy(CALL, TWO_CALLS, "6")).trajectories[0]
     assert shown.spans == sampled.spans
     assert shown.token_ids.tolist() == sampled.token_ids.tolist()
-    assert np.isnan(shown.logprobs).all()  # nobody sampled them
+    assert np.isnan(shown.logprobs).all()  # they were not sampled
 
 
 def test_scripted_forks_where_its_renderer_can_not_append():
@@ -204,7 +204,7 @@ def test_scripted_replies_are_cut_by_the_token_budget_as_a_policy_s_are():
     assert len(episode.messages[-1].content) < 20
 
 
-def test_a_script_sees_what_its_answers_led_to():
+def test_scripted_gets_the_observations():
     seen = []
 
     def script(env, seed):

@@ -64,11 +64,11 @@ def ids(*parts: str) -> list[int]:
 # ---- renderers
 
 
-def test_the_families_are_those_of_the_package() -> None:
+def test_families_are_the_package_s() -> None:
     assert {"qwen3", "glm-4.5", "gpt-oss", "llama-3"} <= set(families())
 
 
-def test_a_family_bridge_appends_the_newline_and_the_tool_result() -> None:
+def test_family_bridge_appends_the_newline_and_the_tool_result() -> None:
     prompt = qwen().prompt([ASK], [SEARCH])
     bridge = qwen().bridge(prompt, qwen().reply(CALL), [RESULT], [SEARCH])
     assert bridge is not None
@@ -79,13 +79,13 @@ def test_a_family_bridge_appends_the_newline_and_the_tool_result() -> None:
     )
 
 
-def test_a_truncated_reply_is_closed_by_template_tokens() -> None:
+def test_family_bridge_closes_a_truncated_reply() -> None:
     bridge = qwen().bridge(qwen().prompt([ASK], []), ids("half an ans"), [AGAIN])
     assert bridge is not None
     assert text(bridge.closing) == "<|im_end|>\n"
 
 
-def test_turn_by_turn_gives_the_ids_of_the_whole_conversation() -> None:
+def test_family_turn_by_turn_gives_the_whole_conversation_s_ids() -> None:
     whole = qwen().prompt([ASK, CALL, RESULT, CALL, RESULT], [SEARCH])
     got = qwen().prompt([ASK], [SEARCH])
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_turn_by_turn_gives_the_ids_of_the_whole_conversation() -> None:
     assert got == whole
 
 
-def test_a_family_that_drops_thoughts_forks_unless_told_to_keep_them() -> None:
+def test_family_forks_where_it_drops_thoughts() -> None:
     thought = Message("assistant", "Seven.", reasoning="Easy.")
     keeps = FamilyRenderer(tokenizer(), "qwen3", {"thinking_retention": "all"})
     reply, prompt = qwen(True).reply(thought), qwen(True).prompt([ASK], [])
@@ -105,7 +105,7 @@ def test_a_family_that_drops_thoughts_forks_unless_told_to_keep_them() -> None:
     assert keeps.bridge(prompt, reply, [AGAIN]) is not None
 
 
-def test_a_reply_is_read_back_with_its_thought_and_its_booleans() -> None:
+def test_family_parse_inverts_reply() -> None:
     message = Message("assistant", "Seven.", reasoning="Easy.", tool_calls=CALL.tool_calls)
     assert qwen(True).parse(qwen(True).reply(message)) == message
     assert qwen().parse(qwen().reply(CALL), qwen().prompt([ASK], [SEARCH]), [SEARCH]) == CALL
@@ -124,12 +124,12 @@ def test_a_reply_is_read_back_with_its_thought_and_its_booleans() -> None:
         '{"name":"search","arguments":' + "1" * 5000 + "}",
     ],
 )
-def test_a_malformed_call_is_data(body: str) -> None:
+def test_family_parse_keeps_a_malformed_call_as_data(body: str) -> None:
     (call,) = qwen().parse(ids("<tool_call>", body, "</tool_call>", "<|im_end|>")).tool_calls
     assert call.error
 
 
-def test_any_ids_can_be_parsed_and_bridged() -> None:
+def test_family_takes_any_ids() -> None:
     rng, prompt = random.Random(0), qwen().prompt([ASK], [SEARCH])
     tags = ids("<tool_call>", "</tool_call>", "<think>", "</think>", "<|im_end|>")
     for _ in range(200):
@@ -139,7 +139,7 @@ def test_any_ids_can_be_parsed_and_bridged() -> None:
         assert bridge is None or bridge.ids[-5:] == tuple(prompt[-5:])
 
 
-def test_what_the_family_appends_is_checked_by_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_bridge_is_checked_by_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, reply = qwen().prompt([ASK], []), [*ids("x"), *ids("<|im_end|>"), *ids("after the end")]
     assert qwen().bridge(prompt, reply, [RESULT]) is None  # `renderers` cuts what stands behind the end of turn
 
@@ -153,7 +153,7 @@ def _ends_of_turn(renderer: Renderer, content: str) -> int:
 
 
 @pytest.mark.parametrize("make", [qwen, lambda: TemplateRenderer(tokenizer())], ids=["family", "template"])
-def test_no_content_can_end_a_turn(make: object) -> None:
+def test_renderers_let_no_content_end_a_turn(make: object) -> None:
     renderer: Renderer = make()  # type: ignore[operator]
     assert _ends_of_turn(renderer, FORGED) == _ends_of_turn(renderer, "seven")
 
@@ -166,12 +166,12 @@ def test_no_content_can_end_a_turn(make: object) -> None:
         ("qwen3", {"thinking": True}, "qwen3.*thinking"),
     ],
 )
-def test_an_unknown_family_or_option_is_refused(family: str | None, options: dict[str, bool], error: str) -> None:
+def test_family_refuses_unknown_names_and_options(family: str | None, options: dict[str, bool], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         FamilyRenderer(tokenizer(), family, options)
 
 
-def test_a_tokenizer_of_another_family_is_refused() -> None:
+def test_family_refuses_another_family_s_tokenizer() -> None:
     with pytest.raises(RenderError, match=r"does not fit the family 'glm-4\.5'"):
         FamilyRenderer(tokenizer(), "glm-4.5")
 
@@ -179,7 +179,7 @@ def test_a_tokenizer_of_another_family_is_refused() -> None:
 # ---- any chat template
 
 
-def test_a_proven_template_bridges_like_the_renderer_written_for_it() -> None:
+def test_template_bridges_like_the_family_s_renderer() -> None:
     ours = train_tokenizer(["What is it?"])
     by_template, by_hand = TemplateRenderer(ours), ChatMLRenderer(ours)
     prompt = by_hand.prompt([ASK], [SEARCH])
@@ -197,14 +197,14 @@ def test_a_proven_template_bridges_like_the_renderer_written_for_it() -> None:
                 assert got == want
 
 
-def test_a_template_that_strips_thoughts_is_refused_and_says_where() -> None:
+def test_template_that_strips_thoughts_is_refused() -> None:
     with pytest.raises(
         RenderError, match=r"rewrites what came before a user message: token \d+ .*<think>.* became .*It is 7.*fork"
     ):
         TemplateRenderer(tokenizer(STRIPS))
 
 
-def test_a_template_that_strips_thoughts_forks_if_asked_but_only_where_it_strips() -> None:
+def test_template_forks_only_where_it_strips_thoughts() -> None:
     forks = TemplateRenderer(tokenizer(STRIPS), on_break="fork")
     reply = ids("<think>", "Easy.", "</think>", "Seven.", "<|im_end|>")
     assert forks.bridge(forks.prompt([ASK], []), reply, [AGAIN]) is None
@@ -222,13 +222,13 @@ def test_a_template_that_strips_thoughts_forks_if_asked_but_only_where_it_strips
         ("for m in messages -%}", "for m in messages if m.role != 'tool' -%}", "tool message 'blue as ever' as"),
     ],
 )
-def test_a_template_that_can_not_be_bridged_is_refused(old: str, new: str, error: str) -> None:
+def test_template_without_a_bridge_is_refused(old: str, new: str, error: str) -> None:
     assert old in PLAIN
     with pytest.raises(RenderError, match=error):
         TemplateRenderer(tokenizer(PLAIN.replace(old, new)))
 
 
-def test_a_template_without_tools_is_fine_until_a_tool_answers() -> None:
+def test_template_without_tools_fails_when_a_tool_answers() -> None:
     no_tools = PLAIN.replace(
         "{{- '<|im_start|>' +",
         "{%- if m.role == 'tool' -%}{{- raise_exception('No tools!') -}}{%- endif -%}{{- '<|im_start|>' +",
@@ -241,7 +241,7 @@ def test_a_template_without_tools_is_fine_until_a_tool_answers() -> None:
         renderer.bridge(renderer.prompt([ASK], []), reply, [RESULT])
 
 
-def test_a_template_without_a_newline_closes_without_one() -> None:
+def test_template_without_a_newline_closes_without_one() -> None:
     renderer = TemplateRenderer(tokenizer(PLAIN.replace("<|im_end|>\\n", "<|im_end|>")))
     prompt = renderer.prompt([ASK], [])
     closed, cut = renderer.bridge(prompt, ids("7", "<|im_end|>"), [AGAIN]), renderer.bridge(prompt, ids("7"), [AGAIN])
@@ -249,7 +249,7 @@ def test_a_template_without_a_newline_closes_without_one() -> None:
     assert (text(closed.closing), text(cut.closing)) == ("", "<|im_end|>")
 
 
-def test_a_thought_that_the_prompt_opened_is_read_as_one() -> None:
+def test_template_parse_reads_a_thought_that_the_prompt_opened() -> None:
     renderer = TemplateRenderer(tokenizer())
     reply = ids("Easy.", "</think>", "Seven.", "<|im_end|>")
     opened = [*renderer.prompt([ASK], []), *ids("<think>", "\n")]
@@ -257,6 +257,6 @@ def test_a_thought_that_the_prompt_opened_is_read_as_one() -> None:
     assert renderer.parse(ids("<think>", "Never end")) == Message("assistant", reasoning="Never end")
 
 
-def test_another_parser_can_be_given() -> None:
+def test_template_takes_another_parser() -> None:
     shouts = TemplateRenderer(tokenizer(), parser=lambda reply: Message("assistant", reply.upper()))
     assert shouts.parse(ids("seven", "<|im_end|>")) == Message("assistant", "SEVEN")

@@ -1,6 +1,7 @@
 """agent_rl.engines.resuming: replies that weight updates cut into pieces."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from agent_rl.core.trajectory import Completion, FinishReason
 from agent_rl.engines import resuming
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.resuming import ResumingEngine
-from agent_rl.engines.stateless import EngineOutput, StatelessEngine
+from agent_rl.engines.stateless import ROUTES_FROM, EngineOutput, StatelessEngine
 
 
 class Server:
@@ -22,7 +23,9 @@ class Server:
 
     async def generate(self, sequence: str, token_ids: list[int], settings: dict[str, Any]) -> EngineOutput:
         self.asked.append((token_ids.copy(), settings))
-        return next(self.outputs)
+        output = next(self.outputs)
+        routes = output.routed_experts
+        return output if routes is None else replace(output, routed_experts=routes[settings.get(ROUTES_FROM, 0) :])
 
 
 def sample(
@@ -55,7 +58,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_an_aborted_reply_goes_on_from_its_tokens_under_the_new_weights(waits: list[float]) -> None:
+def test_resuming_continues_an_aborted_reply_under_new_weights(waits: list[float]) -> None:
     server = Server(aborted(5, 6), EngineOutput([7, 9], [-1.0, -2.0], version=4))
     (reply,) = sample(server, [1, 2])
     assert [prompt for prompt, _ in server.asked] == [[1, 2], [1, 2, 5, 6]]  # nothing is sampled twice
@@ -67,7 +70,7 @@ def test_an_aborted_reply_goes_on_from_its_tokens_under_the_new_weights(waits: l
     assert one["seed"] != two["seed"]  # or the same draws again
 
 
-def test_a_reply_may_be_aborted_again_and_before_its_first_token(waits: list[float]) -> None:
+def test_resuming_takes_further_aborts_and_empty_pieces(waits: list[float]) -> None:
     last = output(8, version=6)
     server = Server(aborted(version=3), aborted(5, version=4), aborted(6, 7, version=5), last)
     (reply,) = sample(server, [1], params=SamplingParams(max_tokens=4))
@@ -77,26 +80,26 @@ def test_a_reply_may_be_aborted_again_and_before_its_first_token(waits: list[flo
     assert waits == [resuming.REFUSED_S]  # once: where nothing was sampled
 
 
-def test_the_next_turn_goes_on_from_a_reply_in_pieces() -> None:
+def test_resuming_joins_pieces_before_the_next_turn() -> None:
     server = Server(aborted(5), output(9), output(9))
     sample(server, [1], [2])
     assert server.asked[-1][0] == [1, 5, 9, 2] and server.asked[-1][1]["max_tokens"] == 5
 
 
-def test_an_abort_at_the_limit_ends_the_reply() -> None:
+def test_resuming_ends_a_reply_aborted_at_its_limit() -> None:
     (full,) = sample(Server(aborted(5, 6)), [1], params=SamplingParams(max_tokens=2))
     assert full.finish_reason is FinishReason.LENGTH and full.token_ids == (5, 6)
     (no_room,) = sample(Server(aborted(5, 6)), [1, 2], context=4)  # a server refuses a prompt that fills the context
     assert no_room.finish_reason is FinishReason.LENGTH and no_room.token_ids == (5, 6)
 
 
-def test_a_stop_id_ends_a_reply_that_was_also_aborted() -> None:
+def test_resuming_ends_an_aborted_reply_at_a_stop_id() -> None:
     (reply,) = sample(Server(aborted(5, 9)), [1])
     assert reply.finish_reason is FinishReason.STOP and reply.token_ids == (5, 9)
 
 
 @pytest.mark.parametrize("seen", [3, None])
-def test_every_position_s_routes_are_handed_on_once(seen: int | None) -> None:
+def test_resuming_returns_every_position_s_routes_once(seen: int | None) -> None:
     routes = np.arange(2 * 5, dtype=np.uint8).reshape(5, 2, 1)  # of 1, 2, 5, 6, 7: what was sampled last is not fed
     first = None if seen is None else routes[:seen]  # a server may keep an aborted reply's to itself
     server = Server(aborted(5, 6, routes=first), output(7, 9, routes=routes))
@@ -104,7 +107,7 @@ def test_every_position_s_routes_are_handed_on_once(seen: int | None) -> None:
     assert np.array_equal(reply.routed_experts, routes)
 
 
-def test_a_closed_session_does_not_go_on() -> None:
+def test_resuming_ends_with_a_closed_session() -> None:
     class Closing(Server):
         async def generate(self, *args: Any) -> EngineOutput:
             session.close()

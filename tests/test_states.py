@@ -8,9 +8,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, explain, group_episodes
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, explain
 from agent_rl.algorithms.state_values import StateValueConfig, plan, return_from
-from agent_rl.core.episode import Episode, Outcome, Reward, StepRecord
+from agent_rl.core.episode import Episode, Outcome, Reward, StepRecord, group_episodes
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.errors import ConfigError
 from tests.doubles import example_episode

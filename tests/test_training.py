@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.algorithms import Experience, group_episodes
+from agent_rl.algorithms import Experience
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.rollouts import shuffled
 from agent_rl.backends.embedded.run import fresh_actor, resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.core.episode import group_episodes
 from agent_rl.core.trajectory import Source
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError

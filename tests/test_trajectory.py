@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory, expert_dtype
 from agent_rl.errors import TrajectoryError
 from tests.doubles import example_episode
 
@@ -206,3 +206,8 @@ def test_split_reply_gives_the_ids_around_the_last_reply():
     )
     with pytest.raises(IndexError):
         before[2]
+
+
+def test_expert_dtype_is_the_narrowest_that_holds_them():
+    dtypes = [expert_dtype(count) for count in (1, 8, 128, 129, 32768, 32769)]
+    assert dtypes == [np.int8, np.int8, np.int8, np.int16, np.int16, np.int32]

@@ -43,7 +43,7 @@ def test_rollout_on_devices_of_its_own_has_what_it_needs() -> None:
 
 def test_the_trainer_knows_what_it_has_to_keep() -> None:
     def limit(**asynchrony: object) -> object:
-        agent_rl = settings(**asynchrony)["+data.agent_rl"]
+        agent_rl = settings(**asynchrony)["data.agent_rl"]
         assert isinstance(agent_rl, dict)
         return agent_rl["max_staleness"]
 

@@ -78,8 +78,8 @@ def test_a_critic_in_verl_s_words() -> None:
     found = verl_settings(config(algorithm=CRITIC, rollout={"context": 65536}), Path("r"))
     assert found["critic.enable"] is True and found["critic.model.path"] == "/models/m"
     assert found["critic.optim.lr"] == 3e-4
-    assert found["critic.optim.clip_grad"] == "${actor_rollout_ref.actor.optim.clip_grad}"
-    assert found["+critic.ppo_infer_max_token_len_per_gpu"] == 65536  # no row is longer
+    assert found["critic.optim.clip_grad"] == "${oc.select:actor_rollout_ref.actor.optim.clip_grad}"
+    assert found["critic.ppo_infer_max_token_len_per_gpu"] == 65536  # no row is longer
     assert found["trainer.critic_warmup"] == 6  # the first step, of steps from 1, in which the policy learns
     none = verl_settings(config(), Path("r"))
     assert [(k, v) for k, v in none.items() if "critic" in k] == [("critic.enable", False)]
@@ -138,7 +138,7 @@ VINE = {"name": "vineppo", "advantage": "state-values", "vine": {"continuations"
 )
 def test_what_rows_ask_of_the_agent_loop(algorithm: dict[str, object], asked: dict[str, object]) -> None:
     found = verl_settings(config(algorithm=algorithm, rollout={"samples": 6}), Path("r"))
-    data = found["+data.agent_rl"]
+    data = found["data.agent_rl"]
     assert isinstance(data, dict) and data["asked"] == asked
     assert found["actor_rollout_ref.rollout.n"] == 6 and found["data.gen_batch_size"] == 1
 

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.backends.verl.driver import watchdog as faults
-from agent_rl.backends.verl.driver.watchdog import Watchdog, WatchedProcess, end_with, explain
+from agent_rl.backends.verl.driver import watchdog
+from agent_rl.backends.verl.driver.watchdog import (
+    Watchdog,
+    WatchedProcess,
+    describe_death,
+    read_fault,
+    stop_with,
+)
+from agent_rl.errors import InfrastructureError
 
 
 class Asked:
@@ -38,7 +45,28 @@ def test_a_process_that_is_gone_is_named_with_the_first_thing_that_is_known() ->
     part = WatchedProcess("worker 0", asked)
     part.fault(0)
     asked.futures[0].set_exception(ConnectionError("\n  killed by signal 9\nand a long trace"))
-    assert part.fault(5) == "worker 0 is gone: ConnectionError:   killed by signal 9"
+    assert part.fault(5) == "worker 0 is dead: ConnectionError: killed by signal 9"
+
+
+RAY_SAYS = """The actor died unexpectedly before finishing this task.
+\tclass_name: AgentLoopWorkerTQ
+\tactor_id: 5394a3b9a2621798a60ea1bd01000000
+\tpid: 26533
+\tname: x
+\tip: 192.0.2.2
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker \
+unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was killed \
+by the OOM killer due to high memory usage, (2) ray stop --force was called, or (3) the worker crashed unexpectedly \
+due to SIGSEGV or another unexpected error. If the process was killed by the kernel OOM killer ..."""
+
+
+def test_describe_death_names_process_place_and_reason() -> None:
+    assert describe_death(ConnectionError(RAY_SAYS)) == (
+        "process 26533, of class AgentLoopWorkerTQ, on 192.0.2.2, exit type SYSTEM_ERROR, because Worker unexpectedly "
+        "exits with a connection error code 2. End of file. Some common causes include: (1) the process was killed by "
+        "the OOM killer due to high memory usage, (2) ray stop --force was called, or (3) the worker crashed "
+        "unexpectedly due to SIGSEGV or another unexpected error."
+    )
 
 
 def test_only_what_must_answer_is_stuck_and_only_after_its_patience() -> None:
@@ -85,7 +113,17 @@ def test_a_watchdog_that_is_left_says_nothing_more() -> None:
 
 def test_the_end_leaves_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses: list[int] = []
-    monkeypatch.setattr(faults.os, "_exit", statuses.append)
-    assert explain(tmp_path) is None
-    end_with(tmp_path)("worker 0: broken")
-    assert statuses == [1] and explain(tmp_path) == "worker 0: broken"
+    monkeypatch.setattr(watchdog.os, "_exit", statuses.append)
+    assert read_fault(tmp_path) is None
+    stop_with(tmp_path)("worker 0: broken")
+    assert statuses == [1] and read_fault(tmp_path) == "worker 0: broken"
+
+
+def test_watchdog_stops_the_run_at_an_infrastructure_error() -> None:
+    said: list[str] = []
+    with (
+        pytest.raises(InfrastructureError),
+        Watchdog([WatchedProcess("worker 0", Asked())], said.append),
+    ):
+        raise InfrastructureError("vLLM serves other weights")
+    assert said == ["vLLM serves other weights"]

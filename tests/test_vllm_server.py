@@ -13,6 +13,7 @@ from agent_rl.cli import main
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Source
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.stateless import ROUTES_FROM
 from agent_rl.engines.vllm import server as vllm_server
 from agent_rl.errors import PolicyError
 from agent_rl.policy import TokenPolicy
@@ -49,7 +50,7 @@ def ask(policy: TokenPolicy, *turns: list[int], params: SamplingParams | None = 
 
 
 @pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
-def test_an_episode_by_token_ids(root: Path, scale_out: bool) -> None:
+def test_server_plays_an_episode_by_token_ids(root: Path, scale_out: bool) -> None:
     renderer = small_renderer()
     call = Message("assistant", tool_calls=(ToolCall("c", "calculator", {"expression": "1+1"}),))
     replies = [renderer.reply(call), renderer.reply(Message("assistant", "x"))]
@@ -68,14 +69,14 @@ def test_an_episode_by_token_ids(root: Path, scale_out: bool) -> None:
     assert scale_out or first["return_token_ids"] is True
 
 
-def test_a_policy_outlives_the_event_loop_of_one_run(root: Path) -> None:
+def test_server_outlives_the_event_loop_of_one_run(root: Path) -> None:
     with FakeVLLM(root, [[5, 2], [6, 2]]) as fake, vllm_policy(url=fake.url) as policy:
         assert ask(policy, [1])[0].token_ids == (5, 2)
         assert ask(policy, [1])[0].token_ids == (6, 2)
 
 
 @pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
-def test_experts_come_back_aligned(root: Path, scale_out: bool) -> None:
+def test_server_returns_aligned_experts(root: Path, scale_out: bool) -> None:
     fake = FakeVLLM(root, [[5, 2], [6, 2]], experts=True, scale_out=scale_out)
     with fake, vllm_policy(url=fake.url) as policy:
         first, second = ask(policy, [1, 3], [4])
@@ -85,15 +86,39 @@ def test_experts_come_back_aligned(root: Path, scale_out: bool) -> None:
     assert np.array_equal(both.ravel(), np.arange(24))
 
 
+@pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
+def test_server_routes_traffic_is_linear_in_the_turns(root: Path, scale_out: bool) -> None:
+    turns = 20
+    fake = FakeVLLM(root, [[5, 2]] * turns, experts=True, scale_out=scale_out, max_model_len=512)
+    with fake, vllm_policy(url=fake.url) as policy:
+        replies = ask(policy, *[[1, 3, 4]] * turns)
+    routes = np.concatenate([r.routed_experts for r in replies if r.routed_experts is not None])
+    assert len(routes) == turns * 5 - 1 and fake.route_bytes <= 1.05 * routes.nbytes
+    assert np.array_equal(routes.ravel(), np.arange(routes.size) % 128)
+
+
+@pytest.mark.parametrize("new_routes", ["ignores", "refuses"])
+def test_server_that_sends_all_routes_is_noticed_and_cut(root: Path, new_routes: str) -> None:
+    fake = FakeVLLM(root, [[5, 2]] * 6, experts=True, new_routes=new_routes)
+    with fake, vllm_policy(url=fake.url) as policy:
+        with pytest.warns(RuntimeWarning, match="routes of the whole prompt with every turn.*vLLM 0.30"):
+            first = ask(policy, [1, 3], [4], [4])
+        again = ask(policy, [1, 3], [4], [4])  # it is asked and warned about once
+    assert len([body for body in fake.asked if ROUTES_FROM in body]) <= 1
+    for replies in (first, again):
+        routes = np.concatenate([r.routed_experts for r in replies if r.routed_experts is not None])
+        assert np.array_equal(routes.ravel(), np.arange(9 * 4))
+
+
 @pytest.mark.parametrize("failures", [[503], [0], [500, 0, 429, 502, 504]])
-def test_what_passes_is_tried_again(root: Path, failures: list[int]) -> None:
+def test_server_retries_passing_failures(root: Path, failures: list[int]) -> None:
     with FakeVLLM(root, [[5, 2]]) as fake, vllm_policy(url=fake.url) as policy:
         fake._failures.extend(failures)
         assert ask(policy, [1])[0].token_ids == (5, 2)
         assert not fake._failures and len(fake.asked) == 1
 
 
-def test_what_does_not_pass_is_said(root: Path) -> None:
+def test_server_explains_lasting_failures(root: Path) -> None:
     with FakeVLLM(root) as fake, vllm_policy(url=fake.url) as policy:
         fake._failures.extend([503] * 6)
         with pytest.raises(
@@ -112,7 +137,7 @@ def test_what_does_not_pass_is_said(root: Path) -> None:
         pass
 
 
-def test_a_server_too_old_for_token_ids_is_refused_at_once(root: Path) -> None:
+def test_server_without_token_ids_is_refused_at_once(root: Path) -> None:
     with FakeVLLM(root, token_ids=False) as fake:
         with (
             pytest.raises(ar.PolicyError, match=r"text but no token ids.*vLLM 0.10.2 or newer"),
@@ -122,7 +147,7 @@ def test_a_server_too_old_for_token_ids_is_refused_at_once(root: Path) -> None:
         assert fake.asked == []
 
 
-def test_a_server_with_neither_endpoint_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_an_endpoint_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_server, "ENDPOINTS", vllm_server.ENDPOINTS[:1])
     with (
         FakeVLLM(root, scale_out=True) as fake,
@@ -132,13 +157,13 @@ def test_a_server_with_neither_endpoint_is_refused(root: Path, monkeypatch: pyte
         pass
 
 
-def test_no_log_probabilities_is_an_error(root: Path) -> None:
+def test_server_without_logprobs_is_an_error(root: Path) -> None:
     fake = FakeVLLM(root, [[5, 2]], logprobs=False)
     with fake, vllm_policy(url=fake.url) as policy, pytest.raises(ar.PolicyError, match="2 tokens and 0 log-prob"):
         ask(policy, [1])
 
 
-def test_raw_log_probabilities_are_noticed(root: Path) -> None:
+def test_server_with_raw_logprobs_is_noticed(root: Path) -> None:
     hot = SamplingParams(temperature=0.5)
     with FakeVLLM(root, [[5, 2]], processed=False) as fake:
         with (
@@ -152,7 +177,7 @@ def test_raw_log_probabilities_are_noticed(root: Path) -> None:
         assert ask(policy, [1], params=hot)[0].raw_logprobs == ()
 
 
-def test_a_server_that_wants_a_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_gets_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeVLLM(root, [[5, 2]], key="secret") as fake:
         with pytest.raises(ar.PolicyError, match="set VLLM_API_KEY"), vllm_policy(url=fake.url):
             pass
@@ -161,13 +186,13 @@ def test_a_server_that_wants_a_key(root: Path, monkeypatch: pytest.MonkeyPatch) 
             assert ask(policy, [1])[0].token_ids == (5, 2)
 
 
-def test_an_abort_of_the_server_s_is_one(root: Path) -> None:
+def test_server_abort_is_reported(root: Path) -> None:
     with FakeVLLM(root, [[5]], finish="abort") as fake, vllm_policy(url=fake.url) as policy:
         (found,) = ask(policy, [1])
     assert (found.finish_reason, found.token_ids) == (FinishReason.ABORT, (5,))
 
 
-def test_a_cancelled_request_hangs_up(root: Path) -> None:
+def test_server_cancelled_request_hangs_up(root: Path) -> None:
     async def work(policy: TokenPolicy) -> None:
         session = policy.engine.open(0)
         sampling = asyncio.create_task(session.sample([1], SamplingParams(), STOP))
@@ -182,7 +207,7 @@ def test_a_cancelled_request_hangs_up(root: Path) -> None:
         assert len(fake.asked) == 1
 
 
-def test_so_many_requests_at_a_time_and_no_more(root: Path) -> None:
+def test_server_bounds_concurrent_requests(root: Path) -> None:
     async def work(policy: TokenPolicy) -> None:
         sessions = [policy.engine.open(i) for i in range(12)]
         await asyncio.gather(*(s.sample([1], SamplingParams(), STOP) for s in sessions))
@@ -195,12 +220,16 @@ def test_so_many_requests_at_a_time_and_no_more(root: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "context", "limit"), [(96, None, 96), (96, 64, 64), (96, 200, 96), (None, None, None), (None, 64, 64)]
 )
-def test_the_smaller_context_counts(root: Path, server: int | None, context: int | None, limit: int | None) -> None:
+def test_server_takes_the_smaller_context(
+    root: Path, server: int | None, context: int | None, limit: int | None
+) -> None:
     with FakeVLLM(root, max_model_len=server) as fake, vllm_policy(url=fake.url, context=context) as policy:
         assert policy.engine.context_limit == limit
 
 
-def test_rollout_from_the_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_serves_a_rollout_from_the_command_line(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     reply = small_renderer().reply(Message("assistant", "12"))
     with FakeVLLM(root, [reply] * 4) as fake:
         out = tmp_path / "episodes.jsonl"
@@ -214,7 +243,9 @@ def refuse(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().err
 
 
-def test_settings_without_a_meaning(capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:
+def test_vllm_policy_refuses_settings_without_a_meaning(
+    capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path
+) -> None:
     assert "policy.model=DIR, to run vLLM here, or policy.url" in refuse(capsys, "policy=vllm")
     both = ("policy=vllm", "policy.model=m", "policy.url=http://localhost:1")
     assert "needs policy.model=DIR, to run vLLM here, or" in refuse(capsys, *both)
@@ -225,7 +256,7 @@ def test_settings_without_a_meaning(capsys: pytest.CaptureFixture[str], root: Pa
     engine = ("policy=vllm", "policy.url=http://localhost:1", "policy.engine.dtype=float32")
     assert "policy.engine.dtype is for policy.model" in refuse(capsys, *engine)
     twice = ("policy=vllm", f"policy.model={root}", "policy.engine.max_model_len=8")
-    assert "policy.engine.max_model_len would be said twice" in refuse(capsys, *twice)
+    assert "policy.engine.max_model_len duplicates another setting" in refuse(capsys, *twice)
     assert "no tokenizer in" in refuse(capsys, "policy=vllm", f"policy.model={tmp_path}")
     with FakeVLLM(tmp_path / "elsewhere") as fake:
         said = refuse(capsys, "policy=vllm", f"policy.url={fake.url}")

@@ -3,7 +3,7 @@
 from agent_rl.algorithms.algorithm import Algorithm, LossTerms
 from agent_rl.algorithms.batch import Batch, Denominators, collate, to_samples
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.experience import Experience, group_episodes
+from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.explain import explain, formula
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "collate",
     "explain",
     "formula",
-    "group_episodes",
     "to_samples",
 ]

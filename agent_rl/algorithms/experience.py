@@ -130,15 +130,6 @@ class Experience:
         return replace(self, scores=scores, batch=replace(self.batch, rewards=rewards))
 
 
-def group_episodes(episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> list[EpisodeGroup]:
-    """Sort episodes into their groups, which are in the order of their first episodes; greedy ones are baselines."""
-    found: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        found.setdefault(episode.group_id, []).append(episode)
-    baselines = {e.group_id: e for e in greedy}
-    return [EpisodeGroup(id, tuple(members), baselines.get(id)) for id, members in found.items()]
-
-
 def _last_rows(episode: Tensor) -> Tensor:
     """The last row of every episode; an episode's rows are neighbours."""
     following = torch.cat([episode[1:], episode.new_full((1,), -1)])

@@ -40,6 +40,11 @@ def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
             f"advantage={name} compares turns that were taken in the same state, but {spec.id} does not say which that "
             f"is: define {spec.cls.__name__}.state_hash(self), or choose another algorithm"
         )
+    if spec.cls.group_reward_components and (algorithm.needs_values or algorithm.needs_greedy):
+        raise ConfigError(
+            f"advantage={name} compares with single episodes, but {spec.id} has @group_reward methods, which "
+            "only reward whole groups: take them out, or choose another algorithm"
+        )
     if algorithm.needs_values and not spec.cls.has_snapshots():
         raise ConfigError(
             f"advantage={name} runs episodes on from their turns, but {spec.id} has no snapshots: list the attributes "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
@@ -61,6 +61,8 @@ class Reward:
     source: str = "env"
     turn: int | None = None
     """The turn that earned it, or None for the whole episode."""
+    error: str | None = None
+    """Why it is not scored, if its method failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +179,12 @@ class EpisodeGroup:
     def task(self) -> Task:
         """The task that all of them are about."""
         return self.episodes[0].task
+
+
+def group_episodes(episodes: Sequence[Episode], greedy: Sequence[Episode] = ()) -> list[EpisodeGroup]:
+    """Sort episodes into their groups, which are in the order of their first episodes; greedy ones are baselines."""
+    found: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        found.setdefault(episode.group_id, []).append(episode)
+    baselines = {e.group_id: e for e in greedy}
+    return [EpisodeGroup(id, tuple(members), baselines.get(id)) for id, members in found.items()]

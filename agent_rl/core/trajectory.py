@@ -23,6 +23,11 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 ExpertArray: TypeAlias = npt.NDArray[np.signedinteger]
 
 
+def expert_dtype(experts: int) -> type[np.signedinteger]:
+    """Return the narrowest signed integers that hold the indices of so many experts, and -1."""
+    return next(d for d in (np.int8, np.int16, np.int32) if experts - 1 <= np.iinfo(d).max)
+
+
 class FinishReason(StrEnum):
     """Why a policy stopped sampling."""
 

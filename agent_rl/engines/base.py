@@ -1,4 +1,4 @@
-"""How a policy draws its next token, and the seam behind which an inference engine sits."""
+"""The InferenceEngine protocol: token ids in, token ids out; and how to sample."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SamplingParams:
 
 
 class Session(Protocol):
-    """One sequence of tokens that an engine keeps warm; it is given ids only once."""
+    """One sequence of tokens in an engine, which gets every id once."""
 
     async def sample(self, ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]) -> Completion:
         """Append `ids` to the sequence and sample until a stop id or `params.max_tokens`."""
@@ -57,5 +57,5 @@ class InferenceEngine(Protocol):
         ...
 
     def open(self, seed: int) -> Session:
-        """Begin a sequence whose random draws depend on `seed` and on nothing else."""
+        """Begin a sequence whose random draws depend only on `seed`."""
         ...

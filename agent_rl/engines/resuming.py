@@ -1,4 +1,4 @@
-"""Continued: replies that a server breaks off, because it is about to get new weights, go on under the new ones."""
+"""Resume replies that a weight update aborted, under the new weights."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from agent_rl.core.trajectory import Completion, FinishReason
 from agent_rl.engines.base import InferenceEngine, SamplingParams, Session
 
 REFUSED_S = 1.0
-"""How long to wait before asking again where nothing was sampled."""
+"""How long to wait before the next request after one that sampled nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumingEngine:
     """Implements `InferenceEngine` in front of one whose replies may be aborted.
 
-    verl has a client that does so by itself, but tells only a reply's oldest and newest version. Here every request is
-    a piece of its own, and no request outlives the weights that it began with: a server gets new ones only after it has
-    aborted everything. So each token has the version of the weights that sampled it, and none is sampled twice.
+    verl has such a client, too, but it returns only a reply's oldest and newest version. Here every request is a piece
+    of its own, and no request outlives the weights that it began with: a server gets new ones only after it has
+    aborted all requests. So each token has the version of the weights that sampled it, and none is sampled twice.
     """
 
-    sampler: InferenceEngine
+    engine: InferenceEngine
 
     @property
     def context_limit(self) -> int | None:
         """The longest sequence, in tokens."""
-        return self.sampler.context_limit
+        return self.engine.context_limit
 
     def open(self, seed: int) -> ResumingSession:
         """Begin a sequence."""
-        return ResumingSession(self.sampler.open(seed), self.sampler.context_limit)
+        return ResumingSession(self.engine.open(seed), self.engine.context_limit)
 
 
 class ResumingSession:
-    """One sequence; only a closed one hands on an aborted reply."""
+    """One sequence; only a closed one returns an aborted reply."""
 
     def __init__(self, session: Session, context_limit: int | None) -> None:
         self._session, self._limit = session, context_limit
@@ -46,7 +46,7 @@ class ResumingSession:
         self._closed = False
 
     async def sample(self, ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]) -> Completion:
-        """Append `ids` to the sequence and sample a whole reply, in as many pieces as it takes."""
+        """Append `ids` to the sequence and sample a whole reply, in one piece or more."""
         self._length += len(ids)
         pieces = [await self._piece(ids, params, stop_ids)]
         while pieces[-1].finish_reason is FinishReason.ABORT and not self._closed:
@@ -54,7 +54,7 @@ class ResumingSession:
             if left < 1 or (self._limit is not None and self._length >= self._limit):
                 pieces[-1] = replace(pieces[-1], finish_reason=FinishReason.LENGTH)
                 break
-            if not pieces[-1].token_ids:  # a server on its way out refuses at once, again and again
+            if not pieces[-1].token_ids:  # a server that shuts down rejects every request at once
                 await asyncio.sleep(REFUSED_S)
             pieces.append(await self._piece((), replace(params, max_tokens=left), stop_ids))
         return pieces[0] if len(pieces) == 1 else joined(pieces)
@@ -72,7 +72,7 @@ class ResumingSession:
 
 
 def joined(pieces: Sequence[Completion]) -> Completion:
-    """Return the pieces of one reply as one completion, which ended as the last of them did."""
+    """Return the pieces of one reply as one completion, which ends as the last of them."""
     routes = [piece.routed_experts for piece in pieces if piece.routed_experts is not None]
     return Completion(
         token_ids=tuple(chain.from_iterable(piece.token_ids for piece in pieces)),

@@ -1,35 +1,39 @@
-"""Served: engines that keep no sequence of ours, such as servers: each request holds the whole of it."""
+"""Stateless engines, such as servers: every request carries the whole sequence."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from agent_rl.core.messages import JSON
-from agent_rl.core.trajectory import Completion, ExpertArray, FinishReason
+from agent_rl.core.trajectory import Completion, FinishReason, expert_dtype
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError, PolicyError
 
 Settings: TypeAlias = dict[str, JSON]
 """Of one request, by vLLM's names."""
 
+ROUTES_FROM = "routed_experts_prompt_start"
+"""vLLM's setting, of releases after 0.26: the first position whose routes to return."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """What an engine sampled for one request."""
+    """The sampled tokens of one request."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     """Of each sampled token, in nats; for greedy draws those of the model's own softmax, as vLLM has it."""
     aborted: bool = False
-    routed_experts: npt.NDArray[np.integer[Any]] | None = None
-    """`[n, layers, top_k]`, from the sequence's first position on: all but the last token's."""
+    routed_experts: npt.NDArray[Any] | None = None
+    """`[n, layers, top_k]` of all positions but the last, from the first or from `ROUTES_FROM` on."""
     version: int = 0
     """Of the weights; the oldest, if they changed meanwhile."""
 
@@ -38,9 +42,9 @@ Generate: TypeAlias = Callable[[str, list[int], Settings], Awaitable[EngineOutpu
 """`(sequence's id, its token ids, settings)`. A cancellation tells the engine to stop; failures are `PolicyError`s."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StatelessEngine:
-    """Implements `InferenceEngine` in front of whatever answers requests."""
+    """Implements `InferenceEngine` in front of a function that answers requests."""
 
     generate: Generate
     context_limit: int | None
@@ -51,6 +55,8 @@ class StatelessEngine:
     """Whether log-probabilities are those of the distribution that was sampled from, not of the model's softmax."""
     hint: str = "ask the engine for log-probabilities"
     """What to do if there are none."""
+    sends_new_routes: bool = True
+    """Whether it can be asked for the routes of new positions only; found out by the first request that asks."""
 
     def open(self, seed: int) -> StatelessSession:
         """Begin a sequence."""
@@ -62,22 +68,33 @@ class StatelessEngine:
         Raises:
             ConfigError: if the engine reports those of another distribution.
         """
-        if not (self.processed or _plain(params) or params.temperature == 0):
+        if not (self.processed or _is_unmodified(params) or params.temperature == 0):
             raise ConfigError(
                 f"the engine reports log-probabilities of the model's own softmax, not of what {params} samples from: "
                 "start it with --logprobs-mode processed_logprobs, or sample with temperature 1 and nothing cut off"
             )
 
+    def expect_all_routes(self) -> None:
+        """Ask for all routes from now on, and warn about the cost."""
+        if self.sends_new_routes:
+            self.sends_new_routes = False
+            warnings.warn(
+                f"this engine returns the routes of the whole prompt with every turn, as it lacks {ROUTES_FROM}: their "
+                "traffic grows with the square of the turns; use vLLM 0.30 or newer",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
 
 class StatelessSession:
-    """One sequence; the engine is given the whole of it each time, the caller gives only what is new."""
+    """One sequence; the engine gets the whole of it each time, the caller gives only what is new."""
 
-    def __init__(self, sampler: StatelessEngine, seed: int) -> None:
-        self._sampler, self._seed = sampler, seed
+    def __init__(self, engine: StatelessEngine, seed: int) -> None:
+        self._engine, self._seed = engine, seed
         self._request = uuid.uuid4().hex
         self._ids: list[int] = []
         self._routed = 0
-        """How many positions' routes were already handed on."""
+        """The number of positions whose routes were returned."""
         self._replies = 0
         self._call: asyncio.Future[EngineOutput] | None = None
         self._over: str | None = None
@@ -91,10 +108,10 @@ class StatelessSession:
             PolicyError: if the sequence is busy, over or empty, leaves no room in the context, or the engine failed or
                 gave not one log-probability per token. After a failed or cancelled call the sequence is over.
         """
-        self._sampler.require(params)
+        self._engine.require(params)
         self._check(len(ids))
         self._ids += ids
-        answer = await self._ask(self._settings(params, stop_ids))
+        answer = await self._answer(self._settings(params, stop_ids))
         self._replies += 1
         sampled, logprobs = [int(i) for i in answer.token_ids], tuple(float(x) for x in answer.logprobs)
         self._ids += sampled
@@ -103,16 +120,16 @@ class StatelessSession:
         return Completion(
             token_ids=tuple(sampled),
             logprobs=(0.0,) * len(sampled) if greedy else logprobs,
-            raw_logprobs=logprobs if greedy or _plain(params) else (),
+            raw_logprobs=logprobs if greedy or _is_unmodified(params) else (),
             finish_reason=(
                 FinishReason.ABORT if answer.aborted else FinishReason.STOP if stopped else FinishReason.LENGTH
             ),
             policy_versions=(answer.version,) * len(sampled),
-            routed_experts=self._routes(answer.routed_experts),
+            routed_experts=answer.routed_experts,
         )
 
     def _check(self, new: int) -> None:
-        limit, length = self._sampler.context_limit, len(self._ids) + new
+        limit, length = self._engine.context_limit, len(self._ids) + new
         if self._over is not None:
             raise PolicyError(f"this sequence is over: {self._over}; open a new one")
         if self._call is not None:
@@ -126,30 +143,42 @@ class StatelessSession:
             )
 
     def _settings(self, params: SamplingParams, stop_ids: frozenset[int]) -> Settings:
-        limit, most = self._sampler.context_limit, params.max_tokens
+        limit, most = self._engine.context_limit, params.max_tokens
         return {
-            **self._sampler.extra,
+            **self._engine.extra,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_k": params.top_k or -1,
             "min_p": params.min_p,
             "max_tokens": most if limit is None else min(most, limit - len(self._ids)),
             "stop_token_ids": sorted(stop_ids),
-            "seed": (self._seed + self._replies) % 2**63,  # a reply that goes on must not repeat the first one's draws
+            "seed": (self._seed + self._replies) % 2**63,  # a resumed reply must not repeat the first one's draws
         }
 
+    async def _answer(self, settings: Settings) -> EngineOutput:
+        """Ask for the routes of new positions only, where routes come at all and the engine can."""
+        if not (self._routed and self._engine.sends_new_routes):
+            return await self._ask(settings)
+        try:
+            return await self._ask({**settings, ROUTES_FROM: self._routed})
+        except Exception as error:
+            if ROUTES_FROM not in str(error):
+                raise
+        self._engine.expect_all_routes()
+        self._over = None
+        return await self._ask(settings)
+
     async def _ask(self, settings: Settings) -> EngineOutput:
-        sampler = self._sampler
-        self._call = asyncio.ensure_future(sampler.generate(self._request, list(self._ids), settings))
+        self._call = asyncio.ensure_future(self._engine.generate(self._request, list(self._ids), settings))
         try:
             answer = await self._call
             tokens, logprobs = len(answer.token_ids), len(answer.logprobs)
             if logprobs != tokens or not (tokens or answer.aborted):
                 raise PolicyError(
                     f"the engine returned {tokens} tokens and {logprobs} log-probabilities: there must be one each, "
-                    f"and at least one token ({sampler.hint})"
+                    f"and at least one token ({self._engine.hint})"
                 )
-            return answer
+            return self._with_new_routes(answer, asked=ROUTES_FROM in settings)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._over is not None and not (task is not None and task.cancelling()):
@@ -162,13 +191,18 @@ class StatelessSession:
         finally:
             self._call = None
 
-    def _routes(self, routed: npt.NDArray[np.integer[Any]] | None) -> ExpertArray | None:
-        """Cut off what earlier replies handed on."""
-        if routed is None:
-            return None
-        new = np.asarray(routed)[self._routed : len(self._ids)]
+    def _with_new_routes(self, answer: EngineOutput, *, asked: bool) -> EngineOutput:
+        """Cut off routes that were returned with earlier replies."""
+        routes = answer.routed_experts
+        if routes is None:
+            return answer
+        fed = len(self._ids) + len(answer.token_ids) - 1
+        if asked and len(routes) >= fed:  # an older server ignores the setting
+            self._engine.expect_all_routes()
+            asked = False
+        new = np.asarray(routes)[0 if asked else self._routed :][: fed + 1 - self._routed]
         self._routed += len(new)
-        return new.astype(np.int8 if not new.size or new.max() <= np.iinfo(np.int8).max else np.int16)
+        return replace(answer, routed_experts=new.astype(expert_dtype(int(new.max(initial=0)) + 1)))
 
     def close(self) -> None:
         """End the sequence; an engine drops its prefix when it needs the room."""
@@ -177,6 +211,6 @@ class StatelessSession:
             self._call.cancel()
 
 
-def _plain(params: SamplingParams) -> bool:
+def _is_unmodified(params: SamplingParams) -> bool:
     """Whether the model's own softmax is sampled from."""
     return params == SamplingParams(max_tokens=params.max_tokens)

@@ -45,6 +45,7 @@ class Env:
     """One episode's world: `reset` opens it, `step` answers the policy, `@reward` methods judge how it went."""
 
     reward_components: ClassVar[tuple[RewardComponent, ...]] = ()
+    group_reward_components: ClassVar[tuple[RewardComponent, ...]] = ()
     snapshot_attributes: ClassVar[Sequence[str] | None] = None
     """The names of all attributes that change after `reset` (with that of the `rng`, if it is drawn from later on):
     what the default `snapshot` copies. None: not declared, so there are no snapshots."""
@@ -58,7 +59,7 @@ class Env:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        cls.reward_components = tuple(collect_rewards(cls))
+        cls.reward_components, cls.group_reward_components = collect_rewards(cls)
         if not cls._calls_tools and (stray := dict(declared_members(cls, _is_tool, "@tool"))):
             raise DefinitionError(f"{cls.__name__}.{next(iter(stray))} is a tool, but only a ToolEnv calls tools")
         if isinstance(cls.snapshot_attributes, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar, overload
 
@@ -15,8 +15,12 @@ from agent_rl.errors import DefinitionError
 RewardValue: TypeAlias = float | int | bool | None
 RewardMethod: TypeAlias = Callable[..., RewardValue | Awaitable[RewardValue]]
 M = TypeVar("M", bound=RewardMethod)
+F = TypeVar("F", bound=Callable[..., object])
 
-_MARK = "__agent_rl_reward__"
+GroupRewardMethod: TypeAlias = Callable[..., Sequence[RewardValue] | Awaitable[Sequence[RewardValue]]]
+G = TypeVar("G", bound=GroupRewardMethod)
+
+_MARK, _GROUP_MARK = "__agent_rl_reward__", "__agent_rl_group_reward__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +52,47 @@ def reward(method: M | None = None, /, *, weight: float = 1.0, name: str | None 
         DefinitionError: if the method takes other arguments or the weight is not finite.
     """
     if method is None:
-        return lambda method: _mark_reward(method, weight, name)
-    return _mark_reward(method, weight, name)
+        return lambda method: _marked(method, weight, name, _MARK, "episode")
+    return _marked(method, weight, name, _MARK, "episode")
 
 
-def collect_rewards(cls: type) -> Iterator[RewardComponent]:
-    """Yield the components of a class, in the order of their definition."""
+@overload
+def group_reward(method: G, /) -> G: ...
+@overload
+def group_reward(*, weight: float = 1.0, name: str | None = None) -> Callable[[G], G]: ...
+def group_reward(method: G | None = None, /, *, weight: float = 1.0, name: str | None = None) -> G | Callable[[G], G]:
+    """Make a component of the reward of an `Env` method, sync or async, that compares the episodes of one task.
+
+    It takes an `EpisodeGroup` and returns one value per episode, in their order; None means "not scored". It is called
+    once every episode of the group has ended, on an instance of the environment that was not reset. Episodes that
+    failed are not in the group. Where tasks are run once, to evaluate, it is not called.
+
+    Args:
+        method: the method, when used as a bare `@group_reward`.
+        weight: its factor in the episodes' rewards; 0 only records it.
+        name: the component's name; the method's name if left out.
+
+    Raises:
+        DefinitionError: if the method takes other arguments or the weight is not finite.
+    """
+    if method is None:
+        return lambda method: _marked(method, weight, name, _GROUP_MARK, "group")
+    return _marked(method, weight, name, _GROUP_MARK, "group")
+
+
+def collect_rewards(cls: type) -> tuple[tuple[RewardComponent, ...], tuple[RewardComponent, ...]]:
+    """Return the components of a class, of episodes and of groups, each in the order of their definition."""
     seen: dict[str, str] = {}
-    for attribute, method in declared_members(cls, lambda member: hasattr(member, _MARK), "@reward"):
-        name, weight = getattr(method, _MARK)
-        if name in seen:
-            raise DefinitionError(f"{cls.__name__}.{seen[name]} and .{attribute} are both rewards called '{name}'")
-        seen[name] = attribute
-        yield RewardComponent(name, weight, attribute, inspect.iscoroutinefunction(method))
+
+    def collect(mark: str, decorator: str) -> Iterator[RewardComponent]:
+        for attribute, method in declared_members(cls, lambda member: hasattr(member, mark), decorator):
+            name, weight = getattr(method, mark)
+            if name in seen:
+                raise DefinitionError(f"{cls.__name__}.{seen[name]} and .{attribute} are both rewards called '{name}'")
+            seen[name] = attribute
+            yield RewardComponent(name, weight, attribute, inspect.iscoroutinefunction(method))
+
+    return tuple(collect(_MARK, "@reward")), tuple(collect(_GROUP_MARK, "@group_reward"))
 
 
 def declared_members(cls: type, is_declared: Callable[[object], bool], decorator: str) -> Iterator[tuple[str, object]]:
@@ -94,16 +126,16 @@ def checked_reward(value: object, where: str) -> float | None:
     return float(value)
 
 
-def _mark_reward(method: M, weight: float, name: str | None) -> M:
+def _marked(method: F, weight: float, name: str | None, mark: str, argument: str) -> F:
     label = getattr(method, "__qualname__", repr(method))
     if not math.isfinite(weight):
         raise DefinitionError(f"reward '{label}' has weight={weight}; give a finite number")
     try:
-        inspect.signature(method).bind("self", "episode")
+        inspect.signature(method).bind("self", argument)
     except TypeError as error:
         raise DefinitionError(
-            f"reward '{label}{inspect.signature(method)}' must be a method that takes the finished episode: "
-            f"def {getattr(method, '__name__', 'reward')}(self, episode)"
+            f"reward '{label}{inspect.signature(method)}' must be a method that takes the finished {argument}: "
+            f"def {getattr(method, '__name__', 'reward')}(self, {argument})"
         ) from error
-    setattr(method, _MARK, (name or method.__name__, weight))
+    setattr(method, mark, (name or method.__name__, weight))
     return method

@@ -11,17 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from agent_rl.errors import ConfigError
-
-
-def expert_dtype(experts: int) -> type[np.signedinteger]:
-    """Return the narrowest signed integers that hold the indices of so many experts, and -1."""
-    return next(d for d in (np.int8, np.int16, np.int32) if experts - 1 <= np.iinfo(d).max)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from agent_rl.gym.tool import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The first turns of a dialogue that was held before, up to where the policy has to reply."""
+    """The first turns of an earlier dialogue, up to a reply of the policy."""
 
     messages: tuple[Message, ...]
     token_ids: tuple[int, ...]

@@ -1,10 +1,10 @@
-"""Interruption: a reply that goes on for too long is made to answer, by tokens that the policy did not sample.
+"""Interruption: forced answers, by appending a fixed phrase when a reply exceeds its thinking budget.
 
 ScaleRL's way to bound thinking (Khatri et al. 2025, arXiv 2510.13786, section 2): instead of losing the reply to its
-limit, a phrase that ends the thought is appended, and the policy goes on from there. In the trajectory the given tokens
-stand inside the reply's turn with the source `template`: they are read like the rest of the reply, have no
-log-probability and no loss, and what follows is sampled, and trained, given them. Where they cut into a tool call, the
-call is malformed unless they close it; the environment then says so, as to any such call.
+limit, a phrase that ends the thought is appended, and the policy continues. In the trajectory the given tokens are part
+of the reply's turn with the source `template`: they are parsed like the rest of the reply, have no log-probability and
+no loss, and the following tokens are sampled, and trained, given them. Where they cut into a tool call, the call is
+malformed unless they close it; the environment then says so, as to any such call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Interruption:
     per: Literal["reply", "episode"] = "reply"
     """`episode`: its sampled tokens together; once they are used up, every further reply begins with `ids`."""
     spread: int = 0
-    """The point is drawn from the last `spread` tokens before `after_tokens`, so that no one length is learned."""
+    """The point is drawn from the last `spread` tokens before `after_tokens`: no single length is to be learned."""
     unless: tuple[int, ...] = ()
     """A reply that has these ids by then, e.g. the end of its thought, is left alone; () interrupts all."""
 
@@ -46,14 +46,14 @@ class Interruption:
         """
         if not self.ids:
             raise ConfigError("an interruption needs text to interrupt with: set interrupt.text")
-        if self.after_tokens < 1 or not 0 <= self.spread < self.after_tokens:
+        if not 0 <= self.spread < self.after_tokens:
             raise ConfigError(
-                f"interrupt: after_tokens={self.after_tokens} must be at least 1, and spread={self.spread} at least 0 "
-                "and below after_tokens"
+                f"interrupt.spread={self.spread} must be at least 0 and below "
+                f"interrupt.after_tokens={self.after_tokens}"
             )
 
     def point(self, seed: int, turn: int, sampled: int) -> int:
-        """Return after how many more sampled tokens to interrupt a reply; the same for the same arguments.
+        """Return the number of further sampled tokens before an interruption; a function of the arguments.
 
         Args:
             seed: the episode's.
@@ -75,7 +75,7 @@ async def sample_reply(
     interrupt: Interruption | None = None,
     point: int = 0,
 ) -> list[Piece]:
-    """Sample a reply that `interrupt` may cut short; the last piece is what was sampled last.
+    """Sample a reply, interrupted or not; the last piece is a completion.
 
     Args:
         session: the sequence.
@@ -115,7 +115,7 @@ def _holds(ids: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def interruptions(trajectory: Trajectory) -> int:
-    """Return how many replies were interrupted: given tokens that the policy went on from in the same turn."""
+    """Return how many replies were interrupted: given tokens followed by sampled ones in the same turn."""
     return sum(
         a.source is Source.TEMPLATE and b.source is Source.POLICY and a.turn == b.turn
         for a, b in pairwise(trajectory.spans)

@@ -24,7 +24,7 @@ class TokenPolicy:
     renderer: Renderer
     params: SamplingParams = field(default_factory=SamplingParams)
     interrupt: Interruption | None = None
-    """What is done about replies that go on for too long; None lets their limit end them."""
+    """How overlong replies are made to answer; None lets their limit end them."""
 
     def __post_init__(self) -> None:
         """Check the interruption.
@@ -54,7 +54,7 @@ class TokenPolicy:
 
 
 class TokenConversation:
-    """Appends what the environment said and what the engine sampled; nothing is rendered twice.
+    """Appends observations and replies as token ids; renders no message twice.
 
     A renderer that can't prove that its rendering is an append answers with None; the conversation then forks: the
     whole dialogue is rendered as the prompt of a new trajectory, where no token is trained a second time. A prefix is a

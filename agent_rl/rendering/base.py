@@ -1,4 +1,4 @@
-"""What a renderer is: messages → token ids to *append*, sampled ids → message."""
+"""The Renderer protocol: messages → token ids to *append*, sampled ids → message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Bridge:
 
 @runtime_checkable
 class Renderer(Protocol):
-    """Turns messages into ids that go behind those already there; nothing it returns rewrites what went before."""
+    """Turns messages into ids to append; earlier ids are never rewritten."""
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -36,7 +36,7 @@ class Renderer(Protocol):
     def bridge(
         self, prefix: Sequence[int], reply: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> Bridge | None:
-        """Render what comes behind `prefix + reply`, or None if that can't be proven to be an append.
+        """Render the ids behind `prefix + reply`; None if they can't be proven to be an append.
 
         Args:
             prefix: every id before the last sampled reply.

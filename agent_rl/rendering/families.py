@@ -91,7 +91,7 @@ class FamilyRenderer:
     def bridge(
         self, prefix: Sequence[int], reply: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> Bridge | None:
-        """Render what comes behind `prefix + reply`, or None where the family's template would rewrite it."""
+        """Render the ids behind `prefix + reply`; None if the family's template would rewrite these."""
         before = [*prefix, *reply]
         dicts = [message_dict(m) for m in messages]
         try:

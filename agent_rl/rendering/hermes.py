@@ -14,7 +14,7 @@ _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 def read_hermes(text: str) -> Message:
-    """Read a decoded reply, without its end-of-turn token; what is malformed becomes a `ToolCall` with `error`."""
+    """Read a decoded reply, without its end-of-turn token; a malformed call becomes a `ToolCall` with `error`."""
     reasoning, text = _split_thought(text)
     content, *bodies = text.split(OPEN)
     calls = []
@@ -45,12 +45,12 @@ def write_call(call: ToolCall) -> str:
 
 
 def read_call(text: str, index: int, stray: str = "", closed: bool = True) -> ToolCall:
-    """Read what stood in a `<tool_call>`; whatever is wrong with it becomes the call's `error`.
+    """Read the text of a `<tool_call>`; a mistake becomes the call's `error`.
 
     Args:
-        text: what stood between the tags.
+        text: between the tags.
         index: which call of its reply it is; gives the id `call_<index>`.
-        stray: what followed behind the closing tag.
+        stray: behind the closing tag.
         closed: whether there was a closing tag.
     """
     name, error = _name_in(text), None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OnBreak = Literal["refuse", "fork"]
-_MASK = 0x100000  # the last private plane of Unicode: one character stands in for each special token
+_MASK = 0x100000  # the last private plane of Unicode: one character for each special token
 
 _HELLO = Message("user", "Hello")
 _THOUGHT = f"{THINK}\nLet me see.\n{THINK_END}\n\n"
@@ -92,7 +92,7 @@ class TemplateRenderer:
     def bridge(
         self, prefix: Sequence[int], reply: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> Bridge | None:
-        """Render what comes behind the reply; None (with `on_break="fork"`) where the template would rewrite it."""
+        """Render the ids behind the reply; None (with `on_break="fork"`) if the template would rewrite it."""
         if _kind(messages) in self._broken:
             return None
         try:
@@ -184,7 +184,7 @@ class TemplateRenderer:
             )
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generate: bool) -> list[int]:
-        """Render and encode; special tokens that stand in what the environment says are encoded as plain text."""
+        """Render and encode; special tokens in the environment's messages are encoded as plain text."""
         from jinja2 import TemplateError
 
         try:
@@ -219,7 +219,7 @@ class TemplateRenderer:
 
 @register_renderer("template-fork")
 def template_fork(tokenizer: PreTrainedTokenizerBase) -> TemplateRenderer:
-    """Return the renderer that forks where the chat template rewrites the past."""
+    """Return a renderer for a chat template that may rewrite the past: it then forks."""
     return TemplateRenderer(tokenizer, on_break="fork")
 
 

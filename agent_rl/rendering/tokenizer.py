@@ -63,7 +63,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
     )
     corpus = list(texts)
     tokenizer.train_from_iterator([*corpus, *_BASICS * _winning_weight(corpus)], trainer)
-    tokenizer.add_tokens(tags)  # not "special": who decodes without special tokens must still see the calls
+    tokenizer.add_tokens(tags)  # not "special": decoding without special tokens must still show the calls
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=IM_END,
@@ -76,7 +76,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
 
 
 def chat_template() -> str:
-    """The Jinja template that renders what `ChatMLRenderer` renders, for stacks that know nothing else."""
+    """The Jinja template of `ChatMLRenderer`'s format, for other stacks."""
     return (resources.files("agent_rl.rendering") / "chatml.j2").read_text(encoding="utf-8")
 
 

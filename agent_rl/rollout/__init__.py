@@ -2,6 +2,7 @@
 
 from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.evaluation import Evaluation, Rate, summarise
+from agent_rl.rollout.group import run_groups, score_groups
 from agent_rl.rollout.job import Branch, Job, continuation
 from agent_rl.rollout.pool import group_jobs, run_jobs, stream_jobs
 
@@ -13,7 +14,9 @@ __all__ = [
     "continuation",
     "group_jobs",
     "run_episode",
+    "run_groups",
     "run_jobs",
+    "score_groups",
     "stream_jobs",
     "summarise",
 ]

@@ -227,22 +227,30 @@ class _Run:
         problems = []
         if self.conversation is not None:
             problems.append(await _problem_of(call(self.conversation.close)))
-        if self.env is not None and self.job.spec.cls.close is not Env.close:
-            problems.append(await _problem_of(self.close_env(self.env)))
+        if self.env is not None:
+            problems.append(await _problem_of(close_env(self.env, self.budget.close_seconds)))
         for problem in filter(None, problems):
             warnings.warn(f"{self.job.spec.id}: close() failed: {problem}", RuntimeWarning, stacklevel=2)
 
-    async def close_env(self, env: Env) -> None:
-        try:
-            async with asyncio.timeout(self.budget.close_seconds) as clock:
-                if inspect.iscoroutinefunction(env.close):
-                    await env.close()
-                else:  # it may never return
-                    await maybe_await(await in_thread(env.close, f"{self.job.spec.id} close", quick=True))
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            raise _overdue("close", self.budget.close_seconds) from None
+
+async def close_env(env: Env, seconds: float | None) -> None:
+    """Close an environment.
+
+    Raises:
+        TimeoutError: if it takes longer than `seconds`.
+    """
+    if type(env).close is Env.close:
+        return
+    try:
+        async with asyncio.timeout(seconds) as clock:
+            if inspect.iscoroutinefunction(env.close):
+                await env.close()
+            else:  # it may never return
+                await maybe_await(await in_thread(env.close, f"{type(env).__name__}.close", quick=True))
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        raise _overdue("close", seconds) from None
 
 
 class _Stage:

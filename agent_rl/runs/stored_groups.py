@@ -7,8 +7,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent_rl.algorithms import Algorithm, group_episodes
-from agent_rl.core.episode import Episode
+from agent_rl.algorithms import Algorithm
+from agent_rl.core.episode import Episode, group_episodes
 from agent_rl.errors import ConfigError, StoreError
 from agent_rl.gym.tasks import task_key
 from agent_rl.seeds import Stream, rng

@@ -21,33 +21,37 @@ BOUND = 90.0
 """Seconds within which a run must have ended once it has lost a process."""
 
 
-@pytest.fixture(scope="module")
-def faulty(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run whose environment crashes and hangs now and then, and whose vLLM is killed after two steps."""
-    folder = tmp_path_factory.mktemp("faulty")
-    settings = {
-        "env": "faulty-v0",
-        "imports": [str(Path(__file__).parent / "verl_cpu" / "faulty.py")],
-        "env_args": {"counted": str(folder / "counted")},
-        "start_from": str(warm),
-        "steps": 1000,
-        "lr": 1e-3,
-        "rollout": {"groups": 4, "samples": 4, "max_tokens": 56, "context": 128, "budget": {"seconds": 5}},
-        "eval": {"n": 8, "every": 0},
-    }
-    running = begin(verl_python, folder, json.dumps(settings))
+SETTINGS = {
+    "env": "faulty-v0",
+    "imports": [str(Path(__file__).parent / "verl_cpu" / "faulty.py")],
+    "steps": 1000,
+    "lr": 1e-3,
+    "rollout": {"groups": 4, "samples": 4, "max_tokens": 56, "context": 128, "budget": {"seconds": 5}},
+    "eval": {"n": 8, "every": 0},
+}
+
+
+def killed(python: Path, folder: Path, warm: Path, command: str) -> dict[str, Any]:
+    """A run of which a process is killed after two steps: the one whose command line holds `command`."""
+    settings = SETTINGS | {"env_args": {"counted": str(folder / "counted")}, "start_from": str(warm)}
+    running = begin(python, folder, json.dumps(settings))
     try:
         running.until(lambda run: len(run.rows()) > 2, timeout=500)
-        vllm = [pid for pid, command in running.processes().items() if "EngineCore" in command]
-        os.kill(vllm[0], signal.SIGKILL)
-        killed = time.monotonic()
+        found = [pid for pid, line in running.processes().items() if command in line]
+        os.kill(found[0], signal.SIGKILL)
+        at = time.monotonic()
         status = running.finish(timeout=BOUND)
-        ended = time.monotonic() - killed
-        print(f"ended {ended:.0f} s after vLLM was killed")
+        print(f"ended {time.monotonic() - at:.0f} s after {command} was killed")
         left = running.gone(timeout=60)
     finally:
         running.kill()
-    return {"running": running, "status": status, "left": left}
+    return {"running": running, "status": status, "left": left, "pid": found[0]}
+
+
+@pytest.fixture(scope="module")
+def faulty(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run whose environment crashes and hangs now and then, and whose vLLM is killed after two steps."""
+    return killed(verl_python, tmp_path_factory.mktemp("faulty"), warm, "EngineCore")
 
 
 def test_episodes_that_crash_or_hang_are_outcomes_and_steps_are_completed(faulty: dict[str, Any]) -> None:
@@ -68,3 +72,38 @@ def test_a_run_without_vllm_ends_with_the_reason(faulty: dict[str, Any]) -> None
     said = running.tail()
     assert "vLLM's engine has died" in said or "EngineDeadError" in said
     assert faulty["left"] == {}
+
+
+def test_a_run_without_a_rollout_worker_names_it_and_how_to_resume(
+    verl_python: Path, warm: Path, tmp_path: Path
+) -> None:
+    lost = killed(verl_python, tmp_path, warm, "ray::AgentLoopWorker")
+    running: Running = lost["running"]
+    assert lost["status"] == 1 and lost["left"] == {}
+    fault = (running.run / "fault.txt").read_text()
+    print(fault)
+    assert fault.startswith("rollout worker 0, which runs episodes of faulty-v0, is dead: ")
+    assert f"process {lost['pid']}" in fault and "SYSTEM_ERROR" in fault
+    last = running.tail().rpartition("InfrastructureError: ")[2]
+    assert last.startswith(fault)
+    assert f"agent-rl train backend=verl resume={running.run.resolve()}" in last
+    assert "RayError" not in last and "The above exception" not in running.tail()
+
+
+def test_a_run_whose_servers_load_wrong_weights_stops(verl_python: Path, warm: Path, tmp_path: Path) -> None:
+    extension = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
+    settings = SETTINGS | {
+        "env_args": {"counted": str(tmp_path / "counted")},
+        "start_from": str(warm),
+        "verl": {extension: "verl_cpu.worker.BrokenReload"},
+    }
+    running = begin(verl_python, tmp_path, json.dumps(settings))
+    try:
+        assert running.finish(timeout=500) == 1
+    finally:
+        running.kill()
+    fault = (running.run / "fault.txt").read_text()
+    print(fault)
+    assert "inference server 0 does not serve the trainer's weights: over 64 fixed tokens" in fault
+    assert "max_rollout_gap=0.2" in fault and fault in running.tail()
+    assert [row["step"] for row in running.rows()] == [0]  # found after the first update, before the next rollout

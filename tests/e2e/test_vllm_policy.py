@@ -115,9 +115,7 @@ def remote(url: str) -> list[ar.Episode]:
         return ar.run("calculator-v0", policy, n=N, split="test")
 
 
-def test_both_endpoints_of_a_server_say_the_same(
-    url: str, remote: list[ar.Episode], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_endpoints_agree(url: str, remote: list[ar.Episode], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_server, "ENDPOINTS", vllm_server.ENDPOINTS[1:])
     with vllm_policy(url=url, params=GREEDY) as policy:
         others = trajectories(ar.run("calculator-v0", policy, n=N, split="test"))
@@ -137,7 +135,7 @@ def logits_of(model: torch.nn.Module, ids: Sequence[int]) -> torch.Tensor:
 
 
 def differ(model: torch.nn.Module, ones: Sequence[Trajectory], others: Sequence[Trajectory]) -> tuple[int, int]:
-    """Count the trajectories that differ, and those of them whose first difference is no tie."""
+    """Count the differing trajectories, and those without a tie at the first difference."""
     different = real = 0
     for one, other in zip(ones, others, strict=True):
         a, b = one.token_ids.tolist(), other.token_ids.tolist()
@@ -148,7 +146,7 @@ def differ(model: torch.nn.Module, ones: Sequence[Trajectory], others: Sequence[
     return different, real
 
 
-def test_greedy_episodes_are_the_same_everywhere(
+def test_vllm_policy_plays_the_embedded_engine_s_greedy_episodes(
     model: torch.nn.Module, checkpoint: Path, local: list[ar.Episode], remote: list[ar.Episode]
 ) -> None:
     actor = load_actor(checkpoint, context=CONTEXT)
@@ -161,9 +159,7 @@ def test_greedy_episodes_are_the_same_everywhere(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probabilities_are_those_of_what_was_sampled_from(
-    model: torch.nn.Module, url: str, temperature: float
-) -> None:
+def test_server_logprobs_are_of_the_sampled_distribution(model: torch.nn.Module, url: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, max_tokens=56)
     with vllm_policy(url=url, params=params) as policy:
         twice = [trajectories(ar.run("calculator-v0", policy, n=N, split="test", seed=3)) for _ in range(2)]
@@ -180,7 +176,7 @@ def test_log_probabilities_are_those_of_what_was_sampled_from(
     assert same >= N - 2
 
 
-def test_experts_are_the_model_s(model: torch.nn.Module, remote: list[ar.Episode]) -> None:
+def test_server_experts_are_the_model_s(model: torch.nn.Module, remote: list[ar.Episode]) -> None:
     agree = total = 0
     for trajectory in trajectories(remote):
         found = trajectory.routed_experts

@@ -61,7 +61,7 @@ def rows(algorithm: dict[str, object], files: str) -> TaskDataset:
         ),
         Path("r"),
     )
-    return TaskDataset(files, OmegaConf.create({"agent_rl": settings["+data.agent_rl"]}))
+    return TaskDataset(files, OmegaConf.create({"agent_rl": settings["data.agent_rl"]}))
 
 
 def run(row: dict[str, Any], session: int, *replies: Message) -> tuple[Episode, dict[str, Any], Server]:

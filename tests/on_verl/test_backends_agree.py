@@ -13,7 +13,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from agent_rl.algorithms import Algorithm, Batch, group_episodes, to_samples
+from agent_rl.algorithms import Algorithm, Batch, to_samples
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -22,7 +22,7 @@ from agent_rl.backends.verl.driver.trainer import SyncTrainer
 from agent_rl.backends.verl.worker.loss import SENT, loss_function
 from agent_rl.backends.verl.worker.rows import rows_of
 from agent_rl.config import choices, load_config
-from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord
+from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, group_episodes
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 
 VOCABULARY = 50

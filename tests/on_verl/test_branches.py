@@ -9,12 +9,11 @@ import torch
 from doubles import CALL, UnprovenRenderer, run_dice, sampled, small_renderer
 from verl.utils import tensordict_utils as tu
 
-from agent_rl.algorithms import group_episodes
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
 from agent_rl.backends.verl.worker.loss import SENT, WHOLE, loss_function
-from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.episode import Episode, Reward, group_episodes
 from agent_rl.core.messages import Message
 from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.policy import TokenPolicy

@@ -10,12 +10,13 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from agent_rl.algorithms import Algorithm, Batch, group_episodes
+from agent_rl.algorithms import Algorithm, Batch
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.verl.driver.exchange import VerlWeightedRows, compute_weights, receive
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
+from agent_rl.core.episode import group_episodes
 from on_verl.test_backends_agree import EPISODES, VOCABULARY, gradient, in_verl, preset
 
 CASES = [

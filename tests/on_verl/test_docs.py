@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig
-from agent_rl.backends.verl.driver.run import compose_verl
 from agent_rl.cli import RolloutSettings
 from agent_rl.config import _keys, choices, load_config
 

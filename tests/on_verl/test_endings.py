@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import ray
 from omegaconf import OmegaConf
+from ray.exceptions import ActorUnavailableError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-from agent_rl.backends.verl.driver.watchdog import stop_episodes
+from agent_rl.backends.verl.driver import watchdog
+from agent_rl.backends.verl.driver.watchdog import Watchdog, WatchedProcess, stop_episodes
 from agent_rl.backends.verl.worker.agent_loop import LONGEST_S, EnvAgentLoop, episode_budget
 from agent_rl.backends.verl.worker.rows import episode_of
 from agent_rl.core.episode import Episode, Outcome, StopReason
@@ -149,3 +152,38 @@ def test_at_the_end_of_a_run_every_episode_is_cancelled_and_waited_for(monkeypat
         assert len(closed) == 8  # closed by the time that it returns
 
     asyncio.run(run())
+
+
+def dead(number: int) -> Future[str | None]:
+    """The answer of a process that Ray has lost, or of one that is busy."""
+    answer: Future[str | None] = Future()
+    if number:
+        answer.set_exception(ActorUnavailableError("Worker exit type: SYSTEM_ERROR", b"7" * 16))
+    return answer
+
+
+LOST = RayTaskError(
+    "fit", "a traceback of Ray's", ActorUnavailableError("pid: 7 Worker exit type: SYSTEM_ERROR", b"7" * 16)
+)
+
+
+@pytest.mark.parametrize("error", [ActorUnavailableError("pid: 7", b"7" * 16), LOST], ids=["direct", "of a task"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_watchdog_names_the_process_that_the_trainer_lost(
+    number: int, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "DIAGNOSIS_S", 0.1)
+    said: list[str] = []
+    watched = [WatchedProcess("server 0", lambda: dead(0)), WatchedProcess("worker 0", lambda: dead(number))]
+    with pytest.raises(type(error)), Watchdog(watched, said.append):
+        raise error
+    (fault,) = said
+    assert fault.startswith("worker 0 is dead: exit type SYSTEM_ERROR" if number else "a process of verl's is dead: ")
+    assert "process 7" in fault or number
+
+
+def test_watchdog_leaves_other_errors_alone() -> None:
+    said: list[str] = []
+    with pytest.raises(ZeroDivisionError), Watchdog([], said.append):
+        raise ZeroDivisionError
+    assert not said

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -19,9 +20,10 @@ from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig
+from agent_rl.backends.verl.driver.canary import TOKENS, canary_rows
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
-from agent_rl.backends.verl.driver.run import compose_verl
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from on_verl.test_backends_agree import EPISODES, VOCABULARY, computed, embedded, in_verl, nested, preset
 from on_verl.test_critic_agrees import embedded as embedded_critic
@@ -150,3 +152,17 @@ def test_a_critic_begins_at_zero_and_learns_what_the_embedded_one_does(folder: P
     assert sum(output["loss"]) == pytest.approx(loss.item(), rel=TOLERANCE)
     assert_same(found, gradient(critic))
     assert int(batch.valued.sum()) == int(data["agent_rl_whole"][0, 2])
+
+
+def test_the_canary_is_scored_as_by_the_model(folder: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, TOKENS + 1).tolist()
+    data = canary_rows(ids, 1)
+    tu.assign_non_tensor(data, use_remove_padding=False, use_dynamic_bsz=True, max_token_len_per_gpu=80)
+    actor = engine(folder, "language_model")
+    with actor.eval_mode():
+        logprobs = actor.infer_batch(data)["model_output"]["log_probs"]
+    (found,) = response_from_nested(logprobs, data["response_mask"]).unbind()
+    model = type(make_model(ModelConfig(hidden=32), VOCABULARY, 0)).from_pretrained(folder / "model")
+    with torch.no_grad():
+        expected = score_tokens(model, torch.tensor([ids])).logprobs[0, 1:]
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=1e-6)

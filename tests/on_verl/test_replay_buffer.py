@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from doubles import example_episode  # site-packages has a `tests`, too
@@ -17,8 +17,12 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.driver import replay_buffer as module
 from agent_rl.backends.verl.driver.exchange import TrainingRows
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
-from agent_rl.core.episode import Episode, Origin, Outcome, Reward
+from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Outcome, Reward
+from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
+from agent_rl.gym.env import Env
+from agent_rl.gym.registry import register
+from agent_rl.gym.reward import group_reward
 from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from on_verl.queue_double import Queue, Rollout, prompts_of
@@ -46,6 +50,7 @@ class Setup:
         algorithm: dict[str, Any],
         groups: dict[int, Sequence[Episode]],
         kind: type[replay_buffer.ReplayBuffer] = replay_buffer.ReplayBuffer,
+        env: str = "calculator-v0",
     ) -> None:
         self.queue = Queue()
         patch.setattr(replay_buffer, "tq", self.queue)
@@ -61,7 +66,7 @@ class Setup:
             self.store,
             self.metrics,
             self.submit,
-            env="calculator-v0",
+            env=env,
             samples=2,
             seed=0,
         )
@@ -231,3 +236,39 @@ def test_a_plain_training_batch_is_verl_s_own_and_left_to_the_trainer_to_store(
     prompts, metrics = setup.sample(1)
     assert prompts == ["prompt0"] and metrics == {} and setup.stored() == []
     assert setup.buffer.poll_interval == 0.0  # what the buffer doesn't define is verl's
+
+
+@register("judged-v0")
+class Judged(Env):
+    """Rewards the longest answer of a group; counts how often it is asked."""
+
+    asked: ClassVar[list[int]] = []
+
+    @group_reward
+    def longest(self, group: EpisodeGroup) -> list[float]:
+        Judged.asked.append(len(group.episodes))
+        lengths = [len(e.final_text) for e in group.episodes]
+        return [float(n == max(lengths)) for n in lengths]
+
+
+@pytest.mark.parametrize("algorithm", [{}, DAPO])
+def test_group_rewards_count_in_filters_and_in_the_batch_and_are_asked_for_once(
+    algorithm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Judged.asked.clear()
+    # all alike but for the lengths of their answers, which the group reward tells apart
+    groups = {
+        i: [
+            replace(e, env_args={}, messages=(Message("assistant", "x" * (n + 1)),))
+            for n, e in enumerate(group(i, 1, 1))
+        ]
+        for i in range(9)
+    }
+    setup = Setup(tmp_path, monkeypatch, algorithm, groups, env="judged-v0")
+    setup.sample()
+    assert setup.rollout.submitted == [2]  # the filters drop none of them
+    sampled = TrainingRows([*groups[0], *groups[1]], [])
+    received = setup.buffer.add_to(sampled)
+    assert [e.value("longest") for e in received.episodes] == [0.0, 1.0] * 2
+    assert [e.reward for e in received.episodes] == [1.0, 2.0] * 2
+    assert Judged.asked == [2, 2]

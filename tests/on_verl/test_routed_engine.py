@@ -19,7 +19,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.utils.padding import response_from_nested
 
-from agent_rl.algorithms import Algorithm, group_episodes
+from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -28,7 +28,7 @@ from agent_rl.backends.verl.worker.engine import RoutedEngine
 from agent_rl.backends.verl.worker.loss import loss_function
 from agent_rl.backends.verl.worker.routes import OLD, RECORD, REPLAY, ROLLOUT
 from agent_rl.backends.verl.worker.rows import rows_of
-from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.episode import Episode, Reward, group_episodes
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 from agent_rl.moe.agreement import replayed_routes
 from agent_rl.moe.balance import RouteLog

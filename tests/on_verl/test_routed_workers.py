@@ -11,8 +11,8 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from agent_rl.algorithms import Algorithm
+from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig
-from agent_rl.backends.verl.driver.run import compose_verl
 from agent_rl.backends.verl.driver.trainer import TRAINERS
 from agent_rl.backends.verl.worker.engine import (
     ROUTED,
@@ -25,7 +25,6 @@ from agent_rl.backends.verl.worker.routes import route_fields
 
 SMALL = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 1,
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 1,
 }
 
@@ -39,7 +38,8 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def workers(moe: Path, mode: str, **algorithm: object) -> dict[Role, type]:
     """The classes that a trainer would start, by role."""
-    settings = {"env": "calculator-v0", "start_from": str(moe), "verl": SMALL, "algorithm": algorithm}
+    reference = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 1} if "kl" in algorithm else {}
+    settings = {"env": "calculator-v0", "start_from": str(moe), "verl": SMALL | reference, "algorithm": algorithm}
     run = VerlConfig.model_validate(settings | {"rollout": {"context": 128}})
     trainer = TRAINERS[mode].__new__(TRAINERS[mode])
     trainer.config = compose_verl(run, Path("run"))

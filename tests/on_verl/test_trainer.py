@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,12 @@ import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1 import trainer_base, trainer_sync
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.backends.verl.driver import trainer as module
 from agent_rl.backends.verl.driver.trainer import SyncTrainer
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, InfrastructureError
 from agent_rl.store.episodes import EpisodeWriter
 from on_verl.test_backends_agree import EPISODES, in_verl, moved, nested, preset
 
@@ -32,7 +34,7 @@ CONFIG = {
         "rollout": {"temperature": 0.7, "calculate_log_probs": False},
     },
     "critic": {"ppo_epochs": UPDATES},
-    "data": {"agent_rl": {"max_staleness": 0}},
+    "data": {"agent_rl": {"max_staleness": 0, "max_rollout_gap": 0.2}},
     "trainer": {"critic_warmup": 2},
 }
 
@@ -56,6 +58,8 @@ class Workers:
 
     def __init__(self, queue: Queue) -> None:
         self.queue, self.updates, self.scored = queue, list[dict[str, Any]](), 0
+        self.gap = 0.15
+        """From the rollout, at the first update; twice as much at the second."""
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
         self.scored += 1
@@ -74,7 +78,11 @@ class Workers:
     def update_actor(self, batch: KVBatchMeta) -> TensorDict:
         known = self.queue.columns if batch.fields is None else {n: self.queue.columns[n] for n in batch.fields}
         self.updates.append(dict(known) | dict(batch.extra_info))
-        metrics = {"loss": [1.0 * len(self.updates)], "mfu": [0.5]}
+        metrics = {
+            "loss": [1.0 * len(self.updates)],
+            "mfu": [0.5],
+            "agent_rl/rollout_gap": [self.gap * len(self.updates)],
+        }
         return {"metrics": metrics}
 
     def train_mini_batch(self, batch: KVBatchMeta) -> Workers:
@@ -137,6 +145,39 @@ def test_updates_are_of_the_whole_batch(setup) -> None:
     assert update["temperature"] == 0.7 and update["calculate_entropy"] is True
     assert {"advantages", "agent_rl_weights", "agent_rl_whole"} <= update.keys()
     assert made.metrics["actor/loss"] == 1.0 and made.metrics["train/samples"] > 0
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "m2po"])
+def test_rollout_gap_is_checked_at_the_first_update_in_sync_mode(algorithm: str, setup) -> None:
+    made = setup(algorithm)
+    made.step(OLD, *LEARN)  # m2po's later updates are calls of their own, with larger gaps
+    assert made.metrics["actor/agent_rl/rollout_gap"] > 0.1
+    made.workers.gap = 1.12
+    made.workers.updates.clear()
+    made.metrics.clear()
+    with pytest.raises(InfrastructureError, match=r"step 1 .* 1\.120 nats .*max_rollout_gap=0\.2"):
+        made.step(OLD, *LEARN)
+    made.trainer.on_policy = False  # as in asynchronous modes, whose tokens are from older weights
+    made.step(OLD, *LEARN)
+
+
+def test_every_weight_sync_is_watched_by_the_canary(setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def watch_sync(metrics: dict[str, float]) -> Iterator[None]:
+        seen.append("before")
+        yield
+        seen.append("after")
+        metrics["canary/gap"] = 0.01
+
+    made = setup("grpo")
+    made.trainer.canary = SimpleNamespace(watch_sync=watch_sync)
+    for hook in ("on_init_end", "on_step_end"):
+        monkeypatch.setattr(trainer_sync.PPOTrainerSync, hook, lambda self: seen.append("sync"))
+        getattr(made.trainer, hook)()
+    assert seen == ["before", "sync", "after"] * 2
+    assert made.trainer._consume_sync_metrics() == {"canary/gap": 0.01}
 
 
 def test_the_distributions_are_old_s_and_of_the_responses(setup) -> None:

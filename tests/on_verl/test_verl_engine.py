@@ -12,6 +12,7 @@ import pytest
 from agent_rl.backends.verl.worker.agent_loop import VerlEngine
 from agent_rl.core.trajectory import Completion, FinishReason
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.stateless import ROUTES_FROM
 from agent_rl.errors import PolicyError
 
 
@@ -49,7 +50,7 @@ def sample(server: Server, *turns: list[int], params: SamplingParams | None = No
 def test_a_server_is_sent_the_whole_sequence_and_gives_back_what_is_new() -> None:
     routes = np.arange(2 * 7, dtype=np.uint8).reshape(7, 2, 1)
     server = Server(
-        Output([5, 9], [-0.5, -0.25], routes[:3]), Output([6], [-1.0], routes, extra_fields={"min_global_steps": 5})
+        Output([5, 9], [-0.5, -0.25], routes[:3]), Output([6], [-1.0], routes[3:], extra_fields={"min_global_steps": 5})
     )
     first, second = sample(server, [1, 2], [3, 4, 8])
     assert [prompt for _, prompt, _ in server.asked] == [[1, 2], [1, 2, 5, 9, 3, 4, 8]]
@@ -63,6 +64,7 @@ def test_a_server_is_sent_the_whole_sequence_and_gives_back_what_is_new() -> Non
     one, two = (settings for _, _, settings in server.asked)
     assert one["stop_token_ids"] == [9] and one["max_tokens"] == 5 and one["top_k"] == -1 and one["logprobs"] is True
     assert one["repetition_penalty"] == 1.0 and one["seed"] != two["seed"]
+    assert ROUTES_FROM not in one and two[ROUTES_FROM] == 3  # those of the first reply are not sent again
 
 
 def test_an_aborted_reply_keeps_what_it_has_and_a_reply_without_logprobs_is_refused() -> None:

@@ -34,6 +34,11 @@ class InterruptionConfig(Section):
     unless: str = ""
     """A reply that holds this by then, e.g. "</think>", is not interrupted."""
 
+    @model_validator(mode="after")
+    def _meaningful(self) -> InterruptionConfig:
+        self.with_ids(lambda text: [0])  # `Interruption` checks the numbers
+        return self
+
     def with_ids(self, encode: Callable[[str], list[int]]) -> Interruption:
         """Return it in token ids."""
         ids, unless = tuple(encode(self.text)), tuple(encode(self.unless)) if self.unless else ()
@@ -51,13 +56,6 @@ class EmbeddedRolloutConfig(RolloutConfig):
     interrupt: InterruptionConfig | None = None
     """When long replies are made to answer, in training and evaluation; null lets `max_tokens` cut them. Training keeps
     the given tokens out of the loss."""
-
-    @model_validator(mode="after")
-    def _meaningful(self) -> EmbeddedRolloutConfig:
-        cut = self.interrupt
-        if cut and cut.spread >= cut.after_tokens:
-            raise ValueError(f"interrupt.spread={cut.spread} must be below interrupt.after_tokens={cut.after_tokens}")
-        return self
 
 
 class EmbeddedEvalConfig(EvalConfig):

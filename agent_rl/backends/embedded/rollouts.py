@@ -12,7 +12,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Experience, group_episodes
+from agent_rl.algorithms import Algorithm, Experience
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
@@ -25,12 +25,12 @@ from agent_rl.backends.group_sampling import (
     value_states,
     worth_training,
 )
-from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Reward
+from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Reward, group_episodes
 from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import RL_START, TaskStream, episode_seed
 from agent_rl.policy.token import TokenPolicy
-from agent_rl.rollout import Job, run_jobs
+from agent_rl.rollout import Job, run_groups, run_jobs
 from agent_rl.seeds import Stream, rng
 from agent_rl.store.codec import dump_line, load_line
 
@@ -113,10 +113,12 @@ class RolloutSampler:
     def _groups(self, step: int, first: int, n: int) -> list[EpisodeGroup]:
         """Sample some of a step's groups."""
         config = self.config
-        episodes = self._run(self._jobs(step, range(first, first + n)), self.params)
-        if config.shuffle_rewards:
-            episodes = shuffled(episodes, rng(Stream.SHUFFLED_REWARDS, config.seed, step, first))
-        return group_episodes(episodes)
+        jobs, slots = self._jobs(step, range(first, first + n)), self.actor.engine.slots
+        groups = asyncio.run(run_groups(jobs, self.policy(self.params), concurrency=slots))
+        if not config.shuffle_rewards:
+            return groups
+        order = rng(Stream.SHUFFLED_REWARDS, config.seed, step, first)
+        return group_episodes(shuffled(episodes_of(groups), order))
 
     def _greedy(self, groups: Groups) -> list[Episode]:
         """Run the first episode of each group again, greedily."""

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_rl.core.trajectory import Completion, ExpertArray, FinishReason
+from agent_rl.core.trajectory import Completion, FinishReason, expert_dtype
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.forward import Forward, StepOutput, make_forward
 from agent_rl.engines.embedded.kv_cache import Feed, KVCache
 from agent_rl.engines.embedded.token_sampler import sample
 from agent_rl.errors import ConfigError, PolicyError
-from agent_rl.moe.routes import expert_dtype
 from agent_rl.seeds import Stream, rng
 
 YIELDS = 4
@@ -50,7 +49,7 @@ class Sequence:
         self.stop_ids: frozenset[int] = frozenset()
         self.future: asyncio.Future[Completion] | None = None
         self._refed = 0
-        """How many of the fed positions were already reported, and are fed anew."""
+        """How many of the fed positions were reported before and are fed again."""
         self._over: str | None = None
         """Why nothing more can be sampled."""
         self._clear()
@@ -63,7 +62,7 @@ class Sequence:
         self._experts: list[Tensor] = []
 
     async def sample(self, ids: Seq[int], params: SamplingParams, stop_ids: frozenset[int]) -> Completion:
-        """Append `ids` and sample. An empty `ids` goes on where an aborted sample was left.
+        """Append `ids` and sample. An empty `ids` continues an aborted sample.
 
         Raises:
             PolicyError: if the sequence is busy, over or empty, an id is out of range, `ids` don't fit the context, or
@@ -114,7 +113,7 @@ class Sequence:
         self.finish(FinishReason.ABORT, failure)
 
     def rewind(self) -> None:
-        """Feed everything anew with the next step."""
+        """Feed everything again with the next step."""
         self._refed += len(self.fed)
         self.feed, self.fed = [*self.fed, *self.feed], []
 
@@ -139,14 +138,14 @@ class Sequence:
         """Resolve the pending call and leave the engine's queue."""
         future, self.future = self.future, None
         self._engine.withdraw(self)
-        experts = torch.cat(self._experts) if self._experts else None
+        dtype = expert_dtype(self._engine.experts)
         completion = Completion(
             token_ids=tuple(self._ids),
             logprobs=tuple(self._logprobs),
             raw_logprobs=tuple(self._raw),
             finish_reason=reason,
             policy_versions=tuple(self._versions),
-            routed_experts=None if experts is None else narrow(experts, self._engine.experts),
+            routed_experts=torch.cat(self._experts).cpu().numpy().astype(dtype) if self._experts else None,
         )
         self._clear()
         if future is None or future.done():
@@ -184,7 +183,7 @@ class Engine:
         self.experts: int = getattr(config, "num_experts", 0)
         self.context_limit = max_len
         self.version = 0
-        self.steps = self.tokens = self.prefilled = 0
+        self.steps = self.tokens = 0
         self.slots = slots
         self._free = list(range(slots))[::-1]
         self._active: list[Sequence] = []
@@ -203,7 +202,7 @@ class Engine:
 
         Args:
             version: what tokens sampled from now on are marked with.
-            recompute: feed the open sequences anew, so that no key or value of older weights is left.
+            recompute: feed the open sequences again, so that no key or value of older weights is left.
         """
         self.forward.refresh()
         self.version = version
@@ -212,7 +211,7 @@ class Engine:
                 sequence.rewind()
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence that wants to sample and make sure that somebody drives the engine."""
+        """Queue a sequence that wants to sample, and start the engine's task if it has ended."""
         if sequence.slot is None and self._free and not self._waiting:
             sequence.slot = self._free.pop()
         (self._waiting if sequence.slot is None else self._active).append(sequence)
@@ -265,15 +264,9 @@ class Engine:
         ids, logprobs, raw = sample(output.logits, [s.params for s in batch], [s.uniform for s in batch])
         self.steps += 1
         self.tokens += len(batch)
-        self.prefilled += sum(len(s.feed) for s in batch if len(s.feed) > 1)
         rows = zip(batch, ids.tolist(), logprobs.tolist(), raw.tolist(), _routes(output, batch), strict=True)
         for sequence, token, logprob, raw_logprob, experts in rows:
             sequence.accept(token, logprob, raw_logprob, self.version, experts)
-
-
-def narrow(experts: Tensor, count: int) -> ExpertArray:
-    """Return expert indices as the narrowest signed integers that hold them and -1."""
-    return experts.cpu().numpy().astype(expert_dtype(count))
 
 
 def _slot(sequence: Sequence) -> int:

@@ -231,7 +231,7 @@ def _swiglu(h: Tensor, gate_up: Linear, down: Linear) -> Tensor:
 
 
 def _linear(weight: Tensor) -> Linear:
-    """Return `x -> x @ weight.T`, with the weight packed for oneDNN where that exists.
+    """Return `x -> x @ weight.T`, with the weight packed for oneDNN if it is available.
 
     On AMD CPUs oneDNN's float32 products are up to twice as fast as MKL's, which torch takes otherwise. But it keeps a
     kernel of about 1 MiB for every number of rows that it has met, so it gets to see only those of `_ROWS`.

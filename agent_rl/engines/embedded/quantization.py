@@ -78,7 +78,7 @@ def round_weights(source: PreTrainedModel, target: PreTrainedModel, weights: Wei
 
 
 class QuantizedForward:
-    """A forward over a rounded copy of the model; the rounding is done anew at every `refresh`."""
+    """A forward over a rounded copy of the model; every `refresh` rounds again."""
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, weights: WeightFormat) -> None:
         self.model, self.weights = model, weights

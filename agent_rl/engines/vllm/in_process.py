@@ -10,10 +10,10 @@ from agent_rl.core.messages import JSON
 from agent_rl.engines.stateless import EngineOutput, Settings
 from agent_rl.errors import ConfigError, PolicyError, did_you_mean
 
-_SAID = {
+_SET_BY = {
     "model": "by policy.model",
     "max_model_len": "by policy.context",
-    "logprobs_mode": "always, as nothing else is what was sampled from",
+    "logprobs_mode": "always: other log-probabilities are not of the sampled distribution",
 }
 
 
@@ -26,13 +26,15 @@ class LocalEngine:
         arguments: any other of vLLM's engine arguments, such as `tensor_parallel_size`.
 
     Raises:
-        ConfigError: if an argument is one of those that stand for themselves.
+        ConfigError: if an argument has a setting of its own.
     """
 
     def __init__(self, model: str, context: int | None, arguments: Mapping[str, JSON]) -> None:
         taken = {"model": model, "max_model_len": context, "logprobs_mode": "processed_logprobs"}
         if twice := next((name for name in arguments if name in taken), None):
-            raise ConfigError(f"policy.engine.{twice} would be said twice: it is {taken[twice]} {_SAID[twice]}")
+            raise ConfigError(
+                f"policy.engine.{twice} duplicates another setting: it is {taken[twice]} {_SET_BY[twice]}"
+            )
         self._arguments: dict[str, Any] = {**taken, **arguments}
         self._requests = 0
         self.root, self.context_limit, self.processed = model, context, True

@@ -1,4 +1,4 @@
-"""A vLLM server over HTTP: token ids in and out, retries, and a look at what it can do."""
+"""A vLLM server over HTTP: token ids in and out, with retries."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class _NotThereError(PolicyError):
 class Server:
     """One vLLM server; every method runs in the event loop that `open` ran in.
 
-    `model` is what it calls its model, `root` the folder or name that it loaded it from, `processed` whether it reports
-    log-probabilities of what it samples from; they are known once it is open.
+    `model` is its name for the model, `root` the folder or name of the weights, `processed` whether log-probabilities
+    are those of the sampled distribution; they are known after `open`.
 
     Args:
         url: such as http://host:8000, with or without /v1.
@@ -58,7 +58,7 @@ class Server:
         self.processed = True
 
     async def open(self) -> None:
-        """Connect, and find out which model it has and which log-probabilities it gives.
+        """Connect; find out the model and the kind of log-probabilities.
 
         Raises:
             ConfigError: if it is no vLLM server.
@@ -83,7 +83,7 @@ class Server:
             raise
 
     async def _look(self) -> None:
-        """Find out which model it has."""
+        """Find out its model."""
         try:
             models = _Models.model_validate(await self._send("GET", "/v1/models")).data
         except ValidationError as error:
@@ -101,9 +101,9 @@ class Server:
         await self._client.aclose()
 
     async def _probe(self) -> None:
-        """Find out where to ask: sample one token from a distribution cut down to its likeliest.
+        """Find the endpoint: sample one token with top_k=1.
 
-        The log-probability of that one is 0.
+        Its log-probability is 0 if the server reports those of the sampled distribution.
         """
         settings: Settings = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
         for self._endpoint in ENDPOINTS:
@@ -156,11 +156,11 @@ class Server:
         try:
             return response.json()
         except ValueError as error:
-            raise PolicyError(f"{response.url} answered with what is no JSON: {response.text[:200]!r}") from error
+            raise PolicyError(f"{response.url} did not answer with JSON: {response.text[:200]!r}") from error
 
 
 def _message(response: httpx.Response) -> str:
-    """Return what the server says went wrong."""
+    """Return the server's error message."""
     try:
         body = response.json()
         return str(body.get("error", body)["message"])

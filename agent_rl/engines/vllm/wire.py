@@ -1,4 +1,4 @@
-"""The wire formats of a vLLM server: how its two endpoints are asked for tokens by token ids, and what they answer."""
+"""The wire formats of a vLLM server's two endpoints for token ids."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from agent_rl.errors import PolicyError
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One way to ask."""
+    """An endpoint's request and answer."""
 
     path: str
     request: Callable[[str, list[int], Settings], Settings]
     """What to send, given the model's name, the ids of the whole sequence and the sampling parameters."""
     answer: Callable[[Any], EngineOutput]
-    """What came back; raises ValidationError or IndexError if it can't be read, PolicyError if it has no token ids."""
+    """The answer; raises ValidationError or IndexError if it can't be read, PolicyError if it has no token ids."""
 
 
 class _TextLogprobs(BaseModel):
@@ -62,17 +62,17 @@ class _Generated(BaseModel):
 
 
 def _ask_completions(model: str, token_ids: list[int], settings: Settings) -> Settings:
-    sampling = _said(settings) | {"logprobs": 0}  # of the sampled token
+    sampling = _explicit(settings) | {"logprobs": 0}  # of the sampled token
     return {**sampling, "model": model, "prompt": token_ids, "return_token_ids": True}
 
 
 def _ask_generate(model: str, token_ids: list[int], settings: Settings) -> Settings:
-    sampling = _said(settings) | {"logprobs": 0, "detokenize": False}
+    sampling = _explicit(settings) | {"logprobs": 0, "detokenize": False}
     return {"model": model, "token_ids": token_ids, "sampling_params": sampling}
 
 
-def _said(settings: Settings) -> Settings:
-    # a server puts what generation_config.json has where nothing is said
+def _explicit(settings: Settings) -> Settings:
+    # a server fills gaps from generation_config.json
     return {"repetition_penalty": 1.0, **settings}
 
 

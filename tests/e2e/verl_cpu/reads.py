@@ -15,7 +15,6 @@ import hydra.utils
 from omegaconf import DictConfig, OmegaConf
 
 FOLDER = "AGENT_RL_READS"
-PACKAGES = ("verl", "agent_rl", "transfer_queue")
 _PATH, _SET, _EARLY = "_reads_path", "_reads_set", "_reads_early"
 _PASSED_THROUGH = ("/omegaconf/", "/verl/base_config.py", "/verl_cpu/reads.py", "<frozen _collections_abc>")
 _CHECKS = (
@@ -137,12 +136,16 @@ def _reader(loads: bool = False) -> str | None:
 
 
 def merged(folders: Iterable[Path]) -> dict[str, str]:
-    """Return every key that was read, with a function that reads it."""
+    """Return every key that was read, with a function that reads it: verl's, if one of verl's does."""
     found: dict[str, str] = {}
     for folder in folders:
         for file in sorted(folder.iterdir()):
             for line in file.read_text().splitlines():
                 key, _, reader = line.partition("\t")
-                reader = reader[max(reader.rfind(f"/{package}/") for package in PACKAGES) + 1 :]
-                found[key] = min(found.get(key, reader), reader)
+                if reader.endswith(":validate"):
+                    continue
+                installed = reader.rpartition("site-packages/")[2]
+                reader = f"agent_rl/{reader.partition('/agent_rl/')[2]}" if installed.startswith("/") else installed
+                known = found.setdefault(key, reader)
+                found[key] = min(known, reader, key=lambda r: (r.startswith("agent_rl/"), r))
     return dict(sorted(found.items()))

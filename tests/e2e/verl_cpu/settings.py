@@ -19,23 +19,20 @@ ENVIRONMENT = {
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SETTINGS = {
-    "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
     "actor_rollout_ref.model.use_remove_padding": False,
     "actor_rollout_ref.model.enable_gradient_checkpointing": False,
     f"{_ACTOR}.strategy": "fsdp2",
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": 16,
-    f"{_ACTOR}.use_torch_compile": False,
     f"{_ACTOR}.fsdp_config.use_torch_compile": False,
     f"{_ACTOR}.fsdp_config.model_dtype": "fp32",
-    f"{_ACTOR}.fsdp_config.dtype": "float32",
-    "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 16,
-    f"+{_ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": "verl_cpu.worker.CpuWorkerExtension",
+    f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype": "float32",
+    f"{_ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": "verl_cpu.worker.CpuWorkerExtension",
     f"{_ROLLOUT}.tensor_model_parallel_size": 1,
     f"{_ROLLOUT}.dtype": "float32",
     f"{_ROLLOUT}.enforce_eager": True,
     f"{_ROLLOUT}.free_cache_engine": False,
-    f"+{_ROLLOUT}.enable_sleep_mode": False,
+    f"{_ROLLOUT}.enable_sleep_mode": False,
     f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": 16,
     f"{_ROLLOUT}.max_num_seqs": 64,
     # vLLM's CPU sampler can't take a draw back, as it does for a prompt that was cut in two, if requests have seeds
@@ -49,17 +46,21 @@ SETTINGS = {
     "trainer.device": "cpu",
     "trainer.nnodes": 1,
     "trainer.n_gpus_per_node": 1,
-    "trainer.balance_batch": False,
     "ray_kwargs.ray_init.num_cpus": 16,
-    "+ray_kwargs.ray_init.num_gpus": 1,
-    "+ray_kwargs.ray_init.include_dashboard": False,
+    "ray_kwargs.ray_init.num_gpus": 1,
+    "ray_kwargs.ray_init.include_dashboard": False,
 }
 
 SEPARATE = {
     f"{_ROLLOUT}.checkpoint_engine.backend": "file",
     f"{_ROLLOUT}.checkpoint_engine.custom_backend_module": "verl_cpu.weights",
-    "+ray_kwargs.ray_init.num_gpus": 2,
+    "ray_kwargs.ray_init.num_gpus": 2,
 }
 """More of them where rollout has devices of its own."""
-FOLDER = f"+{_ROLLOUT}.checkpoint_engine.engine_kwargs.file.folder"
+FOLDER = f"{_ROLLOUT}.checkpoint_engine.engine_kwargs.file.folder"
 """Where they exchange the weights."""
+REFERENCE = {
+    "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 16,
+}
+"""More of them for an algorithm with a reference."""

@@ -19,7 +19,21 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):
         receiver.receive_weights(
             on_bucket_received=lambda weights, is_last: received.extend((n, w.clone()) for n, w in weights)
         )
-        self.model_runner.reload_weights(weights_iterator=iter(received))
+        self.model_runner.reload_weights(weights_iterator=iter(self.arrived(received)))
+
+    def arrived(self, weights):
+        """Return the weights to load."""
+        return weights
+
+
+class BrokenReload(CpuWorkerExtension):
+    """Loads the first weights, and later ones with the rows of every matrix moved by one."""
+
+    updates = 0
+
+    def arrived(self, weights):
+        self.updates += 1
+        return weights if self.updates == 1 else [(name, w.roll(1, 0) if w.ndim > 1 else w) for name, w in weights]
 
 
 def _repack_experts(setup):

@@ -8,9 +8,9 @@ from pathlib import Path
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from agent_rl.algorithms.algorithm import Algorithm
-from agent_rl.backends.verl.config import critic
-from agent_rl.backends.verl.config.config_keys import asynchronous, impossible
-from agent_rl.backends.verl.worker.routes import STRATEGY, routing_settings
+from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.verl.config.config_keys import asynchronous, critic_settings, impossible, replaced_by
+from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, routing_settings
 from agent_rl.gym.tasks import RL_START
 from agent_rl.runs.config import EvalConfig, RolloutConfig, RunConfig
 
@@ -42,6 +42,12 @@ class VerlConfig(RunConfig):
     """The policy's learning rate."""
     rollout: VerlRolloutConfig = VerlRolloutConfig()
     eval: VerlEvalConfig = VerlEvalConfig()
+    max_rollout_gap: float = Field(0.2, gt=0)
+    """Nats: how far log-probabilities of the inference servers may be from the trainer's with the same weights, on
+    average. It is checked after every weight sync on 64 fixed tokens, and if `async.mode=sync` at each step's first
+    update. Other precisions need room: bfloat16 rounds by about 0.02, and a mixture of experts takes other routes."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """So many of the latest checkpoints are kept, and the one that was best in evaluation."""
     verl: dict[str, JsonValue] = Field(default_factory=dict)
     """Anything else of verl's config: sections within sections, or full keys such as `trainer.nnodes`."""
 
@@ -74,10 +80,9 @@ class VerlConfig(RunConfig):
                 f"async.mode={self.asynchrony.mode}: algorithm={self.algorithm.name} values states with the weights "
                 "that sampled them, which are gone by the time that a batch is there: set async.mode=sync"
             )
-        replaced = REPLACED | (critic.NO_CRITIC if self.algorithm.critic.where == "none" else critic.REPLACED)
+        reference = Algorithm(self.algorithm).needs_reference
         for key in self.verl:
-            whole = f"{key}="
-            if why := next((why for prefix, why in replaced.items() if whole.startswith(prefix)), None):
+            if why := replaced_by(key, self.algorithm, reference=reference):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
         return self
 
@@ -90,52 +95,8 @@ def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tup
             yield f"{prefix}{key}", value
 
 
-_OURS = "agent_rl's algorithm takes its place, see `agent-rl train --explain`"
-REPLACED = {
-    "algorithm.": _OURS,
-    "actor_rollout_ref.actor.policy_loss": _OURS,
-    "actor_rollout_ref.actor.clip_ratio": _OURS,
-    "actor_rollout_ref.actor.tau_": _OURS,
-    "actor_rollout_ref.actor.loss_": _OURS,
-    "actor_rollout_ref.actor.entropy_coeff": "set algorithm.entropy",
-    "actor_rollout_ref.actor.calculate_": "what the engine computes is what the algorithm reads",
-    "actor_rollout_ref.actor.grad_clip": "verl reads actor_rollout_ref.actor.optim.clip_grad",
-    "actor_rollout_ref.actor.use_kl_loss": "set algorithm.kl",
-    "actor_rollout_ref.actor.kl_loss": "set algorithm.kl",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "an update takes the whole batch; set rollout.groups",
-    "actor_rollout_ref.actor.ppo_epochs": "set updates_per_batch",
-    "actor_rollout_ref.actor.shuffle": "an update takes the whole batch",
-    "actor_rollout_ref.actor.data_loader_seed": "an update takes the whole batch",
-    "actor_rollout_ref.actor.use_prefix_grouper": "verl's v1 trainers don't read it",
-    "actor_rollout_ref.actor.megatron.router_replay": "set algorithm.routing.replay",
-    "actor_rollout_ref.actor.veomni.router_replay": "set algorithm.routing.replay",
-    "actor_rollout_ref.rollout.n=": "set rollout.samples",
-    "actor_rollout_ref.rollout.temperature": "set rollout.temperature",
-    "actor_rollout_ref.rollout.do_sample": "set rollout.temperature",
-    "actor_rollout_ref.rollout.val_kwargs.temperature": "set eval.temperature",
-    "actor_rollout_ref.rollout.val_kwargs.do_sample": "set eval.temperature",
-    "actor_rollout_ref.rollout.max_model_len": "set rollout.context",
-    "actor_rollout_ref.rollout.multi_turn": "the environment takes the turns",
-    "trainer.default_local_dir": "checkpoints are in the run's folder: set runs_dir",
-    "trainer.resume": "a new run starts from start_from; agent-rl train backend=verl resume=FOLDER continues one",
-    "trainer.critic_warmup": "set algorithm.critic.warmup_steps",
-    "trainer.use_v1": "agent_rl's trainers are v1's",
-    "trainer.v1.trainer_mode": "set async.mode",
-    "trainer.v1.sampler.max_off_policy": "set async.max_staleness, async.on_stale",
-    "trainer.v1.separate_async.parameter_sync_step": "the servers get new weights after every update",
-    "trainer.v1.separate_async.num_warmup_batches": "one batch is sampled ahead: set async.max_staleness",
-    "trainer.v1.colocate_async.num_warmup_batches": "one batch is sampled ahead: that is one_step_off",
-    "actor_rollout_ref.hybrid_engine": "set async.mode",
-    "data.": "tasks come from the environment: set env, split, eval",
-    "reward.custom_reward_function": "the environment rewards",
-    "reward.reward_": "the environment rewards",
-    "distillation.": "agent_rl's loss distils nothing",
-}
-"""Keys of verl's config that nothing reads here, by their beginning (with `=`, whole), and what to set instead."""
-
-
 def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
-    """Return what the settings are in verl's config; a key with `+` is one that verl does not know."""
+    """Return what the settings are in verl's config."""
     algorithm, rollout, actor = config.algorithm, "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     return {
         **asynchronous(config.asynchrony),
@@ -151,7 +112,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "data.max_prompt_length": config.rollout.context,
         "data.max_response_length": config.rollout.context,
         "data.dataloader_num_workers": 0,
-        "+data.agent_rl": {
+        "data.agent_rl": {
             "env": config.env,
             "imports": list(config.imports),
             "seed": config.seed,
@@ -159,6 +120,8 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
             "algorithm": algorithm.model_dump_json(),
             "episodes": str(folder / "episodes.jsonl"),
             "max_staleness": 0 if config.asynchrony.mode == "sync" else config.asynchrony.max_staleness,
+            "max_rollout_gap": config.max_rollout_gap,
+            "keep_checkpoints": config.keep_checkpoints,
             "asked": asked(config),
         },
         "algorithm.adv_estimator": "grpo",  # any: it is never called
@@ -168,7 +131,8 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         f"{actor}.ppo_epochs": config.updates_per_batch,
         f"{actor}.optim.lr": config.lr,
         f"{actor}.use_kl_loss": Algorithm(algorithm).needs_reference,  # so that verl keeps one and scores under it
-        **critic.critic_settings(algorithm.critic, config.start_from, config.rollout.context),
+        **reference_settings(algorithm, config.verl.get(STRATEGY)),
+        **critic_settings(algorithm.critic, config.start_from, config.rollout.context),
         f"{rollout}.name": "vllm",
         f"{rollout}.n": config.rollout.samples,
         f"{rollout}.temperature": config.rollout.temperature,
@@ -190,6 +154,14 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         "trainer.logger": ["console"],  # and our own metrics.jsonl
     }
+
+
+def reference_settings(algorithm: AlgorithmConfig, strategy: object) -> dict[str, JsonValue]:
+    """Return what the reference is in verl's config: it computes in the policy's precision."""
+    if not Algorithm(algorithm).needs_reference or strategy in VERL_REPLAY_STRATEGIES:
+        return {}
+    name = "fsdp_config.mixed_precision"
+    return {f"actor_rollout_ref.ref.{name}": f"${{oc.select:actor_rollout_ref.actor.{name}}}"}
 
 
 def asked(config: VerlConfig) -> dict[str, JsonValue]:

@@ -11,12 +11,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Batch, Experience, group_episodes
+from agent_rl.algorithms import Algorithm, Batch, Experience
 from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.verl.worker.loss import SENT, WHOLE
 from agent_rl.backends.verl.worker.rows import check_row, episode_of
-from agent_rl.core.episode import Episode
+from agent_rl.core.episode import Episode, group_episodes
 
 SAMPLES = "train/samples"
 """The metric that counts the rows with a gradient."""

@@ -6,6 +6,7 @@ drop are replaced (dynamic sampling), greedy episodes are set apart, and states 
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 
-from agent_rl.algorithms import Algorithm, group_episodes
+from agent_rl.algorithms import Algorithm
 from agent_rl.backends.group_sampling import (
     Groups,
     episodes_of,
@@ -29,9 +30,9 @@ from agent_rl.backends.group_sampling import (
 )
 from agent_rl.backends.verl.driver.exchange import TrainingRows
 from agent_rl.backends.verl.worker.rows import dump_branch, episode_of
-from agent_rl.core.episode import Episode, EpisodeGroup
+from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
 from agent_rl.gym.registry import spec
-from agent_rl.rollout import Job, summarise
+from agent_rl.rollout import Job, score_groups, summarise
 from agent_rl.runs.metrics import MetricsFile
 from agent_rl.seeds import Stream, rng
 from agent_rl.store.episodes import EpisodeWriter, episode_ids
@@ -77,6 +78,8 @@ class EpisodeReplayBuffer:
         self._stored = episode_ids(store.path)
         self._greedy: list[Episode] = []
         self._values: dict[str, Tensor] = {}
+        self._rewarded: dict[str, tuple[Reward, ...]] = {}
+        """The rewards of episodes whose groups were scored for the filters, by id: no judge is asked twice."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._buffer, name)
@@ -93,8 +96,18 @@ class EpisodeReplayBuffer:
         return batch, metrics
 
     def add_to(self, received: TrainingRows) -> TrainingRows:
-        """Return a batch that came back from the queue, with its greedy episodes and the values of its states."""
-        return replace(received, greedy=self._greedy, values=self._values)
+        """Return a batch that came back from the queue, with its group rewards, greedy episodes and state values."""
+        if not self._rewarded:
+            self._score(group_episodes(received.episodes))
+        episodes = [replace(e, rewards=self._rewarded[e.id]) for e in received.episodes]
+        self._rewarded = {}
+        return replace(received, episodes=episodes, greedy=self._greedy, values=self._values)
+
+    def _score(self, groups: Groups) -> list[EpisodeGroup]:
+        """Call the environment's `@group_reward` methods."""
+        scored = asyncio.run(score_groups(groups, spec(self._env)))
+        self._rewarded |= {e.id: e.rewards for e in episodes_of(scored)}
+        return scored
 
     def _store_evaluation(self, batch: KVBatchMeta) -> None:
         """Store an evaluation: its episodes and its result. A resumed run repeats one, and stores it once."""
@@ -112,6 +125,7 @@ class EpisodeReplayBuffer:
     def _sample_groups(self, step: int, target: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Sample groups until the batch is full, and all that the algorithm needs with them."""
         metrics, rows = dict[str, Any](), _RowIndex()
+        self._rewarded = {}
         rounds: list[Groups] = []
 
         def run(first: int, n: int) -> Groups:
@@ -151,7 +165,7 @@ class EpisodeReplayBuffer:
             prompt, session, _ = key.rsplit("_", 2)
             if int(session) < self._samples and prompt in group_of:
                 rows.keys.setdefault(group_of[prompt], []).append(key)
-        return group_episodes(sorted(sampled, key=lambda e: (e.group_id, e.id)), greedy)
+        return self._score(group_episodes(sorted(sampled, key=lambda e: (e.group_id, e.id)), greedy))
 
     def _value(self, step: int, groups: Groups) -> dict[str, float]:
         """Estimate the values of the batch's states by continuations; return their metrics."""

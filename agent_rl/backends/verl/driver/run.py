@@ -5,60 +5,29 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from agent_rl.backends.group_sampling import check_environment
-from agent_rl.backends.verl.config.config_check import belongs, check, mistyped
-from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
+from agent_rl.backends.verl.config.config_check import compose_verl
+from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop
 from agent_rl.backends.verl.driver.preflight import preflight
 from agent_rl.backends.verl.driver.resume import last_checkpoint, rewind_to_checkpoint
-from agent_rl.backends.verl.driver.watchdog import FAULT, Watchdog, end_with, explain, stop_episodes, watched
-from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, captured_routes
-from agent_rl.errors import ConfigError, InfrastructureError, did_you_mean
+from agent_rl.backends.verl.driver.watchdog import (
+    FAULT,
+    Watchdog,
+    read_fault,
+    stop_episodes,
+    stop_with,
+    watched_processes,
+)
+from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError
 from agent_rl.runs.folder import CONFIG, new_folder, read_config
 from agent_rl.runs.report import write_reports
 
 _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
-
-
-def compose_verl(config: VerlConfig, folder: Path) -> DictConfig:
-    """Return verl's full config for a run, resolved and checked against verl's own schema.
-
-    Raises:
-        ConfigError: if verl has no such key, or finds the config wrong, or can't do what is asked about routes.
-    """
-    from hydra import compose, initialize_config_module
-
-    strategy = config.verl.get(STRATEGY)
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        composed = compose("ppo_trainer", [f"model_engine={strategy}"] if strategy in VERL_REPLAY_STRATEGIES else [])
-    known = _keys(composed)
-    for key, value in {**verl_settings(config, folder), **config.verl}.items():
-        name = key.removeprefix("+")
-        if not key.startswith("+") and name not in known and not belongs(composed, name):
-            raise ConfigError(f"verl has no setting '{name}'.{did_you_mean(name, known)}")
-        if problem := mistyped(composed, name, value):
-            raise ConfigError(problem)
-        OmegaConf.update(composed, name, value, force_add=True)
-    check(composed)
-    routes = captured_routes(config.algorithm.routing, composed)
-    OmegaConf.update(composed, "data.agent_rl.routes", None if routes is None else asdict(routes), force_add=True)
-    full: DictConfig = composed
-    return full
-
-
-def _keys(config: DictConfig, prefix: str = "") -> set[str]:
-    """Every key of a config and of the sections in it."""
-    found = {f"{prefix}{key!s}" for key in config}
-    for key in config:
-        node = config._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            found |= _keys(node, f"{prefix}{key!s}.")
-    return found
 
 
 def check_run(config: VerlConfig) -> DictConfig:
@@ -129,7 +98,7 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
 
     Raises:
         ConfigError: if verl's config can't do what is asked.
-        InfrastructureError: if a process that the run depends on was lost.
+        InfrastructureError: if a process that the run depends on died or is stuck, or serves other weights.
     """
     import ray
     from ray.exceptions import RayError
@@ -145,10 +114,13 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
     try:
         started = time.monotonic()
         run_ppo(composed, task_runner_class=ray.remote(Runner))
-    except RayError as error:
-        if (fault := explain(folder)) is None:
-            raise
-        raise InfrastructureError(f"{fault}. Go on with: agent-rl train backend=verl resume={folder}") from error
+    except RayError as error:  # its traceback is the driver's: what says more comes first
+        if (fault := read_fault(folder)) is not None:
+            how = f"Continue from the last checkpoint with: agent-rl train backend=verl resume={folder}"
+            raise InfrastructureError(f"{fault}. {how}") from None
+        if isinstance(cause := getattr(error, "cause", None), AgentRLError):
+            raise cause from None
+        raise
     rollout = config.rollout
     facts = {
         "model": config.start_from,
@@ -196,7 +168,8 @@ class Runner:
                 reward_loop_worker_handles=trainer.get_reward_handles(),
             )
             folder = Path(config.data.agent_rl.episodes).parent
-            with Watchdog(watched(trainer, manager), end_with(folder)):
+            watched = watched_processes(trainer, manager, config.data.agent_rl.env)
+            with Watchdog(watched, stop_with(folder)):
                 try:
                     trainer.fit(manager)
                 finally:

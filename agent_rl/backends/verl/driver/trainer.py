@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.verl.driver.canary import ROLLOUT_GAP, Canary, canary_ids, check_rollout_gap
 from agent_rl.backends.verl.driver.exchange import (
     COMPUTED,
     SAMPLES,
@@ -38,9 +39,17 @@ from agent_rl.backends.verl.driver.metrics_check import require_metrics
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
 from agent_rl.backends.verl.driver.resume import MetricsLogger, record_position
 from agent_rl.backends.verl.driver.staleness import check_staleness
+from agent_rl.backends.verl.driver.watchdog import server_managers
 from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
-from agent_rl.backends.verl.worker.routes import OLD, REPLAYED, ROLLOUT, replay_routes, route_fields
+from agent_rl.backends.verl.worker.routes import (
+    OLD,
+    REPLAYED,
+    ROLLOUT,
+    VERL_REPLAY_STRATEGIES,
+    replay_routes,
+    route_fields,
+)
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.metrics import MetricsFile
 from agent_rl.store.episodes import EpisodeWriter
@@ -58,6 +67,9 @@ class AlgorithmTrainer(PPOTrainer):
     routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
     weighed: VerlWeightedRows
     """The batch of this step, for objectives that prepare it before each update."""
+    canary: Canary | None = None
+    on_policy: bool = False
+    """Whether the first update of a step begins with the weights that sampled its batch."""
     checked: bool = False
     """Whether a step has reported all that the algorithm asks for."""
 
@@ -83,6 +95,15 @@ class AlgorithmTrainer(PPOTrainer):
             samples=samples,
             seed=settings.seed,
         )
+        self.canary = self._make_canary(settings.max_rollout_gap)
+
+    def _make_canary(self, limit: float) -> Canary | None:
+        """Return the canary; none for an engine of verl's own that scores nothing without a rollout's routes."""
+        model = self.config.actor_rollout_ref
+        if model.actor.strategy in VERL_REPLAY_STRATEGIES and self.algorithm.config.routing.replay != "none":
+            return None
+        servers = [handle for manager in server_managers(self) for handle in manager.server_handles]
+        return Canary(canary_ids(self.tokenizer, model.rollout.max_model_len), self.actor_rollout_wg, servers, limit)
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -117,6 +138,23 @@ class AlgorithmTrainer(PPOTrainer):
         self._logger = loggers
 
     # A step, in verl's order
+
+    def on_init_end(self) -> None:
+        """Send the first weights, and check that the servers have them."""
+        with self._watched_sync():
+            super().on_init_end()
+
+    def on_step_end(self) -> None:
+        """Send the updated weights, and check that the servers have them."""
+        with self._watched_sync():
+            super().on_step_end()
+
+    def _watched_sync(self) -> AbstractContextManager[None]:
+        self._synced = dict[str, float]()
+        return nullcontext() if self.canary is None else self.canary.watch_sync(self._synced)
+
+    def _consume_sync_metrics(self) -> dict[str, float]:
+        return dict(super()._consume_sync_metrics()) | self._synced
 
     def step(self, metrics: dict[str, float], timing_raw: dict[str, float]) -> KVBatchMeta:
         """Take a step; the first one that learns must report all that the algorithm has.
@@ -187,7 +225,10 @@ class AlgorithmTrainer(PPOTrainer):
     def _update(self, batch: KVBatchMeta, updates: int, metrics: dict[str, float]) -> KVBatchMeta:
         self._whole(batch, updates)
         with self._replaying(batch):
-            metrics |= _reported(self.actor_rollout_wg.update_actor(batch), "actor")
+            output = self.actor_rollout_wg.update_actor(batch)
+        if self.on_policy and ROLLOUT_GAP not in metrics:  # the step's first
+            check_rollout_gap(output["metrics"], self.config.data.agent_rl.max_rollout_gap, self.global_steps)
+        metrics |= _reported(output, "actor")
         return batch
 
     def _theta(self, batch: KVBatchMeta, number: int) -> Tensor:
@@ -253,6 +294,8 @@ def _reported(output: TensorDict, worker: str) -> dict[str, float]:
 
 class SyncTrainer(AlgorithmTrainer, PPOTrainerSync):
     """Rollout and training take turns on the same devices."""
+
+    on_policy = True
 
 
 class ColocateAsyncTrainer(AlgorithmTrainer, PPOTrainerColocateAsync):

@@ -67,6 +67,10 @@ def _generate(client: Client) -> Generate:
     return generate
 
 
+_engine_of = functools.cache(VerlEngine)
+"""A client's engine, made once a process: it remembers what the servers can do."""
+
+
 class EnvAgentLoop(AgentLoopBase):
     """Runs one episode per call; verl makes an instance for each.
 
@@ -101,7 +105,7 @@ class EnvAgentLoop(AgentLoopBase):
             top_k=max(0, int(sampling_params["top_k"])),
             max_tokens=self._max_tokens,
         )
-        sampler = ResumingEngine(VerlEngine(self.server_manager, int(self.rollout_config.max_model_len)))
+        sampler = ResumingEngine(_engine_of(self.server_manager, int(self.rollout_config.max_model_len)))
         episode = await run_episode(self._job(row, params), TokenPolicy(sampler, _renderer_of(self.tokenizer), params))
         outputs, routes = outputs_of(episode), self.data_config.agent_rl.routes
         strategy = self.config.actor_rollout_ref.actor.strategy

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import JsonValue
 
-from agent_rl.core.trajectory import ExpertArray
+from agent_rl.core.trajectory import ExpertArray, expert_dtype
 from agent_rl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ class RouteShape:
 
     def row(self, routes: ExpertArray | None, length: int) -> ExpertArray:
         """Return a trajectory's routes `[length, layers, top_k]` as integers that suit all of the model's."""
-        from agent_rl.moe.routes import expert_dtype
-
         dtype = expert_dtype(self.experts)
         nowhere = np.full((length, self.layers, self.top_k), -1, dtype)
         return nowhere if routes is None else routes.astype(dtype, copy=False)

@@ -1,4 +1,4 @@
-"""agent_rl.engines.stateless: one sequence on an engine that is sent the whole of it with every request."""
+"""agent_rl.engines.stateless: every request carries the whole sequence."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from agent_rl.core.trajectory import Completion, FinishReason
+from agent_rl.core.trajectory import Completion, ExpertArray, FinishReason
 from agent_rl.engines.base import SamplingParams
-from agent_rl.engines.stateless import EngineOutput, Settings, StatelessEngine, StatelessSession
+from agent_rl.engines.stateless import ROUTES_FROM, EngineOutput, Settings, StatelessEngine, StatelessSession
 from agent_rl.errors import ConfigError, PolicyError
 
 STOP = frozenset({9})
@@ -59,14 +59,14 @@ def run(
         (SamplingParams(min_p=0.1), (-0.5,), ()),
     ],
 )
-def test_which_log_probabilities_are_known(
+def test_stateless_session_gives_the_logprobs_that_are_known(
     params: SamplingParams, logprobs: tuple[float, ...], raw: tuple[float, ...]
 ) -> None:
     found = run(Engine(EngineOutput([9], [-0.5])), lambda session: session.sample([1], params, STOP))
     assert (found.logprobs, found.raw_logprobs, found.finish_reason) == (logprobs, raw, FinishReason.STOP)
 
 
-def test_a_reply_ends_where_the_context_does() -> None:
+def test_stateless_session_ends_a_reply_at_the_context_limit() -> None:
     engine = Engine(EngineOutput([5, 6, 7], [-1.0] * 3))
     found = run(engine, lambda session: session.sample([1] * 5, SamplingParams(max_tokens=20), STOP), limit=8)
     assert engine.asked[0][2]["max_tokens"] == 3 and found.finish_reason is FinishReason.LENGTH
@@ -80,7 +80,7 @@ def test_a_reply_ends_where_the_context_does() -> None:
     assert len(engine.asked) == 1
 
 
-def test_each_request_of_a_sequence_has_a_seed_of_its_own_and_the_same_ones_again() -> None:
+def test_stateless_session_seeds_each_request_reproducibly() -> None:
     def seeds() -> list[object]:
         engine = Engine(EngineOutput([5], [-1.0]), EngineOutput([6], [-1.0]))
 
@@ -95,7 +95,7 @@ def test_each_request_of_a_sequence_has_a_seed_of_its_own_and_the_same_ones_agai
     assert seeds() == seeds() == [7, 8]
 
 
-def test_close_ends_a_sample_under_way_with_abort() -> None:
+def test_stateless_session_close_aborts_a_running_sample() -> None:
     engine = Engine(None)
 
     async def work(session: StatelessSession) -> Completion:
@@ -114,7 +114,7 @@ def test_close_ends_a_sample_under_way_with_abort() -> None:
     assert (found.finish_reason, found.token_ids, engine.cancelled) == (FinishReason.ABORT, (), 1)
 
 
-def test_a_cancelled_call_reaches_the_engine_and_ends_the_sequence() -> None:
+def test_stateless_session_cancelled_reaches_the_engine_and_ends() -> None:
     engine = Engine(None)
 
     async def work(session: StatelessSession) -> Completion:
@@ -131,7 +131,7 @@ def test_a_cancelled_call_reaches_the_engine_and_ends_the_sequence() -> None:
 
 
 @pytest.mark.parametrize("failure", [PolicyError("no answer"), EngineOutput([5, 6], [-1.0]), EngineOutput([], [])])
-def test_a_failed_call_ends_the_sequence(failure: Exception | EngineOutput) -> None:
+def test_stateless_session_ends_after_a_failed_call(failure: Exception | EngineOutput) -> None:
     engine = Engine(failure, EngineOutput([5], [-1.0]))
 
     async def work(session: StatelessSession) -> Completion:
@@ -145,16 +145,56 @@ def test_a_failed_call_ends_the_sequence(failure: Exception | EngineOutput) -> N
     assert len(engine.asked) == 1
 
 
-def test_routes_are_handed_on_once_in_the_narrowest_type() -> None:
-    routes = np.arange(300, 300 + 6 * 2, dtype=np.int64).reshape(6, 2, 1)
-    found = run(
-        Engine(EngineOutput([5], [-1.0], routed_experts=routes)), lambda s: s.sample([1] * 6, SamplingParams(), STOP)
-    )
-    assert found.routed_experts is not None and found.routed_experts.dtype == np.int16
-    assert np.array_equal(found.routed_experts, routes)
+class RoutingEngine:
+    """Answers [5, 9] with routes; `can` says whether it sends those of new positions only, ignores that, or fails."""
+
+    def __init__(self, can: str = "sends", dtype: type[np.integer] = np.int64, first: int = 0) -> None:
+        self.can, self.dtype, self.first = can, dtype, first
+        self.bytes = self.requests = 0
+
+    async def generate(self, sequence: str, token_ids: list[int], settings: Settings) -> EngineOutput:
+        self.requests += 1
+        if self.can == "fails" and ROUTES_FROM in settings:
+            raise TypeError(f"Unexpected keyword argument '{ROUTES_FROM}'")
+        start, stop = settings.get(ROUTES_FROM, 0) if self.can == "sends" else 0, len(token_ids) + 1
+        assert isinstance(start, int)
+        routes = self.first + np.arange(start * 4, stop * 4, dtype=self.dtype).reshape(stop - start, 2, 2)
+        self.bytes += routes.nbytes
+        return EngineOutput([5, 9], [-1.0, -1.0], routed_experts=routes)
+
+    def play(self, turns: int) -> ExpertArray:
+        """Return the routes of one sequence of so many turns."""
+
+        async def run() -> list[ExpertArray]:
+            session = StatelessEngine(self.generate, None).open(7)
+            replies = [await session.sample([1, 2, 3], SamplingParams(), STOP) for _ in range(turns)]
+            return [reply.routed_experts for reply in replies if reply.routed_experts is not None]
+
+        return np.concatenate(asyncio.run(run()))
 
 
-def test_an_engine_that_reports_the_model_s_own_softmax_must_sample_from_it() -> None:
+def test_stateless_session_asks_for_the_routes_of_new_positions_only() -> None:
+    engine = RoutingEngine()
+    routes = engine.play(turns=20)
+    assert np.array_equal(routes.ravel(), np.arange(99 * 4))  # every position's once, but for the last token
+    assert engine.bytes <= 1.05 * 99 * 4 * np.dtype(np.int64).itemsize
+
+
+@pytest.mark.parametrize(("can", "requests"), [("ignores", 20), ("fails", 21)])
+def test_stateless_session_cuts_routes_of_an_engine_that_sends_all(can: str, requests: int) -> None:
+    engine = RoutingEngine(can)
+    with pytest.warns(RuntimeWarning, match="traffic grows with the square of the turns; use vLLM 0.30 or newer"):
+        routes = engine.play(turns=20)
+    assert np.array_equal(routes.ravel(), np.arange(99 * 4)) and engine.requests == requests
+
+
+def test_stateless_session_narrows_routes() -> None:
+    assert RoutingEngine().play(turns=1).dtype == np.int8
+    assert RoutingEngine(first=300).play(turns=1).dtype == np.int16
+    assert RoutingEngine(first=40_000).play(turns=1).dtype == np.int32
+
+
+def test_stateless_engine_refuses_logprobs_of_another_distribution() -> None:
     raw = StatelessEngine(Engine().generate, 64, processed=False)
     for fine in (SamplingParams(max_tokens=5), SamplingParams(temperature=0)):
         raw.require(fine)

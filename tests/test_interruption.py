@@ -1,4 +1,4 @@
-"""agent_rl.policy.interruption: replies that go on for too long are made to answer, by tokens without loss."""
+"""agent_rl.policy.interruption: overlong replies are made to answer, by tokens without loss."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def spans(episode: Episode) -> list[tuple[Source, int, int]]:
     return [(s.source, s.turn, s.stop - s.start) for t in episode.trajectories for s in t.spans[1:]]
 
 
-def test_a_long_reply_goes_on_from_the_given_tokens_within_its_turn():
+def test_interruption_continues_a_long_reply_within_its_turn():
     call = tuple(small_renderer().reply(CALL))
     episode, engine = played(THOUGHT, call, SIX, max_tokens=4 + len(call))
     (trajectory,), (session,) = episode.trajectories, engine.sessions
@@ -79,19 +79,19 @@ def test_a_long_reply_goes_on_from_the_given_tokens_within_its_turn():
     assert sample.loss_mask.tolist() == mask.tolist() and sample.rewards[mask][-1] == 1.0
 
 
-def test_a_reply_that_ends_in_time_is_left_alone():
+def test_interruption_leaves_short_replies_alone():
     episode, engine = played(SIX)
     assert [s for s, _, _ in spans(episode)] == [Source.POLICY]
     assert [p.max_tokens for p in engine.sessions[0].params] == [4]
 
 
-def test_an_answer_may_take_what_is_left_of_the_reply():
+def test_interruption_leaves_the_rest_of_the_limit_to_the_answer():
     episode, _ = played(THOUGHT, THOUGHT)
     assert spans(episode) == [(Source.POLICY, 0, 4), (Source.TEMPLATE, 0, len(LATE)), (Source.POLICY, 0, 6)]
     assert episode.stop_reason is StopReason.LENGTH
 
 
-def test_a_reply_that_has_ended_its_thought_is_not_interrupted():
+def test_interruption_spares_replies_that_ended_their_thought():
     ended = Interruption(4, LATE, unless=THOUGHT[1:3])
     episode, engine = played(THOUGHT, SIX, interrupt=ended)
     assert spans(episode) == [(Source.POLICY, 0, 4), (Source.POLICY, 0, len(SIX))]
@@ -101,7 +101,7 @@ def test_a_reply_that_has_ended_its_thought_is_not_interrupted():
 
 
 @pytest.mark.parametrize("spare", [0, 1, 2])
-def test_what_is_given_counts_in_the_context(spare):
+def test_interruption_tokens_count_in_the_context(spare):
     start = played(SIX)[0].trajectories[0].spans[0].stop
     budget = Budget(tokens=start + 4 + len(LATE) + spare)
     episode, engine = played(THOUGHT, THOUGHT, budget=budget)
@@ -113,7 +113,7 @@ def test_what_is_given_counts_in_the_context(spare):
     assert len(episode.trajectories[0]) == budget.tokens == len(engine.sessions[0].token_ids)
 
 
-def test_an_episode_s_tokens_are_counted_together():
+def test_interruption_per_episode_counts_its_tokens_together():
     call = tuple(small_renderer().reply(CALL))
     limit = Interruption(len(call) + 2, LATE, per="episode")
     episode, engine = played(call, THOUGHT, call, SIX, interrupt=limit, max_tokens=64)
@@ -128,13 +128,19 @@ def test_an_episode_s_tokens_are_counted_together():
     ]
     assert episode.trajectories[0].token_ids.tolist() == engine.sessions[0].token_ids
     assert episode.messages[-1].content == " so 6"
-    assert trajectory_metrics([episode, example_episode()]) == {"rollout/forks": 0.0, "rollout/interrupted": 2 / 5}
+    assert trajectory_metrics([episode, example_episode()]) == {
+        "rollout/forks": 0.0,
+        "rollout/interrupted": 2 / 5,
+        "rollout/broken_rewards": 0.0,
+    }
     twice = example_episode(trajectories=example_episode().trajectories * 3)
     assert trajectory_metrics([twice, episode])["rollout/forks"] == 1.0
-    assert trajectory_metrics([]) == {"rollout/forks": 0.0, "rollout/interrupted": 0.0}
+    assert trajectory_metrics([]) == dict.fromkeys(
+        ("rollout/forks", "rollout/interrupted", "rollout/broken_rewards"), 0.0
+    )
 
 
-def test_the_point_is_drawn_from_a_range_by_the_episode_s_seed():
+def test_interruption_point_is_drawn_by_the_episode_s_seed():
     spread = Interruption(20, LATE, spread=5)
     points = [spread.point(seed, turn, 0) for seed in range(40) for turn in range(3)]
     assert set(points) == {15, 16, 17, 18, 19, 20}
@@ -145,7 +151,7 @@ def test_the_point_is_drawn_from_a_range_by_the_episode_s_seed():
     assert whole.point(0, 0, 100) == 0
 
 
-def test_an_interruption_without_a_meaning_is_refused():
+def test_interruption_refuses_settings_without_a_meaning():
     with pytest.raises(ConfigError, match=r"set interrupt\.text"):
         Interruption(4, ())
     for bad in ({"after_tokens": 0}, {"after_tokens": 4, "spread": 4}):
@@ -156,7 +162,7 @@ def test_an_interruption_without_a_meaning_is_refused():
     with pytest.raises(ConfigError, match="a token that ends a reply"):
         played(THOUGHT, interrupt=Interruption(4, SIX))
     late = ("after_tokens: 56", "leaves nothing of max_tokens=56")
-    wide = ("after_tokens: 9, spread: 9", "spread=9 must")
+    wide = ("after_tokens: 9, spread: 9", "spread=9 must be at least 0 and below")
     for key, message in (late, wide):
         with pytest.raises(ConfigError, match=message):
             load_config("backend/embedded", TrainConfig, ["rollout.interrupt={text: hm, " + key + "}"])
@@ -168,7 +174,7 @@ def test_an_interruption_without_a_meaning_is_refused():
 
 
 @pytest.mark.parametrize("per", ["reply", "episode"])
-def test_training_agrees_with_the_engine_around_given_tokens(per):
+def test_interruption_scores_as_the_engine_sampled(per):
     model = shaken(tiny("qwen3_moe"))
     with torch.no_grad():  # as many outputs as the renderer has tokens
         model.resize_token_embeddings(512)
@@ -189,7 +195,7 @@ def test_training_agrees_with_the_engine_around_given_tokens(per):
     np.testing.assert_array_equal(routes[:-1], router_choices(model, trajectory.token_ids[:-1].tolist()))
 
 
-def test_a_run_trains_on_interrupted_replies(folder: Path, tmp_path: Path):
+def test_interruption_works_in_training(folder: Path, tmp_path: Path):
     rollout = {"groups": 3, "samples": 4, "slots": 8, "max_tokens": 24}
     rollout |= {"interrupt": {"after_tokens": 6, "spread": 2, "text": "<tool_call>7", "unless": "<tool_call>"}}
     algorithm = {"proximal": "recompute", "entropy": 0.01}
@@ -211,7 +217,7 @@ def test_a_run_trains_on_interrupted_replies(folder: Path, tmp_path: Path):
     assert [e.messages for e in episodes] == [e.messages for e in again]
 
 
-def test_evaluation_interrupts_as_training_does(folder: Path, tmp_path: Path):
+def test_interruption_works_in_evaluation(folder: Path, tmp_path: Path):
     rollout = {"max_tokens": 24, "slots": 8, "interrupt": {"after_tokens": 1, "text": "7"}}
     actor = load_actor(folder / "checkpoint", slots=8, context=256)
     trainer = Trainer(spec("calculator-v0"), actor, config(tmp_path, rollout=rollout))

@@ -1,4 +1,4 @@
-"""policy=vllm with a model, against a stand-in for the package: what is asked of vLLM, and what is made of answers."""
+"""agent_rl.engines.vllm.in_process, against a stand-in for the package."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class Params:
     logprobs: int
     detokenize: bool
     output_kind: str
+    routed_experts_prompt_start: int = 0
 
 
 @dataclass
@@ -79,7 +80,8 @@ class FakeEngine:
             {5: SimpleNamespace(logprob=-0.5)},
             {2: SimpleNamespace(logprob=-0.25), 7: SimpleNamespace(logprob=0)},
         ]
-        routes = np.zeros((len(prompt["prompt_token_ids"]) + 1, 2, 1), np.uint8)
+        start, stop = params.routed_experts_prompt_start, len(prompt["prompt_token_ids"]) + 1
+        routes = np.arange(start * 2, stop * 2, dtype=np.uint8).reshape(stop - start, 2, 1)
         reason = "abort" if self.trouble == "abort" else "stop"
         one = SimpleNamespace(token_ids=[5, 2], logprobs=logprobs, finish_reason=reason, routed_experts=routes)
         yield SimpleNamespace(outputs=[one])
@@ -90,7 +92,7 @@ class FakeEngine:
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]:
-    """The engines that were made; a package vllm that makes them."""
+    """The engines of a fake package vllm."""
     made: list[FakeEngine] = []
 
     def from_engine_args(arguments: EngineArgs) -> FakeEngine:
@@ -135,34 +137,38 @@ def ask(policy: TokenPolicy, seconds: float | None = None, times: int = 1) -> Co
     return asyncio.run(work())
 
 
-def test_what_vllm_is_asked_and_what_comes_back(engines: list[FakeEngine], folder: str) -> None:
+def test_local_engine_translates_requests_and_answers(engines: list[FakeEngine], folder: str) -> None:
     with vllm_policy(folder, engine={"dtype": "float32"}) as policy:
         found = ask(policy, times=2)
         assert policy.engine.context_limit == 40
     (engine,) = engines
     assert engine.arguments == EngineArgs(folder, None, "processed_logprobs", "float32", enable_chunked_prefill=False)
     assert (found.token_ids, found.logprobs, found.finish_reason) == ((5, 2), (-0.5, -0.25), FinishReason.STOP)
-    assert found.routed_experts is not None and found.routed_experts.shape == (3, 2, 1)
-    (ids, params, request), (_, _, another) = engine.asked
+    assert found.routed_experts is not None and found.routed_experts.ravel().tolist() == list(range(6))
+    (ids, params, request), (_, later, another) = engine.asked
+    assert (params.routed_experts_prompt_start, later.routed_experts_prompt_start) == (
+        0,
+        3,
+    )
     assert ids == [1, 3] and request != another  # of the same sequence
     assert (params.logprobs, params.stop_token_ids, params.max_tokens, params.seed) == (0, [2], 8, 7)
     assert engine.closed == 1
 
 
-def test_settings_of_the_user_s_are_kept(engines: list[FakeEngine], folder: str) -> None:
+def test_local_engine_keeps_the_user_s_settings(engines: list[FakeEngine], folder: str) -> None:
     with vllm_policy(folder, context=24, engine={"enable_chunked_prefill": True}) as policy:
         assert policy.engine.context_limit == 24
     assert engines[0].arguments.enable_chunked_prefill is True and engines[0].arguments.max_model_len == 24
 
 
 @pytest.mark.parametrize("trouble", ["abort", "empty"])
-def test_an_abort_is_one(engines: list[FakeEngine], folder: str, trouble: str) -> None:
+def test_local_engine_reports_an_abort(engines: list[FakeEngine], folder: str, trouble: str) -> None:
     with vllm_policy(folder) as policy:
         engines[0].trouble = trouble
         assert ask(policy).finish_reason is FinishReason.ABORT
 
 
-def test_a_dead_engine_is_a_policy_error_and_is_closed(engines: list[FakeEngine], folder: str) -> None:
+def test_local_engine_raises_for_a_dead_process_and_closes_it(engines: list[FakeEngine], folder: str) -> None:
     with vllm_policy(folder) as policy:
         engines[0].trouble = "dies"
         with pytest.raises(PolicyError, match="vLLM failed: ValueError: EngineCore died"):
@@ -170,7 +176,7 @@ def test_a_dead_engine_is_a_policy_error_and_is_closed(engines: list[FakeEngine]
     assert engines[0].closed == 1
 
 
-def test_who_stops_waiting_aborts_the_request(engines: list[FakeEngine], folder: str) -> None:
+def test_local_engine_aborts_a_cancelled_request(engines: list[FakeEngine], folder: str) -> None:
     with vllm_policy(folder) as policy:
         engines[0].trouble = "hangs"
         with pytest.raises(TimeoutError):
@@ -178,10 +184,12 @@ def test_who_stops_waiting_aborts_the_request(engines: list[FakeEngine], folder:
     assert engines[0].aborted == 1
 
 
-def test_what_can_t_be_is_said(engines: list[FakeEngine], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_engine_explains_impossible_settings(
+    engines: list[FakeEngine], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = [({"dtpye": "float32"}, r"vLLM 0.30.0 has no engine argument 'dtpye'. Did you mean 'dtype'")]
     wrong += [({"dtype": "float7"}, "vLLM can't run .*: no float7")]
-    wrong += [({"logprobs_mode": "raw_logprobs"}, "said twice: it is processed_logprobs always")]
+    wrong += [({"logprobs_mode": "raw_logprobs"}, "duplicates another setting: it is processed_logprobs always")]
     for engine, message in wrong:
         with pytest.raises(ConfigError, match=message), vllm_policy(folder, engine=engine):
             pass
@@ -194,9 +202,7 @@ def test_what_can_t_be_is_said(engines: list[FakeEngine], folder: str, monkeypat
     assert engines == []
 
 
-def test_a_tokenizer_that_is_missing_is_said_before_a_model_is_loaded(
-    engines: list[FakeEngine], tmp_path: Path
-) -> None:
+def test_vllm_policy_misses_a_tokenizer_before_it_loads_a_model(engines: list[FakeEngine], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer in .*policy.tokenizer"), vllm_policy(str(tmp_path)):
         pass
     assert engines == []

@@ -1,4 +1,4 @@
-"""Weights of low precision: what each format can hold, and what an engine that has them samples."""
+"""agent_rl.engines.embedded.quantization: weights of low precision, and engines that sample with them."""
 
 import copy
 
@@ -45,7 +45,7 @@ def test_int4_has_fifteen_levels_in_a_group_of_128_inputs() -> None:
 
 
 @pytest.mark.parametrize("rounding", [to_bfloat16, to_float8, to_int4])
-def test_rounding_twice_changes_nothing_more_and_zeros_stay(rounding) -> None:
+def test_rounding_is_idempotent_and_keeps_zeros(rounding) -> None:
     once = rounding(WEIGHT)
     assert torch.allclose(rounding(once), once, rtol=1e-6)
     assert torch.equal(rounding(torch.zeros(2, 128)), torch.zeros(2, 128))
@@ -53,7 +53,7 @@ def test_rounding_twice_changes_nothing_more_and_zeros_stay(rounding) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
-def test_embeddings_norms_and_routers_are_not_quantised(architecture) -> None:
+def test_round_weights_skips_embeddings_norms_and_routers(architecture) -> None:
     model = tiny(architecture)
     target = copy.deepcopy(model)
     round_weights(model, target, "int4")
@@ -75,7 +75,7 @@ def played(model: PreTrainedModel, engine: Engine) -> float:
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "float8", "int4"])
-def test_an_engine_samples_with_the_rounded_weights_and_the_model_keeps_its_own(weights) -> None:
+def test_quantized_forward_rounds_a_copy_of_the_weights(weights) -> None:
     model = tiny("qwen3_moe")
     before = copy.deepcopy(model)
     engine = Engine(model, slots=4, max_len=160, forward=forward_in(weights))
@@ -86,13 +86,13 @@ def test_an_engine_samples_with_the_rounded_weights_and_the_model_keeps_its_own(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 1.1
-    assert played(rounded, engine) < 1e-4  # not before it is told
+    assert played(rounded, engine) < 1e-4  # not before a refresh
     engine.update_weights(1)
     round_weights(model, rounded, weights)
     assert played(rounded, engine) < 1e-4
 
 
-def test_float32_is_the_model_itself_and_other_formats_are_refused() -> None:
+def test_forward_in_refuses_other_formats() -> None:
     model = tiny()
     assert played(model, Engine(model, slots=4, max_len=160, forward=forward_in("float32"))) < 1e-4
     with pytest.raises(ConfigError, match="float32, bfloat16, float8, int4"):

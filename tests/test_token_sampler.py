@@ -51,7 +51,7 @@ def many_logits(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_mixed_settings_match_the_reference_row_by_row(seed: int) -> None:
+def test_sample_matches_the_reference_row_by_row(seed: int) -> None:
     logits = many_logits(len(MIXED), seed)
     expected = [reference(row, p) for row, p in zip(logits.tolist(), MIXED, strict=True)]
     for draw in np.linspace(0, 1, 23, endpoint=False).tolist():
@@ -69,7 +69,7 @@ def test_mixed_settings_match_the_reference_row_by_row(seed: int) -> None:
 
 
 @pytest.mark.parametrize("params", [p for p in MIXED if p.temperature], ids=str)
-def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+def test_sample_follows_the_distribution(params: SamplingParams) -> None:
     n = 20_000
     logits = many_logits(1)
     draws = np.random.default_rng(1).random(n).tolist()
@@ -83,14 +83,14 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("draw", [0.0, np.nextafter(1.0, 0.0)])
-def test_the_ends_of_the_interval_never_hit_a_token_of_mass_0(draw: float) -> None:
+def test_sample_never_draws_a_token_of_mass_0(draw: float) -> None:
     logits = torch.tensor([[-30.0, 1.0, 2.0, 1.0, -30.0], [float("-inf"), 0.0, 0.0, 0.0, float("-inf")]])
     ids, logprobs, _ = sample(logits, [SamplingParams(top_k=3), SamplingParams()], [draw, draw])
     assert ids.tolist() == ([1, 1] if draw == 0 else [3, 3])
     assert logprobs.isfinite().all()
 
 
-def test_other_rows_change_nothing() -> None:
+def test_sample_rows_are_independent() -> None:
     logits = many_logits(len(MIXED))
     together = sample(logits, MIXED, [0.37] * len(MIXED))
     for row, params in enumerate(MIXED):
@@ -100,7 +100,7 @@ def test_other_rows_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_without_a_softmax_are_refused(bad: float) -> None:
+def test_sample_refuses_logits_without_a_softmax(bad: float) -> None:
     logits = many_logits(3)
     logits[1, 5] = bad
     with pytest.raises(PolicyError, match="1 of 3 rows"):

@@ -1,0 +1,104 @@
+"""Groups: run the samples of tasks, and reward what only shows when they are compared."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from agent_rl.concurrency import in_thread, maybe_await
+from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.reward import RewardComponent, checked_reward
+from agent_rl.policy.base import AnyPolicy
+from agent_rl.rollout.episode import close_env
+from agent_rl.rollout.job import Job
+from agent_rl.rollout.pool import run_jobs
+
+
+async def run_groups(
+    jobs: Sequence[Job],
+    policy: AnyPolicy,
+    *,
+    concurrency: int = 64,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> list[EpisodeGroup]:
+    """Run whole groups and score them; arguments as of `run_jobs`.
+
+    Args:
+        jobs: of one environment; those with the same `group_id` are a group.
+        policy: what plays.
+        concurrency: how many episodes may be under way.
+        on_episode: called with each episode as it ends, before its group is scored.
+    """
+    episodes = await run_jobs(jobs, policy, concurrency=concurrency, on_episode=on_episode)
+    if not jobs:
+        return []
+    return await score_groups(group_episodes(episodes), jobs[0].spec, jobs[0].budget)
+
+
+async def score_groups(
+    groups: Sequence[EpisodeGroup], spec: EnvSpec, budget: Budget | None = None
+) -> list[EpisodeGroup]:
+    """Add to each episode what the environment's `@group_reward` methods say of it.
+
+    Each group gets an instance of the environment that is not reset, and closed afterwards. Failed episodes are passed
+    over. A method that raises, or is not done in time, leaves its component unscored, with the reason.
+
+    Args:
+        groups: finished; baselines are not scored.
+        spec: their environment.
+        budget: instead of the environment's own; `score_seconds` is for each method.
+    """
+    if not spec.cls.group_reward_components:
+        return list(groups)
+    return list(await asyncio.gather(*(_score(group, spec, budget or spec.budget) for group in groups)))
+
+
+async def _score(group: EpisodeGroup, spec: EnvSpec, budget: Budget) -> EpisodeGroup:
+    finished = replace(group, episodes=tuple(e for e in group.episodes if e.trainable))
+    if not finished.episodes:
+        return group
+    env = spec.make(**finished.episodes[0].env_args)
+    try:
+        components = spec.cls.group_reward_components
+        columns = await asyncio.gather(*(_component(env, c, finished, budget.score_seconds) for c in components))
+    finally:
+        try:
+            await close_env(env, budget.close_seconds)
+        except Exception as error:
+            warnings.warn(f"{spec.id}: close() failed: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+    earned = dict(zip((e.id for e in finished.episodes), zip(*columns, strict=True), strict=True))
+    episodes = tuple(replace(e, rewards=(*e.rewards, *earned.get(e.id, ()))) for e in group.episodes)
+    return replace(group, episodes=episodes)
+
+
+async def _component(env: Env, component: RewardComponent, group: EpisodeGroup, seconds: float | None) -> list[Reward]:
+    """Return one component's reward of each episode."""
+    where = f"{type(env).__name__}.{component.attribute}"
+    method = getattr(env, component.attribute)
+    values: list[float | None] = [None] * len(group.episodes)
+    reason = None
+    try:
+        async with asyncio.timeout(seconds) as clock:
+            if component.is_async:
+                found = await method(group)
+            else:
+                found = await maybe_await(await in_thread(lambda: method(group), where, quick=not env.blocking))
+        values = _checked(found, len(group.episodes), where)
+    except Exception as error:  # of the user's own method, or a service that it asks
+        late = isinstance(error, TimeoutError) and clock.expired()
+        reason = f"{where} took more than {seconds:g} s" if late else f"{type(error).__name__}: {error}"
+    return [Reward(component.name, value, component.weight, "group", error=reason) for value in values]
+
+
+def _checked(values: object, n: int, where: str) -> list[float | None]:
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise TypeError(f"group reward {where} returned {values!r}; return one value per episode")
+    found = [checked_reward(value, where) for value in values]
+    if len(found) != n:
+        raise ValueError(f"group reward {where} returned {len(found)} values for {n} episodes; return one per episode")
+    return found

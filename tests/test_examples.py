@@ -1,0 +1,111 @@
+"""examples/: each runs as its docstring says, from public names only."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from tree import ROOT, python_files
+
+import agent_rl as ar
+from agent_rl.backends.embedded.run import start_run
+from agent_rl.cli import main
+from agent_rl.gym.registry import load_once
+from agent_rl.runs.metrics import read_metrics
+from agent_rl.view.progress import Progress
+from tests.runs import config
+
+EXAMPLES = python_files("examples")
+
+
+def example(name: str) -> ModuleType:
+    return load_once(ROOT / "examples" / name)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_example_says_how_to_run_it(file: Path) -> None:
+    described = ast.get_docstring(ast.parse(file.read_text())) or ""
+    assert re.search(rf"^    (python|agent-rl) .*examples/{file.name}", described, re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_example_uses_public_names_only(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "agent_rl":
+            names = {alias.name for alias in node.names}
+            exported = getattr(importlib.import_module(str(node.module)), "__all__", names)
+            assert names <= set(exported) and not any(name[0] == "_" for name in names), f"{file.name}:{node.lineno}"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ar":
+            assert node.attr in ar.__all__, f"{file.name}:{node.lineno}"
+
+
+def test_grpo_in_one_file_learns() -> None:
+    curve = example("grpo_in_one_file.py").main(steps=22)
+    print("success by step:", curve)
+    assert sum(curve[:4]) / 4 < 0.6  # two tries at four doors: 44 %
+    assert sum(curve[-4:]) / 4 > 0.75
+
+
+def test_grpo_in_one_file_masks_what_the_policy_did_not_sample() -> None:
+    grpo = example("grpo_in_one_file.py")
+    renderer = ar.load_renderer(ar.train_tokenizer([*grpo.KEYS, *grpo.DOORS]))
+    episodes = ar.run("doors-v0", ar.demonstrator(renderer), n=4, samples=2)
+    ids, mask, _ = grpo.rows_of(episodes)
+    for row, episode in enumerate(episodes):
+        (trajectory,) = episode.trajectories
+        assert ids[row, : len(trajectory)].tolist() == trajectory.token_ids.tolist()
+        padding = [False] * (ids.shape[1] - len(trajectory))
+        assert mask[row].bool().tolist() == [*trajectory.loss_mask.tolist(), *padding]
+
+
+def test_shop_is_solved_by_its_oracle() -> None:
+    example("shop.py")
+    sizes = {split: ar.spec("shop-v0").tasks.size(split) for split in ("train", "dev", "test")}
+    assert sizes == {"train": 48, "dev": 8, "test": 8}
+    for split in sizes:
+        assert ar.evaluate("shop-v0", "oracle", split=split).success.value == 1
+
+
+def test_shop_is_often_not_solved_by_its_demonstrations() -> None:
+    example("shop.py")
+    assert 0.3 < ar.evaluate("shop-v0", "demonstrator", split="train").success.value < 0.8
+
+
+def test_shop_holds_tasks_out() -> None:
+    shop = example("shop.py")
+    splits = [{task["item"] for task in shop.tasks_of(split)} for split in ("train", "dev", "test")]
+    assert len(set.union(*splits)) == sum(map(len, splits)) == len(shop.PRICES) * len(shop.COLOURS)
+
+
+def test_shop_can_be_rolled_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(ROOT / "examples" / "shop.py")
+    out = tmp_path / "episodes.jsonl"
+    assert main(["rollout", "--import", file, "env=shop-v0", "policy=oracle", "split=train", "n=4", f"out={out}"]) == 0
+    assert "100" in capsys.readouterr().out and len(out.read_text().splitlines()) == 4
+
+
+def test_shop_can_be_trained_on(tmp_path: Path) -> None:
+    example("shop.py")
+    run = start_run(config(tmp_path, env="shop-v0", steps=1), Progress())
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"] == [1]
+
+
+def test_readme_has_the_shop_in_short() -> None:
+    """The block of the README, as it is, makes an environment that can be run."""
+    (block,) = re.findall(r"```python\n(import agent_rl as ar\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    scope: dict[str, object] = {"__name__": "readme"}
+    exec(block.replace("shop-v0", "readme/shop-v0"), scope)
+
+    async def ask(env: ar.Env) -> tuple[ar.Message, ...]:
+        call = ar.Message("assistant", tool_calls=(ar.ToolCall("call_0", "price", {"item": "lamp"}),))
+        step = env.step(call)
+        assert not isinstance(step, ar.Step)
+        return (await step).observation
+
+    import asyncio
+
+    assert [m.content for m in asyncio.run(ask(ar.make("readme/shop-v0")))] == ["20.0"]
