@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -53,14 +52,10 @@ class MetricsFile:
             folder: the run's.
             mirror: whether to write for TensorBoard, too.
         """
-        path = folder / METRICS
-        self._seen = {_key(row) for row in read_metrics(path)}
-        self._file = path.open("a", encoding="utf-8")
-        fd = os.open(path, os.O_RDWR)
-        try:
-            heal(fd, path)
-        finally:
-            os.close(fd)
+        self._path = folder / METRICS
+        self._seen = {_key(row) for row in read_metrics(self._path)}
+        with self._path.open("ab+") as file:
+            heal(file.fileno(), self._path)
         self._board = _tensorboard(folder) if mirror else None
 
     def write(self, kind: str, step: int, values: Mapping[str, Number]) -> None:
@@ -70,8 +65,8 @@ class MetricsFile:
         if _key(row) in self._seen:
             return
         self._seen.add(_key(row))
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
         if self._board is not None:
             prefix = "/".join(str(row[k]) for k in ("kind", "split", "sampling") if k in row)
             for name, value in values.items():
@@ -79,8 +74,7 @@ class MetricsFile:
                     self._board.add_scalar(f"{prefix}/{name}", value, step)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Finish what is written for TensorBoard."""
         if self._board is not None:
             self._board.close()
 

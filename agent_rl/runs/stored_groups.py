@@ -73,7 +73,8 @@ class StoredGroups:
         hint = "start from the checkpoint that sampled them, or one trained on from it: start_from=RUN/checkpoint"
         if self.largest_token >= vocab_size:
             raise ConfigError(
-                f"episodes={self.file} have the token id {self.largest_token} of {vocab_size} tokens: {hint}"
+                f"episodes={self.file} have the token id {self.largest_token}, but there are {vocab_size} tokens: "
+                f"{hint}"
             )
         for episode in (e for index in range(min(CHECKED, len(self.groups))) for e in self.read(index)):
             text = _squeezed("".join(decode(t.token_ids.tolist()) for t in episode.trajectories))
