@@ -25,12 +25,14 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, Observation, Script, ToolEnv
 from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, spec
 from agent_rl.gym.reward import group_reward, reward
+from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
 from agent_rl.policy import TokenPolicy, demonstrator, oracle
 from agent_rl.policy.by_name import register_policy
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.by_name import register_renderer
+from agent_rl.sandboxes.registry import register_sandbox
 from agent_rl.version import __version__
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "Reward",
     "Run",
     "SandboxError",
+    "SandboxedEnv",
     "SamplingParams",
     "Script",
     "Source",
@@ -91,6 +94,7 @@ __all__ = [
     "register",
     "register_policy",
     "register_renderer",
+    "register_sandbox",
     "reward",
     "run",
     "spec",

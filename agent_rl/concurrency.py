@@ -84,7 +84,7 @@ class WorkerCall(Generic[T]):
         return self._finished.acquire(timeout=seconds)
 
     async def result(self) -> T:
-        """Wait on the event loop; return what the function returned, or raise what it raised."""
+        """Wait on the event loop; return the function's result, or raise its exception."""
         if self._outcome is None:
             loop = asyncio.get_running_loop()
             future = loop.create_future()
@@ -94,7 +94,7 @@ class WorkerCall(Generic[T]):
         return self.finished()
 
     def finished(self) -> T:
-        """Return what the function returned, or raise what it raised; only when it has returned."""
+        """Return the result of a finished call, or raise its exception."""
         assert self._outcome is not None
         value, error = self._outcome
         if error is not None:
@@ -102,7 +102,7 @@ class WorkerCall(Generic[T]):
         return cast(T, value)
 
     def run(self, worker: _Worker | None) -> None:
-        """Make the call, in the thread of a worker that takes the next call, too (None: that ends)."""
+        """Make the call in a worker's thread; None for a worker that ends after it."""
         started = time.perf_counter()
         outcome: tuple[T | None, BaseException | None]
         try:
@@ -149,7 +149,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 async def in_thread(function: Callable[[], T], name: str, *, quick: bool = False) -> T:
-    """Return what a function returns that is called in a worker thread, see `WorkerCall`.
+    """Call a function in a worker thread, see `WorkerCall`; return its result.
 
     Args:
         function: what to call.
@@ -192,6 +192,23 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class AsyncOnce(Generic[T]):
+    """The result of a coroutine that runs once, however many wait for it; after a failure it runs again."""
+
+    def __init__(self, start: Callable[[], Coroutine[object, object, T]]) -> None:
+        self._start = start
+        self._task: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """Return the result; run the coroutine if there is none yet."""
+        task = self._task
+        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+            return task.result()
+        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+            task = self._task = asyncio.create_task(self._start())
+        return await asyncio.shield(task)  # a cancelled waiter does not cancel it for the others
 
 
 def outside_loop(work: Callable[[], T], on_interrupt: Callable[[], object] | None = None) -> T:

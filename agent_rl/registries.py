@@ -97,7 +97,7 @@ _plugins_loaded = False
 
 
 def load_plugins() -> None:
-    """Import the modules of installed packages that register parts, once; one that fails is skipped with a warning.
+    """Import the plugins of installed packages, once; a broken one is skipped with a warning.
 
     Raises:
         NameCollisionError: if two packages register one name: the order of imports must not decide what it means.

@@ -12,12 +12,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
 
-from agent_rl.algorithms import Algorithm, Batch, Experience
+from agent_rl.algorithms import Algorithm, Experience, Rows, ScoredRows
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -78,7 +77,7 @@ def seconds(run: Callable[[], object]) -> float:
     return best
 
 
-def training_step(batch: Batch, config: TrainConfig) -> float:
+def training_step(batch: Rows, config: TrainConfig) -> float:
     """Return the CPU time of forward and backward of the default model over a batch, from a part of it."""
     model = make_model(config.model, VOCAB, seed=0)
     cuts = batch.cut(config.micro_batch_tokens)
@@ -97,23 +96,24 @@ def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, 
     settings = load_config("backend/embedded", TrainConfig, [f"algorithm={preset}"]).algorithm
     algorithm = Algorithm(settings)
     x = algorithm.experience(group_episodes(made))
-    noise = 0.01 * torch.randn(x.rows.old_logprobs.shape, generator=torch.Generator().manual_seed(0))
+    old = x.rows.rollout_logprobs
     if settings.proximal == "recompute":
-        x = replace(x, batch=replace(x.rows, old_logprobs=x.rows.rollout_logprobs + noise))
-    batch, whole = algorithm.compute_weights(x)
+        old = old + 0.01 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0))
+    scored = ScoredRows(x.rows, old)
+    batch, whole = algorithm.compute_weights(x, scored)
     micro_batches = batch.cut(config.micro_batch_tokens)
-    thetas = [(b.old_logprobs + 0.001).requires_grad_() for b in micro_batches]
+    thetas = [(b.scored.old_logprobs + 0.001).requires_grad_() for b in micro_batches]
 
     def loss() -> None:
         for micro_batch, logprobs in zip(micro_batches, thetas, strict=True):
-            terms = algorithm.loss(logprobs, logprobs.detach().abs(), micro_batch, whole)
+            terms = algorithm.loss(logprobs, logprobs.detach().abs(), micro_batch.inputs, whole)
             terms.loss.backward()
 
     return (
         seconds(lambda: algorithm.experience(group_episodes(made))),
-        seconds(lambda: algorithm.compute_weights(x)),
+        seconds(lambda: algorithm.compute_weights(x, scored)),
         seconds(lambda: batch.cut(config.micro_batch_tokens)),
-        seconds(lambda: algorithm.diagnose(x)) if settings.proximal == "recompute" else 0.0,
+        seconds(lambda: algorithm.diagnose(x, scored)) if settings.proximal == "recompute" else 0.0,
         seconds(loss),
     )
 

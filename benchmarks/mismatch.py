@@ -22,11 +22,10 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as hf_logging
 
-from agent_rl.algorithms import Batch, Experience
-from agent_rl.algorithms.diagnostics import route_agreement, token_agreement
+from agent_rl.algorithms import Experience, Rows
 from agent_rl.backends.embedded.actor import Actor, load_actor
-from agent_rl.backends.embedded.batch_scores import score_batch
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.scoring import score_rows
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
 from agent_rl.core.episode import group_episodes
@@ -34,6 +33,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import distinct_tasks
+from agent_rl.moe.agreement import route_agreement, token_agreement
 from agent_rl.moe.balance import RouteLog
 from agent_rl.runs.metrics import Row, read_metrics
 
@@ -140,10 +140,12 @@ def probe(actor: Actor) -> dict[str, float]:
     return found
 
 
-def score(actor: Actor, batch: Batch, given: torch.Tensor | None) -> tuple[torch.Tensor, RouteLog]:
+def score(actor: Actor, batch: Rows, given: torch.Tensor | None) -> tuple[torch.Tensor, RouteLog]:
     """Return the log-probabilities of a batch in the training forward, `[B, T]`, and its routes."""
     log = RouteLog(batch.lengths, batch.token_ids.shape[1])
-    (logprobs,) = score_batch(actor.model, batch, settings(), "logprobs", given=given, log=log)
+    config = settings()
+    how = (config.rollout.temperature, config.precision, config.micro_batch_tokens)
+    (logprobs,) = score_rows(actor.model, batch, ["logprobs"], *how, given=given, log=log)
     return logprobs, log
 
 

@@ -65,8 +65,8 @@ class PlainSums(Sums):
     extra_tools = (tool(calculator.function),)
 
 
-SPEC = EnvSpec("sums-v0", Sums, TaskSource(), Budget(turns=None))
-PLAIN = EnvSpec("plain-sums-v0", PlainSums, TaskSource(), Budget(turns=None))
+SPEC = EnvSpec("", "sums", 0, Sums, TaskSource(), Budget(turns=None))
+PLAIN = EnvSpec("", "plain-sums", 0, PlainSums, TaskSource(), Budget(turns=None))
 
 
 def microseconds(run: Callable[[], object], turns: int) -> float:

@@ -16,7 +16,7 @@ from sandbox_table import Measure
 
 from agent_rl.sandboxes.base import Sandbox, Sandboxes
 from agent_rl.sandboxes.docker import DockerSandboxes, Engine, build_image
-from agent_rl.sandboxes.local import LocalSandboxes
+from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.pool import WarmPool
 
 ROOT = Path(__file__).resolve().parents[1]

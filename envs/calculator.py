@@ -6,27 +6,24 @@ Task: an expression such as `4+3*6`, of numbers that differ; the answer is a who
 Splits: `train`, `dev` and `test` hold expressions with two operations (one in five has one) and are disjoint by a hash
 of the expression; `train-hard` and `test-hard` hold three operations.
 
-The demonstrations know the form of the tool calls but not the precedence of operators: which operation comes first is
-the toss of a coin that falls a little more often on the wrong side. What is left to learn is which one does.
+The demonstrations know the form of the tool calls but not the precedence of operators: they choose the first operation
+at random, slightly more often the wrong one. What is left to learn is which one is right.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import re
 from typing import Literal, TypeAlias, cast
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from agent_rl import seeds
-from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message, Step, Task, ToolCall
+from agent_rl.envs.quiz import Quiz
 from agent_rl.gym.budget import Budget
-from agent_rl.gym.env import Script, ToolEnv
+from agent_rl.gym.env import Script
 from agent_rl.gym.registry import register
-from agent_rl.gym.reward import reward
+from agent_rl.gym.splits import draw_task
 from agent_rl.tools.calculator import calculator
 
 FORMS = {
@@ -43,29 +40,24 @@ _TERM = re.compile(r"\d+|[-+*]")
 _NUMBER = TypeAdapter(int)
 
 
-@functools.cache
-def held_out(expression: str) -> str:
-    """Return the part of the data that an expression belongs to: eight in ten to train, one each to dev and test."""
-    digest = hashlib.blake2b(expression.encode(), digest_size=2).digest()
-    return {0: "test", 1: "dev"}.get(int.from_bytes(digest, "big") % 10, "train")
-
-
 def make_task(split: str, index: int) -> Task:
     """Draw expressions until one belongs to the split."""
-    part, _, hard = split.partition("-")
-    rng = seeds.rng(seeds.Stream.TASKS, *split.encode(), index)
-    levels = _SHARES["train-hard" if hard else "train"]
-    while True:
+    levels = _SHARES["train-hard" if split.endswith("-hard") else "train"]
+
+    def draw(rng: np.random.Generator) -> Task | None:
         level = levels[rng.integers(len(levels))]
         form = FORMS[level][rng.integers(len(FORMS[level]))]
         numbers = {name: int(rng.integers(2, 19 if name == "c" else 10)) for name in "abcd"}
         expression = "".join(str(numbers.get(c, c)) for c in form)
-        if len(set(numbers.values())) == 4 and held_out(expression) == part:
-            return {"expression": expression, "answer": solve(expression)[-1][1]}
+        if len(set(numbers.values())) < len(numbers):
+            return None
+        return {"expression": expression, "answer": solve(expression)[-1][1]}
+
+    return draw_task(split, index, draw, "expression")
 
 
 def _first(terms: list[str]) -> int:
-    """Return where the operator stands that precedence puts first."""
+    """Return the position of the operator that precedence puts first."""
     return terms.index("*") if "*" in terms else 1
 
 
@@ -91,7 +83,7 @@ def _operation(terms: list[str], at: int) -> Operation:
     splits=("train", "dev", "test", "train-hard", "test-hard"),
     budget=Budget(turns=6, tokens=256, tool_calls=8),
 )
-class Calculator(ToolEnv):
+class Calculator(Quiz):
     """Compute an expression with a calculator that knows one operation at a time."""
 
     extra_tools = (calculator,)
@@ -101,32 +93,19 @@ class Calculator(ToolEnv):
         """Ask for the value of the expression."""
         self.expression, self.answer = str(task["expression"]), str(task["answer"])
         self.known: set[str] = set()
-        self.failed = False
         return f"compute {self.expression}"
 
     async def step(self, action: Message) -> Step:
-        """Make the calls, and take note of what they told."""
+        """Make the calls, and record what they returned."""
         step = await super().step(action)
         for call, result in zip(action.tool_calls, step.observation, strict=True):
             if result.tool_error is None:
                 self.known.add(_fact(call, result.content))
-            else:
-                self.failed = True
         return step
 
     def state_hash(self) -> str:
-        """Say which values are known, and whether a call has failed, which costs `clean`."""
+        """Return the known values, and "failed" after a failed call, as that costs `clean`."""
         return "; ".join([*sorted(self.known), *(["failed"] if self.failed else [])])
-
-    @reward(weight=1.0)
-    def correct(self, episode: Episode) -> bool:
-        """Whether the final answer is the value."""
-        return episode.final_text.strip() == self.answer
-
-    @reward(weight=0.1)
-    def clean(self, episode: Episode) -> bool:
-        """Whether there is an answer, and no call failed on the way to it."""
-        return bool(episode.final_text) and not episode.tool_errors
 
     def oracle(self) -> Script:
         """Multiply first, then go from left to right."""
@@ -134,17 +113,17 @@ class Calculator(ToolEnv):
             yield _call(operation)
         yield self.answer
 
-    def demonstrate(self, rng: np.random.Generator) -> Script:
-        """Guess, misname an argument or stop early now and then; else compute, as often as not in a wrong order."""
-        mood = rng.random()
-        if mood < 0.20:
-            yield str(rng.integers(4, 100))
-            return
+    def guess(self, rng: np.random.Generator) -> str:
+        """Return a number at random."""
+        return str(rng.integers(4, 100))
+
+    def misnamed_call(self) -> Message:
+        """Return the first operation, with another name for the operator."""
+        return _call(_operation(_TERM.findall(self.expression), 1), name="op")
+
+    def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
+        """Compute, slightly more often than not in a wrong order."""
         terms = _TERM.findall(self.expression)
-        if mood < 0.26:
-            yield _call(_operation(terms, 1), name="op")
-            yield str(rng.integers(4, 100))
-            return
         value = ""
         while len(terms) > 1:
             at = _first(terms)
@@ -154,13 +133,13 @@ class Calculator(ToolEnv):
             (result,) = yield _call(_operation(terms, at))
             value = result.content
             terms[at - 1 : at + 2] = [value]
-            if mood < 0.36:
+            if stops_early:
                 break
         yield value
 
 
 def _fact(call: ToolCall, result: str) -> str:
-    """Write down a result; 3*6 and 6*3 are one."""
+    """Return a result as text; 3*6 and 6*3 are the same."""
     sign, *numbers = (call.arguments[name] for name in ("operator", "left", "right"))
     left, right = map(_NUMBER.validate_python, numbers)  # as the tool read them: "3" and 3.0 are 3
     a, b = (left, right) if sign == "-" else sorted((left, right))

@@ -1,4 +1,4 @@
-"""python-v0: questions that take a line of Python, which runs in a sandbox.
+"""python-v0: questions for a line of Python, run in a sandbox.
 
 Task: such as "digit sum of 7**31" or "3rd largest of 8 45 17 90"; the answer is a number or a word. Tools: `python`,
 whose variables stay from call to call. Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an
@@ -14,23 +14,21 @@ the time. What is left to learn is which expression answers which question.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from agent_rl import seeds
-from agent_rl.core.episode import Episode
-from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall
+from agent_rl.core.messages import JSON, Message, Task, ToolCall
+from agent_rl.envs.quiz import Quiz
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.registry import register
-from agent_rl.gym.reward import reward
 from agent_rl.gym.sandboxed import SandboxedEnv
+from agent_rl.gym.splits import draw_task
+from agent_rl.gym.tool import tool
 from agent_rl.sandboxes.base import Limits
-from agent_rl.tools.python import python
+from agent_rl.tools.python import MAX_OUTPUT, TIMEOUT, described
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +103,17 @@ FAMILIES = (
 )
 
 
-@functools.cache
-def held_out(question: str) -> str:
-    """Return the part of the data that a question belongs to: eight in ten to train, one each to dev and test."""
-    digest = hashlib.blake2b(question.encode(), digest_size=2).digest()
-    return {0: "test", 1: "dev"}.get(int.from_bytes(digest, "big") % 10, "train")
-
-
 def make_task(split: str, index: int) -> Task:
     """Draw questions until one belongs to the split."""
-    rng = seeds.rng(seeds.Stream.TASKS, *split.encode(), index)
-    while True:
+
+    def draw(rng: np.random.Generator) -> Task:
         kind = int(rng.integers(len(FAMILIES)))
         family = FAMILIES[kind]
         values = family.draw(rng)
         question = family.question.format(**values)
-        if held_out(question) == split:
-            return {"question": question, "kind": kind, "values": values, "answer": str(family.answer(**values))}
+        return {"question": question, "kind": kind, "values": values, "answer": str(family.answer(**values))}
+
+    return draw_task(split, index, draw, "question")
 
 
 @register(
@@ -130,10 +122,9 @@ def make_task(split: str, index: int) -> Task:
     splits=("train", "dev", "test"),
     budget=Budget(turns=5, tokens=512, tool_calls=8, seconds=120),
 )
-class PythonPuzzles(SandboxedEnv):
+class PythonPuzzles(Quiz, SandboxedEnv):
     """Answer a question with a line of Python, which runs in a sandbox."""
 
-    extra_tools = (python,)
     limits = Limits(memory=128 * 1024 * 1024, processes=16, disk=8 * 1024 * 1024, files=256)
 
     async def reset(self, task: Task, rng: np.random.Generator) -> str:
@@ -143,41 +134,35 @@ class PythonPuzzles(SandboxedEnv):
         self.family = FAMILIES[kind]
         self.values = values
         self.answer = str(task["answer"])
-        self.failed = False
         await self.open_sandbox()
         return str(task["question"])
 
-    async def step(self, action: Message) -> Step:
-        """Make the calls, and take note of whether one failed or the code raised."""
-        step = await super().step(action)
-        self.failed = self.failed or any(m.tool_error or "Traceback" in m.content for m in step.observation)
-        return step
+    @tool(timeout=None)  # the sandbox has a timeout of its own, that kills
+    async def python(self, code: str) -> str:
+        """Run Python code and return what it prints, and the value of its last line. Variables are kept between calls.
 
-    @reward(weight=1.0)
-    def correct(self, episode: Episode) -> bool:
-        """Whether the final answer is the right one."""
-        return episode.final_text.strip() == self.answer
-
-    @reward(weight=0.1)
-    def clean(self, episode: Episode) -> bool:
-        """Whether there is an answer, and no call failed on the way to it."""
-        return bool(episode.final_text) and not self.failed
+        Args:
+            code: the code to run.
+        """
+        result = await self.sandbox.run_python(code, timeout=TIMEOUT, max_output=MAX_OUTPUT)
+        self.failed = self.failed or result.error is not None or result.timed_out
+        return described(result)
 
     def oracle(self) -> Script:
         """Evaluate the right expression."""
         (result,) = yield _call(self.family.code.format(**self.values))
         yield result.content.strip("'")
 
-    def demonstrate(self, rng: np.random.Generator) -> Script:
-        """Guess or misname the argument now and then; else evaluate one of the two expressions."""
-        mood = rng.random()
-        if mood < 0.20:
-            yield str(rng.integers(2, 100))
-            return
-        if mood < 0.26:
-            yield _call(self.family.code.format(**self.values), argument="source")
-            yield str(rng.integers(2, 100))
-            return
+    def guess(self, rng: np.random.Generator) -> str:
+        """Return a number at random."""
+        return str(rng.integers(2, 100))
+
+    def misnamed_call(self) -> Message:
+        """Return the right call, with another name for the code."""
+        return _call(self.family.code.format(**self.values), argument="source")
+
+    def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
+        """Evaluate one of the two expressions."""
         code = self.family.code if rng.random() < 0.5 else self.family.mistake
         (result,) = yield _call(code.format(**self.values))
         yield result.content.strip("'")

@@ -1,4 +1,4 @@
-"""search-v0: questions that take two searches to answer, over a corpus that is generated for each task.
+"""search-v0: questions for two searches, over a corpus generated for each task.
 
 Task: in a world of made-up people, cities and countries, "bafo born in which country" needs the city first and then its
 country. Tools: `search`, an FTS5 index that returns at most two documents with every word of the query.
@@ -18,12 +18,11 @@ import functools
 import numpy as np
 
 from agent_rl import seeds
-from agent_rl.core.episode import Episode
-from agent_rl.core.messages import Message, Step, Task, ToolCall
+from agent_rl.core.messages import Message, Task, ToolCall
+from agent_rl.envs.quiz import Quiz
 from agent_rl.gym.budget import Budget
-from agent_rl.gym.env import Script, ToolEnv
+from agent_rl.gym.env import Script
 from agent_rl.gym.registry import register
-from agent_rl.gym.reward import reward
 from agent_rl.gym.tool import tool
 from agent_rl.tools.search import SearchIndex
 
@@ -67,7 +66,7 @@ def _index(facts: tuple[str, ...]) -> SearchIndex:
     splits=("train", "dev", "test"),
     budget=Budget(turns=5, tokens=256, tool_calls=8),
 )
-class Search(ToolEnv):
+class Search(Quiz):
     """Find out a country by way of a city."""
 
     snapshot_attributes = ("found", "failed")
@@ -80,7 +79,6 @@ class Search(ToolEnv):
         self.person, self.relation = str(task["person"]), str(task["relation"])
         self.answer = str(task["answer"])
         self.found: set[str] = set()
-        self.failed = False
         return f"{self.person} {self.relation} in which country"
 
     @tool(inline=True)
@@ -94,25 +92,9 @@ class Search(ToolEnv):
         self.found.update(documents)
         return "; ".join(documents) or "no results"
 
-    async def step(self, action: Message) -> Step:
-        """Make the calls, and take note of whether one failed."""
-        step = await super().step(action)
-        self.failed = self.failed or any(message.tool_error for message in step.observation)
-        return step
-
     def state_hash(self) -> str:
-        """Say which documents were found, and whether a call has failed, which costs `clean`."""
+        """Return the documents found, and "failed" after a failed call, as that costs `clean`."""
         return "; ".join([*sorted(self.found), *(["failed"] if self.failed else [])])
-
-    @reward(weight=1.0)
-    def correct(self, episode: Episode) -> bool:
-        """Whether the final answer is the country."""
-        return episode.final_text.strip() == self.answer
-
-    @reward(weight=0.1)
-    def clean(self, episode: Episode) -> bool:
-        """Whether there is an answer, and no call failed on the way to it."""
-        return bool(episode.final_text) and not episode.tool_errors
 
     def oracle(self) -> Script:
         """Search for the person with the relation, then for the city's country."""
@@ -120,21 +102,21 @@ class Search(ToolEnv):
         (found,) = yield _call(f"{_last_word(found)} capital")
         yield _last_word(found)
 
-    def demonstrate(self, rng: np.random.Generator) -> Script:
-        """Guess, misname the argument or stop early now and then; else follow one of the facts found."""
-        mood = rng.random()
-        if mood < 0.20:
-            yield str(rng.choice(NAMES))
-            return
-        if mood < 0.26:
-            yield _call(self.person, argument="q")
-            yield str(rng.choice(NAMES))
-            return
+    def guess(self, rng: np.random.Generator) -> str:
+        """Return a name at random."""
+        return str(rng.choice(NAMES))
+
+    def misnamed_call(self) -> Message:
+        """Return a search for the person, with another name for the query."""
+        return _call(self.person, argument="q")
+
+    def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
+        """Search for the person, often without the relation, and follow one of the facts found."""
         vague = rng.random() < 0.6
         (found,) = yield _call(self.person if vague else f"{self.person} {self.relation}")
         facts = found.content.split("; ")
         city = facts[rng.integers(len(facts))].split()[-1]
-        if mood < 0.36:
+        if stops_early:
             yield city
             return
         (found,) = yield _call(f"{city} capital")

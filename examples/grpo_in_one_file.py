@@ -1,4 +1,4 @@
-"""GRPO in one file: a model of 0.1 M parameters learns which key opens which door, in half a minute on one thread.
+"""GRPO in one file: a model of 0.1 M parameters learns the right door for each key in half a minute, on one thread.
 
     python examples/grpo_in_one_file.py
 

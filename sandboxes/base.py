@@ -6,10 +6,13 @@ episode is a failed one and is not scored.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
+
+from agent_rl.errors import ConfigError
 
 WORK = "/work"
 """The folder that code starts in, and the one place besides /tmp where it can write. Relative paths are below it."""
@@ -17,6 +20,8 @@ DEFAULT_TIMEOUT = 30.0
 MAX_OUTPUT = 64 * 1024
 """Bytes kept of each of stdout and stderr unless told otherwise: half from the beginning, half from the end."""
 MAX_FILE = 16 * 1024 * 1024
+MAX_KEPT = 16 * 1024 * 1024
+"""Bytes of each of stdout and stderr that a call may ask for, at most."""
 
 
 class Guarantee(StrEnum):
@@ -104,8 +109,19 @@ class FileAccessError(OSError):
     """A path in a sandbox that can't be read or written: it is missing, too large, or no regular file."""
 
 
-@runtime_checkable
-class Sandbox(Protocol):
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that a sandbox is to run; `Sandbox.exec` says what its fields are."""
+
+    argv: tuple[str, ...]
+    input: bytes
+    cwd: str
+    env: Mapping[str, str]
+    timeout: float
+    max_output: int
+
+
+class Sandbox(ABC):
     """A place where a model's code runs, from `Sandboxes.open`. Calls on one sandbox run one after another.
 
     Between calls a sandbox belongs to no event loop, except e2b's, which belong to the one that they were opened in.
@@ -133,37 +149,81 @@ class Sandbox(Protocol):
             argv: the program and its arguments; no shell is involved.
             input: what it reads on stdin.
             cwd: where it starts.
-            env: variables besides PATH, HOME and LANG; nothing of the host's environment is there.
+            env: variables in addition to PATH, HOME and LANG; nothing of the host's environment is there.
             timeout: seconds until the whole tree of processes is killed.
             max_output: bytes kept of each of stdout and stderr, half from the head, half from the tail.
-        """
-        ...
 
+        Raises:
+            ConfigError: if `argv` is no command, or a limit is out of range.
+        """
+        if isinstance(argv, str) or not argv:
+            raise ConfigError(f"argv={argv!r} is no command; give a list, such as ['ls', '-l']")
+        check_call(timeout, max_output)
+        return await self.run_command(Command(tuple(argv), input, cwd, dict(env or {}), timeout, max_output))
+
+    @abstractmethod
+    async def run_command(self, command: Command) -> ExecResult:
+        """Run a command: `exec` for a backend to implement."""
+
+    @abstractmethod
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
     ) -> PythonResult:
         """Run code in the sandbox's interpreter, which keeps its variables from call to call."""
-        ...
 
+    @abstractmethod
     async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
         """Return a regular file's bytes.
 
         Raises:
             FileAccessError: if there is none, it is larger than `max_bytes`, or the path leads to something else.
         """
-        ...
 
+    @abstractmethod
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, and the folders above it.
 
         Raises:
             FileAccessError: if it can't be written there.
         """
-        ...
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End everything in it and give back what it held. A second call does nothing."""
+
+
+class SandboxProxy(Sandbox):
+    """A sandbox that passes every call on to another one; subclasses change what they need to."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox that calls go to."""
+        return self._sandbox
+
+    async def run_command(self, command: Command) -> ExecResult:
+        """Run a command there."""
+        return await self.sandbox.run_command(command)
+
+    async def run_python(
+        self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
+    ) -> PythonResult:
+        """Run code there."""
+        return await self.sandbox.run_python(code, timeout=timeout, max_output=max_output)
+
+    async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
+        """Return the bytes of a file there."""
+        return await self.sandbox.read_file(path, max_bytes=max_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file there."""
+        await self.sandbox.write_file(path, data)
 
     async def close(self) -> None:
-        """End everything in it and give back what it held. Closing twice is nothing."""
-        ...
+        """Close the other sandbox."""
+        await self._sandbox.close()
 
 
 @runtime_checkable
@@ -190,3 +250,15 @@ class Sandboxes(Protocol):
     async def close(self) -> None:
         """Close every sandbox that is still open, and what they run on."""
         ...
+
+
+def check_call(timeout: float, max_output: int) -> None:
+    """Check the limits of a call.
+
+    Raises:
+        ConfigError: if one is out of range.
+    """
+    if not 0 < timeout <= 86400:
+        raise ConfigError(f"timeout={timeout}; give a number of seconds, more than 0, at most a day")
+    if not 0 <= max_output <= MAX_KEPT:
+        raise ConfigError(f"max_output={max_output}; give 0 to {MAX_KEPT} bytes")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee
-from agent_rl.sandboxes.local import TIERS, LocalSandboxes
+from agent_rl.sandboxes.local.backend import TIERS, LocalSandboxes
 
 _CGROUP = (
     "a writable cgroup: run as root, under `systemd-run --user --scope -p Delegate=yes`, or, in a container, with "

@@ -12,9 +12,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError
+from agent_rl.sandboxes.agent import call_function
 from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox, Sandboxes
 
 MAX_ANSWER = 1024 * 1024
@@ -22,18 +24,7 @@ MAX_ANSWER = 1024 * 1024
 MAX_SOURCE = 1024 * 1024
 """Bytes of one file that is graded."""
 
-_CALL = """
-import importlib, json, os, sys
-out = os.dup(1)
-os.dup2(2, 1)
-request = json.load(sys.stdin)
-sys.path.insert(0, os.getcwd())
-function = getattr(importlib.import_module(request["module"]), request["function"])
-value = function(*request["args"])
-os.write(out, json.dumps(value).encode())
-os._exit(0)
-"""
-"""Answers on the descriptor that was stdout, so that what the code prints is no part of the answer."""
+_CALL = Path(call_function.__file__).read_text()
 
 
 @dataclass(frozen=True, slots=True)

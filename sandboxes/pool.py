@@ -10,22 +10,11 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.base import (
-    DEFAULT_TIMEOUT,
-    MAX_FILE,
-    MAX_OUTPUT,
-    WORK,
-    Capabilities,
-    ExecResult,
-    Limits,
-    PythonResult,
-    Sandbox,
-    Sandboxes,
-)
+from agent_rl.sandboxes.base import Capabilities, Limits, Sandbox, Sandboxes, SandboxProxy
 
 HEALTH_TIMEOUT = 5.0
 """Seconds that a warm sandbox has to answer before it is handed out."""
@@ -68,7 +57,7 @@ class WarmPool:
         self.backend = backend
         self._size, self._most, self._limits, self._lifetime = warm, most, limits or Limits(), lifetime
         self._ready: deque[_Warm] = deque()
-        self._leases: dict[Lease, str] = {}
+        self._held: set[_PooledSandbox] = set()
         self._opening = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._background: set[asyncio.Task[None]] = set()
@@ -101,10 +90,10 @@ class WarmPool:
                 sandbox = await self.backend.open(owner=owner, limits=limits or self._limits, lifetime=lifetime)
             finally:
                 self._opening -= 1
-        lease = Lease(self._give_back, sandbox, lifetime)
-        self._leases[lease] = owner
+        pooled = _PooledSandbox(self._give_back, sandbox, lifetime)
+        self._held.add(pooled)
         self._refill()
-        return lease
+        return pooled
 
     async def fill(self) -> None:
         """Wait until as many are warm as shall be, or may be.
@@ -128,7 +117,7 @@ class WarmPool:
         for fill in fills:
             fill.cancel()
         await asyncio.gather(*fills, return_exceptions=True)
-        held = [lease.close() for lease in tuple(self._leases)]
+        held = [pooled.close() for pooled in tuple(self._held)]
         warm = [_discard(warm.sandbox) for warm in self._ready]
         self._ready.clear()
         await asyncio.gather(*held, *warm, return_exceptions=True)
@@ -136,7 +125,7 @@ class WarmPool:
 
     @property
     def _open(self) -> int:
-        return len(self._ready) + len(self._leases) + self._opening
+        return len(self._ready) + len(self._held) + self._opening
 
     def _check_open(self) -> None:
         if self._closed:
@@ -201,21 +190,24 @@ class WarmPool:
         finally:
             self._opening -= 1
 
-    async def _give_back(self, lease: Lease) -> None:
-        if self._leases.pop(lease, None) is None:
+    async def _give_back(self, pooled: _PooledSandbox) -> None:
+        if pooled not in self._held:
             return
+        self._held.remove(pooled)
         try:
-            await lease.sandbox.close()
+            await pooled.end()
         finally:
             self._wake()
             self._refill()
 
 
-class Lease:
+class _PooledSandbox(SandboxProxy):
     """A sandbox that is held for a time; closing it ends the sandbox."""
 
-    def __init__(self, give_back: Callable[[Lease], Awaitable[None]], sandbox: Sandbox, lifetime: float) -> None:
-        self.sandbox = sandbox
+    def __init__(
+        self, give_back: Callable[[_PooledSandbox], Awaitable[None]], sandbox: Sandbox, lifetime: float
+    ) -> None:
+        super().__init__(sandbox)
         self._give_back = give_back
         self._until = time.monotonic() + lifetime
         self._expired: asyncio.Task[None] | None = None
@@ -224,42 +216,25 @@ class Lease:
     def _expire(self) -> None:
         self._expired = asyncio.ensure_future(self.close())
 
-    def _held(self) -> Sandbox:
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox, until its lifetime is over.
+
+        Raises:
+            SandboxError: if it is.
+        """
         if time.monotonic() >= self._until:  # the timer may have gone with its loop
             raise SandboxError("the sandbox was held for longer than its lifetime; ask for more in open(lifetime=...)")
-        return self.sandbox
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes = b"",
-        cwd: str = WORK,
-        env: Mapping[str, str] | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        max_output: int = MAX_OUTPUT,
-    ) -> ExecResult:
-        """As in `Sandbox`."""
-        return await self._held().exec(argv, input=input, cwd=cwd, env=env, timeout=timeout, max_output=max_output)
-
-    async def run_python(
-        self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
-    ) -> PythonResult:
-        """As in `Sandbox`."""
-        return await self._held().run_python(code, timeout=timeout, max_output=max_output)
-
-    async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
-        """As in `Sandbox`."""
-        return await self._held().read_file(path, max_bytes=max_bytes)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """As in `Sandbox`."""
-        await self._held().write_file(path, data)
+        return self._sandbox
 
     async def close(self) -> None:
-        """As in `Sandbox`."""
+        """Give the sandbox back to its pool, which closes it."""
         self._timer.cancel()
         await self._give_back(self)
+
+    async def end(self) -> None:
+        """Close the sandbox itself."""
+        await self._sandbox.close()
 
 
 async def _answers(sandbox: Sandbox) -> bool:

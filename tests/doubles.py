@@ -165,7 +165,7 @@ class Dice(ToolEnv):
 
 def dice_spec(cls: type[Env] = Dice, budget: Budget | None = None) -> EnvSpec:
     """Return an environment as if it were registered."""
-    return EnvSpec("dice-v0", cls, TaskSource(), budget or Budget())
+    return EnvSpec("", "dice", 0, cls, TaskSource(), budget or Budget())
 
 
 def play(*answers: str | Message) -> Scripted:
@@ -218,8 +218,6 @@ def example_sample(length: int, sampled: list[int], reward: float = 1.0, seed: i
         turns=np.zeros(length, np.int32),
         sources=np.where(mask, 1, 0).astype(np.int32),
         episode=episode,
-        episode_id=f"{length}-{seed}",
-        group_id="g",
     )
 
 

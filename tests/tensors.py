@@ -1,7 +1,11 @@
 """Writing small tensors down, and comparing results with numbers worked out by hand."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import Tensor
+
+from agent_rl.algorithms.components import aggregation, reads_of
 
 
 def t64(rows: object) -> Tensor:
@@ -19,3 +23,15 @@ def bits(*rows: str) -> Tensor:
 def same(got: Tensor, want: Tensor, tolerance: float = 1e-12) -> None:
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, want, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def token_loss(objective, logprobs, old, mu, advantages, mask):
+    """Call an objective with those of its arguments that it reads."""
+    known = {"logprobs": logprobs, "old_logprobs": old, "rollout_logprobs": mu, "advantages": advantages, "mask": mask}
+    return objective(*(known[name] for name in reads_of(objective)))
+
+
+def aggregate(chosen, loss, mask, whole, prompt_shares=None):
+    """Aggregate a loss by a component's name, or its name and knobs."""
+    part = aggregation.bind(aggregation.check(chosen))
+    return part(SimpleNamespace(loss=loss, mask=mask, whole=whole, prompt_shares=prompt_shares))

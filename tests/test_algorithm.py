@@ -2,17 +2,26 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from pydantic import ValidationError
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, collate, explain
-from agent_rl.algorithms.selection import FILTERS
+from agent_rl.algorithms import (
+    Algorithm,
+    AlgorithmConfig,
+    Denominators,
+    Experience,
+    ScoredRows,
+    collate,
+    explain,
+)
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config
 from agent_rl.core.episode import Episode, Outcome, Reward, group_episodes
 from agent_rl.errors import ConfigError
+from tests.batches import scored, weigh, weighted
 from tests.doubles import example_episode, example_sample
 
 PRESETS = choices("algorithm")
@@ -44,10 +53,11 @@ EPISODES = [
 )
 def test_what_has_no_gradient_is_dropped_and_counts_as_the_config_says(settings, whole):
     algorithm = Algorithm(AlgorithmConfig(advantage={"name": "group-relative", "std": False}, **settings))
-    batch, counted = algorithm.compute_weights(algorithm.experience(group_episodes(EPISODES)))
-    assert batch.episode.tolist() == [0, 1] and counted == whole
-    assert batch.advantages[batch.loss_mask].tolist() == [0.5] * 4 + [-0.5] * 4
-    assert not batch.advantages[~batch.loss_mask].any()
+    batch, counted = weigh(algorithm, algorithm.experience(group_episodes(EPISODES)))
+    assert batch.rows.episode.tolist() == [0, 1] and counted == whole
+    mask = batch.rows.loss_mask
+    assert batch.advantages[mask].tolist() == [0.5] * 4 + [-0.5] * 4
+    assert not batch.advantages[~mask].any()
 
 
 def test_a_stale_episode_is_left_out_but_stays_in_its_group():
@@ -60,11 +70,11 @@ def test_a_stale_episode_is_left_out_but_stays_in_its_group():
     fresh = torch.where(x.rows.loss_mask, 7, -1)
     fresh[0, 3] = 5  # one token of "win" is two versions old
     fresh[1, 3] = 6
-    x = replace(x, batch=replace(x.rows, versions=fresh))
-    kept = FILTERS.bind(algorithm.config.filters[0])(x)
+    x = replace(x, rows=replace(x.rows, versions=fresh))
+    kept = algorithm.filters[0](x, x.rows, SimpleNamespace(mask=x.rows.loss_mask))
     assert kept.tolist() == [False, True, True, True, True, True]
-    batch, whole = algorithm.compute_weights(replace(x, kept=x.kept & kept))
-    assert batch.episode.tolist() == [1] and whole == Denominators(12, 3)
+    batch, whole = weigh(algorithm, replace(x, kept=x.kept & kept))
+    assert batch.rows.episode.tolist() == [1] and whole == Denominators(12, 3)
     assert batch.advantages.amin().item() == -0.5  # "win" still counts in the mean
 
 
@@ -72,13 +82,14 @@ def test_a_greedy_episode_is_the_baseline_of_its_group():
     algorithm = Algorithm(AlgorithmConfig(advantage="over-greedy"))
     assert algorithm.needs_greedy
     x = algorithm.experience(group_episodes(EPISODES, [episode("greedy", 0.25, "a"), episode("none", None, "b")]))
-    batch, whole = algorithm.compute_weights(x)
+    batch, whole = weigh(algorithm, x)
     assert batch.advantages.sum(-1).tolist() == [0.75 * 4, -0.25 * 4]  # group b has no baseline, so no advantage
     assert whole == Denominators(16, 4)
-    assert algorithm.diagnose(x)["rollout/greedy"] == 0.25
-    assert "rollout/greedy" not in algorithm.diagnose(algorithm.experience(group_episodes(EPISODES)))
+    assert algorithm.diagnose(x, scored(x.rows))["rollout/greedy"] == 0.25
+    bare = algorithm.experience(group_episodes(EPISODES))
+    assert "rollout/greedy" not in algorithm.diagnose(bare, scored(bare.rows))
     both = algorithm.experience(group_episodes(EPISODES, [episode("greedy", 0.25, "a"), episode("other", 1.0, "b")]))
-    assert algorithm.diagnose(both)["rollout/greedy"] == (4 * 0.25 + 2 * 1.0) / 6
+    assert algorithm.diagnose(both, scored(both.rows))["rollout/greedy"] == (4 * 0.25 + 2 * 1.0) / 6
 
 
 def test_shaping_comes_before_the_advantage():
@@ -86,7 +97,7 @@ def test_shaping_comes_before_the_advantage():
     algorithm = Algorithm(AlgorithmConfig(shaping=shaping, advantage={"name": "group-relative", "std": False}))
     x = algorithm.experience(group_episodes(EPISODES))
     assert x.scores.tolist()[:2] == [3.0, 1.0] and x.scores[2:4].isnan().all()
-    assert algorithm.compute_weights(x)[0].advantages.amax().item() == 1.0
+    assert weigh(algorithm, x)[0].advantages.amax().item() == 1.0
     assert x.rows.rewards.sum(-1).tolist()[:2] == [3.0, 1.0]
 
 
@@ -96,39 +107,42 @@ def test_a_gate_names_the_component_that_it_lacks():
         algorithm.experience(group_episodes(EPISODES))
 
 
-def corrected(**settings: object) -> tuple[Algorithm, Experience]:
+def corrected(**settings: object) -> tuple[Algorithm, Experience, ScoredRows]:
     """Two rows of two tokens; old/mu is e^1, e^-.5 and e^3, 1."""
     algorithm = Algorithm(AlgorithmConfig(proximal="recompute", **settings))
     x = algorithm.experience(group_episodes([episode("win", 1.0, "a"), episode("loss", 0.0, "a")]))
-    batch = collate([example_sample(3, [1, 2], episode=e) for e in (0, 1)])
+    rows = collate([example_sample(3, [1, 2], episode=e) for e in (0, 1)])
     mu = torch.tensor([[0.0, -2.0, -1.0], [0.0, -4.0, -1.0]])
     old = torch.tensor([[0.0, -1.0, -1.5], [0.0, -1.0, -1.0]])
-    return algorithm, replace(x, batch=replace(batch, rollout_logprobs=mu, old_logprobs=old))
+    x = replace(x, rows=replace(rows, rollout_logprobs=mu))
+    return algorithm, x, scored(x.rows, old_logprobs=old)
 
 
 def test_a_weight_multiplies_each_token_s_loss():
-    algorithm, x = corrected(
+    algorithm, x, old = corrected(
         weight={"name": "token-tis", "cap": 2.0}, advantage={"name": "group-relative", "std": False}
     )
-    batch, whole = algorithm.compute_weights(x)
+    batch, whole = algorithm.compute_weights(x, old)
     torch.testing.assert_close(batch.weights, torch.tensor([[0, 2.0, math.exp(-0.5)], [0, 2.0, 1.0]]))
-    terms = algorithm.loss(batch.old_logprobs, torch.zeros_like(batch.weights), batch, whole)  # theta is old
+    terms = algorithm.loss(
+        batch.scored.old_logprobs, torch.zeros_like(batch.weights), batch.inputs, whole
+    )  # theta is old
     assert terms.loss.item() == pytest.approx((-0.5 * (2 + math.exp(-0.5)) + 0.5 * 3) / 4)
     assert terms.sums["weight"] == pytest.approx(5 + math.exp(-0.5))
 
 
 @pytest.mark.parametrize(("denominators", "whole"), [("original", Denominators(4, 2)), ("kept", Denominators(2, 1))])
 def test_a_rejection_loses_no_reward_and_says_which_denominator_it_keeps(denominators, whole):
-    algorithm, x = corrected(rejection={"name": "sequence", "low": 0.5, "high": 2.0}, denominators=denominators)
-    batch, counted = algorithm.compute_weights(x)  # products e^.5 and e^3: the second row goes ...
+    algorithm, x, old = corrected(rejection={"name": "sequence", "low": 0.5, "high": 2.0}, denominators=denominators)
+    batch, counted = algorithm.compute_weights(x, old)  # products e^.5 and e^3: the second row goes ...
     assert counted == whole and len(batch) == 1
     # ... but its reward is still in the group's statistics: (1 - .5) / sqrt(.5)
     assert batch.advantages[0, 1].item() == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
 
 
 def test_the_gap_between_mu_and_old_is_measured():
-    algorithm, x = corrected(rejection={"name": "sequence", "low": 0.5, "high": 2.0}, weight="icepop")
-    found = algorithm.diagnose(x)  # log-ratios 1, -.5, 3, 0
+    algorithm, x, old = corrected(rejection={"name": "sequence", "low": 0.5, "high": 2.0}, weight="icepop")
+    found = algorithm.diagnose(x, old)  # log-ratios 1, -.5, 3, 0
     assert found["mismatch/gap_mean"] == pytest.approx(4.5 / 4) and found["mismatch/turn_0"] == pytest.approx(4.5 / 4)
     assert found["rollout_corr/rollout_rs_seq_masked_fraction"] == 0.5
     assert found["mismatch/weight_mean"] == pytest.approx((math.e + math.exp(-0.5)) / 2, rel=1e-5)
@@ -137,22 +151,22 @@ def test_the_gap_between_mu_and_old_is_measured():
 
 def test_entropy_is_taken_from_the_loss_and_keeps_rows_without_advantage():
     algorithm = Algorithm(AlgorithmConfig(entropy=0.5))
-    batch, whole = algorithm.compute_weights(
-        algorithm.experience(group_episodes([episode("tie", 1.0, "b"), episode("too", 1.0, "b")]))
-    )
+    ties = group_episodes([episode("tie", 1.0, "b"), episode("too", 1.0, "b")])
+    batch, whole = weigh(algorithm, algorithm.experience(ties))
     assert len(batch) == 2
     entropy = torch.full_like(batch.weights, 3.0).requires_grad_()
-    loss = algorithm.loss(batch.rollout_logprobs, entropy, batch, whole).loss
+    loss = algorithm.loss(batch.rows.rollout_logprobs, entropy, batch.inputs, whole).loss
     loss.backward()
     assert loss.item() == pytest.approx(-1.5)
-    assert entropy.grad is not None and entropy.grad[batch.loss_mask].tolist() == pytest.approx([-0.5 / 8] * 8)
+    assert entropy.grad is not None and entropy.grad[batch.rows.loss_mask].tolist() == pytest.approx([-0.5 / 8] * 8)
 
 
-def kl_rows(**kl: object) -> tuple[Algorithm, Experience]:
+def kl_rows(**kl: object) -> tuple[Algorithm, Experience, ScoredRows]:
     """Two equal episodes; the reference gives each of their sampled tokens e^.5 times the probability."""
     algorithm = Algorithm(AlgorithmConfig(kl=kl, advantage="returns", objective="reinforce"))
     x = algorithm.experience(group_episodes([episode("tie", 1.0, "b"), episode("too", 1.0, "b")]))
-    return algorithm, replace(x, batch=replace(x.rows, reference_logprobs=x.rows.old_logprobs + 0.5 * x.rows.loss_mask))
+    reference = x.rows.rollout_logprobs + 0.5 * x.rows.loss_mask
+    return algorithm, x, scored(x.rows, reference_logprobs=reference)
 
 
 @pytest.mark.parametrize(
@@ -165,28 +179,28 @@ def kl_rows(**kl: object) -> tuple[Algorithm, Experience]:
     ],
 )
 def test_a_kl_penalty_in_the_loss_adds_its_value_and_gradient(kind, value, slope):
-    (plain, x), (algorithm, _) = kl_rows(), kl_rows(where="loss", coefficient=0.1, kind=kind)
+    (plain, x, rows), (algorithm, _, _) = kl_rows(), kl_rows(where="loss", coefficient=0.1, kind=kind)
     results = []
     for each in (plain, algorithm):
-        batch, whole = each.compute_weights(x)
-        theta = batch.old_logprobs.clone().requires_grad_()
-        loss = each.loss(theta, torch.zeros_like(theta), batch, whole).loss
+        batch, whole = each.compute_weights(x, rows)
+        theta = batch.scored.old_logprobs.clone().requires_grad_()
+        loss = each.loss(theta, torch.zeros_like(theta), batch.inputs, whole).loss
         (grad,) = torch.autograd.grad(loss, theta)
-        results.append((loss.item(), grad[batch.loss_mask]))
+        results.append((loss.item(), grad[batch.rows.loss_mask]))
     assert results[1][0] - results[0][0] == pytest.approx(0.1 * value, abs=1e-6)
     torch.testing.assert_close(results[1][1] - results[0][1], torch.full((8,), 0.1 * slope / 8), atol=1e-7, rtol=1e-5)
 
 
 def test_a_kl_penalty_in_the_reward_is_part_of_returns_and_scores():
-    algorithm, x = kl_rows(where="reward", coefficient=0.1, kind="k1")
-    batch, _ = algorithm.compute_weights(x)  # each of 4 tokens earns -0.1 * -.5; the last one the score of 1, too
-    assert batch.advantages[0][batch.loss_mask[0]].tolist() == pytest.approx([1.2, 1.15, 1.1, 1.05])
+    algorithm, x, rows = kl_rows(where="reward", coefficient=0.1, kind="k1")
+    batch, _ = algorithm.compute_weights(x, rows)  # each of 4 tokens earns -0.1 * -.5; the last one the score of 1, too
+    assert batch.advantages[0][batch.rows.loss_mask[0]].tolist() == pytest.approx([1.2, 1.15, 1.1, 1.05])
     grouped = Algorithm(
         AlgorithmConfig(kl={"where": "reward", "coefficient": 0.1, "kind": "k1"}, advantage="leave-one-out")
     )
-    far = x.rows.reference_logprobs.clone()
+    far = x.rows.rollout_logprobs + 0.5 * x.rows.loss_mask
     far[1] += 1.0 * x.rows.loss_mask[1]
-    batch, _ = grouped.compute_weights(replace(x, batch=replace(x.rows, reference_logprobs=far)))
+    batch, _ = weigh(grouped, x, reference_logprobs=far)
     assert batch.advantages.amin().item() == pytest.approx(-0.4)  # 1.2 against 1.6
 
 
@@ -194,9 +208,10 @@ def test_what_is_reported_by_hand():
     algorithm = Algorithm(AlgorithmConfig())
     mask = torch.tensor([[False, True, True, False]])
     mu = torch.tensor([[0.0, -1.0, -2.0, 0.0]])
-    batch = replace(collate([example_sample(4, [1, 2])]), rollout_logprobs=mu, old_logprobs=mu, advantages=mask.float())
+    rows = replace(collate([example_sample(4, [1, 2])]), rollout_logprobs=mu)
+    batch = weighted(rows, advantages=mask.float())
     new = torch.tensor([[5.0, -1.0 + math.log(2), -2.5, 5.0]], requires_grad=True)
-    terms = algorithm.loss(new, torch.full_like(mu, 0.25), batch, Denominators(2, 1))
+    terms = algorithm.loss(new, torch.full_like(mu, 0.25), batch.inputs, Denominators(2, 1))
     assert terms.loss.item() == pytest.approx(-(1.28 + math.exp(-0.5)) / 2)
     expected = {
         "ratio": 2 + math.exp(-0.5),
@@ -253,7 +268,7 @@ def test_a_preset_is_called_by_its_file_and_explains_itself(name):
     text = explain(config)
     assert config.name == name and config.objective["name"] in text and config.aggregation["name"] in text
     for value in (
-        v for part in (config.objective, config.advantage, config.weight) for k, v in part.items() if k != "name"
+        v for part in (config.objective, config.advantage, config.weight or {}) for k, v in part.items() if k != "name"
     ):
         assert str(value) in text
 
@@ -262,12 +277,14 @@ def test_a_preset_is_called_by_its_file_and_explains_itself(name):
 def test_a_preset_pushes_towards_the_better_episode(name):
     algorithm = Algorithm(preset(name))
     x = algorithm.experience(group_episodes(EPISODES, [episode("greedy", 0.25, "a")]))
-    batch, whole = algorithm.compute_weights(replace(x, state_values=torch.full_like(x.state_values, 0.25)))
-    batch = algorithm.prepare(batch.old_logprobs, batch).batch
-    theta = batch.old_logprobs.clone().requires_grad_()
-    algorithm.loss(theta, torch.zeros_like(theta), batch, whole).loss.backward()
+    mu = x.rows.rollout_logprobs
+    found = {"reference_logprobs": mu, "values": torch.zeros_like(mu), "sum_pi_squared": torch.zeros_like(mu)}
+    batch, whole = weigh(algorithm, replace(x, state_values=torch.full_like(x.state_values, 0.25)), **found)
+    batch, _ = algorithm.prepare(batch.scored.old_logprobs, batch)
+    theta = batch.scored.old_logprobs.clone().requires_grad_()
+    algorithm.loss(theta, torch.zeros_like(theta), batch.inputs, whole).loss.backward()
     assert theta.grad is not None
-    by_episode = {int(e): float(g.sum()) for e, g in zip(batch.episode, theta.grad, strict=True)}
+    by_episode = {int(e): float(g.sum()) for e, g in zip(batch.rows.episode, theta.grad, strict=True)}
     assert by_episode[0] < 0  # raise its log-probability
     assert by_episode[0] < by_episode.get(1, 0.0)  # `returns` has no baseline: a reward of 0 gives no push
     assert not {2, 3} & set(by_episode)

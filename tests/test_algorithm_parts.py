@@ -10,21 +10,23 @@ from pydantic import ValidationError
 from agent_rl.algorithms import (
     Algorithm,
     AlgorithmConfig,
-    Batch,
     Denominators,
     Experience,
+    WeightedRows,
     collate,
     explain,
 )
 from agent_rl.algorithms.advantages.episode import batch_normalised
-from agent_rl.algorithms.aggregation import AGGREGATIONS, prompt_shares
+from agent_rl.algorithms.aggregation import shares_of_prompts
 from agent_rl.algorithms.batch import Sample
-from agent_rl.algorithms.metrics import tool_error_metrics
+from agent_rl.algorithms.diagnostics import tool_error_metrics
 from agent_rl.core.episode import Episode, Reward, group_episodes
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Source
 from agent_rl.errors import ConfigError
+from tests.batches import scored, weigh, weighted
 from tests.doubles import example_episode, example_sample
+from tests.tensors import aggregate
 
 PLAIN = {"name": "group-relative", "std": False}
 
@@ -38,13 +40,13 @@ def made(algorithm: Algorithm, values: list[float | None], samples: list[Sample]
     x = algorithm.experience(
         group_episodes([episode(str(i), v, g) for i, (v, g) in enumerate(zip(values, groups, strict=True))])
     )
-    return replace(x, batch=collate(samples), lengths=torch.tensor([int(s.loss_mask.sum()) for s in samples]))
+    return replace(x, rows=collate(samples), lengths=torch.tensor([int(s.loss_mask.sum()) for s in samples]))
 
 
 # optimal-baseline
 
 
-def stepwise(**knobs: object) -> Batch:
+def stepwise(**knobs: object) -> WeightedRows:
     """Rows whose first and second tokens stand at different places; the third row goes on for one more."""
     algorithm = Algorithm(AlgorithmConfig(advantage={"name": "optimal-baseline", **knobs}, proximal="recompute"))
     places = [[1, 3], [1, 2], [1, 2, 3]]
@@ -53,9 +55,7 @@ def stepwise(**knobs: object) -> Batch:
     pi = torch.tensor([[1, 0.5, 1, 0.25], [1, 0.25, 0.5, 1], [1, 0.1, 0.1, 0.1]])
     squares = torch.tensor([[7, 0.5, 7, 0.375], [7, 0.25, 0.3, 7], [7, 0.9, 0.9, 0.9]])
     old = torch.where(x.rows.loss_mask, pi.log(), torch.nan)
-    batch, whole = algorithm.compute_weights(
-        replace(x, batch=replace(x.rows, old_logprobs=old, sum_pi_squared=squares))
-    )
+    batch, whole = weigh(algorithm, x, old_logprobs=old, sum_pi_squared=squares)
     assert whole == Denominators(4, 2)  # the row that is not scored takes no part
     return batch
 
@@ -80,21 +80,18 @@ def test_the_optimal_baseline_of_a_step_that_one_row_reaches(zero_tail, last):
     algorithm = Algorithm(AlgorithmConfig(advantage=advantage, proximal="recompute", objective="reinforce"))
     samples = [example_sample(3, [1, 2], reward=1, episode=0), example_sample(3, [1], reward=0, episode=1)]
     x = made(algorithm, [1.0, 0.0], samples, "aa")
-    batch, _ = algorithm.compute_weights(
-        replace(x, batch=replace(x.rows, sum_pi_squared=torch.ones_like(x.rows.rewards)))
-    )
+    batch, _ = weigh(algorithm, x, sum_pi_squared=torch.ones_like(x.rows.rewards))
     assert batch.advantages[0, 2].item() == last
 
 
 def test_the_rows_of_an_episode_are_each_compared_with_those_of_its_group():
     algorithm = Algorithm(AlgorithmConfig(advantage="optimal-baseline", proximal="recompute"))
     samples = [example_sample(2, [1], reward=v, seed=v, episode=e) for e, v in ((0, 0), (0, 1), (1, 0))]
-    x = replace(
-        algorithm.experience(group_episodes([episode("fork", 1.0), episode("loss", 0.0)])), batch=collate(samples)
-    )
+    x = algorithm.experience(group_episodes([episode("fork", 1.0), episode("loss", 0.0)]))
+    x = replace(x, rows=collate(samples))
     half = torch.full_like(x.rows.rewards, math.log(0.5))  # so that all weigh the same
     squares = torch.ones_like(half)
-    batch, _ = algorithm.compute_weights(replace(x, batch=replace(x.rows, old_logprobs=half, sum_pi_squared=squares)))
+    batch, _ = weigh(algorithm, x, old_logprobs=half, sum_pi_squared=squares)
     assert batch.advantages[:, 1].tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
 
 
@@ -105,17 +102,19 @@ MOVED = torch.tensor([[0, -1.3, -1, 0], [0, -1.6, -1, -0.6], [0, -3, -3, 0]], dt
 """Rows whose log(mu / theta) is .15, .0667 and 2 in the mean; the last one is good."""
 
 
-def masked(**settings: object) -> tuple[Algorithm, Batch, Denominators]:
+def masked(**settings: object) -> tuple[Algorithm, WeightedRows, Denominators]:
     algorithm = Algorithm(AlgorithmConfig(objective="reinforce", aggregation="token-mean", **settings))
     samples = [example_sample(4, p, episode=e) for e, p in enumerate([[1, 2], [1, 2, 3], [1, 2]])]
-    batch = replace(collate(samples), rollout_logprobs=OLD, old_logprobs=OLD)
-    advantages = torch.where(batch.loss_mask, torch.tensor([[-1.0], [-2.0], [3.0]]), 0.0)
-    return algorithm, replace(batch, advantages=advantages), Denominators(7, 3)
+    rows = replace(collate(samples), rollout_logprobs=OLD)
+    advantages = torch.where(rows.loss_mask, torch.tensor([[-1.0], [-2.0], [3.0]]), 0.0)
+    return algorithm, weighted(scored(rows, reference_logprobs=OLD), advantages=advantages), Denominators(7, 3)
 
 
-def loss_of(algorithm: Algorithm, batch: Batch, whole: Denominators) -> tuple[float, torch.Tensor, dict[str, float]]:
-    theta = MOVED[batch.episode][:, : batch.token_ids.shape[1]].clone().requires_grad_()
-    terms = algorithm.loss(theta, torch.zeros_like(theta), batch, whole)
+def loss_of(
+    algorithm: Algorithm, batch: WeightedRows, whole: Denominators
+) -> tuple[float, torch.Tensor, dict[str, float]]:
+    theta = MOVED[batch.rows.episode][:, : batch.rows.token_ids.shape[1]].clone().requires_grad_()
+    terms = algorithm.loss(theta, torch.zeros_like(theta), batch.inputs, whole)
     terms.loss.backward()
     assert theta.grad is not None
     return terms.loss.item(), theta.grad, terms.sums
@@ -135,13 +134,13 @@ def test_bad_rows_that_the_policy_has_left_have_no_loss_but_still_count():
 def test_a_masked_row_keeps_its_penalties():
     kl = {"where": "loss", "coefficient": 0.5, "kind": "k2"}
     algorithm, batch, whole = masked(negative_mask={"name": "opsm", "delta": 0.1}, kl=kl)
-    _, grad, _ = loss_of(algorithm, replace(batch, reference_logprobs=OLD), whole)
+    _, grad, _ = loss_of(algorithm, batch, whole)
     assert grad[0, 1].item() == pytest.approx(0.5 * -0.3 / 7)
 
 
 def test_the_mask_does_not_hang_on_the_cut():
     algorithm, batch, whole = masked(negative_mask={"name": "opsm", "delta": 0.1})
-    parts = [loss_of(algorithm, batch.rows([row]), whole) for row in range(3)]
+    parts = [loss_of(algorithm, batch.select([row]), whole) for row in range(3)]
     loss, grad, sums = loss_of(algorithm, batch, whole)
     assert sum(p[0] for p in parts) == pytest.approx(loss)
     assert sum(p[2]["masked_fraction"] for p in parts) == sums["masked_fraction"]
@@ -160,16 +159,19 @@ COUNTED = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]],
 
 
 def test_the_mean_over_prompts_by_hand_in_any_cut():
-    shares = prompt_shares(COUNTED, torch.tensor([5, 5, 2, 9]))  # 4 tokens and 2; the third prompt has none
+    shares = shares_of_prompts(COUNTED, torch.tensor([5, 5, 2, 9]))  # 4 tokens and 2; the third prompt has none
     assert shares.tolist() == [1 / 8, 1 / 8, 1 / 4, 0]
     loss = torch.where(COUNTED, torch.tensor([[1.0, 2, 3, 6], [4] * 4, [8, 0, 0, 2], [1] * 4]), torch.nan)
-    mean, whole = AGGREGATIONS.bind({"name": "prompt-mean"}), Denominators.of(COUNTED)
-    assert mean(loss, COUNTED, whole, shares).item() == pytest.approx(((2 + 3 + 6 + 4) / 4 + (8 + 2) / 2) / 2)
-    parts = [mean(loss[r : r + 1], COUNTED[r : r + 1], whole, shares[r : r + 1]).item() for r in range(4)]
+    whole = Denominators.of(COUNTED)
+    assert aggregate("prompt-mean", loss, COUNTED, whole, shares).item() == pytest.approx(
+        ((2 + 3 + 6 + 4) / 4 + (8 + 2) / 2) / 2
+    )
+    one = [slice(r, r + 1) for r in range(4)]
+    parts = [aggregate("prompt-mean", loss[r], COUNTED[r], whole, shares[r]).item() for r in one]
     assert parts == pytest.approx([11 / 8, 4 / 8, 10 / 4, 0])
-    with pytest.raises(ConfigError, match="share of its prompt"):
-        mean(loss, COUNTED, whole)
-    assert prompt_shares(COUNTED[3:], torch.tensor([9])).tolist() == [0]
+    with pytest.raises(ConfigError, match="'prompt-mean' reads prompt_shares, which were not computed"):
+        aggregate("prompt-mean", loss, COUNTED, whole)
+    assert shares_of_prompts(COUNTED[3:], torch.tensor([9])).tolist() == [0]
 
 
 @pytest.mark.parametrize(("count", "share"), [(False, 1 / 8), (True, 1 / 16)])
@@ -177,7 +179,7 @@ def test_prompts_without_counted_tokens_are_not_counted(count, share):
     algorithm = Algorithm(AlgorithmConfig(aggregation="prompt-mean", advantage=PLAIN, count_zero_advantage=count))
     values = {"win": (1.0, "a"), "loss": (0.0, "a"), "tie": (1.0, "b"), "too": (1.0, "b"), "none": (None, "c")}
     x = algorithm.experience(group_episodes([episode(name, *value) for name, value in values.items()]))
-    batch, _ = algorithm.compute_weights(x)  # 8 sampled tokens a prompt
+    batch, _ = weigh(algorithm, x)  # 8 sampled tokens a prompt
     assert batch.prompt_shares.tolist() == [share, share]
 
 
@@ -242,14 +244,15 @@ def test_the_gap_is_told_apart_by_the_token_before():
     prompt, policy, env, template = range(len(Source))
     sources = torch.tensor([[prompt, policy, policy, template, env, policy], [prompt, template, policy, -1, -1, -1]])
     old = x.rows.rollout_logprobs + torch.tensor([[0, 0.1, -0.2, 0, 0, 0.4], [0, 0, -0.8, 0, 0, 0]])
-    found = algorithm.diagnose(replace(x, batch=replace(x.rows, sources=sources, old_logprobs=old)))
+    found = algorithm.diagnose(x := replace(x, rows=replace(x.rows, sources=sources)), scored(x.rows, old_logprobs=old))
     by_source = {k.removeprefix("mismatch/source_"): v for k, v in found.items() if "source" in k}
     assert by_source == pytest.approx({"prompt": 0.1, "policy": 0.2, "env": 0.4, "template": 0.8}, rel=1e-5)
 
 
 def test_without_a_second_look_only_the_ages_of_tokens_are_told():
     algorithm = Algorithm(AlgorithmConfig())
-    found = algorithm.diagnose(algorithm.experience(group_episodes([episode("a", 1.0)])))  # versions 7, 7, 7, 8
+    x = algorithm.experience(group_episodes([episode("a", 1.0)]))
+    found = algorithm.diagnose(x, scored(x.rows))  # versions 7, 7, 7, 8
     assert found == {f"policy_version/staleness_{n}": v for n, v in zip("0123", (0.25, 0.75, 0, 0), strict=True)} | {
         "policy_version/staleness_4+": 0
     }
@@ -271,6 +274,6 @@ def test_failed_tool_calls_are_counted_in_episodes():
     changed = {"win": (1.0, clean), "loss": (0.0, example_episode().messages), "none": (None, clean)}
     x = algorithm.experience(group_episodes([episode(name, value, messages=m) for name, (value, m) in changed.items()]))
     assert x.tool_errors.tolist() == [0, 1, 0]
-    batch, _ = algorithm.compute_weights(x)
+    batch, _ = weigh(algorithm, x)
     expected = {"with_tool_errors": -0.5, "without_tool_errors": 0.5, "tool_error_correlation": -1.0}
     assert algorithm.advantage_metrics(x, batch) == pytest.approx({f"advantage/{k}": v for k, v in expected.items()})

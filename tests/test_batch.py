@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.algorithms import Denominators, Experience, collate, to_samples
-from agent_rl.algorithms.aggregation import AGGREGATIONS
+from agent_rl.algorithms.advantages.episode import on_tokens
 from agent_rl.core.episode import Outcome, Reward, StopReason, group_episodes
 from tests.doubles import example_episode, example_sample
+from tests.tensors import aggregate
 
 SAMPLED = [False] * 3 + [True] * 2 + [False] * 2 + [True] * 2 + [False]
 
@@ -30,7 +31,7 @@ def test_a_turn_s_reward_falls_on_its_last_sampled_token_and_the_episode_s_on_th
     assert s.loss_mask.tolist() == SAMPLED
     assert s.rewards.tolist() == [0, 0, 0, 0, 0.5, 0, 0, 0, 4.0, 0]  # 2 * .25; 1 + 3: turn 7 sampled nothing
     np.testing.assert_array_equal(s.rollout_logprobs, np.float32([0, 0, 0, -0.5, -0.0625, 0, 0, -0.1, -2.5, 0]))
-    assert (s.episode, s.episode_id, s.group_id) == (0, "e0", "g0")
+    assert s.episode == 0
 
 
 def test_what_episodes_scored_is_laid_out_by_episode():
@@ -49,13 +50,12 @@ def test_what_episodes_scored_is_laid_out_by_episode():
     )
     np.testing.assert_allclose(x.scores, [1.05, math.nan, 0.05, math.nan])
     np.testing.assert_allclose(x.components, [[1, 0.5], [math.nan, 0.5], [0, 0.5], [math.nan] * 2])
-    assert x.names == ("r", "form") and x.weights.tolist() == [1.0, 0.1]
+    assert x.component_names == ("r", "form") and x.component_weights.tolist() == [1.0, 0.1]
     assert x.groups.tolist() == [0, 0, 0, 1] and x.lengths.tolist() == [4, 4, 0, 4]
     assert x.kept.tolist() == [True, False, True, False] and x.cut_short.tolist() == [False, False, True, False]
     assert x.rows.episode.tolist() == [0, 1, 3]  # in the order of groups
-    on_tokens = x.on_tokens(torch.tensor([2.0, math.nan, 4.0, 3.0], dtype=torch.float64))
-    assert on_tokens[:, SAMPLED].tolist() == [[2] * 4, [0] * 4, [3] * 4] and on_tokens.sum() == 20
-    assert x.trained.sum() == 4
+    spread = on_tokens(torch.tensor([2.0, math.nan, 4.0, 3.0]), x.rows.episode, x.rows.loss_mask)
+    assert spread[:, SAMPLED].tolist() == [[2] * 4, [0] * 4, [3] * 4] and spread.sum() == 20
 
 
 def test_other_scores_change_the_last_sampled_token_of_an_episode_s_last_row():
@@ -72,9 +72,8 @@ def test_other_scores_change_the_last_sampled_token_of_an_episode_s_last_row():
 
 def test_without_sampled_tokens_there_are_no_rows():
     x = Experience.of(group_episodes([example_episode(trajectories=())]))
-    assert x.batch is None and x.rescored(x.scores + 1).batch is None
-    with pytest.raises(ValueError, match="no samples"):
-        collate([])
+    assert len(x.rows) == 0 and len(x.rescored(x.scores + 1).rows) == 0
+    assert collate([]).token_ids.shape == (0, 0)
 
 
 # Batches
@@ -87,8 +86,6 @@ def test_collate_pads_on_the_right():
     assert batch.loss_mask.int().tolist() == [[0, 0, 1, 0, 0], [0, 1, 0, 0, 1]]
     assert batch.lengths.tolist() == [3, 5] and batch.token_ids.dtype == torch.int64
     assert (batch.rollout_logprobs[~batch.loss_mask] == 0).all()
-    assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)
-    assert batch.weights.tolist() == batch.loss_mask.float().tolist() and not batch.advantages.any()
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=15), st.integers(1, 200), st.randoms())
@@ -124,7 +121,7 @@ MASK = ~LOSS.isnan()
 )
 def test_aggregation_by_hand_and_nothing_leaks_from_outside_the_mask(chosen, expected):
     loss = LOSS.clone().requires_grad_()
-    got = AGGREGATIONS.bind(AGGREGATIONS.check(chosen))(loss, MASK, Denominators.of(MASK))
+    got = aggregate(chosen, loss, MASK, Denominators.of(MASK))
     assert got.item() == pytest.approx(expected)
     got.backward()
     assert loss.grad is not None

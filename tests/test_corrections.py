@@ -2,21 +2,19 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_rl.algorithms import components
 from agent_rl.algorithms.corrections import (
-    REJECTIONS,
-    WEIGHTS,
     batch_normalised,
     geometric_rejection,
     geometric_tis,
     k3_rejection,
-    no_rejection,
-    no_weight,
     route_mask,
     sequence_rejection,
     sequence_tis,
@@ -29,10 +27,10 @@ from agent_rl.errors import ConfigError
 
 NAN, INF = math.nan, math.inf
 TIS = [token_tis, sequence_tis, geometric_tis]
-WEIGH = [no_weight, token_icepop, *TIS, *(partial(f, normalise=True) for f in TIS)]
+WEIGH = [token_icepop, *TIS, *(partial(f, normalise=True) for f in TIS)]
 BY_SEQUENCE = [sequence_rejection, geometric_rejection, k3_rejection, partial(k3_rejection, over="max")]
 BY_SEQUENCE += [worst_token_rejection]
-REJECT = [no_rejection, token_rejection, *BY_SEQUENCE]
+REJECT = [token_rejection, *BY_SEQUENCE]
 
 
 def given_ratios(rows, dtype=torch.float64):
@@ -290,10 +288,16 @@ def test_weights_have_the_dtype_of_old_and_no_gradient(dtype):
         assert f(old, mu, mask).dtype == torch.bool
 
 
-def test_every_choice_can_be_bound_with_its_defaults():
-    args = given_ratios(ROWS)
-    for name in WEIGHTS.by_name:
-        assert WEIGHTS.bind(WEIGHTS.check(name))(*args).shape == args[2].shape
-    for name in REJECTIONS.by_name:
-        assert REJECTIONS.bind(REJECTIONS.check(name))(*args).shape == args[2].shape
-    close(WEIGHTS.bind(WEIGHTS.check({"name": "token-tis", "cap": 1.5}))(*args)[0], [0, 0.5, 1.5, 0, 1.5, 0])
+@pytest.mark.parametrize("registry", [components.weight, components.rejection], ids=["weight", "rejection"])
+def test_every_correction_can_be_bound_with_its_defaults(registry):
+    old, mu, mask = given_ratios(ROWS)
+    known = SimpleNamespace(old_logprobs=old, rollout_logprobs=mu, mask=mask)
+    for name in registry:
+        assert registry.bind(registry.check(name))(known).shape == mask.shape
+
+
+def test_bind_sets_a_knob():
+    old, mu, mask = given_ratios(ROWS)
+    capped = components.weight.bind(components.weight.check({"name": "token-tis", "cap": 1.5}))
+    known = SimpleNamespace(old_logprobs=old, rollout_logprobs=mu, mask=mask)
+    close(capped(known)[0], [0, 0.5, 1.5, 0, 1.5, 0])

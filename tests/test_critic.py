@@ -11,14 +11,17 @@ from torch import Tensor
 from agent_rl.algorithms import (
     Algorithm,
     AlgorithmConfig,
-    Batch,
     Denominators,
     Experience,
+    ScoredRows,
+    WeightedRows,
     collate,
     explain,
 )
+from agent_rl.algorithms.batch import CriticTargets
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.core.episode import Episode, Reward, group_episodes
+from tests.batches import scored, weigh
 from tests.doubles import example_episode, example_sample
 
 SHARED = {"where": "shared", "clip_eps": None}
@@ -33,16 +36,22 @@ def episode(name: str, value: float | None, *more: Reward) -> Episode:
     return example_episode(name, rewards=(Reward("r", value), *more))
 
 
-def valued(x: Experience, *rows: list[float]) -> Experience:
+def valued(x: Experience, *rows: list[float], **found: Tensor) -> ScoredRows:
     """Give the sampled tokens of each row their values, and all others one that must not be looked at."""
-    values = torch.full_like(x.rows.values, math.nan)
+    values = torch.full_like(x.rows.rollout_logprobs, math.nan)
     values[x.rows.loss_mask] = torch.tensor(rows).flatten()
-    return replace(x, batch=replace(x.rows, values=values))
+    return scored(x.rows, values=values, **found)
 
 
-def at_sampled(x: Tensor, batch: Batch) -> list[list[float]]:
-    assert not x[~batch.loss_mask].any()
-    return [row[mask].tolist() for row, mask in zip(x, batch.loss_mask, strict=True)]
+def at_sampled(x: Tensor, batch: WeightedRows) -> list[list[float]]:
+    sampled = batch.rows.loss_mask
+    assert not x[~sampled].any()
+    return [row[mask].tolist() for row, mask in zip(x, sampled, strict=True)]
+
+
+def targets(batch: WeightedRows) -> CriticTargets:
+    assert batch.critic is not None
+    return batch.critic
 
 
 @pytest.mark.parametrize(
@@ -61,23 +70,25 @@ def at_sampled(x: Tensor, batch: Batch) -> list[list[float]]:
 def test_gae_by_hand(knobs: dict[str, object], rewards: tuple[Reward, ...], advantages: list[float]) -> None:
     values = [0.5, 0.25, 0.5, 0.75]
     judge = algorithm({"name": "gae"} | knobs)
-    batch, whole = judge.compute_weights(
-        valued(judge.experience(group_episodes([episode("win", 1.0, *rewards)])), values)
-    )
+    x = judge.experience(group_episodes([episode("win", 1.0, *rewards)]))
+    batch, whole = judge.compute_weights(x, valued(x, values))
     assert at_sampled(batch.advantages, batch) == [pytest.approx(advantages)]
-    assert at_sampled(batch.returns, batch) == [pytest.approx([a + v for a, v in zip(advantages, values, strict=True)])]
-    assert torch.equal(batch.valued, batch.loss_mask) and whole == Denominators(4, 1, valued=4)
+    assert at_sampled(targets(batch).returns, batch) == [
+        pytest.approx([a + v for a, v in zip(advantages, values, strict=True)])
+    ]
+    assert torch.equal(targets(batch).valued, batch.rows.loss_mask) and whole == Denominators(4, 1, valued=4)
 
 
 def test_turn_gae_by_hand_asks_and_trains_the_critic_at_the_turns_starts() -> None:
     judge = algorithm({"name": "turn-gae"})
-    batch, whole = judge.compute_weights(
-        valued(judge.experience(group_episodes([episode("win", 1.0)])), [0.5, 9.0, 0.25, 9.0])
-    )
+    x = judge.experience(group_episodes([episode("win", 1.0)]))
+    batch, whole = judge.compute_weights(x, valued(x, [0.5, 9.0, 0.25, 9.0]))
     # deltas .25 - .5 and 1 - .25
     assert at_sampled(batch.advantages, batch) == [[0.125, 0.125, 0.75, 0.75]]
-    assert at_sampled(batch.returns, batch) == [[0.625, 0.0, 1.0, 0.0]]
-    assert at_sampled(batch.valued, batch) == [[True, False, True, False]] and whole == Denominators(4, 1, valued=2)
+    assert at_sampled(targets(batch).returns, batch) == [[0.625, 0.0, 1.0, 0.0]]
+    assert at_sampled(targets(batch).valued, batch) == [[True, False, True, False]] and whole == Denominators(
+        4, 1, valued=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,20 +108,20 @@ def test_what_an_episode_s_last_row_earns_reaches_its_first(
     samples = [example_sample(6, [2, 3, 4, 5], 0.0, episode=0)]
     samples += [example_sample(5, [1, 3], 0.0, episode=1), example_sample(4, [2, 3], 1.0, episode=1)]
     samples[2].turns[:] = 1
-    x = replace(x, batch=collate(samples))
+    x = replace(x, rows=collate(samples))
     values = torch.zeros(3, 6)
     values[1, [1, 3]], values[2, [2, 3]] = torch.tensor([0.5, 0.25]), torch.tensor([0.0, 0.75])
-    batch, _ = judge.compute_weights(replace(x, batch=replace(x.rows, values=values)))
+    batch, _ = weigh(judge, x, values=values)
     assert at_sampled(batch.advantages, batch) == [[0.0] * 4, *advantages]
-    assert at_sampled(batch.returns, batch) == [[0.0] * 4, *returns]
+    assert at_sampled(targets(batch).returns, batch) == [[0.0] * 4, *returns]
 
 
 def test_whitening_is_for_the_policy_not_for_the_critic() -> None:
     x = Experience.of(group_episodes([episode("win", 1.0), episode("loss", 0.0)]))
-    x = valued(x, [0.5, 0.25, 0.5, 0.75], [0.5, 0.5, 0.5, 0.5])
-    raw, white = (algorithm({"name": "gae", "whiten": w}).compute_weights(x)[0] for w in (False, True))
-    assert torch.equal(raw.returns, white.returns) and raw.returns.any()
-    found = white.advantages[white.loss_mask]
+    values = valued(x, [0.5, 0.25, 0.5, 0.75], [0.5, 0.5, 0.5, 0.5])
+    raw, white = (algorithm({"name": "gae", "whiten": w}).compute_weights(x, values)[0] for w in (False, True))
+    assert torch.equal(targets(raw).returns, targets(white).returns) and targets(raw).returns.any()
+    found = white.advantages[white.rows.loss_mask]
     assert found.mean().item() == pytest.approx(0, abs=1e-6) and found.std().item() == pytest.approx(1, abs=1e-5)
 
 
@@ -118,47 +129,50 @@ def test_whitening_is_for_the_policy_not_for_the_critic() -> None:
 def test_only_what_is_trained_on_trains_the_critic(name: str) -> None:
     judge = algorithm({"name": name, "whiten": True})
     episodes = [episode("win", 1.0), episode("unscored", None), episode("filtered", 5.0), episode("loss", 0.0)]
-    x = valued(judge.experience(group_episodes(episodes)), *([[0.5, 0.25, 0.5, 0.75]] * 4))
-    batch, whole = judge.compute_weights(replace(x, kept=x.kept & torch.tensor([True, True, False, True])))
-    assert batch.episode.tolist() == [0, 3] and whole.valued == (8 if name == "gae" else 4)
+    x = judge.experience(group_episodes(episodes))
+    x = replace(x, kept=x.kept & torch.tensor([True, True, False, True]))
+    batch, whole = judge.compute_weights(x, valued(x, *([[0.5, 0.25, 0.5, 0.75]] * 4)))
+    assert batch.rows.episode.tolist() == [0, 3] and whole.valued == (8 if name == "gae" else 4)
     alone = judge.experience(group_episodes([episodes[0], episodes[3]]))
-    expected, _ = judge.compute_weights(valued(alone, *([[0.5, 0.25, 0.5, 0.75]] * 2)))
-    assert torch.equal(batch.advantages, expected.advantages) and torch.equal(batch.returns, expected.returns)
+    expected, _ = judge.compute_weights(alone, valued(alone, *([[0.5, 0.25, 0.5, 0.75]] * 2)))
+    assert torch.equal(batch.advantages, expected.advantages) and torch.equal(
+        targets(batch).returns, targets(expected).returns
+    )
 
 
 def test_the_critic_learns_from_what_the_policy_has_nothing_to_learn_from() -> None:
     judge = algorithm({"name": "gae"}, count_zero_advantage=False)
     x = judge.experience(group_episodes([episode("foreseen", 1.0), episode("win", 1.0)]))
-    batch, whole = judge.compute_weights(valued(x, [1.0] * 4, [0.0] * 4))
+    batch, whole = judge.compute_weights(x, valued(x, [1.0] * 4, [0.0] * 4))
     assert not batch.advantages[0].any() and whole == Denominators(4, 1, valued=8)
     rejecting = algorithm(
         {"name": "gae"}, proximal="recompute", rejection={"name": "sequence", "low": 0.5, "high": 2.0}
     )
-    far = replace(x.rows, old_logprobs=x.rows.old_logprobs + 3.0 * x.rows.loss_mask)
-    batch, whole = rejecting.compute_weights(valued(replace(x, batch=far), [1.0] * 4, [0.0] * 4))
-    assert not batch.weights.any() and batch.valued.sum() == whole.valued == 8
+    far = x.rows.rollout_logprobs + 3.0 * x.rows.loss_mask
+    batch, whole = rejecting.compute_weights(x, valued(x, [1.0] * 4, [0.0] * 4, old_logprobs=far))
+    assert not batch.weights.any() and targets(batch).valued.sum() == whole.valued == 8
 
 
 def test_a_kl_penalty_in_the_reward_is_part_of_advantages_and_targets() -> None:
     judge = algorithm({"name": "gae", "lam": 1.0}, kl={"where": "reward", "coefficient": 0.5, "kind": "k1"})
-    x = valued(judge.experience(group_episodes([episode("win", 1.0)])), [0.25] * 4)
-    nearer = x.rows.old_logprobs - 0.5 * x.rows.loss_mask  # each token costs .5 * .5
-    batch, _ = judge.compute_weights(replace(x, batch=replace(x.rows, reference_logprobs=nearer)))
-    assert at_sampled(batch.returns, batch) == [pytest.approx([0.0, 0.25, 0.5, 0.75])]
+    x = judge.experience(group_episodes([episode("win", 1.0)]))
+    nearer = x.rows.rollout_logprobs - 0.5 * x.rows.loss_mask  # each token costs .5 * .5
+    batch, _ = judge.compute_weights(x, valued(x, [0.25] * 4, reference_logprobs=nearer))
+    assert at_sampled(targets(batch).returns, batch) == [pytest.approx([0.0, 0.25, 0.5, 0.75])]
     assert at_sampled(batch.advantages, batch) == [pytest.approx([-0.25, 0.0, 0.25, 0.5])]
 
 
 def test_an_episode_that_a_limit_cut_short_has_no_value_after_its_end() -> None:
     judge = algorithm({"name": "gae"})
-    x = valued(judge.experience(group_episodes([episode("short", 0.0)])), [0.5] * 4)
-    batch, _ = judge.compute_weights(replace(x, cut_short=torch.tensor([True])))
-    assert batch.advantages[batch.loss_mask][-1].item() == -0.5
+    x = judge.experience(group_episodes([episode("short", 0.0)]))
+    batch, _ = judge.compute_weights(replace(x, cut_short=torch.tensor([True])), valued(x, [0.5] * 4))
+    assert batch.advantages[batch.rows.loss_mask][-1].item() == -0.5
 
 
 # --- the value loss ---
 
 
-def rows() -> tuple[Algorithm, Batch, Denominators]:
+def rows() -> tuple[Algorithm, WeightedRows, Denominators]:
     """Rows of many lengths with gaps, weighed by a critic that is wrong by a different amount at each token."""
     judge = algorithm({"name": "turn-gae"})
     samples = [
@@ -168,9 +182,8 @@ def rows() -> tuple[Algorithm, Batch, Denominators]:
     for sample in samples:
         sample.turns[:] = [t // 4 for t in range(len(sample.turns))]
     x = judge.experience(group_episodes([episode(str(e), float(e % 2)) for e in range(6)]))
-    x = replace(x, batch=collate(samples))
-    x = replace(x, batch=replace(x.rows, values=torch.where(x.rows.loss_mask, x.rows.token_ids / 50, math.nan)))
-    return judge, *judge.compute_weights(x)
+    x = replace(x, rows=collate(samples))
+    return judge, *weigh(judge, x, values=torch.where(x.rows.loss_mask, x.rows.token_ids / 50, math.nan))
 
 
 @pytest.mark.parametrize("budget", [1, 20, 40, 10**6])
@@ -180,11 +193,12 @@ def test_the_value_loss_is_a_mean_over_the_whole_batch_however_it_is_cut(budget:
     scale = torch.ones((), dtype=torch.float64, requires_grad=True)
     losses, sums = [], {"vf_loss": 0.0, "vf_clipfrac": 0.0}
     for part in batch.cut(budget):
-        terms = judge.value_loss(scale * part.token_ids.double().cos(), part, whole)
+        terms = judge.value_loss(scale * part.rows.token_ids.double().cos(), targets(part), whole)
         losses.append(terms.loss)
         sums = {name: sums[name] + terms.sums[name] for name in sums}
     torch.stack(losses).sum().backward()
-    predicted, target = batch.token_ids.double().cos()[batch.valued], batch.returns[batch.valued].double()
+    valued, returns = targets(batch).valued, targets(batch).returns
+    predicted, target = batch.rows.token_ids.double().cos()[valued], returns[valued].double()
     by_hand = (predicted - target).square().mean() / 2
     assert sum(losses).item() == pytest.approx(0.5 * by_hand.item(), rel=1e-12)  # 0.5: the coefficient
     assert sums == pytest.approx({"vf_loss": by_hand.item() * whole.valued, "vf_clipfrac": 0.0}, rel=1e-12)
@@ -195,11 +209,12 @@ def test_the_value_loss_is_a_mean_over_the_whole_batch_however_it_is_cut(budget:
 @pytest.mark.parametrize("noise", [0.0, 7.0, math.nan, math.inf])
 def test_a_value_that_is_not_asked_for_has_no_gradient(noise: float) -> None:
     judge, batch, whole = rows()
-    batch = replace(batch, returns=torch.where(batch.valued, batch.returns, noise))
-    values = torch.where(batch.valued, 0.25, noise).requires_grad_()
-    judge.value_loss(values, batch, whole).loss.backward()
+    critic, valued = targets(batch), targets(batch).valued
+    critic = replace(critic, returns=torch.where(valued, critic.returns, noise))
+    values = torch.where(valued, 0.25, noise).requires_grad_()
+    judge.value_loss(values, critic, whole).loss.backward()
     assert values.grad is not None
-    assert (values.grad[~batch.valued] == 0).all() and (values.grad[batch.valued] != 0).all()
+    assert (values.grad[~valued] == 0).all() and (values.grad[valued] != 0).all()
 
 
 def test_what_is_reported_of_a_critic() -> None:

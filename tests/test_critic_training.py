@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience, collate
+from agent_rl.algorithms import (
+    Algorithm,
+    AlgorithmConfig,
+    Denominators,
+    Experience,
+    WeightedRows,
+    collate,
+)
 from agent_rl.algorithms.objectives.value import explained_variance
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.critic import FILE, Critic
@@ -20,6 +27,7 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.episode import group_episodes
 from agent_rl.gym.registry import spec
 from agent_rl.view.progress import Progress
+from tests.batches import weigh
 from tests.doubles import example_episode, example_sample
 from tests.runs import config, told, weights
 
@@ -45,13 +53,14 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def fixed_batch(algorithm: Algorithm) -> tuple[Batch, Denominators]:
+def fixed_batch(algorithm: Algorithm) -> tuple[WeightedRows, Denominators]:
     """Rows whose reward stands in their first token."""
     x = Experience.of(group_episodes([example_episode(str(e)) for e in range(8)]))
     rows = [example_sample(12, [4, 5, 8, 9, 11], reward=float(e % 2), seed=e, episode=e) for e in range(8)]
     for e, row in enumerate(rows):
         row.token_ids[0] = 48 + e % 2
-    return algorithm.compute_weights(replace(x, batch=collate(rows)))
+    x = replace(x, rows=collate(rows))
+    return weigh(algorithm, x, values=torch.zeros_like(x.rows.rollout_logprobs))
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -60,21 +69,23 @@ def test_a_new_critic_knows_nothing_and_draws_no_random_number(where: str) -> No
     policy, critic = new_critic(where)
     assert torch.equal(torch.get_rng_state(), before)
     batch, _ = fixed_batch(critic.algorithm)
-    assert not critic.values(policy, batch, 10**6).any()
+    assert not critic.values(policy, batch.rows, 10**6).any()
 
 
 @pytest.mark.parametrize("where", WHERE)
 def test_a_critic_that_is_fitted_explains_more_of_the_variance(where: str) -> None:
     policy, critic = new_critic(where)
     batch, whole = fixed_batch(critic.algorithm)
-    before = explained_variance(critic.values(policy, batch, 40), batch.returns, batch.valued)
+    before = explained_variance(critic.values(policy, batch.rows, 40), batch.critic.returns, batch.critic.valued)
     assert before == 0
     losses = []
     for _ in range(30):
         for part in batch.cut(40):
-            critic.loss(score_tokens(policy, part.token_ids).hidden, part, whole).backward()
+            critic.loss(
+                score_tokens(policy, part.rows.token_ids).hidden, part.rows.token_ids, part.critic, whole
+            ).backward()
         losses.append(critic.step(1.0)["critic/vf_loss"])
-    after = explained_variance(critic.values(policy, batch, 40), batch.returns, batch.valued)
+    after = explained_variance(critic.values(policy, batch.rows, 40), batch.critic.returns, batch.critic.valued)
     assert after > 0.7 and losses[-1] < 0.2 * losses[0]  # in the shared case only the head is stepped here
 
 
@@ -90,7 +101,9 @@ def test_the_value_loss_reaches_its_own_trunk_only_and_hangs_on_no_cut(where: st
         policy.zero_grad()
         critic.zero_grad()
         for part in batch.cut(budget):
-            critic.loss(score_tokens(policy, part.token_ids).hidden, part, whole).backward()
+            critic.loss(
+                score_tokens(policy, part.rows.token_ids).hidden, part.rows.token_ids, part.critic, whole
+            ).backward()
         return tuple([p.grad.clone() for p in m.parameters() if p.grad is not None] for m in (policy, critic))
 
     of_policy, of_critic = gradients(10**6)
@@ -126,15 +139,14 @@ def test_values_before_the_update_are_those_that_it_starts_from(where: str, fold
     assert trainer.critic is not None
     torch.nn.init.normal_(trainer.critic.head.weight, generator=torch.Generator().manual_seed(0))
     episodes = trainer.train_step().episodes
-    x, _ = trainer._scored(trainer.algorithm.experience(group_episodes(episodes)))
+    x = trainer.algorithm.experience(group_episodes(episodes))
+    scored, _ = trainer._score(x.rows)
     with torch.no_grad():
         states = score_tokens(trainer.actor.model, x.rows.token_ids).hidden
         values = trainer.critic(x.rows.token_ids, states)
-    torch.testing.assert_close(x.rows.values, torch.where(x.rows.loss_mask, values, 0.0), rtol=0, atol=1e-5)
-    assert x.rows.values.any()
-    assert (
-        trainer.update(trainer.algorithm.experience(group_episodes(episodes)))["critic/vf_clipfrac"] > 0
-    )  # by the third update
+    torch.testing.assert_close(scored.values, torch.where(x.rows.loss_mask, values, 0.0), rtol=0, atol=1e-5)
+    assert scored.values is not None and scored.values.any()
+    assert trainer.update(x)["critic/vf_clipfrac"] > 0  # by the third update
 
 
 @pytest.mark.parametrize("where", WHERE)

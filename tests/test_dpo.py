@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, collate
-from agent_rl.algorithms.objectives.preference import dpo, sequence_logprob
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, WeightedRows, collate
+from agent_rl.algorithms.objectives.pairwise import dpo_loss, sequence_logprob
 from agent_rl.core.episode import Episode, Outcome, Reward, StopReason, group_episodes
+from tests.batches import weigh, weighted
 from tests.doubles import example_episode, example_sample
 
 PARTS = {"advantage": "best-against-worst", "aggregation": "token-sum"}
@@ -25,12 +26,16 @@ def rows(*cells: list[float]) -> Tensor:
     return torch.tensor(cells, dtype=torch.float64)
 
 
-def pairs_of(groups: list[int], sides: list[int], sampled: list[list[int]], width: int) -> Batch:
+def pairs_of(groups: list[int], sides: list[int], sampled: list[list[int]], width: int) -> WeightedRows:
     """A weighed batch: row b is of the better (1) or worse (-1) episode of its group."""
     samples = [example_sample(width, at, seed=i, episode=i) for i, at in enumerate(sampled)]
     batch = collate(samples)
     advantages = batch.loss_mask * torch.tensor(sides, dtype=torch.float32)[:, None]
-    return replace(batch, advantages=advantages, group=torch.tensor(groups))
+    return weighted(batch, advantages=advantages, group=torch.tensor(groups))
+
+
+def with_reference(batch: WeightedRows, reference: Tensor) -> WeightedRows:
+    return replace(batch, scored=replace(batch.scored, reference_logprobs=reference))
 
 
 # --- values ---
@@ -42,10 +47,11 @@ def test_by_hand() -> None:
     nan = math.nan  # what nobody sampled
     theta = rows([nan, -1, -2], [nan, -4, nan], [nan, nan, -1.5], [nan, -1, -1], [nan, nan, -0.5])
     reference = rows([nan, -1.5, -2], [nan, -4, nan], [nan, nan, -2], [nan, -0.5, -0.5], [nan, nan, -0.5])
-    prepared = algorithm(beta=0.5).prepare(theta, replace(batch, reference_logprobs=reference))
+    batch = with_reference(batch, reference)
+    prepared, metrics = algorithm(beta=0.5).prepare(theta, batch)
     # group 7: (-4.5 + 5.5) - (-2 + 1) = 2, m = 1: loss ln(1 + 1/e) = .31326169, slope .5 / (1 + e) = .13447071
     # group 3: m = 0: loss ln 2, slope .5 / 2 = .25; and the mean over two pairs
-    assert prepared.metrics == pytest.approx(
+    assert metrics == pytest.approx(
         {
             "train/loss": (0.31326169 + 0.69314718) / 2,
             "train/pairs": 2,
@@ -59,11 +65,11 @@ def test_by_hand() -> None:
     )
     up, flat = 0.13447071 / 2, 0.25 / 2
     expected = rows([0, up, up], [0, -flat, 0], [0, 0, up], [0, -up, -up], [0, 0, flat])
-    torch.testing.assert_close(prepared.batch.advantages.double(), expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(prepared.advantages.double(), expected, rtol=1e-6, atol=1e-9)
     # a fifth the other way round: .8 * .13447071 - .2 * .5 / (1 + 1/e) = .8 * .13447071 - .2 * .36552929
-    smooth = algorithm(beta=0.5, label_smoothing=0.2).prepare(theta, replace(batch, reference_logprobs=reference))
-    assert smooth.batch.advantages[0, 1].item() == pytest.approx(0.03447071 / 2, rel=1e-5)
-    assert smooth.metrics["train/loss"] == pytest.approx((0.8 * 0.31326169 + 0.2 * 1.31326169 + 0.69314718) / 2)
+    smooth, metrics = algorithm(beta=0.5, label_smoothing=0.2).prepare(theta, batch)
+    assert smooth.advantages[0, 1].item() == pytest.approx(0.03447071 / 2, rel=1e-5)
+    assert metrics["train/loss"] == pytest.approx((0.8 * 0.31326169 + 0.2 * 1.31326169 + 0.69314718) / 2)
 
 
 # --- the gradient ---
@@ -81,31 +87,32 @@ def test_the_gradient_is_the_losss_for_every_cut(
     g = torch.Generator().manual_seed(seed)
     weight = torch.randn(6, 6, 4, generator=g, dtype=torch.float64)[torch.tensor([i % 6 for i in order])]
     parameters = torch.randn(4, generator=g, dtype=torch.float64, requires_grad=True)
-    batch = replace(batch, reference_logprobs=torch.randn(7, 6, generator=g, dtype=torch.float64))
+    reference = torch.randn(7, 6, generator=g, dtype=torch.float64)
+    batch = with_reference(batch, reference)
 
     def theta(of: list[int]) -> Tensor:
         return -(weight[of] @ parameters).square()
 
     def by_episode(logprobs: Tensor, side: int) -> Tensor:
-        per_row = sequence_logprob(logprobs, batch.loss_mask)
+        per_row = sequence_logprob(logprobs, batch.rows.loss_mask)
         wanted = [[r for r, i in enumerate(order) if groups[i] == p and sides[i] == side] for p in range(3)]
         return torch.stack([per_row[of].sum() for of in wanted])
 
     every = list(range(7))
-    policies = (theta(every), batch.reference_logprobs)
+    policies = (theta(every), reference)
     chosen_and_rejected = [by_episode(policy, side) for policy in policies for side in (1, -1)]
-    direct, margin = dpo(*chosen_and_rejected, beta=beta, label_smoothing=smoothing)
+    direct, margin = dpo_loss(*chosen_and_rejected, beta=beta, label_smoothing=smoothing)
     (expected,) = torch.autograd.grad(direct.mean(), parameters)
 
     ours = algorithm(beta=beta, label_smoothing=smoothing)
-    prepared = ours.prepare(theta(every).detach(), batch)
-    assert prepared.metrics["train/loss"] == pytest.approx(direct.mean().item(), rel=1e-12)
-    assert prepared.metrics["rewards/margins"] == pytest.approx(margin.mean().item(), rel=1e-9, abs=1e-12)
+    prepared, metrics = ours.prepare(theta(every).detach(), batch)
+    assert metrics["train/loss"] == pytest.approx(direct.mean().item(), rel=1e-12)
+    assert metrics["rewards/margins"] == pytest.approx(margin.mean().item(), rel=1e-9, abs=1e-12)
     found = torch.zeros_like(expected)
     for start in range(0, 7, cut):
         part = every[start : start + cut]
-        logprobs = theta(part)[:, : int(batch.lengths[part].max())]
-        loss = ours.loss(logprobs, torch.zeros_like(logprobs), prepared.batch.rows(part), Denominators(1, 1)).loss
+        logprobs = theta(part)[:, : int(batch.rows.lengths[part].max())]
+        loss = ours.loss(logprobs, torch.zeros_like(logprobs), prepared.select(part).inputs, Denominators(1, 1)).loss
         found += torch.autograd.grad(loss, parameters)[0]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6 * float(expected.norm()))  # float32 advantages
 
@@ -140,9 +147,9 @@ GROUP = [
 )
 def test_the_best_and_the_worst_that_are_trained_on(parts: dict[str, object], chosen: dict[int, float]) -> None:
     ours = Algorithm(AlgorithmConfig(**{"objective": "dpo", **PARTS, **parts}))  # type: ignore[arg-type]
-    batch, _ = ours.compute_weights(ours.experience(group_episodes(GROUP)))
+    batch, _ = weigh(ours, ours.experience(group_episodes(GROUP)))
     sides = batch.advantages.sum(-1).sign().tolist()
-    assert dict(zip(batch.episode.tolist(), sides, strict=True)) == chosen
+    assert dict(zip(batch.rows.episode.tolist(), sides, strict=True)) == chosen
     assert batch.group.tolist() == [0] * len(chosen)
 
 
@@ -152,5 +159,5 @@ def test_it_needs_theta_and_the_reference_and_no_other_does() -> None:
     assert not plain.needs_scores_before_update and not plain.needs_reference
     assert Algorithm(AlgorithmConfig(kl={"where": "loss"})).needs_reference
     batch = pairs_of([0], [1], [[1]], 2)
-    prepared = plain.prepare(batch.old_logprobs, batch)
-    assert prepared.batch is batch and prepared.metrics == {}
+    prepared, metrics = plain.prepare(batch.scored.old_logprobs, batch)
+    assert prepared is batch and metrics == {}

@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.algorithms.filters import (
-    group_range,
-    informative,
-    not_overlong,
     on_policy,
-    scored,
     varied_groups,
 )
+from agent_rl.algorithms.group_stats import group_index, group_range
 from agent_rl.errors import ConfigError
 
 NAN = math.nan
@@ -29,41 +26,6 @@ def ids(*values: int) -> torch.Tensor:
 
 
 # --- by episode ---
-
-
-def test_informative_keeps_what_has_a_gradient():
-    assert informative(f64(0.5, NAN, 0.0, 1e-9, -0.2, -1e-9, 1e4)).tolist() == [
-        True,
-        False,
-        False,
-        False,
-        True,
-        False,
-        True,
-    ]
-
-
-def test_informative_keeps_an_advantage_at_the_tolerance():
-    assert informative(f64(0.25, -0.25, 0.2499), tolerance=0.25).tolist() == [True, True, False]
-    assert informative(f64(0.0, NAN), tolerance=0).tolist() == [True, False]
-
-
-def test_rounding_noise_is_not_informative():
-    scores = f64(0.1 + 0.2, 0.3, 0.3)
-    advantages = scores - scores.mean()
-    assert (advantages != 0).any()  # what an exact comparison would keep
-    assert not informative(advantages).any()
-
-
-def test_scored_is_not_nan_and_zero_is_a_score():
-    assert scored(f64(0.0, NAN, -1.0, math.inf)).tolist() == [True, False, True, True]
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
-def test_truncated_episodes_are_overlong(dtype):
-    keep = not_overlong(torch.tensor([0, 1, 0], dtype=dtype))
-    assert keep.dtype == torch.bool  # ~ of an int would be -1 and -2, both true
-    assert keep.tolist() == [True, False, True]
 
 
 def test_on_policy_counts_versions_back_from_the_current_one():
@@ -105,15 +67,16 @@ def test_an_unscored_episode_neither_varies_a_group_nor_is_kept():
 
 def test_filters_take_an_empty_batch():
     nothing = f64()
-    assert varied_groups(nothing, ids()).shape == informative(nothing).shape == scored(nothing).shape == (0,)
+    assert varied_groups(nothing, ids()).shape == (0,)
 
 
 def test_group_range_ignores_nan():
-    low, high = group_range(f64(2, NAN, -1, 5, NAN), ids(3, 3, 3, 8, 1))
+    values, groups = f64(2, NAN, -1, 5, NAN), ids(3, 3, 3, 8, 1)
+    low, high = group_range(values, group_index(groups, values))
     assert low.tolist() == [-1, -1, -1, 5, math.inf]
     assert high.tolist() == [2, 2, 2, 5, -math.inf]
-    with pytest.raises(ConfigError, match=r"\(2,\).*\(3,\)"):
-        group_range(f64(1, 2, 3), ids(0, 0))
+    with pytest.raises(ConfigError, match=r"\(3,\).*\(2,\)"):
+        group_index(ids(0, 0), f64(1, 2, 3))
 
 
 batches = st.lists(

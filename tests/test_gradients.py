@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience, collate
-from agent_rl.algorithms.batch import Sample
+from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, WeightedRows, collate
+from agent_rl.algorithms.batch import LossInputs, Sample
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import choices, load_config
+from tests.batches import weigh, weighted
 from tests.doubles import example_sample
 
 PRESETS = choices("algorithm")
@@ -48,13 +49,12 @@ def samples_of(order: list[int]) -> list[Sample]:
 
 def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Experience:
     scores = torch.tensor([float(s.rewards.sum()) for s in samples], dtype=torch.float64)
-    batch = collate(samples, pad_id)
     return Experience(
-        batch=replace(batch, values=torch.where(batch.loss_mask, batch.token_ids / 50, 0.0)),
+        rows=collate(samples, pad_id),
         scores=scores,
         components=scores[:, None],
-        names=("r",),
-        weights=torch.ones(1, dtype=torch.float64),
+        component_names=("r",),
+        component_weights=torch.ones(1, dtype=torch.float64),
         groups=torch.tensor(groups),
         lengths=torch.tensor([int(s.loss_mask.sum()) for s in samples]),
         cut_short=torch.zeros(len(samples), dtype=torch.bool),
@@ -67,28 +67,36 @@ def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Exp
     )
 
 
-def weighed(name: str, order: list[int], pad_id: int = 0) -> tuple[Batch, Denominators]:
-    x = experience(samples_of(order), [i // 4 for i in order], pad_id)
+def scores_of(name: str, rows: Rows) -> dict[str, Tensor]:
+    """What models might have said about the rows, of what the algorithm reads."""
+    mask, found = rows.loss_mask, {"values": torch.where(rows.loss_mask, rows.token_ids / 50, 0.0)}
     if algorithm(name).needs_reference:
-        x = replace(x, batch=replace(x.rows, reference_logprobs=x.rows.rollout_logprobs - 0.3 * x.rows.loss_mask))
+        found["reference_logprobs"] = rows.rollout_logprobs - 0.3 * mask
+    if algorithm(name).config.proximal == "recompute":
+        found["old_logprobs"] = rows.rollout_logprobs - 0.2 * mask
+    return found
+
+
+def weigh_in_order(name: str, order: list[int], pad_id: int = 0) -> tuple[WeightedRows, Denominators]:
+    x = experience(samples_of(order), [i // 4 for i in order], pad_id)
     if algorithm(name).config.advantage["name"] == "best-against-worst":  # of equals the first is taken
         x = replace(x, scores=x.scores + 0.01 * torch.tensor(order))
-    if algorithm(name).config.proximal == "recompute":
-        x = replace(x, batch=replace(x.rows, old_logprobs=x.rows.rollout_logprobs - 0.2 * x.rows.loss_mask))
-    batch, whole = algorithm(name).compute_weights(x)
+    batch, whole = weigh(algorithm(name), x, **scores_of(name, x.rows))
     with torch.no_grad():
-        theta = score_tokens(model(), batch.token_ids).logprobs
-    return algorithm(name).prepare(theta, batch).batch, whole
+        logprobs = score_tokens(model(), batch.rows.token_ids).logprobs
+    return algorithm(name).prepare(logprobs, batch)[0], whole
 
 
-def gradient(name: str, cuts: list[Batch], whole: Denominators) -> tuple[float, Tensor, dict[str, float]]:
+def gradient(name: str, cuts: list[WeightedRows], whole: Denominators) -> tuple[float, Tensor, dict[str, float]]:
     total, sums = 0.0, dict[str, float]()
     model().zero_grad()
     for batch in cuts:
         entropic = algorithm(name).config.entropy > 0
-        scores = score_tokens(model(), batch.token_ids, entropy_gradient=entropic)
-        terms = algorithm(name).loss(scores.logprobs, scores.entropy, batch, whole)
-        loss = terms.loss + algorithm(name).value_loss(scores.hidden.mean(-1), batch, whole).loss
+        scores = score_tokens(model(), batch.rows.token_ids, entropy_gradient=entropic)
+        terms, loss = algorithm(name).loss(scores.logprobs, scores.entropy, batch.inputs, whole), 0.0
+        if batch.critic is not None:
+            loss = algorithm(name).value_loss(scores.hidden.mean(-1), batch.critic, whole).loss
+        loss = terms.loss + loss
         loss.backward()
         total += loss.item()
         sums = {key: sums.get(key, 0.0) + value for key, value in terms.sums.items()}
@@ -97,7 +105,7 @@ def gradient(name: str, cuts: list[Batch], whole: Denominators) -> tuple[float, 
 
 @functools.cache
 def reference(name: str) -> tuple[float, Tensor, dict[str, float]]:
-    batch, whole = weighed(name, list(range(len(LENGTHS))))
+    batch, whole = weigh_in_order(name, list(range(len(LENGTHS))))
     return gradient(name, [batch], whole)
 
 
@@ -109,7 +117,7 @@ def reference(name: str) -> tuple[float, Tensor, dict[str, float]]:
     st.permutations(range(len(LENGTHS))),
 )
 def test_the_gradient_does_not_hang_on_how_the_batch_is_cut_padded_or_ordered(name, budget, pad_id, order):
-    batch, whole = weighed(name, list(order), pad_id)
+    batch, whole = weigh_in_order(name, list(order), pad_id)
     loss, grad, sums = gradient(name, batch.cut(budget), whole)
     expected_loss, expected, expected_sums = reference(name)
     assert float(expected.norm()) > 1e-3
@@ -120,32 +128,34 @@ def test_the_gradient_does_not_hang_on_how_the_batch_is_cut_padded_or_ordered(na
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_token_that_the_policy_did_not_sample_has_no_loss(name):
-    batch, whole = weighed(name, list(range(len(LENGTHS))))
-    scores = score_tokens(model(), batch.token_ids)
+    batch, whole = weigh_in_order(name, list(range(len(LENGTHS))))
+    scores = score_tokens(model(), batch.rows.token_ids)
+    inputs, mask = batch.inputs, batch.rows.loss_mask
     clean, entropy = scores.logprobs.detach(), scores.entropy.detach()
 
-    def run(logprobs: Tensor, entropy: Tensor, changed: Batch) -> tuple[Tensor, Tensor, dict[str, float]]:
+    def run(logprobs: Tensor, entropy: Tensor, changed: LossInputs) -> tuple[Tensor, Tensor, dict[str, float]]:
         leaf = logprobs.clone().requires_grad_()
         terms = algorithm(name).loss(leaf, entropy, changed, whole)
         (slope,) = torch.autograd.grad(terms.loss, leaf)
         return terms.loss.detach(), slope, terms.sums
 
-    loss, slope, sums = run(clean, entropy, batch)
-    assert (slope[~batch.loss_mask] == 0).all()
-    assert (slope[batch.loss_mask] != 0).any()
+    loss, slope, sums = run(clean, entropy, inputs)
+    assert (slope[~mask] == 0).all()
+    assert (slope[mask] != 0).any()
 
     def noisy(values: Tensor, noise: float) -> Tensor:
-        return torch.where(batch.loss_mask, values, torch.full_like(values, noise))
+        return torch.where(mask, values, torch.full_like(values, noise))
 
     for noise in (-7.0, math.nan, math.inf, -math.inf):
         # one at a time: a NaN in one may hide what comes of a NaN in another
         dirty = [
-            replace(batch, **{f: noisy(getattr(batch, f), noise)})
+            replace(inputs, **{f: noisy(values, noise)})
             for f in ("rollout_logprobs", "old_logprobs", "reference_logprobs", "advantages")
+            if (values := getattr(inputs, f)) is not None
         ]
         for got in (
-            run(noisy(clean, noise), entropy, batch),
-            run(clean, noisy(entropy, noise), batch),
+            run(noisy(clean, noise), entropy, inputs),
+            run(clean, noisy(entropy, noise), inputs),
             *(run(clean, entropy, d) for d in dirty),
         ):
             assert torch.equal(got[0], loss)
@@ -157,12 +167,12 @@ def test_a_token_that_the_policy_did_not_sample_has_no_loss(name):
 def test_what_fills_the_gaps_changes_no_advantage_and_no_weight(name):
     order = list(range(len(LENGTHS)))
     x = experience(samples_of(order), [i // 4 for i in order])
-    batch, whole = algorithm(name).compute_weights(x)
-    garbage = {
-        f: torch.where(x.rows.loss_mask, getattr(x.rows, f), torch.full_like(getattr(x.rows, f), math.nan))
-        for f in ("rollout_logprobs", "old_logprobs", "values")
-    }
-    again, whole_again = algorithm(name).compute_weights(replace(x, batch=replace(x.rows, **garbage)))
+    rows, squares = x.rows, torch.full_like(x.rows.rollout_logprobs, 0.5)
+    found = {"old_logprobs": rows.rollout_logprobs, "sum_pi_squared": squares} | scores_of(name, rows)
+    batch, whole = weigh(algorithm(name), x, **found)
+    dirty = {f: torch.where(rows.loss_mask, v, torch.full_like(v, math.nan)) for f, v in found.items()}
+    mu = torch.where(rows.loss_mask, rows.rollout_logprobs, math.nan)
+    again, whole_again = weigh(algorithm(name), replace(x, rows=replace(rows, rollout_logprobs=mu)), **dirty)
     assert whole_again == whole
     assert torch.equal(again.advantages, batch.advantages) and torch.equal(again.weights, batch.weights)
 
@@ -172,7 +182,7 @@ def test_a_token_that_nothing_sampled_comes_after_changes_no_gradient():
         sample = example_sample(12, [3, 4, 8], seed=1)
         sample.token_ids[list(changed)] = (sample.token_ids[list(changed)] + 7) % 50
         batch = collate([sample])
-        batch = replace(batch, advantages=batch.loss_mask.float())
+        batch = weighted(batch, advantages=batch.loss_mask.float())
         return gradient("grpo", [batch], Denominators(3, 1))[1]
 
     assert torch.equal(gradients(), gradients(9, 10, 11))  # behind the last sampled token: nobody attends to them

@@ -127,6 +127,12 @@ def test_run_groups_gives_scored_groups_in_the_order_of_their_jobs():
     assert asyncio.run(run_groups([], play())) == []
 
 
+def test_run_groups_keeps_the_order_of_jobs_where_a_task_comes_again():
+    jobs = [job for n in (0, 1, 0) for job in group_jobs(dice_spec(Compared), {"n": n}, 2, 0)]
+    groups = asyncio.run(run_groups(jobs, play("6")))
+    assert [(g.task["n"], len(g.episodes)) for g in groups] == [(0, 2), (1, 2), (0, 2)]
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

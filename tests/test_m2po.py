@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, collate
-from agent_rl.algorithms.objectives import pairwise as whole
 from agent_rl.algorithms.objectives.token import m2po, m2po_keep
+from tests.batches import weighted
 from tests.doubles import example_sample
 
 
@@ -64,7 +64,7 @@ def test_m2po_keeps_as_much_as_the_bound_allows_in_any_order(tokens, random):
 def test_m2po_by_hand():
     logprobs = row(math.log(0.5), math.log(0.2), math.log(0.2)).requires_grad_()
     mu = row(math.log(0.1), math.log(0.18), math.log(0.4))
-    token = m2po(logprobs, row(-9.0, -9.0, -9.0), mu, row(2.0, 2.0, 2.0), torch.ones(1, 3, dtype=torch.bool))
+    token = m2po(logprobs, mu, row(2.0, 2.0, 2.0))
     (slope,) = torch.autograd.grad(token.loss.sum(), logprobs)
     torch.testing.assert_close(token.loss, row(-10.0, -2 / 0.9, -1.0))
     torch.testing.assert_close(slope, row(-10.0, -2 / 0.9, -1.0))
@@ -75,12 +75,13 @@ def test_the_mask_is_over_the_whole_batch_and_in_the_weights():
     # gaps .3 .1 in the first row, .1 .1 in the second: of all four the mean square is .03, of the first row alone .05
     batch = collate([example_sample(3, [1, 2]), example_sample(3, [1, 2], seed=1)])
     mu = torch.tensor([[0.0, -1.3, -1.1], [0.0, -1.1, -1.1]])
-    batch = replace(batch, rollout_logprobs=mu, advantages=batch.loss_mask.float(), weights=0.5 * batch.loss_mask)
+    mask = batch.loss_mask
+    batch = weighted(replace(batch, rollout_logprobs=mu), advantages=mask.float(), weights=0.5 * mask)
     theta = torch.tensor([[9.0, -1.0, -1.0], [math.nan, -1.0, -1.0]])  # what nobody sampled has no say
-    assert whole.m2po(theta, batch).batch.weights.tolist() == [[0, 0.5, 0.5]] * 2
-    assert whole.m2po(theta, batch).metrics == {"train/clip_fraction": 0.0}
-    alone = whole.m2po(theta[:1], batch.rows([0]))
-    assert alone.batch.weights.tolist() == [[0, 0, 0.5]] and alone.metrics == {"train/clip_fraction": 0.5}
-    strict = Algorithm(AlgorithmConfig(objective={"name": "m2po", "second_moment": 0.02}))
+    default, strict = (Algorithm(AlgorithmConfig(objective={"name": "m2po", "second_moment": m})) for m in (0.04, 0.02))
+    prepared, metrics = default.prepare(theta, batch)
+    assert prepared.weights.tolist() == [[0, 0.5, 0.5]] * 2 and metrics == {"train/clip_fraction": 0.0}
+    alone, metrics = default.prepare(theta[:1], batch.select([0]))
+    assert alone.weights.tolist() == [[0, 0, 0.5]] and metrics == {"train/clip_fraction": 0.5}
     assert strict.needs_scores_before_update
-    assert strict.prepare(theta, batch).batch.weights.tolist() == [[0, 0, 0.5], [0, 0.5, 0.5]]
+    assert strict.prepare(theta, batch)[0].weights.tolist() == [[0, 0, 0.5], [0, 0.5, 0.5]]

@@ -84,17 +84,31 @@ def test_metrics_page_has_the_fields_of_every_kind_of_row(rows: list[dict[str, o
     assert found == fields
 
 
+NAME = re.compile(r"[a-z_]+(/[a-z_]+)+[a-z]")
+
+
+def names_in_code(tree: ast.AST, prefixes: tuple[str, ...]) -> set[str]:
+    """Every string that begins as a metric does, or is a key and has the form of one."""
+    nodes = list(ast.walk(tree))
+    strings = [n for n in nodes if isinstance(n, ast.Constant) and str(n.value).startswith(prefixes)]
+    keys = [key for n in nodes if isinstance(n, ast.Dict) for key in n.keys]
+    keys += [n.slice for n in nodes if isinstance(n, ast.Subscript)]
+    found = [n.value for n in [*strings, *keys] if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return {name for name in found if NAME.fullmatch(name)}
+
+
 def test_metrics_page_has_every_name_in_the_code() -> None:
     prefixes = tuple({f"{name.split('/')[0]}/" for name in [*EMBEDDED, *names_in("On verl: ours")]})
-    literals = {
-        node.value
-        for file in SOURCES.values()
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-    names = {name for name in literals if name.startswith(prefixes) and re.fullmatch(r"[a-z_]+(/[a-z_]+)+[a-z]", name)}
+    files = [file for module, file in SOURCES.items() if not module.startswith("agent_rl.sandboxes")]
+    found = set().union(*(names_in_code(ast.parse(file.read_text()), prefixes) for file in files))
+    names = {f"actor/{name}" if name.startswith("agent_rl/") else name for name in found}  # verl puts the worker first
     assert len(names) > 60
     assert undocumented(names, [*EMBEDDED, *ON_VERL]) == []
+
+
+def test_names_in_code_finds_new_prefixes() -> None:
+    code = "metrics['new/one'] = 1\nreturn_ = {'new/two': 2}\nx = ['rollout/three', 'a/path']"
+    assert names_in_code(ast.parse(code), ("rollout/",)) == {"new/one", "new/two", "rollout/three"}
 
 
 def test_metrics_page_has_what_verl_runs_must_report() -> None:

@@ -12,10 +12,9 @@ from agent_rl.algorithms.diagnostics import (
     correction_metrics,
     mismatch,
     policy_version_histogram,
-    route_agreement,
-    token_agreement,
 )
 from agent_rl.errors import ConfigError
+from agent_rl.moe.agreement import route_agreement, token_agreement
 
 NAN, INF = math.nan, math.inf
 LN2, LN3 = math.log(2), math.log(3)

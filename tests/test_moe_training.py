@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_rl.backends.embedded import batch_scores
+from agent_rl.backends.embedded import scoring
 from agent_rl.backends.embedded import trainer as trainer_module
 from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.config import TrainConfig
@@ -76,17 +76,19 @@ def watched(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[list[For
     inside: list[tuple[Tensor | None, Routes]] = []
 
     @contextmanager
-    def spied(model: PreTrainedModel, given: Tensor | None = None) -> Iterator[Routes]:
+    def recording(model: PreTrainedModel, given: Tensor | None = None) -> Iterator[Routes]:
         with routed(model, given) as routes:
             inside.append((given, routes))
             yield routes
+            inside.pop()
 
     def scored(model: PreTrainedModel, ids: Tensor, *args: float, **knobs: bool) -> Scores:
-        forwards.append(Forward(torch.is_grad_enabled(), ids, *inside[-1]))
+        forwards.append(Forward(torch.is_grad_enabled(), ids, *(inside or [(None, Routes())])[-1]))
         return score_tokens(model, ids, *args, **knobs)
 
-    for module in (trainer_module, batch_scores):
-        monkeypatch.setattr(module, "routed", spied)
+    monkeypatch.setattr(scoring, "routed", recording)
+    monkeypatch.setattr(trainer_module, "replayed", recording)
+    for module in (trainer_module, scoring):
         monkeypatch.setattr(module, "score_tokens", scored)
     while True:
         forwards.clear()

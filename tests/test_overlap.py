@@ -125,7 +125,7 @@ def policy(request: pytest.FixtureRequest) -> Policy:
 
 
 def episodes_of(cls: type[Env], policy: Policy, budget: Budget | None = None, n: int = N) -> list[Episode]:
-    spec = EnvSpec("slow-v0", cls, TaskSource(), budget or Budget())
+    spec = EnvSpec("", "slow", 0, cls, TaskSource(), budget or Budget())
     return asyncio.run(run_jobs([Job(spec, {"number": i}, i) for i in range(n)], policy, concurrency=n))
 
 

@@ -104,7 +104,7 @@ def test_a_failed_close_is_a_warning_and_the_episode_is_whole():
     assert episode.reward == 1.0
 
 
-def test_a_policy_that_can_t_close_keeps_nobody_from_closing_the_environment():
+def test_environment_is_closed_though_the_policy_fails_to_close():
     def script(env, seed):
         try:
             yield "6"
@@ -214,12 +214,12 @@ def test_no_jobs_are_no_episodes():
 
 
 @pytest.mark.parametrize("jobs", [0, 1])
-def test_no_room_for_any_episode_is_refused(jobs):
+def test_run_jobs_refuses_a_concurrency_of_zero(jobs):
     with pytest.raises(ConfigError, match="concurrency=0"):
         asyncio.run(run_jobs([Job(dice_spec(), {}, 0)] * jobs, play("6"), concurrency=0))
 
 
-def test_what_breaks_the_source_of_jobs_is_raised_after_what_was_begun():
+def test_stream_jobs_raises_an_error_of_its_source_after_running_episodes():
     def jobs():
         yield Job(dice_spec(), {"name": "first"}, 0)
         raise OSError("no more tasks")
@@ -236,7 +236,7 @@ def test_what_breaks_the_source_of_jobs_is_raised_after_what_was_begun():
     assert Dice.closed == ["first"]
 
 
-def test_who_stops_listening_cancels_the_rest():
+def test_run_jobs_cancels_the_rest_where_on_episode_raises():
     def stop(episode):
         raise BufferError("disk full")
 

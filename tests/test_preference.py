@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_rl.algorithms.objectives.preference import dpo, preference_pairs, sequence_logprob
+from agent_rl.algorithms.objectives.pairwise import dpo_loss, preference_pairs, sequence_logprob
 from agent_rl.errors import ConfigError
 
 F64 = torch.float64
@@ -24,18 +24,18 @@ def tensor(*values: float) -> Tensor:
 
 def test_dpo_by_hand() -> None:
     # (-10 + 12) - (-9 + 8) = 3, beta 0.1: m = 0.3, -log(1 / (1 + exp(-0.3))) = 0.55435524
-    loss, margin = dpo(tensor(-10), tensor(-9), tensor(-12), tensor(-8))
+    loss, margin = dpo_loss(tensor(-10), tensor(-9), tensor(-12), tensor(-8))
     assert (margin.item(), loss.item()) == pytest.approx((0.3, 0.55435524))
     # beta 0.5: m = 1.5, log(1 + exp(-1.5)) = 0.20141328
-    loss, margin = dpo(tensor(-10), tensor(-9), tensor(-12), tensor(-8), beta=0.5)
+    loss, margin = dpo_loss(tensor(-10), tensor(-9), tensor(-12), tensor(-8), beta=0.5)
     assert (margin.item(), loss.item()) == pytest.approx((1.5, 0.20141328))
     # smoothed by a quarter: 0.75 * 0.20141328 + 0.25 * log(1 + exp(1.5)) = 0.15105996 + 0.25 * 1.70141328
-    loss, margin = dpo(tensor(-10), tensor(-9), tensor(-12), tensor(-8), beta=0.5, label_smoothing=0.25)
+    loss, margin = dpo_loss(tensor(-10), tensor(-9), tensor(-12), tensor(-8), beta=0.5, label_smoothing=0.25)
     assert (margin.item(), loss.item()) == pytest.approx((1.5, 0.57641328))
 
 
 def test_dpo_at_the_reference_is_log_2() -> None:
-    loss, margin = dpo(tensor(-5, -7), tensor(-6, -1), tensor(-5, -7), tensor(-6, -1))
+    loss, margin = dpo_loss(tensor(-5, -7), tensor(-6, -1), tensor(-5, -7), tensor(-6, -1))
     assert margin.tolist() == [0, 0]
     assert loss.tolist() == pytest.approx([math.log(2)] * 2)
 
@@ -48,7 +48,7 @@ floats = st.floats(-30, 30)
 def test_dpos_gradient(c: float, r: float, c_ref: float, r_ref: float, beta: float, smoothing: float) -> None:
     """With m's slope in the loss, `smoothing - sigmoid(-m)` (Rafailov et al. 2023, under eq. 7, for no smoothing)."""
     chosen, rejected = tensor(c).requires_grad_(), tensor(r).requires_grad_()
-    loss, margin = dpo(chosen, rejected, tensor(c_ref), tensor(r_ref), beta=beta, label_smoothing=smoothing)
+    loss, margin = dpo_loss(chosen, rejected, tensor(c_ref), tensor(r_ref), beta=beta, label_smoothing=smoothing)
     up, down = torch.autograd.grad(loss.sum(), [chosen, rejected])
     m = beta * ((c - c_ref) - (r - r_ref))
     slope = beta * (smoothing - 1 / (1 + math.exp(m)))
@@ -60,13 +60,13 @@ def test_dpos_gradient(c: float, r: float, c_ref: float, r_ref: float, beta: flo
 def test_dpos_gradient_numerically() -> None:
     chosen, rejected = tensor(-3, 1, 8).requires_grad_(), tensor(-2, 4, -1).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda c, r: dpo(c, r, tensor(0, 1, 2), tensor(2, 1, 0), label_smoothing=0.1)[0], [chosen, rejected]
+        lambda c, r: dpo_loss(c, r, tensor(0, 1, 2), tensor(2, 1, 0), label_smoothing=0.1)[0], [chosen, rejected]
     )
 
 
 def test_dpo_stays_finite() -> None:
     chosen, rejected = tensor(1e4, -1e4).requires_grad_(), tensor(-1e4, 1e4)
-    loss, margin = dpo(chosen, rejected, tensor(0, 0), tensor(0, 0))
+    loss, margin = dpo_loss(chosen, rejected, tensor(0, 0), tensor(0, 0))
     assert margin.tolist() == [2000, -2000]
     assert loss.tolist() == [0, 2000]
     assert torch.autograd.grad(loss.sum(), chosen)[0].tolist() == pytest.approx([0, -0.1])
@@ -75,7 +75,7 @@ def test_dpo_stays_finite() -> None:
 @pytest.mark.parametrize("smoothing", [-0.1, 0.5, 1.0, NAN])
 def test_a_label_smoothing_that_says_nothing_is_refused(smoothing: float) -> None:
     with pytest.raises(ConfigError, match=f"label_smoothing is {smoothing}"):
-        dpo(tensor(0), tensor(0), tensor(0), tensor(0), label_smoothing=smoothing)
+        dpo_loss(tensor(0), tensor(0), tensor(0), tensor(0), label_smoothing=smoothing)
 
 
 # --- log-probabilities of sequences ---
@@ -103,13 +103,13 @@ def test_float32_sums_have_the_wrong_sign_on_long_pairs() -> None:
     short = rows.sum(-1)
     assert ((short[0] - short[2]) - (short[1] - short[3])).item() == pytest.approx(-(2**-9))
     chosen, rejected, chosen_reference, rejected_reference = sequence_logprob(rows, torch.ones_like(rows) > 0)
-    margin = dpo(chosen, rejected, chosen_reference, rejected_reference, beta=1.0)[1]
+    margin = dpo_loss(chosen, rejected, chosen_reference, rejected_reference, beta=1.0)[1]
     assert margin.item() == pytest.approx(0.0006, abs=1e-6)
 
 
 def test_float32_inputs_of_dpo_are_not_subtracted_in_float32() -> None:
     # (-30,000 - 0.0007) - (-30,000 - 0) = -0.0007, where float32 has 0
-    loss, margin = dpo(*(torch.tensor([x]) for x in (-3e4, -3e4, 7e-4, 0.0)), beta=1.0)
+    loss, margin = dpo_loss(*(torch.tensor([x]) for x in (-3e4, -3e4, 7e-4, 0.0)), beta=1.0)
     assert (loss.dtype, margin.dtype) == (F64, F64)
     assert margin.item() == pytest.approx(-7e-4)
 

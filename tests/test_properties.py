@@ -12,8 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, Denominators, Experience
-from agent_rl.algorithms.objectives.choices import OBJECTIVES
+from agent_rl.algorithms import (
+    Algorithm,
+    AlgorithmConfig,
+    Denominators,
+    Experience,
+    ScoredRows,
+    WeightedRows,
+    components,
+)
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config
 from tests.doubles import example_sample
@@ -64,34 +71,34 @@ def preset(name: str) -> AlgorithmConfig:
     return load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
 
 
-def rows(scores: list[float], order: list[int] | None = None, gap: float = 0.2, baseline: float = 0.25) -> Experience:
-    """Return the eight rows in some order; `gap` is log(mu / old), `baseline` what anybody expects of any state."""
+def rows(
+    scores: list[float], order: list[int] | None = None, gap: float = 0.2, baseline: float = 0.25
+) -> tuple[Experience, ScoredRows]:
+    """Return the eight rows in some order, and scores; `gap` is log(mu / old), `baseline` the value of any state."""
     order = order or list(range(len(SAMPLED)))
     samples = [example_sample(9, SAMPLED[i], reward=scores[i], seed=i, episode=place) for place, i in enumerate(order)]
     x = experience(samples, [i // 4 for i in order])
-    batch, generator = x.rows, torch.Generator().manual_seed(0)
+    rows, generator = x.rows, torch.Generator().manual_seed(0)
     squares = torch.rand((len(SAMPLED), 9), generator=generator)[order]
-    old = batch.rollout_logprobs - gap * torch.rand((len(SAMPLED), 9), generator=generator)[order] * batch.loss_mask
-    values = torch.full_like(batch.values, baseline)
-    batch = replace(batch, old_logprobs=old, sum_pi_squared=squares, values=values)
+    old = rows.rollout_logprobs - gap * torch.rand((len(SAMPLED), 9), generator=generator)[order] * rows.loss_mask
+    values = torch.full_like(old, baseline)
     expected = {name: torch.full_like(getattr(x, name), baseline) for name in ("baselines", "state_values")}
-    return replace(x, batch=batch, **expected)
+    scored = ScoredRows(rows, old, reference_logprobs=rows.rollout_logprobs, values=values, sum_pi_squared=squares)
+    return replace(x, **expected), scored
 
 
-def weighed(config: AlgorithmConfig, x: Experience) -> tuple[Batch, Denominators]:
-    return Algorithm(config).compute_weights(x if config.proximal == "recompute" else own(x))
+def weighed(config: AlgorithmConfig, given: tuple[Experience, ScoredRows]) -> tuple[WeightedRows, Denominators]:
+    x, scored = given
+    if config.proximal == "rollout":
+        scored = replace(scored, old_logprobs=x.rows.rollout_logprobs)
+    return Algorithm(config).compute_weights(x, scored)
 
 
-def own(x: Experience) -> Experience:
-    """Return it with old = mu."""
-    return replace(x, batch=replace(x.rows, old_logprobs=x.rows.rollout_logprobs))
-
-
-def laid_out(config: AlgorithmConfig, x: Experience, name: str = "advantages") -> Tensor:
+def laid_out(config: AlgorithmConfig, given: tuple[Experience, ScoredRows], name: str = "advantages") -> Tensor:
     """Return an array of the weighed rows, `[8, 9]`, in the order of `x`; 0 for rows that were left out."""
-    batch, _ = weighed(config, x)
+    batch, _ = weighed(config, given)
     out = torch.zeros((8, 9), dtype=torch.float64)
-    out[batch.episode, : batch.token_ids.shape[1]] = getattr(batch, name).double()
+    out[batch.rows.episode, : batch.rows.token_ids.shape[1]] = getattr(batch, name).double()
     return out
 
 
@@ -140,20 +147,20 @@ def test_advantages_and_weights_go_where_their_rows_go(name, scores, order):
     assert weighed(config, moved)[1] == weighed(config, plain)[1]
 
 
-def slope(config: AlgorithmConfig, cuts: list[Batch], whole: Denominators, offset: float = 0.0) -> Tensor:
+def slope(config: AlgorithmConfig, cuts: list[WeightedRows], whole: Denominators, offset: float = 0.0) -> Tensor:
     """Return the gradient by theta's log-probabilities, `[8, 9]`; theta = e^offset old."""
     out = torch.zeros((8, 9), dtype=torch.float64)
     for batch in cuts:
-        theta = (batch.old_logprobs + offset).requires_grad_()
-        Algorithm(config).loss(theta, torch.zeros_like(theta), batch, whole).loss.backward()
+        theta = (batch.scored.old_logprobs + offset).requires_grad_()
+        Algorithm(config).loss(theta, torch.zeros_like(theta), batch.inputs, whole).loss.backward()
         assert theta.grad is not None
-        out[batch.episode, : theta.shape[1]] += theta.grad.double()
+        out[batch.rows.episode, : theta.shape[1]] += theta.grad.double()
     return out
 
 
 def starts_from_reinforce(config: AlgorithmConfig, scores: list[float]) -> None:
-    batch, whole = Algorithm(config).compute_weights(rows(scores, gap=0.0))
-    plain = config.model_copy(update={"objective": OBJECTIVES.check("reinforce")})
+    batch, whole = Algorithm(config).compute_weights(*rows(scores, gap=0.0))
+    plain = config.model_copy(update={"objective": components.objective.check("reinforce")})
     got, expected = slope(config, [batch], whole), slope(plain, [batch], whole)
     assert expected.abs().max() > 1e-4
     if config.objective["name"] in LONG:
@@ -168,7 +175,7 @@ def test_a_preset_starts_from_reinforce_where_all_policies_are_equal(name, score
     starts_from_reinforce(preset(name), scores)
 
 
-@pytest.mark.parametrize("objective", [o for o in OBJECTIVES.by_name if o != "dpo"])  # which takes no mean of ours
+@pytest.mark.parametrize("objective", [o for o in components.objective if o != "dpo"])  # which takes no mean of ours
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "prompt-mean"])
 def test_an_objective_starts_from_reinforce_under_any_aggregation(objective, aggregation):
     knobs = {"clip_high_cap": 4.0} if objective == "cispo" else {}
@@ -183,24 +190,24 @@ def test_the_gradient_does_not_hang_on_the_number_of_ranks(name, ranks, budget):
     config = preset(name)
     batch, whole = weighed(config, rows(SCORES))
     mine = [[r for r in range(len(batch)) if ranks[r] == rank] for rank in range(4)]
-    cuts = [cut for rank in mine if rank for cut in batch.rows(rank).cut(budget)]
+    cuts = [cut for rank in mine if rank for cut in batch.select(rank).cut(budget)]
     expected = slope(config, [batch], whole, offset=0.05)
     torch.testing.assert_close(slope(config, cuts, whole, offset=0.05), expected, rtol=1e-5, atol=1e-8)
 
 
 @each_preset
 def test_a_reward_on_a_token_of_the_environment_is_not_lost(name):
-    config, x = preset(name), rows(SCORES)
+    config, (x, scored) = preset(name), rows(SCORES)
     later = x.rows.rewards.clone()
     for row, places in enumerate(SAMPLED):
         last = max(places)
         if last < 8:  # something stands behind it
             later[row, last + 1], later[row, last] = later[row, last].clone(), 0.0
     assert (later * ~x.rows.loss_mask).sum() == sum(SCORES) - SCORES[2] - SCORES[6]
-    moved = replace(x, batch=replace(x.rows, rewards=later))
-    assert torch.equal(laid_out(config, moved), laid_out(config, x))
+    moved = replace(x, rows=replace(x.rows, rewards=later))
+    assert torch.equal(laid_out(config, (moved, scored)), laid_out(config, (x, scored)))
 
 
 def test_the_tables_name_what_there_is():
-    known = set(AlgorithmConfig.model_fields["advantage"].metadata[1].by_name)
-    assert set(SHIFTED) | set(SCALED) <= known and set(LONG) <= set(OBJECTIVES.by_name)
+    known = set(components.advantage)
+    assert set(SHIFTED) | set(SCALED) <= known and set(LONG) <= set(components.objective)

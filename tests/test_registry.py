@@ -1,6 +1,7 @@
 """agent_rl.gym.registry: ids, versions, collisions, plugins, user files."""
 
 import importlib.metadata
+import pkgutil
 import subprocess
 import sys
 import types
@@ -8,11 +9,13 @@ import types
 import pytest
 
 import agent_rl
+from agent_rl import envs, registries
 from agent_rl.errors import ConfigError, DefinitionError, NameCollisionError, UnknownEnvError
 from agent_rl.gym import registry
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import env_ids, load_file, make, register, spec
+from agent_rl.registries import Registry
 
 FILE = """
 import agent_rl as ar
@@ -26,9 +29,9 @@ class {name}(ar.Env):
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch):
-    """Start every test with an empty registry, and the built-ins out of it."""
-    monkeypatch.setattr(registry, "_specs", {})
-    monkeypatch.setattr(registry, "_plugins_loaded", True)
+    """Start every test with an empty registry, without built-ins and plugins."""
+    monkeypatch.setattr(registry, "_specs", Registry("environment"))
+    monkeypatch.setattr(registries, "_plugins_loaded", True)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -53,6 +56,7 @@ def test_register_and_make():
     assert register("shop-v0", budget=Budget(turns=2), nondeterministic=True)(Shop) is Shop
     assert isinstance(make("shop-v0"), Shop)
     found = spec("shop-v0")
+    assert (found.namespace, found.name, found.version) == ("", "shop", 0)
     assert (found.id, found.cls, found.budget, found.nondeterministic) == ("shop-v0", Shop, Budget(turns=2), True)
     assert env_ids() == ("shop-v0",)
 
@@ -73,6 +77,7 @@ def test_without_a_version_the_newest_is_meant():
     for version in (2, 10, 9):
         register(f"me/shop-v{version}")(Shop)
     assert spec("me/shop").id == "me/shop-v10"
+    assert (spec("me/shop").namespace, spec("me/shop").version) == ("me", 10)
     assert isinstance(make("me/shop"), Shop)
     with pytest.raises(UnknownEnvError):
         spec("shop")
@@ -183,12 +188,23 @@ def test_a_file_that_cannot_be_loaded(tmp_path):
 # Plugins
 
 
+class Plugin:
+    """Stands for an entry point."""
+
+    def __init__(self, name, load):
+        self.name, self.load = name, load
+
+
 @pytest.fixture
 def plugins(monkeypatch):
-    """Replace the built-ins and entry points by what the test puts into this dict; return it."""
+    """Replace the entry points by what the test puts into this dict; return it."""
     loads: dict[str, object] = {}
-    monkeypatch.setattr(registry, "_plugins_loaded", False)
-    monkeypatch.setattr(registry, "_plugins", lambda: list(loads.items()))
+
+    def entry_points(group):
+        return [Plugin(*item) for item in loads.items()] if group == "agent_rl.envs" else []
+
+    monkeypatch.setattr(registries, "_plugins_loaded", False)
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     return loads
 
 
@@ -196,17 +212,17 @@ def broken() -> None:
     raise ImportError("no module named 'x'")
 
 
-def test_a_broken_plugin_is_named_and_costs_only_itself(plugins):
+def test_a_broken_plugin_is_skipped_with_a_warning(plugins):
     plugins.update(bad=broken, worse=broken, good=lambda: register("shop-v0")(Shop))
     with pytest.warns(RuntimeWarning) as caught:
         assert env_ids() == ("shop-v0",)
     assert [str(w.message) for w in caught] == [
-        f"environment plugin '{name}' is left out: ImportError: no module named 'x'" for name in ("bad", "worse")
+        f"plugin '{name}' is skipped: ImportError: no module named 'x'" for name in ("bad", "worse")
     ]
     assert env_ids() == ("shop-v0",)  # and is not tried again
 
 
-def test_where_warnings_are_errors_the_other_plugins_are_still_there(plugins):
+def test_plugins_are_loaded_where_warnings_are_errors(plugins):
     plugins.update(bad=broken, good=lambda: register("shop-v0")(Shop))
     with pytest.raises(RuntimeWarning, match="'bad'"):
         env_ids()
@@ -218,7 +234,7 @@ def test_a_plugin_that_collides_is_an_error_every_time(plugins):
     plugins.update(rival=lambda: register("shop-v0")(Sized))
     for _ in range(2):
         with pytest.raises(NameCollisionError, match=r"Shop in .* by Sized in"):
-            spec("shop-v0")
+            env_ids()
 
 
 def test_a_plugin_may_look_up_ids_while_it_loads(plugins):
@@ -226,22 +242,30 @@ def test_a_plugin_may_look_up_ids_while_it_loads(plugins):
     assert env_ids() == ("shop-v0",)
 
 
-def test_plugins_are_the_modules_of_the_package_and_the_entry_points(monkeypatch, tmp_path):
+def test_built_in_environments_are_listed_and_imported_when_asked_for(monkeypatch, tmp_path):
     (tmp_path / "builtin_shop.py").write_text(FILE.format(id="builtin-v0", name="Builtin"))
-    package = types.ModuleType("agent_rl_test_plugins")
-    package.__path__ = [str(tmp_path)]
-    monkeypatch.setitem(sys.modules, package.__name__, package)
-    monkeypatch.delitem(sys.modules, f"{package.__name__}.builtin_shop", raising=False)
-    monkeypatch.setattr(registry, "PLUGINS", package.__name__)
-    entry = importlib.metadata.EntryPoint("theirs", f"{__name__}:register_theirs", package.__name__)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry] if group == package.__name__ else [])
-    monkeypatch.setattr(registry, "_plugins_loaded", False)
-    assert [name for name, _ in registry._plugins()] == [f"{package.__name__}.builtin_shop", "theirs"]
-    assert env_ids() == ("builtin-v0",)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_specs", Registry("environment", builtin={"builtin-v0": "builtin_shop"}))
+    assert env_ids() == ("builtin-v0",) and "builtin_shop" not in sys.modules
+    with pytest.raises(UnknownEnvError, match="Its versions are: builtin-v0"):
+        make("builtin-v1")
+    assert "builtin_shop" not in sys.modules
+    assert make("builtin").size == 3
+    assert sys.modules.pop("builtin_shop")
 
 
-def register_theirs() -> None:
-    """Stand for the module that an entry point names."""
+def test_every_module_of_the_package_is_a_built_in_environment():
+    modules = [f"agent_rl.envs.{m.name}" for m in pkgutil.iter_modules(envs.__path__)]
+    assert sorted(registry.BUILTIN.values()) == sorted(m for m in modules if not m.endswith(".quiz"))
+    code = "import agent_rl as ar; print(*(ar.spec(id).id for id in ar.env_ids()))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == sorted(registry.BUILTIN)
+
+
+def test_making_one_environment_imports_no_other():
+    code = "import sys, agent_rl as ar; ar.make('calculator'); print(*sorted(m for m in sys.modules if '.envs.' in m))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["agent_rl.envs.calculator", "agent_rl.envs.quiz"]
 
 
 # The package

@@ -60,7 +60,7 @@ def test_async_rewards_run_together_and_a_failure_comes_out_bare():
         @reward
         async def first(self, episode):
             arrived.append("first")
-            while len(arrived) < 2:  # goes on only if the other one runs too
+            while len(arrived) < 2:  # ends only if the other one runs too
                 await asyncio.sleep(0)
             return 1
 

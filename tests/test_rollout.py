@@ -1,4 +1,4 @@
-"""agent_rl.rollout.episode: how an episode ends, what it earns, and what it hangs on."""
+"""agent_rl.rollout.episode: the end of an episode, its rewards and its randomness."""
 
 import asyncio
 import random
@@ -113,7 +113,7 @@ def test_seconds_run_out_where_nothing_is_ever_awaited():
     assert 0 < episode.turns < 10_000
 
 
-def test_a_reset_that_takes_too_long_is_nobody_s_truncated_episode():
+def test_episode_fails_where_reset_takes_too_long():
     episode = run_dice(play("6"), {"hang": "reset"}, Budget(seconds=0.003))
     assert episode.outcome is Outcome.FAILED
     assert episode.error is not None
@@ -150,7 +150,7 @@ def test_step_rewards_name_their_turn_and_count():
     assert episode.reward == 1.25
 
 
-def test_not_scored_is_none_and_not_zero():
+def test_episode_reward_is_none_where_a_component_is_not_scored():
     episode = run_dice(play("6"), {"unscored": True, "pay": 1.0})
     assert episode.trainable
     assert (episode.reward, episode.success) == (None, None)

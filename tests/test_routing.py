@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Batch, collate, explain
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Experience, ScoredRows, collate, explain
+from agent_rl.algorithms.corrections import log_ratio
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import agreement_of, replayed_routes, routing_metrics
 from tests.doubles import example_sample
@@ -16,12 +17,19 @@ from tests.test_gradients import experience, samples_of
 RECOMPUTED = {"proximal": "recompute"}
 
 
-def batch_of(rollout: Tensor, old: Tensor, sampled: list[int], gaps: list[float]) -> Batch:
+def scored_rows(rollout: Tensor, old: Tensor, sampled: list[int], gaps: list[float]) -> ScoredRows:
     """One row; `gaps` are log old/mu of its sampled tokens."""
     batch = collate([example_sample(len(rollout), sampled)])
     logprobs = batch.rollout_logprobs.clone()
     logprobs[0, sampled] += torch.tensor(gaps)
-    return replace(batch, old_logprobs=logprobs, routed_experts=rollout[None], old_experts=old[None])
+    rows = replace(batch, routed_experts=rollout[None])
+    return ScoredRows(rows, logprobs, old_experts=old[None])
+
+
+def metrics(batch: ScoredRows, mask: Tensor) -> dict[str, float]:
+    rows = batch.rows
+    gaps = log_ratio(batch.old_logprobs, rows.rollout_logprobs, mask)
+    return routing_metrics(rows.routed_experts, batch.old_experts, gaps, mask)
 
 
 ROLLOUT = torch.tensor(
@@ -35,7 +43,7 @@ OLD = torch.tensor(
 
 
 def test_agreement_by_hand() -> None:
-    batch = batch_of(ROLLOUT, OLD, [1, 2, 4], [0.1, -0.3, 0.5])
+    batch = scored_rows(ROLLOUT, OLD, [1, 2, 4], [0.1, -0.3, 0.5])
     # tokens 1, 2 and 4 come from positions 0, 1 and 3
     expected = {
         "routing/agreement": (1 + 1 + 1 + 0.5 + 0.5 + 0.5) / 6,
@@ -45,9 +53,9 @@ def test_agreement_by_hand() -> None:
         "mismatch/gap_flipped": (0.3 + 0.5) / 2,
         "mismatch/gap_same": 0.1,
     }
-    assert routing_metrics(batch, batch.loss_mask) == pytest.approx(expected, abs=1e-6)
+    assert metrics(batch, batch.rows.loss_mask) == pytest.approx(expected, abs=1e-6)
     some = torch.tensor([[False, True, False, False, False]])  # only what is trained on counts
-    got = routing_metrics(batch, some)
+    got = metrics(batch, some)
     assert got["routing/flipped_tokens"] == 0 and got["mismatch/gap_same"] == pytest.approx(0.1, abs=1e-6)
     assert "mismatch/gap_flipped" not in got
 
@@ -56,54 +64,53 @@ def test_routes_that_are_not_known_take_no_part() -> None:
     rollout = ROLLOUT.clone()
     rollout[0] = -1  # token 1's
     rollout[1, 1, 1] = -1  # half of token 2's layer 1; its layer 0 agrees
-    batch = batch_of(rollout, OLD, [1, 2, 4], [0.1, -0.3, 0.5])
-    got = routing_metrics(batch, batch.loss_mask)
+    batch = scored_rows(rollout, OLD, [1, 2, 4], [0.1, -0.3, 0.5])
+    got = metrics(batch, batch.rows.loss_mask)
     assert got["routing/agreement"] == pytest.approx((1 + 0.5 + 0.5) / 3)
     assert got["routing/agreement_layer_1"] == pytest.approx(0.5) and got["routing/flipped_tokens"] == 0.5
     assert got["mismatch/gap_same"] == pytest.approx(0.3, abs=1e-6)
-    assert math.isnan(agreement_of(batch)[0, 1])
-    assert routing_metrics(replace(batch, routed_experts=torch.full_like(ROLLOUT, -1)[None]), batch.loss_mask) == {}
-    assert routing_metrics(replace(batch, old_experts=None), batch.loss_mask) == {}
+    assert math.isnan(agreement_of(batch.rows.routed_experts, batch.old_experts)[0, 1])
+    unknown = replace(batch, rows=replace(batch.rows, routed_experts=torch.full_like(ROLLOUT, -1)[None]))
+    assert metrics(unknown, batch.rows.loss_mask) == {}
+    assert metrics(replace(batch, old_experts=None), batch.rows.loss_mask) == {}
 
 
-def routed_experience(agreeing: Tensor):
+def routed_experience(agreeing: Tensor) -> tuple[Experience, ScoredRows]:
     """The gradient tests' rows; one layer, and position t routes alike where `agreeing` says so."""
     x = experience(samples_of(list(range(8))), [i // 4 for i in range(8)])
     rollout = torch.zeros(*x.rows.token_ids.shape, 1, 1, dtype=torch.int8)
     old = torch.where(agreeing, 0, 1)[..., None, None].to(torch.int16)
-    return replace(x, batch=replace(x.rows, routed_experts=rollout, old_experts=old))
+    x = replace(x, rows=replace(x.rows, routed_experts=rollout))
+    return x, ScoredRows(x.rows, x.rows.rollout_logprobs, old_experts=old)
 
 
 def test_tokens_whose_routes_differ_weigh_nothing_but_are_counted() -> None:
     x = experience(samples_of(list(range(8))), [i // 4 for i in range(8)])
     agreeing = torch.rand(x.rows.token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.6
-    x = routed_experience(agreeing)
+    x, scored = routed_experience(agreeing)
     strict = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED | {"routing": {"min_agreement": 0.5}}))
-    batch, whole = strict.compute_weights(x)
-    free, free_whole = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED)).compute_weights(x)
+    batch, whole = strict.compute_weights(x, scored)
+    free, free_whole = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED)).compute_weights(x, scored)
     assert whole == free_whole and len(batch) == len(free)
     before = torch.cat([torch.ones(8, 1, dtype=torch.bool), agreeing[:, :-1]], 1)  # token t comes from position t - 1
     for row in range(len(batch)):
-        original = next(i for i in range(8) if torch.equal(x.rows.token_ids[i, :4], batch.token_ids[row, :4]))
-        mask = batch.loss_mask[row]
+        original = next(i for i in range(8) if torch.equal(x.rows.token_ids[i, :4], batch.rows.token_ids[row, :4]))
+        mask = batch.rows.loss_mask[row]
         assert torch.equal(batch.weights[row][mask] != 0, before[original, : len(mask)][mask])
-    assert (free.weights[free.loss_mask] == 1).all() and (batch.weights[batch.loss_mask] == 0).any()
-    told = strict.diagnose(x)
+    assert (free.weights[free.rows.loss_mask] == 1).all() and (batch.weights[batch.rows.loss_mask] == 0).any()
+    told = strict.diagnose(x, scored)
     lost = 1 - before[x.rows.loss_mask].double().mean()
     assert told["mismatch/weight_zero_fraction"] == pytest.approx(float(lost))
     assert told["routing/flipped_tokens"] == pytest.approx(float(lost))
 
 
 def test_which_routes_are_replayed() -> None:
-    batch = batch_of(ROLLOUT, OLD, [1, 2, 4], [0.0] * 3)
-    assert replayed_routes(batch, "none") is None
-    assert replayed_routes(batch, "R2") is batch.old_experts and replayed_routes(batch, "R3") is batch.routed_experts
-    nobody = replace(batch, routed_experts=None, old_experts=None)
+    assert replayed_routes("R2", ROLLOUT, OLD) is OLD and replayed_routes("R3", ROLLOUT, OLD) is ROLLOUT
     for replay, whose in (("R2", "old's forward pass"), ("R3", "the rollout")):
         with pytest.raises(ConfigError, match=whose):
-            replayed_routes(nobody, replay)
+            replayed_routes(replay, None, None)
     with pytest.raises(ConfigError, match="min_agreement"):
-        agreement_of(nobody)
+        agreement_of(None, None)
 
 
 @pytest.mark.parametrize("routing", [{"replay": "R2"}, {"min_agreement": 0.5}])
@@ -129,8 +136,8 @@ def test_routing_is_explained() -> None:
 
 def test_rows_keep_their_routes_when_a_batch_is_cut() -> None:
     agreeing = torch.rand(8, 30, generator=torch.Generator().manual_seed(0)) < 0.5
-    batch = routed_experience(agreeing).rows
+    _, batch = routed_experience(agreeing)
     for rows in batch.cut_rows(40):
-        part = batch.rows(rows)
-        assert part.old_experts is not None and part.old_experts.shape[:2] == part.token_ids.shape
-        assert torch.equal(part.old_experts[..., 0, 0] == 0, agreeing[rows, : part.token_ids.shape[1]])
+        part = batch.select(rows)
+        assert part.old_experts is not None and part.old_experts.shape[:2] == part.rows.token_ids.shape
+        assert torch.equal(part.old_experts[..., 0, 0] == 0, agreeing[rows, : part.rows.token_ids.shape[1]])

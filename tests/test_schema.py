@@ -1,4 +1,4 @@
-"""agent_rl.gym.tool_schema, through @tool: what a model is told of a signature, and what becomes of its arguments."""
+"""agent_rl.gym.tool_schema, through @tool: schemas of signatures, and the conversion of arguments."""
 
 import asyncio
 import enum
@@ -31,7 +31,7 @@ def call(called: Tool, **arguments: object) -> Message:
 
 
 def typed(annotation: object, default: object = ...) -> Tool:
-    """Return a tool with one parameter of that type, which answers with the `repr` of what it got."""
+    """Return a tool with one parameter of that type; it answers with its argument's `repr`."""
 
     def probe(value):
         return repr(value)

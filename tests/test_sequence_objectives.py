@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.algorithms.objectives.sequence import gmpo, gspo, gspo_token, luspo, off_policy_sequences
+from tests.tensors import token_loss
 
 OBJECTIVES = {"gspo": gspo, "gspo-token": gspo_token, "luspo": luspo, "gmpo": gmpo}
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
@@ -38,7 +39,7 @@ def run(objective, gaps, advantages, mask=None, total=seq_mean_token_mean):
     advantages = torch.tensor(advantages, dtype=F64).expand(gaps.shape)
     old = torch.linspace(-3, -1, gaps.numel(), dtype=F64).view(gaps.shape)
     logprobs = (old + gaps).requires_grad_()
-    token = objective(logprobs, old, torch.full_like(old, math.nan), advantages, mask)
+    token = token_loss(objective, logprobs, old, torch.full_like(old, math.nan), advantages, mask)
     (slope,) = torch.autograd.grad(total(token.loss, mask), logprobs)
     assert not token.ratio.requires_grad
     assert token.clipped.dtype == torch.bool
@@ -74,7 +75,7 @@ def test_nothing_outside_the_mask_matters(objective, garbage):
     got = []
     for tensors in (clean, [torch.where(mask, x, garbage) for x in clean]):
         logprobs = tensors[0].clone().requires_grad_()
-        token = objective(logprobs, *tensors[1:], mask)
+        token = token_loss(objective, logprobs, *tensors[1:], mask)
         (slope,) = torch.autograd.grad(seq_mean_token_mean(token.loss, mask), logprobs)
         assert (slope[~mask] == 0).all()
         assert not token.clipped[~mask].any()
@@ -91,7 +92,7 @@ def test_an_absurd_ratio_stays_finite(objective, gap, advantage):
     old = torch.tensor([[-1.0, -2.0], [-1.0, -2.0]])
     logprobs = (old + torch.tensor([[gap, gap], [0.0, 0.0]])).requires_grad_()
     mask = torch.ones(2, 2, dtype=torch.bool)
-    token = objective(logprobs, old, old, torch.full((2, 2), advantage), mask)
+    token = token_loss(objective, logprobs, old, old, torch.full((2, 2), advantage), mask)
     (slope,) = torch.autograd.grad(token_sum(token.loss, mask), logprobs)
     assert torch.isfinite(token.loss).all()
     assert torch.isfinite(slope).all()
@@ -103,7 +104,9 @@ def test_an_absurd_ratio_stays_finite(objective, gap, advantage):
 def test_the_loss_has_the_log_probabilities_dtype_and_shape(objective):
     logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     others = torch.tensor([[-1.1, -2.2]], dtype=F64)
-    token = objective(logprobs, others, others, torch.ones(1, 2, dtype=F64), torch.ones(1, 2, dtype=torch.bool))
+    token = token_loss(
+        objective, logprobs, others, others, torch.ones(1, 2, dtype=F64), torch.ones(1, 2, dtype=torch.bool)
+    )
     assert (token.loss.dtype, token.ratio.dtype, token.clipped.dtype) == (torch.float32, torch.float32, torch.bool)
     assert token.loss.shape == token.ratio.shape == token.clipped.shape == (1, 2)
 

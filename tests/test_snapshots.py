@@ -21,7 +21,7 @@ BUILT_IN = {"calculator-v0": "calculator", "search-v0": "search"}
 
 
 class Fair(Dice):
-    """Dice that can be taken down: all that changes is how far the random numbers have got."""
+    """Dice with snapshots: only the random generator changes."""
 
     snapshot_attributes = ("rng",)
 
@@ -32,13 +32,13 @@ def opened(env: Env, task: object, seed: int) -> Env:
 
 
 def go(env: Env, messages: list[Message]) -> list[tuple[Step, str | None]]:
-    """Say something in each turn; return what came of it, and the state that it led to."""
+    """Take a step with each message; return the steps and the states after them."""
     return [(asyncio.run(maybe_await(env.step(message))), env.state_hash()) for message in messages]
 
 
 @functools.cache
 def said(id: str, index: int) -> tuple[Message, ...]:
-    """What a demonstration says, then an oracle, then a call that fails: a long walk through the states."""
+    """The messages of a demonstration, an oracle and a failed call."""
     env = spec(id)
     job = Job(env, env.tasks.get("train", index), index)
     played = [asyncio.run(run_episode(job, policy)) for policy in (demonstrator(), oracle())]

@@ -13,6 +13,7 @@ from agent_rl.algorithms.state_values import StateValueConfig, plan, return_from
 from agent_rl.core.episode import Episode, Outcome, Reward, StepRecord, group_episodes
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.errors import ConfigError
+from tests.batches import weigh
 from tests.doubles import example_episode
 
 STOP = FinishReason.STOP
@@ -37,10 +38,11 @@ def by_turn(algorithm: Algorithm, episodes: list[Episode], values: torch.Tensor 
     """Advantages by turn of each episode; none for an episode without a gradient."""
     x = algorithm.experience(group_episodes(episodes))
     x = x if values is None else replace(x, state_values=values)
-    batch, _ = algorithm.compute_weights(x)
+    batch, _ = weigh(algorithm, x)
+    rows = batch.rows
     found: list[list[float]] = [[] for _ in episodes]
-    for row, episode in enumerate(batch.episode.tolist()):
-        mask, turns = batch.loss_mask[row], batch.turns[row]
+    for row, episode in enumerate(rows.episode.tolist()):
+        mask, turns = rows.loss_mask[row], rows.turns[row]
         for turn in sorted(set(turns[mask].tolist())):
             (value,) = set(batch.advantages[row][mask & (turns == turn)].tolist())  # one number for all its tokens
             found[episode].append(value)
@@ -108,7 +110,7 @@ def test_step_grouped_wants_to_know_the_state_of_every_turn():
     )
     assert x.states.tolist() == [[0, -1], [0, -1], [-1, -1]]
     with pytest.raises(ConfigError, match=r"but 1 turns have none: let the environment define state_hash\(self\)"):
-        algorithm.compute_weights(x)
+        weigh(algorithm, x)
 
 
 # VinePPO

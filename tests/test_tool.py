@@ -126,7 +126,7 @@ def test_context_variables_reach_the_thread():
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_a_late_call_is_a_timeout_and_nobody_waits_for_it(way):
+def test_late_call_is_a_timeout_and_is_not_waited_for(way):
     release = threading.Event()
 
     @tool(name="late", timeout=0.01)

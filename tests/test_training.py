@@ -26,6 +26,7 @@ from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.stop import Interrupted
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
+from tests.batches import weigh
 from tests.doubles import assert_plays_again
 from tests.runs import assert_same_run, config, killed_run, weights
 
@@ -120,14 +121,14 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(trainer: Trainer) 
     episodes = trainer.train_step().episodes
     x = Experience.of(group_episodes(episodes))
     x = x.rescored(torch.as_tensor(np.random.default_rng(0).normal(size=len(episodes))))
-    batch, whole = trainer.algorithm.compute_weights(x)
+    batch, whole = weigh(trainer.algorithm, x)
     model = trainer.actor.model.double()
 
     def gradient(budget: int) -> torch.Tensor:
         model.zero_grad()
         for part in batch.cut(budget):
-            scores = score_tokens(model, part.token_ids)
-            trainer.algorithm.loss(scores.logprobs, scores.entropy, part, whole).loss.backward()
+            scores = score_tokens(model, part.rows.token_ids)
+            trainer.algorithm.loss(scores.logprobs, scores.entropy, part.inputs, whole).loss.backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     reference = gradient(10**6)

@@ -25,13 +25,13 @@ def settings(**asynchrony: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("mode", "theirs"), [("sync", "sync"), ("one_step_off", "colocate_async"), ("separate", "separate_async")]
 )
-def test_the_mode_in_verl_s_words(mode: str, theirs: str) -> None:
+def test_asynchronous_maps_the_mode(mode: str, theirs: str) -> None:
     found = settings(mode=mode)
     assert found["trainer.v1.trainer_mode"] == theirs
     assert (found.get("actor_rollout_ref.hybrid_engine") is False) == (mode == "separate")
 
 
-def test_rollout_on_devices_of_its_own_has_what_it_needs() -> None:
+def test_asynchronous_sets_the_rollout_pool() -> None:
     found = settings(mode="separate", max_staleness=3, on_stale="wait")
     assert found["trainer.v1.separate_async.parameter_sync_step"] == 1  # so that verl's steps are updates
     assert found["trainer.v1.separate_async.num_warmup_batches"] == 1
@@ -41,7 +41,7 @@ def test_rollout_on_devices_of_its_own_has_what_it_needs() -> None:
     assert found["actor_rollout_ref.rollout.checkpoint_engine.backend"] == "nccl"
 
 
-def test_the_trainer_knows_what_it_has_to_keep() -> None:
+def test_verl_settings_bounds_the_staleness() -> None:
     def limit(**asynchrony: object) -> object:
         agent_rl = settings(**asynchrony)["data.agent_rl"]
         assert isinstance(agent_rl, dict)
@@ -66,12 +66,12 @@ def test_the_trainer_knows_what_it_has_to_keep() -> None:
         ({}, {"actor_rollout_ref.hybrid_engine": True}, "set async.mode"),
     ],
 )
-def test_what_can_t_work_is_refused(asynchrony: dict[str, object], verl: dict[str, object], why: str) -> None:
+def test_config_refuses_impossible_modes(asynchrony: dict[str, object], verl: dict[str, object], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         config(**{"async": asynchrony, "verl": verl})
 
 
-def test_a_token_s_staleness_counts_from_the_weights_about_to_be_updated() -> None:
+def test_check_staleness_counts_from_the_weights_about_to_be_updated() -> None:
     episode = example_episode()  # two tokens by version 7, then one each by 7 and 8
     check_staleness([episode, example_episode(trajectories=())], version=9, limit=2)
     with pytest.raises(RuntimeError, match=r"episode e0 has a token that version 7.*version 9.*staleness of 1"):
@@ -79,7 +79,7 @@ def test_a_token_s_staleness_counts_from_the_weights_about_to_be_updated() -> No
     check_staleness([example_episode(trajectories=())], version=9, limit=0)
 
 
-def test_a_run_s_budget_takes_the_place_of_the_environment_s_where_it_is_set() -> None:
+def test_budget_config_replaces_the_set_limits() -> None:
     own = Budget(turns=6, tokens=256, seconds=None)
     assert BudgetConfig().instead_of(own) == own
     assert BudgetConfig(seconds=30, turns=2).instead_of(own) == replace(own, seconds=30, turns=2)
@@ -87,6 +87,6 @@ def test_a_run_s_budget_takes_the_place_of_the_environment_s_where_it_is_set() -
         BudgetConfig(seconds=0)
 
 
-def test_the_agent_loop_is_told_the_budget() -> None:
+def test_agent_loop_has_the_budget() -> None:
     (loop,) = agent_loop(config(rollout={"budget": {"seconds": 5}}))
     assert loop["budget"] == {"seconds": 5}

@@ -24,18 +24,18 @@ def named(cell: str) -> str:
     return found[1]
 
 
-def test_the_table_has_every_preset() -> None:
+def test_page_has_every_preset() -> None:
     assert sorted(TABLE) == sorted(choices("algorithm")) and len(ROWS) == len(TABLE)
 
 
 @pytest.mark.parametrize("name", choices("algorithm"))
-def test_a_row_has_what_its_preset_chooses(name: str) -> None:
+def test_page_rows_match_their_presets(name: str) -> None:
     preset: AlgorithmConfig = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
-    *parts, besides = TABLE[name]
+    *parts, more_parts = TABLE[name]
     chosen = [preset.advantage, preset.objective, preset.aggregation]
     assert [named(cell) for cell in parts] == [c["name"] for c in chosen]
     assert all(("=" in cell) != (": cases by hand" in cell or "TRL" in cell) for cell in parts)
-    more = [*preset.shaping, *preset.filters, preset.weight, preset.rejection, preset.negative_mask]
-    assert all(f"`{c['name']}`" in besides for c in more if c["name"] != "none")
-    assert ("value loss" in besides) == (preset.critic.where != "none")
+    chosen_too = [*preset.shaping, *preset.filters, preset.weight, preset.rejection, preset.negative_mask]
+    assert all(f"`{c['name']}`" in more_parts for c in chosen_too if c["name"] != "none")
+    assert ("value loss" in more_parts) == (preset.critic.where != "none")
     assert ("norm_adv_by_std_in_grpo=False" in parts[0]) == (preset.advantage.get("std") is False)

@@ -88,12 +88,12 @@ def request(runs: Path, **changes: object) -> Request:
     return Request(VerlConfig.model_validate(settings), str(marker), {"numpy": "install it"}, 1)
 
 
-def test_a_node_that_has_all_lacks_nothing(tmp_path: Path) -> None:
+def test_node_check_passes_a_complete_node(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert missing_on_node(request(tmp_path, start_from=str(tmp_path))) == []
 
 
-def test_a_node_says_what_it_lacks(tmp_path: Path) -> None:
+def test_node_check_names_what_is_missing(tmp_path: Path) -> None:
     own = tmp_path / "mine.py"
     own.write_text("import not_installed_here\n")
     asked = request(tmp_path, imports=[str(own)])
@@ -112,7 +112,7 @@ def test_a_node_says_what_it_lacks(tmp_path: Path) -> None:
     assert "is not the driver's: put it on a file system that all nodes mount" in missing_on_node(asked)[0]
 
 
-def test_a_node_makes_the_environment(tmp_path: Path) -> None:
+def test_node_check_makes_the_environment(tmp_path: Path) -> None:
     (problem,) = missing_on_node(request(tmp_path, env_args={"depth": 3}))
     assert "no argument 'depth'" in problem
     (problem,) = missing_on_node(request(tmp_path, imports=[str(tmp_path / "gone.py")]))

@@ -42,7 +42,7 @@ def steps_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:.*torn line")
-def test_what_came_after_the_checkpoint_is_set_aside(tmp_path: Path) -> None:
+def test_rewind_sets_later_episodes_aside(tmp_path: Path) -> None:
     assert rewind_to_checkpoint(killed_run(tmp_path)) == 2
     assert ids(tmp_path) == ["e1", "e2"] and ids(tmp_path / "episodes.jsonl.undone-1") == ["e3"]
     assert steps_of(tmp_path) == [0, 1, 2]
@@ -51,13 +51,13 @@ def test_what_came_after_the_checkpoint_is_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torn line")
-def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+def test_rewind_without_a_checkpoint_empties_the_record(tmp_path: Path) -> None:
     assert rewind_to_checkpoint(killed_run(tmp_path, checkpoint=9)) == 0
     assert ids(tmp_path) == [] and steps_of(tmp_path) == []
     assert ids(tmp_path / "episodes.jsonl.undone-1") == ["e1", "e2", "e3"]
 
 
-def test_a_checkpoint_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+def test_rewind_refuses_a_checkpoint_of_another_trainer(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("7")
     assert last_checkpoint(tmp_path / "checkpoints") == 7
@@ -66,14 +66,14 @@ def test_a_checkpoint_that_is_not_ours_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torn line")
-def test_a_run_that_is_still_going_is_left_alone(tmp_path: Path) -> None:
+def test_rewind_refuses_a_running_run(tmp_path: Path) -> None:
     killed_run(tmp_path)
     with EpisodeWriter(tmp_path), pytest.raises(StoreError, match="another writer"):
         rewind_to_checkpoint(tmp_path)
     assert ids(tmp_path) == ["e1", "e2", "e3"] and len((tmp_path / METRICS).read_bytes().split(b"\n")) == 5
 
 
-def test_a_run_that_is_complete_wants_more_steps(tmp_path: Path) -> None:
+def test_resume_refuses_a_complete_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("env: calculator-v0\nstart_from: /models/m\nsteps: 2\n")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
@@ -93,6 +93,6 @@ def test_a_run_that_is_complete_wants_more_steps(tmp_path: Path) -> None:
         (["--explain"], "--explain can't change"),
     ],
 )
-def test_what_can_t_change_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_names_fixed_settings(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "backend=verl", "resume=runs/x", "steps=9", *arguments]) == 1
     assert named in capsys.readouterr().err

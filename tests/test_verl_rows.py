@@ -46,11 +46,13 @@ def test_an_episode_that_sampled_nothing_is_a_blank_row() -> None:
     assert row.response_mask == [0] and len(row.prompt_ids) == 1
     again = episode_of(row.extra_fields)
     assert again is not None and again.outcome is Outcome.FAILED
-    assert rewards_of(failed) == {"success": 0.0, "failed": 1.0}
+    assert rewards_of(failed) == {"failed": 1.0, "scored": 0.0}  # neither success nor 0
 
 
 def test_what_verl_reports_of_an_episode() -> None:
-    assert rewards_of(example_episode()) == {"success": 0.0, "failed": 0.0, "correct": 1 / 3, "format": 0.25}
+    assert rewards_of(example_episode()) == {
+        **{"success": 0.0, "failed": 0.0, "scored": 1.0, "correct": 1 / 3, "format": 0.25}
+    }
 
 
 def test_a_changed_row_is_not_trained_on() -> None:

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.config.settings: what becomes of our settings, and what is refused."""
+"""agent_rl.backends.verl.config.settings: our settings in verl's words, and refused ones."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def config(**changes: object) -> VerlConfig:
     return VerlConfig.model_validate({"env": "calculator-v0", "start_from": "/models/m"} | changes)
 
 
-def test_the_settings_in_verl_s_words() -> None:
+def test_verl_settings_maps_our_settings() -> None:
     found = verl_settings(
         config(
             rollout={"groups": 4, "samples": 6, "context": 128, "temperature": 0.7},
@@ -32,13 +32,13 @@ def test_the_settings_in_verl_s_words() -> None:
 
 
 @pytest.mark.parametrize(("proximal", "bypass"), [("rollout", True), ("recompute", False)])
-def test_old_is_what_the_algorithm_says(proximal: str, bypass: bool) -> None:
+def test_verl_settings_bypasses_old_as_the_algorithm_asks(proximal: str, bypass: bool) -> None:
     found = verl_settings(config(algorithm={"proximal": proximal}), Path("r"))
     assert found["algorithm.rollout_correction.bypass_mode"] is bypass
 
 
 @pytest.mark.parametrize(("where", "wanted"), [("none", False), ("loss", True), ("reward", True)])
-def test_a_kl_penalty_makes_verl_keep_a_reference(where: str, wanted: bool) -> None:
+def test_verl_settings_keeps_a_reference_for_a_kl_penalty(where: str, wanted: bool) -> None:
     found = verl_settings(config(algorithm={"kl": {"where": where, "kind": "k3"}}), Path("r"))
     assert found["actor_rollout_ref.actor.use_kl_loss"] is wanted
 
@@ -66,7 +66,7 @@ def test_a_kl_penalty_makes_verl_keep_a_reference(where: str, wanted: bool) -> N
         ("critic.fsdp.param_offload", "there is no critic"),
     ],
 )
-def test_a_key_that_verl_would_not_read_is_refused(key: str, why: str) -> None:
+def test_config_refuses_keys_that_change_nothing(key: str, why: str) -> None:
     with pytest.raises(ValidationError, match=f"would change nothing: {why}"):
         config(verl={key: 1})
 
@@ -74,7 +74,7 @@ def test_a_key_that_verl_would_not_read_is_refused(key: str, why: str) -> None:
 CRITIC = {"name": "ppo", "advantage": "gae", "critic": {"where": "separate", "lr": 3e-4, "warmup_steps": 5}}
 
 
-def test_a_critic_in_verl_s_words() -> None:
+def test_verl_settings_maps_the_critic() -> None:
     found = verl_settings(config(algorithm=CRITIC, rollout={"context": 65536}), Path("r"))
     assert found["critic.enable"] is True and found["critic.model.path"] == "/models/m"
     assert found["critic.optim.lr"] == 3e-4
@@ -96,29 +96,29 @@ def test_a_critic_in_verl_s_words() -> None:
         ("critic.enable", "set algorithm.critic.where"),
     ],
 )
-def test_a_critic_s_key_that_verl_would_not_read_is_refused(key: str, why: str) -> None:
+def test_config_refuses_critic_keys_that_change_nothing(key: str, why: str) -> None:
     with pytest.raises(ValidationError, match=f"would change nothing: .*{why}"):
         config(algorithm=CRITIC, verl={key: 1})
 
 
-def test_a_critic_s_other_keys_are_verl_s() -> None:
+def test_config_leaves_other_critic_keys_to_verl() -> None:
     keys = ("critic.fsdp.param_offload", "critic.optim.weight_decay", "+critic.ppo_infer_max_token_len_per_gpu")
     assert set(config(algorithm=CRITIC, verl=dict.fromkeys(keys, 1)).verl) == {key.lstrip("+") for key in keys}
 
 
-def test_dpo_makes_verl_keep_a_reference() -> None:
+def test_verl_settings_keeps_a_reference_for_dpo() -> None:
     dpo = {"objective": "dpo", "advantage": "best-against-worst", "aggregation": "token-sum"}
     assert verl_settings(config(algorithm=dpo), Path("r"))["actor_rollout_ref.actor.use_kl_loss"] is True
 
 
-def test_keys_that_only_begin_like_a_refused_one_pass() -> None:
+def test_config_passes_keys_that_begin_like_a_refused_one() -> None:
     assert config(verl={"actor_rollout_ref": {"rollout": {"nnodes": 1, "n_gpus_per_node": 4}}}).verl == {
         "actor_rollout_ref.rollout.nnodes": 1,
         "actor_rollout_ref.rollout.n_gpus_per_node": 4,
     }
 
 
-def test_an_algorithm_that_can_t_run_is_refused_with_the_reason() -> None:
+def test_config_refuses_a_shared_critic() -> None:
     with pytest.raises(ValidationError, match=r"can't share a trunk: set algorithm.critic.where=separate"):
         config(algorithm=CRITIC | {"critic": {"where": "shared"}})
 
@@ -136,25 +136,25 @@ VINE = {"name": "vineppo", "advantage": "state-values", "vine": {"continuations"
     ],
     ids=["grpo", "remax", "vineppo", "dapo"],
 )
-def test_what_rows_ask_of_the_agent_loop(algorithm: dict[str, object], asked: dict[str, object]) -> None:
+def test_asked_lists_what_rows_need_of_the_agent_loop(algorithm: dict[str, object], asked: dict[str, object]) -> None:
     found = verl_settings(config(algorithm=algorithm, rollout={"samples": 6}), Path("r"))
     data = found["data.agent_rl"]
     assert isinstance(data, dict) and data["asked"] == asked
     assert found["actor_rollout_ref.rollout.n"] == 6 and found["data.gen_batch_size"] == 1
 
 
-def test_states_are_valued_by_the_weights_that_sampled_them_or_not_at_all() -> None:
+def test_config_refuses_state_values_in_asynchronous_modes() -> None:
     config(algorithm=VINE, **{"async": {"mode": "sync"}})
     with pytest.raises(ValidationError, match=r"async.mode=one_step_off: algorithm=vineppo values states.*mode=sync"):
         config(algorithm=VINE, **{"async": {"mode": "one_step_off"}})
 
 
-def test_stored_episodes_are_the_embedded_backend_s() -> None:
+def test_train_refuses_stored_episodes_on_verl() -> None:
     with pytest.raises(ConfigError, match="episodes=runs/x: learning from stored episodes is the embedded backend's"):
         ar.train(backend="verl", start_from="m", algorithm="dpo", episodes="runs/x")
 
 
-def test_the_agent_loop_s_file_names_the_environment() -> None:
+def test_agent_loop_names_the_environment() -> None:
     (loop,) = agent_loop(config(imports=["/my_envs.py"], env_args={"hard": True}))
     assert loop["_target_"] == "agent_rl.backends.verl.worker.agent_loop.EnvAgentLoop"
     assert loop["env"] == "calculator-v0" and loop["imports"] == ["/my_envs.py"] and loop["env_args"] == {"hard": True}

@@ -1,4 +1,4 @@
-"""What is shown is what happened, and what a model wrote can't act on the terminal or the page."""
+"""Views show what happened; a model's text can't act on the terminal or the page."""
 
 from __future__ import annotations
 

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from types import SimpleNamespace
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms.advantages.choices import ADVANTAGES
-from agent_rl.algorithms.advantages.critic import AdvantageEstimate
+from agent_rl.algorithms import components
+from agent_rl.algorithms.advantages.episode import on_tokens
+from agent_rl.algorithms.advantages.estimate import AdvantageEstimate, TurnAdvantages
 from agent_rl.algorithms.advantages.token import settle
-from agent_rl.algorithms.aggregation import AGGREGATIONS, prompt_shares
-from agent_rl.algorithms.batch import Batch, Denominators
-from agent_rl.algorithms.config import USES_REFERENCE, AlgorithmConfig
-from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS, Weights, route_mask
-from agent_rl.algorithms.diagnostics import correction_metrics, mismatch, policy_version_histogram
+from agent_rl.algorithms.advantages.turn import spread
+from agent_rl.algorithms.aggregation import shares_of_prompts
+from agent_rl.algorithms.batch import CriticTargets, Denominators, LossInputs, ScoredRows, WeightedRows
+from agent_rl.algorithms.components import Part, computed
+from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.corrections import Weights, clamped_exp, log_ratio, route_mask
+from agent_rl.algorithms.diagnostics import (
+    correction_metrics,
+    mismatch,
+    policy_version_histogram,
+    tool_error_metrics,
+)
 from agent_rl.algorithms.experience import Experience
-from agent_rl.algorithms.filters import TOLERANCE
-from agent_rl.algorithms.metrics import tool_error_metrics
-from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, preparation, token_loss
+from agent_rl.algorithms.group_stats import TOLERANCE
+from agent_rl.algorithms.objectives.base import TokenLoss
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
-from agent_rl.algorithms.objectives.pairwise import PreparedBatch
 from agent_rl.algorithms.objectives.value import value_loss
-from agent_rl.algorithms.selection import FILTERS, SHAPING
 from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.trajectory import Source
+from agent_rl.errors import DefinitionError
 from agent_rl.moe.agreement import agreement_of, routing_metrics
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,163 +47,200 @@ class LossTerms:
     sums: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
 class Algorithm:
-    """What both backends call: episodes → experience → weighed rows → for each update: prepared rows → loss."""
+    """What both backends call: groups → experience → weighted rows → for each update: prepared rows → loss.
 
-    config: AlgorithmConfig
+    A part that the config leaves out is None; what has to be computed follows from what the parts read.
+    """
 
-    @property
-    def needs_greedy(self) -> bool:
+    def __init__(self, config: AlgorithmConfig) -> None:
+        self.config = config
+        self.shaping = tuple(components.shaping.bind(chosen) for chosen in config.shaping)
+        self.filters = tuple(components.episode_filter.bind(chosen) for chosen in config.filters)
+        self.advantage = components.advantage.bind(config.advantage)
+        self.weight = components.weight.bind(config.weight) if config.weight else None
+        self.rejection = components.rejection.bind(config.rejection) if config.rejection else None
+        self.objective = components.objective.bind(config.objective)
+        prepare = components.objective[config.objective].prepare
+        self.preparation = Part(self.objective.name, prepare, config.objective) if prepare else None
+        self.negative_mask = components.negative_mask.bind(config.negative_mask) if config.negative_mask else None
+        self.aggregation = components.aggregation.bind(config.aggregation)
+
+        reads = self.advantage.reads
+        self.needs_greedy = "baselines" in reads
         """Whether the advantage compares with a greedy episode of each group."""
-        return self.config.advantage["name"] == "over-greedy"
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether rows need log-probabilities under the policy that the run started from."""
-        return self.config.kl.where != "none" or self.config.objective["name"] in USES_REFERENCE
-
-    @property
-    def needs_scores_before_update(self) -> bool:
-        """Whether the whole batch must be scored and prepared before each update."""
-        return preparation(self.config.objective) is not None
-
-    @property
-    def needs_states(self) -> bool:
+        self.needs_states = "states" in reads
         """Whether the advantage compares turns by `Env.state_hash`."""
-        return self.config.advantage["name"] == "step-grouped"
+        self.needs_values = "state_values" in reads
+        """Whether the advantage needs `Experience.state_values`, of continuations that `state_values.plan` asks for."""
+        self.needs_distributions = "sum_pi_squared" in reads
+        """Whether the advantage weighs by the distributions that tokens came from: by `ScoredRows.sum_pi_squared`."""
+        self.needs_rewards = bool({"rewards", "turn_rewards"} & set(reads))
+        """Whether the advantage reads what turns earned, not only what episodes scored."""
+        self.needs_scores_before_update = self.preparation is not None
+        """Whether the whole batch must be scored and prepared before each update."""
+        self.needs_reference_for_advantages = config.kl.where == "reward" or "reference_logprobs" in reads
+        """Whether all rows need log-probabilities under the policy that the run started from."""
+        parts = [part.reads for part in (self.objective, self.preparation, self.negative_mask) if part]
+        self.needs_reference_for_loss = config.kl.where != "none" or any("reference_logprobs" in r for r in parts)
+        """Whether the rows that have a gradient need them."""
+        self.needs_reference = self.needs_reference_for_advantages or self.needs_reference_for_loss
+        """Whether any row needs them."""
+        self.needs_correction = bool(self.weight or self.rejection or config.routing.min_agreement)
+        """Whether tokens weigh by old/mu, or by the routes of a mixture of experts."""
 
-    @property
-    def needs_distributions(self) -> bool:
-        """Whether the advantage weighs by the distributions that tokens came from: by `Batch.sum_pi_squared`."""
-        return self.config.advantage["name"] == "optimal-baseline"
-
-    @property
-    def needs_values(self) -> bool:
-        """Whether the advantage needs `Experience.state_values`, of continuations that `vine.plan` asks for."""
-        return self.config.advantage["name"] == "state-values"
+    def __reduce__(self) -> tuple[type[Algorithm], tuple[AlgorithmConfig]]:
+        return Algorithm, (self.config,)  # by its names: a user's functions are looked up where it is unpickled
 
     def experience(self, groups: Sequence[EpisodeGroup]) -> Experience:
         """Read the groups of a step, shape the episodes' scores and mark what is trained on."""
         x = Experience.of(groups)
-        scores = x.scores
-        for chosen in self.config.shaping:
-            scores = SHAPING.bind(chosen)(replace(x, scores=scores))
-        x = x.rescored(scores) if self.config.shaping else x
-        for chosen in self.config.filters:
-            x = replace(x, kept=x.kept & FILTERS.bind(chosen)(x))
+        read, scores = SimpleNamespace(mask=x.rows.loss_mask), x.scores
+        for shape in self.shaping:
+            scores = _shaped(shape, shape(SimpleNamespace(scores=scores), x, x.rows, read), x.scores.shape)
+        x = x.rescored(scores) if self.shaping else x
+        for keep in self.filters:
+            kept = _shaped(keep, keep(x, x.rows, read), x.kept.shape)
+            x = replace(x, kept=x.kept & kept)
         return x
 
     @torch.no_grad()
-    def compute_weights(self, x: Experience) -> tuple[Batch, Denominators]:
-        """Compute advantages and the critic's targets, then weights, from `x.rows` whose `old_logprobs` are final.
+    def compute_weights(self, x: Experience, scored: ScoredRows) -> tuple[WeightedRows, Denominators]:
+        """Compute advantages and the critic's targets, then weights.
 
-        An advantage over a critic's values reads `x.rows.values`. Its critic is trained at all tokens that it was asked
-        about, be they rejected for the policy, or without an advantage.
+        A critic is trained at all tokens that it was asked about, be they rejected for the policy, or without an
+        advantage.
 
         Returns:
             The rows that have a gradient, and the counts that their loss is divided by.
+
+        Raises:
+            ConfigError: if an advantage reads what was not computed.
         """
-        batch, whole, wanted = self.compute_weights_in_place_order(x)
-        return batch.rows(torch.nonzero(wanted)[:, 0].tolist()), whole
+        batch, whole, wanted = self.compute_weights_in_place_order(x, scored)
+        return batch.select(torch.nonzero(wanted)[:, 0]), whole
 
     @torch.no_grad()
-    def compute_weights_in_place_order(self, x: Experience) -> tuple[Batch, Denominators, Tensor]:
+    def compute_weights_in_place_order(
+        self, x: Experience, scored: ScoredRows
+    ) -> tuple[WeightedRows, Denominators, Tensor]:
         """As `compute_weights`, with every row in its place; also return which rows have a gradient, bool `[B]`."""
-        config, trained = self.config, x.trained
-        x = replace(x, batch=replace(x.rows, rewards=settle(x.rows.rewards, x.rows.loss_mask).float()))
-        x = self._penalised(x) if config.kl.where == "reward" else x
-        batch = x.rows
-        found = AdvantageEstimate.of(ADVANTAGES.bind(config.advantage)(x))
-        advantages = torch.where(trained, found.advantages, found.advantages.new_zeros(()))
-        correction = self._corrected(batch, trained)
-        keep, weights = correction.keep, torch.where(correction.keep, correction.weight, 0.0)
-        counted = keep if config.denominators == "kept" else trained
+        config, trained = self.config, _trained(x)
+        if self.needs_rewards:  # they may be on tokens of the environment
+            rewards = settle(x.rows.rewards, x.rows.loss_mask).float()
+            x = replace(x, rows=replace(x.rows, rewards=rewards))
+        if config.kl.where == "reward":
+            x = self._penalised(x, scored)
+        read = SimpleNamespace(mask=x.rows.loss_mask, trained=trained)
+        found = _on_rows(self.advantage.name, self.advantage(x, x.rows, scored, read), x)
+        advantages, critic = (found.advantages, found) if isinstance(found, AdvantageEstimate) else (found, None)
+        advantages = torch.where(trained, advantages, advantages.new_zeros(()))
+        correction = self._correct(scored, trained) if self.needs_correction else Weights(trained.float(), trained)
+        counted = correction.keep if config.denominators == "kept" else trained
         informative = (advantages.abs() >= TOLERANCE).any(-1)
         if not config.count_zero_advantage:
             counted = counted & informative[:, None]
-        batch = replace(
-            batch,
+        group = x.groups[x.rows.episode]
+        batch = WeightedRows(
+            scored,
             advantages=advantages.float(),
-            weights=weights,
+            weights=torch.where(correction.keep, correction.weight, 0.0),
             counted=counted,
-            group=x.groups[batch.episode],
-            prompt_shares=prompt_shares(counted, x.groups[batch.episode]),
-            returns=found.returns.float(),
-            valued=found.valued,
+            group=group,
+            prompt_shares=shares_of_prompts(counted, group) if "prompt_shares" in self.aggregation.reads else None,
         )
+        learns = torch.zeros_like(informative)
+        if critic is not None:
+            values = computed(scored.values, "values", self.advantage.name)
+            batch = replace(batch, critic=CriticTargets(values, critic.returns.float(), critic.valued))
+            learns = critic.valued.any(-1)
         always = config.entropy or config.kl.where == "loss"
-        wanted = trained.any(-1) if always else (informative & (weights != 0).any(-1)) | found.valued.any(-1)
-        return batch, Denominators.of(counted, found.valued), wanted
+        wanted = trained.any(-1) if always else (informative & (batch.weights != 0).any(-1)) | learns
+        return batch, Denominators.of(counted, None if critic is None else critic.valued), wanted
 
     @torch.no_grad()
-    def diagnose(self, x: Experience, version: int | None = None) -> dict[str, float]:
-        """Say how old the tokens are and, where old is recomputed, how far it is from mu and what corrects for that.
+    def diagnose(self, x: Experience, scored: ScoredRows, version: int | None = None) -> dict[str, float]:
+        """Return how old the tokens are and, where old is recomputed, its distance from mu and the corrections for it.
 
-        And what greedy episodes scored, where there are any: the mean over the episodes that are compared with them.
+        With greedy episodes also what they scored: the mean over the episodes that are compared with them.
 
         Args:
-            x: the experience of a step; `old_logprobs` are final.
+            x: the experience of a step.
+            scored: its rows.
             version: of the weights that are about to be trained; the newest that sampled if left out.
         """
-        batch, trained = x.rows, x.trained
-        ages = policy_version_histogram(batch.versions, int(batch.versions.max()) if version is None else version)
+        rows, trained = x.rows, _trained(x)
+        ages = policy_version_histogram(rows.versions, int(rows.versions.max()) if version is None else version)
         if x.baselines.isfinite().any():
             ages["rollout/greedy"] = float(x.baselines.nanmean())
         if self.config.proximal == "rollout":
             return ages
-        before = torch.cat([torch.full_like(batch.sources[:, :1], -1), batch.sources[:, :-1]], -1)
-        old, mu = batch.old_logprobs, batch.rollout_logprobs
-        gap = mismatch(old, mu, trained, batch.turns, source=before, source_names=[*Source])
-        correction = correction_metrics(self._corrected(batch, trained), trained)
-        return gap | correction | ages | routing_metrics(batch, trained)
+        before = torch.cat([torch.full_like(rows.sources[:, :1], -1), rows.sources[:, :-1]], -1)
+        old, mu = scored.old_logprobs, rows.rollout_logprobs
+        gap = mismatch(old, mu, trained, rows.turns, source=before, source_names=[*Source])
+        correction = correction_metrics(self._correct(scored, trained), trained)
+        routing = routing_metrics(rows.routed_experts, scored.old_experts, log_ratio(old, mu, trained), trained)
+        return gap | correction | ages | routing
 
-    def _corrected(self, batch: Batch, trained: Tensor) -> Weights:
-        """Decide by old/mu, and by the routes, what each token weighs."""
-        config, old, mu = self.config, batch.old_logprobs, batch.rollout_logprobs
-        weight = WEIGHTS.bind(config.weight)(old, mu, trained)
-        if config.routing.min_agreement:
-            weight = route_mask(weight, agreement_of(batch), min_agreement=config.routing.min_agreement)
-        return Weights(weight, REJECTIONS.bind(config.rejection)(old, mu, trained))
+    def _correct(self, scored: ScoredRows, trained: Tensor) -> Weights:
+        """Compute, by old/mu and by the routes, what each token weighs."""
+        read, rows = SimpleNamespace(mask=trained), scored.rows
+        weight, keep = trained.to(scored.old_logprobs.dtype), trained
+        if self.weight is not None:
+            weight = _shaped(self.weight, self.weight(scored, read, rows), trained.shape)
+        if self.config.routing.min_agreement:
+            agreement = agreement_of(rows.routed_experts, scored.old_experts)
+            weight = route_mask(weight, agreement, min_agreement=self.config.routing.min_agreement)
+        if self.rejection is not None:
+            keep = _shaped(self.rejection, self.rejection(scored, read, rows), trained.shape)
+        return Weights(weight, keep)
 
     @torch.no_grad()
-    def advantage_metrics(self, x: Experience, batch: Batch) -> dict[str, float]:
+    def advantage_metrics(self, x: Experience, batch: WeightedRows) -> dict[str, float]:
         """Compare advantages with failed tool calls; see `tool_error_metrics`.
 
         Args:
-            x: what `compute_weights` was given.
-            batch: what it returned.
+            x: the argument of `compute_weights`.
+            batch: its result.
         """
-        total = torch.zeros_like(x.scores).index_add(0, batch.episode, batch.advantages.double().sum(-1))
+        total = torch.zeros_like(x.scores).index_add(0, batch.rows.episode, batch.advantages.double().sum(-1))
         return tool_error_metrics(total / x.lengths.clamp(min=1), x.tool_errors, x.kept & (x.lengths > 0))
 
-    def _penalised(self, x: Experience) -> Experience:
+    def _penalised(self, x: Experience, scored: ScoredRows) -> Experience:
         """Take the KL penalty from the rewards of the tokens, and from the scores."""
-        kl, batch = self.config.kl, x.rows
+        kl, rows = self.config.kl, x.rows
         rewards = kl_in_reward(
-            batch.rewards,
-            batch.old_logprobs,
-            batch.reference_logprobs,
-            batch.loss_mask,
+            rows.rewards,
+            scored.old_logprobs,
+            computed(scored.reference_logprobs, "reference_logprobs", "kl.where=reward"),
+            rows.loss_mask,
             coefficient=kl.coefficient,
             kind=cast(KLKind, kl.kind),  # the config has refused "unbiased"
         )
-        change = torch.where(batch.loss_mask, rewards - batch.rewards, 0.0).sum(-1)
-        scores = x.scores.index_add(0, batch.episode, change)
-        return replace(x, scores=scores, batch=replace(batch, rewards=rewards.float()))
+        change = torch.where(rows.loss_mask, rewards - rows.rewards, 0.0).sum(-1)
+        scores = x.scores.index_add(0, rows.episode, change)
+        return replace(x, scores=scores, rows=replace(rows, rewards=rewards.float()))
 
     @torch.no_grad()
-    def prepare(self, logprobs: Tensor, batch: Batch) -> PreparedBatch:
-        """Prepare a weighed batch for one update; return it unchanged unless `needs_scores_before_update`.
+    def prepare(self, logprobs: Tensor, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
+        """Prepare a weighted batch for one update; return it unchanged unless `needs_scores_before_update`.
 
         Args:
             logprobs: of every token of the whole batch under theta as it is before the update, `[B, T]`.
             batch: the whole batch, as `compute_weights` returned it; no update changes it.
-        """
-        prepare = preparation(self.config.objective)
-        return PreparedBatch(batch, {}) if prepare is None else prepare(logprobs, batch)
 
-    def loss(self, logprobs: Tensor, entropy: Tensor, batch: Batch, whole: Denominators) -> LossTerms:
+        Returns:
+            The batch to update on, and the metrics of its preparation.
+        """
+        if self.preparation is None:
+            return batch, {}
+        known = _masked(batch.inputs, logprobs)
+        made = self.preparation(known, SimpleNamespace(group=batch.group, sides=batch.advantages))
+        advantages = batch.advantages if made.advantages is None else made.advantages
+        weights = batch.weights if made.weights is None else made.weights
+        return replace(batch, advantages=advantages, weights=weights), made.metrics
+
+    def loss(self, logprobs: Tensor, entropy: Tensor, batch: LossInputs, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.
 
         Args:
@@ -202,17 +248,25 @@ class Algorithm:
             entropy: of the distributions they come from, `[B, T]`, with gradient if `config.entropy` is not 0.
             batch: the micro-batch; of a prepared batch, where the objective `needs_scores_before_update`.
             whole: counts over the whole batch.
+
+        Raises:
+            ConfigError: if a part reads what was not computed, such as the reference's log-probabilities.
         """
         config, mask = self.config, batch.loss_mask
-        # before any arithmetic: 0 * NaN is NaN, so what stands outside the mask would come back with the gradient
-        nothing = logprobs.new_zeros(())
-        logprobs, old, mu, reference = (
-            torch.where(mask, x, nothing)
-            for x in (logprobs, batch.old_logprobs, batch.rollout_logprobs, batch.reference_logprobs)
-        )
-        token = token_loss(config.objective)(logprobs, old, mu, batch.advantages, mask)
-        gone = NEGATIVE_MASKS.bind(config.negative_mask)(logprobs, mu, batch.advantages, mask)
-        per_token = torch.where(gone[:, None], nothing, token.loss * batch.weights)
+        known = _masked(batch, logprobs)
+        logprobs, mu, nothing = known.logprobs, known.rollout_logprobs, logprobs.new_zeros(())
+        found = self.objective(known)
+        token = found if isinstance(found, TokenLoss) else _token_loss(self.objective, found, known)
+        per_token, sums = token.loss * batch.weights, dict[str, float]()
+        if self.negative_mask is not None:
+            gone = _shaped(self.negative_mask, self.negative_mask(known), mask.shape[:1])
+            per_token = torch.where(gone[:, None], nothing, per_token)
+            sums["masked_fraction"] = float(mask[gone].sum())
+        if config.kl.where != "none":
+            reference = computed(known.reference_logprobs, "reference_logprobs", f"kl.where={config.kl.where}")
+            sums["reference_kl"] = float(
+                (logprobs - reference)[mask].detach().double().sum()
+            )  # k1: unbiased, can be negative
         if config.kl.where == "loss":
             kind = config.kl.kind
             kl = (
@@ -223,10 +277,13 @@ class Algorithm:
             per_token = per_token + config.kl.coefficient * kl
         if config.entropy:
             per_token = per_token - config.entropy * torch.where(mask, entropy, nothing)
-        loss = AGGREGATIONS.bind(config.aggregation)(per_token, batch.counted, whole, batch.prompt_shares)
+        read = SimpleNamespace(loss=per_token, mask=batch.counted, whole=whole)
+        loss = self.aggregation(read, batch)
+        if loss.dim():
+            raise DefinitionError(f"aggregation '{self.aggregation.name}' returned {_described(loss)}: return a scalar")
         with torch.no_grad():
             gap = (logprobs - mu)[mask].double()
-            sums = {
+            sums |= {
                 "ratio": float(token.ratio[mask].double().sum()),
                 "clip_fraction": float(token.clipped[mask].double().sum()),
                 "weight": float(batch.weights[mask].double().sum()),
@@ -235,24 +292,87 @@ class Algorithm:
                 # k3 estimator of KL(mu || theta), Schulman 2020: non-negative, low variance
                 "rollout_kl": float((gap.exp() - 1 - gap).sum()),
             }
-            if config.negative_mask["name"] != "none":
-                sums["masked_fraction"] = float(mask[gone].sum())
-            if config.kl.where != "none":
-                sums["reference_kl"] = float(
-                    (logprobs - reference)[mask].double().sum()
-                )  # k1: unbiased, can be negative
         return LossTerms(loss, sums)
 
-    def value_loss(self, values: Tensor, batch: Batch, whole: Denominators) -> LossTerms:
+    def value_loss(self, values: Tensor, targets: CriticTargets, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the critic's loss: the mean over all tokens that it is trained at.
 
         Args:
             values: of the state before every token, by the critic in training, `[B, T]`, with gradient.
-            batch: the micro-batch; its `values` are those that the advantages are from.
+            targets: of the micro-batch.
             whole: counts over the whole batch.
         """
         critic = self.config.critic
-        per_token, clipped = value_loss(values, batch.values, batch.returns, batch.valued, clip_eps=critic.clip_eps)
+        per_token, clipped = value_loss(
+            values, targets.values, targets.returns, targets.valued, clip_eps=critic.clip_eps
+        )
         total = per_token.sum()
         sums = {"vf_loss": float(total.detach()), "vf_clipfrac": float(clipped.sum())}
         return LossTerms(critic.coefficient * total / whole.valued, sums)
+
+
+def _trained(x: Experience) -> Tensor:
+    """The sampled tokens of the episodes that are trained on, bool `[B, T]`."""
+    return x.rows.loss_mask & x.kept[x.rows.episode, None]
+
+
+def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
+    """What objectives read, with zeros where nothing was sampled.
+
+    Before any arithmetic: 0 * NaN is NaN, so what is outside the mask would come back with the gradient.
+    """
+    mask, nothing, reference = batch.loss_mask, logprobs.new_zeros(()), batch.reference_logprobs
+    return SimpleNamespace(
+        mask=mask,
+        logprobs=torch.where(mask, logprobs, nothing),
+        old_logprobs=torch.where(mask, batch.old_logprobs, nothing),
+        rollout_logprobs=torch.where(mask, batch.rollout_logprobs, nothing),
+        reference_logprobs=None if reference is None else torch.where(mask, reference, nothing),
+        advantages=batch.advantages,
+        weights=batch.weights,
+    )
+
+
+def _on_rows(name: str, found: object, x: Experience) -> Tensor | AdvantageEstimate:
+    """Spread what an advantage returned onto the tokens of the rows.
+
+    Raises:
+        DefinitionError: if it is neither of episodes, of turns nor of tokens.
+    """
+    rows, shape = x.rows, x.rows.loss_mask.shape
+    if isinstance(found, TurnAdvantages):
+        return spread(found.advantages.nan_to_num(0.0)[rows.episode], rows.turns, rows.loss_mask)
+    if isinstance(found, AdvantageEstimate):
+        return found
+    if isinstance(found, Tensor) and found.shape == x.scores.shape:
+        return on_tokens(found, rows.episode, rows.loss_mask)
+    if isinstance(found, Tensor) and found.shape == shape:
+        return found
+    raise DefinitionError(
+        f"advantage '{name}' returned {_described(found)}: return a tensor of shape [E] = {tuple(x.scores.shape)}, a "
+        f"number per episode, or [B, T] = {tuple(shape)}, one per token"
+    )
+
+
+def _shaped(part: Part[Tensor], found: Tensor, shape: torch.Size) -> Tensor:
+    """Check the shape of what a part returned.
+
+    Raises:
+        DefinitionError: if it has another.
+    """
+    if not isinstance(found, Tensor) or found.shape != shape:
+        raise DefinitionError(
+            f"'{part.name}' returned {_described(found)}: it must return a tensor of shape {tuple(shape)}"
+        )
+    return found
+
+
+def _token_loss(part: Part[TokenLoss | Tensor], found: Tensor, known: SimpleNamespace) -> TokenLoss:
+    """Complete an objective's plain loss of tokens `[B, T]` with the ratio theta/old to report."""
+    loss = _shaped(cast(Part[Tensor], part), found, known.mask.shape)
+    ratio = clamped_exp((known.logprobs - known.old_logprobs).detach())
+    return TokenLoss(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def _described(found: object) -> str:
+    return f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"

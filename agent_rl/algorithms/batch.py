@@ -1,10 +1,10 @@
-"""Batch: trajectories padded to tensors, and the counts that make a loss independent of how the batch is cut up."""
+"""The stages of a batch: rows that were sampled, scored by models, and weighted for the loss; and its denominators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 import torch
@@ -31,17 +31,65 @@ class Sample:
     """An index into the members of `Source`."""
     episode: int
     """The place of its episode among those of the step."""
-    episode_id: str
-    group_id: str
     routed_experts: ExpertArray | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Rows padded on the right to a common length `T`. Position `t` of every array describes token `t`.
+class Stage:
+    """Rows at one stage on their way to the loss; each stage holds the one before it, and adds what became known."""
 
-    The first half is what was sampled; the second half is filled in on the way to the loss.
-    """
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # every stage has it, as a field or a property
+
+        @property
+        def rows(self) -> Rows:
+            """What was sampled."""
+
+    def __len__(self) -> int:
+        return len(self.rows.lengths)
+
+    def select(self, indices: Sequence[int] | Tensor) -> Self:
+        """Return some rows, with the padding that they don't need cut off."""
+        lengths = self.rows.lengths
+        index = torch.as_tensor(indices, dtype=torch.int64, device=lengths.device)
+        return _select(self, index, int(lengths[index].max()) if len(index) else 0)
+
+    def cut(self, token_budget: int) -> list[Self]:
+        """Cut into micro-batches as `cut_rows` says."""
+        return list(map(self.select, self.cut_rows(token_budget)))
+
+    def cut_rows(self, token_budget: int) -> list[list[int]]:
+        """Return the rows of micro-batches of at most `token_budget` padded tokens, similar lengths together.
+
+        A row longer than the budget gets a micro-batch of its own: nothing is dropped or shortened.
+        """
+        lengths, cuts = self.rows.lengths.tolist(), list[list[int]]()
+        for row in self.rows.lengths.argsort(descending=True, stable=True).tolist():
+            if cuts and (len(cuts[-1]) + 1) * lengths[cuts[-1][0]] <= token_budget:
+                cuts[-1].append(row)
+            else:
+                cuts.append([row])
+        return cuts
+
+
+S = TypeVar("S")
+
+
+def _select(stage: S, index: Tensor, width: int) -> S:
+    """Index every tensor of a dataclass by row, and those of tokens to a width; of dataclasses in it, too."""
+    chosen: dict[str, object] = {}
+    for name in stage.__slots__:  # type: ignore[attr-defined]
+        part = getattr(stage, name)
+        if isinstance(part, Tensor):
+            chosen[name] = part[index][:, :width] if part.dim() > 1 else part[index]
+        else:
+            chosen[name] = None if part is None else _select(part, index, width)
+    return type(stage)(**chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Stage):
+    """What was sampled, padded on the right to a common length `T`; position `t` of every array describes token `t`."""
 
     token_ids: Tensor
     """int64 `[B, T]`."""
@@ -56,73 +104,101 @@ class Batch:
     versions: Tensor
     """int64 `[B, T]`: the version of the weights that sampled it; -1 outside the mask."""
     sources: Tensor
-    """int64 `[B, T]`: who wrote each token, an index into `types.Source`; -1 for padding."""
+    """int64 `[B, T]`: who wrote each token, an index into `Source`; -1 for padding."""
     routed_experts: Tensor | None
     """Integers `[B, T, layers, top_k]`: where the rollout's router sent each input position; -1 where not known."""
     lengths: Tensor
     """int64 `[B]`."""
     episode: Tensor
     """int64 `[B]`: which episode of the step a row belongs to."""
-    group: Tensor
-    """int64 `[B]`: that episode's group, numbered as in the `Experience`; -1 until weighed."""
+
+    @property
+    def rows(self) -> Rows:
+        """These rows."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRows(Stage):
+    """Rows, and what models said about their tokens; None is a model that was not asked."""
+
+    rows: Rows
     old_logprobs: Tensor
-    """float32 `[B, T]`, under the proximal policy (old); the rollout's until somebody computes them."""
-    reference_logprobs: Tensor
-    """float32 `[B, T]`, under the policy that a KL penalty keeps close to; the rollout's until computed."""
-    sum_pi_squared: Tensor
-    """float32 `[B, T]`: of the distributions that the tokens came from, under old; 0 until computed."""
-    old_experts: Tensor | None
-    """Like `routed_experts`: where old's own router sends each input position; None until computed."""
+    """float32 `[B, T]`, under the proximal policy (old); with `proximal=rollout` the rollout's own."""
+    reference_logprobs: Tensor | None = None
+    """float32 `[B, T]`, under the policy that the run started from."""
+    values: Tensor | None = None
+    """float32 `[B, T]`: the critic's, of the state before each token."""
+    sum_pi_squared: Tensor | None = None
+    """float32 `[B, T]`: the sum of the squared probabilities that old gave at each token's position."""
+    old_experts: Tensor | None = None
+    """Like `routed_experts`: where old's own router sends each input position."""
+
+
+@dataclass(frozen=True, slots=True)
+class CriticTargets:
+    """What the value loss reads; all `[B, T]`."""
+
     values: Tensor
-    """float32 `[B, T]`: the critic's, of the state before each token; 0 without a critic."""
+    """float32: the critic's, when the advantages were computed."""
     returns: Tensor
-    """float32 `[B, T]`: what the critic is trained towards; 0 without one."""
+    """float32: what the critic is trained towards; 0 where it is not."""
     valued: Tensor
-    """bool `[B, T]`: where the critic is trained; nowhere without one."""
+    """bool: where the critic is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What the policy's loss reads of a micro-batch, and all that verl's workers are sent; `[B, T]` but for shares."""
+
+    loss_mask: Tensor
+    rollout_logprobs: Tensor
+    old_logprobs: Tensor
+    reference_logprobs: Tensor | None
+    advantages: Tensor
+    weights: Tensor
+    counted: Tensor
+    prompt_shares: Tensor | None
+    """float32 `[B]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedRows(Stage):
+    """Scored rows with their advantages, weights and denominators: ready for their loss."""
+
+    scored: ScoredRows
     advantages: Tensor
     """float32 `[B, T]`; 0 outside the mask."""
     weights: Tensor
     """float32 `[B, T]`: what a token's loss is multiplied with; 0 for what is not trained on."""
     counted: Tensor
     """bool `[B, T]`: the tokens that the denominators count."""
-    prompt_shares: Tensor
-    """float32 `[B]`: what each counted token of a row counts in a mean over prompts; 0 until computed."""
+    group: Tensor
+    """int64 `[B]`: the group of the row's episode, numbered as in the `Experience`."""
+    prompt_shares: Tensor | None = None
+    """float32 `[B]`: what each counted token of a row counts in a mean over prompts; None unless it is read."""
+    critic: CriticTargets | None = None
+    """None without a critic."""
 
-    def __len__(self) -> int:
-        return len(self.token_ids)
+    @property
+    def rows(self) -> Rows:
+        """What was sampled."""
+        return self.scored.rows
 
-    def rows(self, indices: Sequence[int]) -> Batch:
-        """Return some rows, with the padding that they don't need cut off."""
-        index = torch.as_tensor(indices, dtype=torch.int64, device=self.lengths.device)
-        width = int(self.lengths[index].max()) if len(indices) else 0
-        return self._map(lambda x: x[index][:, :width] if x.dim() > 1 else x[index])
-
-    def cut(self, token_budget: int) -> list[Batch]:
-        """Cut into micro-batches as `cut_rows` says."""
-        return [self.rows(rows) for rows in self.cut_rows(token_budget)]
-
-    def cut_rows(self, token_budget: int) -> list[list[int]]:
-        """Return the rows of micro-batches of at most `token_budget` padded tokens, similar lengths together.
-
-        A row longer than the budget gets a micro-batch of its own: nothing is dropped or shortened.
-        """
-        lengths = self.lengths.tolist()
-        cuts: list[list[int]] = []
-        for row in sorted(range(len(self)), key=lambda r: -lengths[r]):
-            if cuts and (len(cuts[-1]) + 1) * lengths[cuts[-1][0]] <= token_budget:
-                cuts[-1].append(row)
-            else:
-                cuts.append([row])
-        return cuts
-
-    def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device."""
-        return self._map(lambda x: x.to(device))
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
-        changed: dict[str, Any] = {name: None if x is None else change(x) for name, x in arrays.items()}
-        return Batch(**changed)
+    @property
+    def inputs(self) -> LossInputs:
+        """What `Algorithm.loss` reads."""
+        rows, scored = self.scored.rows, self.scored
+        return LossInputs(
+            loss_mask=rows.loss_mask,
+            rollout_logprobs=rows.rollout_logprobs,
+            old_logprobs=scored.old_logprobs,
+            reference_logprobs=scored.reference_logprobs,
+            advantages=self.advantages,
+            weights=self.weights,
+            counted=self.counted,
+            prompt_shares=self.prompt_shares,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +224,7 @@ def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
 
     A turn's reward goes on the last sampled token of that turn, one of the whole episode on its very last: none falls
     on a token that is not trained on. What a fork repeats of its parent is sampled there, not here. A component that
-    is not scored counts as 0; whether its episode is trained on at all, the scores say.
+    is not scored counts as 0; the scores decide whether its episode is trained on at all.
     """
     samples = []
     for index, episode in enumerate(episodes):
@@ -165,8 +241,6 @@ def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
                     turns=trajectory.turns,
                     sources=trajectory.sources,
                     episode=index,
-                    episode_id=episode.id,
-                    group_id=episode.group_id,
                     routed_experts=trajectory.routed_experts,
                 )
             )
@@ -199,33 +273,29 @@ def _earned(episode: Episode, rows: _Rows) -> list[FloatArray]:
     return earned
 
 
-def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
-    """Pad samples to tensors. Until somebody knows better, old is mu, advantages are 0 and every token weighs 1.
+def collate(samples: Sequence[Sample], pad_id: int = 0) -> Rows:
+    """Pad samples to tensors; without samples there are no rows.
 
     Raises:
-        ValueError: if there are no samples, or only some of them have routed experts.
+        ValueError: if only some of the samples have routed experts.
     """
-    if not samples:
-        raise ValueError("there are no samples to collate: check that an episode has sampled tokens first")
-    width = max(len(s.token_ids) for s in samples)
+    width = max((len(s.token_ids) for s in samples), default=0)
 
     def padded(arrays: Sequence[np.ndarray], fill: int, dtype: torch.dtype) -> Tensor:
-        out = torch.full((len(arrays), width, *arrays[0].shape[1:]), fill, dtype=dtype)
+        out = torch.full((len(arrays), width, *(arrays[0].shape[1:] if arrays else ())), fill, dtype=dtype)
         for row, array in zip(out, arrays, strict=True):
             row[: len(array)] = torch.from_numpy(array)
         return out
 
-    mask = padded([s.loss_mask for s in samples], 0, torch.bool)
-    mu = padded([s.rollout_logprobs for s in samples], 0, torch.float32)
     routes = [s.routed_experts for s in samples if s.routed_experts is not None]
     if routes and len(routes) < len(samples):
         raise ValueError(
             f"{len(samples) - len(routes)} of {len(samples)} samples have no routed experts, the others do"
         )
-    return Batch(
+    return Rows(
         token_ids=padded([s.token_ids for s in samples], pad_id, torch.int64),
-        loss_mask=mask,
-        rollout_logprobs=mu,
+        loss_mask=padded([s.loss_mask for s in samples], 0, torch.bool),
+        rollout_logprobs=padded([s.rollout_logprobs for s in samples], 0, torch.float32),
         rewards=padded([s.rewards for s in samples], 0, torch.float32),
         turns=padded([s.turns for s in samples], -1, torch.int64),
         versions=padded([s.policy_versions for s in samples], -1, torch.int64),
@@ -233,18 +303,6 @@ def collate(samples: Sequence[Sample], pad_id: int = 0) -> Batch:
         routed_experts=padded(routes, -1, torch.from_numpy(np.empty(0, np.result_type(*routes))).dtype)
         if routes
         else None,
-        lengths=torch.tensor([len(s.token_ids) for s in samples]),
-        episode=torch.tensor([s.episode for s in samples]),
-        group=torch.full((len(samples),), -1),
-        old_logprobs=mu,
-        reference_logprobs=mu,
-        sum_pi_squared=torch.zeros_like(mu),
-        old_experts=None,
-        values=torch.zeros_like(mu),
-        returns=torch.zeros_like(mu),
-        valued=torch.zeros_like(mask),
-        advantages=torch.zeros_like(mu),
-        weights=mask.float(),
-        counted=mask,
-        prompt_shares=torch.zeros(len(samples)),
+        lengths=torch.tensor([len(s.token_ids) for s in samples], dtype=torch.int64),
+        episode=torch.tensor([s.episode for s in samples], dtype=torch.int64),
     )

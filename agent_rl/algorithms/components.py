@@ -1,77 +1,196 @@
-"""Choices: the named functions that one part of an algorithm can be, and the config field that picks one.
+"""Components: the named functions that the parts of an algorithm can be, registered by decorators.
 
-A choice's knobs are the keyword-only parameters of its function: their types, bounds and defaults stand there and
-nowhere else. In a config a choice is `name`, or `{name: ..., knob: value}`; a knob that the function lacks is an error.
+    @advantage("median-centred", formula="A = R - median of the batch")
+    def median_centred(scores: Tensor, *, scale: Positive = 1.0) -> Tensor:
+        return (scores - scores.nanmedian()) * scale
+
+A function's positional parameters are what it reads: their names are looked up in what is known at the time, and tell
+what has to be computed for it. Its keyword-only parameters are its knobs: their types, bounds and defaults are the
+config's. In a config a component is `name`, or `{name: ..., knob: value}`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, Generic, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar, get_type_hints
 
 from pydantic import BaseModel, Field, JsonValue, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from agent_rl.config import Section
-from agent_rl.errors import did_you_mean
+from agent_rl.errors import ConfigError, DefinitionError, did_you_mean
+from agent_rl.registries import Registry
 
-P = ParamSpec("P")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agent_rl.algorithms.advantages.estimate import AdvantageEstimate, TurnAdvantages
+    from agent_rl.algorithms.objectives.base import Prepared, TokenLoss
+
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., object])
 
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+
+ComponentConfig = dict[str, JsonValue]
+"""`{"name": ..., knob: value}`, with every knob's value filled in."""
+
+
+class Part(Generic[R]):
+    """A function with its knobs set: call it with objects whose attributes it reads, the first that has one wins."""
+
+    def __init__(self, name: str, function: Callable[..., R], knobs: Mapping[str, object]) -> None:
+        self.name = name
+        self.reads = reads_of(function)
+        own = {key: value for key, value in knobs.items() if key in inspect.signature(function).parameters}
+        self.function: Callable[..., R] = partial(function, **own)
+
+    def __call__(self, *known: object) -> R:
+        """Call the function.
+
+        Raises:
+            ConfigError: if what it reads was not computed.
+        """
+        arguments = []
+        for name in self.reads:
+            value: object = None
+            for source in known:
+                if (value := getattr(source, name, None)) is not None:
+                    break
+            else:
+                computed(value, name, self.name)
+            arguments.append(value)
+        return self.function(*arguments)
+
+
+COMPUTED_BY = {
+    "reference_logprobs": "the trainer scores the rows under the policy that the run started from",
+    "values": "the trainer's critic values the rows; set critic.where",
+    "sum_pi_squared": "old's forward pass; set proximal=recompute",
+    "old_experts": "old's forward pass through a mixture of experts; set proximal=recompute",
+}
+"""Who computes what may be missing."""
+
+
+def computed(value: R | None, name: str, reader: str) -> R:
+    """Return a value that must have been computed.
+
+    Raises:
+        ConfigError: if it was not: what is missing, who reads it and who computes it.
+    """
+    if value is None:
+        raise ConfigError(
+            f"'{reader}' reads {name}, which were not computed: they come from "
+            f"{COMPUTED_BY.get(name, 'the stage before')}"
+        )
+    return value
 
 
 @dataclass(frozen=True)
 class Component(Generic[R]):
     """One function that a part can be."""
 
+    name: str
     function: Callable[..., R]
     formula: str
     """In one line, in terms of the knobs."""
     source: str
     """The paper and equation, or whose variant it is."""
+    prepare: Callable[..., Prepared] | None = None
+    """For objectives over the whole batch: what is to be computed before each update."""
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """What the component reads, in order."""
+        prepared = reads_of(self.prepare) if self.prepare else ()
+        return tuple(dict.fromkeys((*prepared, *reads_of(self.function))))
+
+    @cached_property
+    def returns(self) -> object:
+        """The type that the function declares to return; None if it doesn't say."""
+        return get_type_hints(self.function).get("return")
 
     @cached_property
     def knobs(self) -> type[BaseModel]:
-        """The function's keyword-only parameters, as a schema."""
-        hints = get_type_hints(self.function, include_extras=True)
-        fields = {
-            name: (hints[name], ... if p.default is p.empty else p.default)
-            for name, p in inspect.signature(self.function).parameters.items()
-            if p.kind is p.KEYWORD_ONLY
-        }
+        """The keyword-only parameters, as a schema."""
+        fields: dict[str, object] = {}
+        for function in (self.prepare, self.function):
+            hints = get_type_hints(function, include_extras=True) if function else {}
+            for name, p in inspect.signature(function).parameters.items() if function else ():
+                if p.kind is p.KEYWORD_ONLY:
+                    fields[name] = (hints[name], ... if p.default is p.empty else p.default)
         schema: type[BaseModel] = create_model(self.function.__name__, __base__=Section, **fields)  # type: ignore[call-overload]
         return schema
 
 
-ComponentConfig = dict[str, JsonValue]
-"""`{"name": ..., knob: value}`, with every knob's value filled in."""
-
-
-@dataclass(frozen=True)
 class ComponentRegistry(Generic[R]):
-    """The functions that one part can be, by name; as an annotation it makes a config field that picks one."""
+    """The components of one kind: a decorator that adds one, and the annotation of a config field that picks one."""
 
-    part: str
-    by_name: Mapping[str, Component[R]]
+    def __init__(self, kind: str, *known: str, optional: bool = False) -> None:
+        """Start without components.
 
-    def check(self, value: object) -> ComponentConfig:
-        """Return a choice with its defaults filled in; for pydantic.
+        Args:
+            kind: what messages call a component.
+            known: what components of this kind can read.
+            optional: whether a config may have none.
+        """
+        self.kind, self.known, self.optional = kind, known, optional
+        self._registry: Registry[Component[R]] = Registry(kind)
+
+    def __call__(
+        self, name: str, *, formula: str, source: str = "", prepare: Callable[..., Prepared] | None = None
+    ) -> Callable[[F], F]:
+        """Register a function under a name of configs.
+
+        Args:
+            name: unique within the kind.
+            formula: what it computes, in one line, for `--explain`.
+            source: the paper and equation, or whose variant it is.
+            prepare: for objectives: a function of the whole batch, called before each update.
 
         Raises:
-            PydanticCustomError: if there is no such choice, or it has no such knob.
+            DefinitionError: if the function reads what is not known, or has a knob without a type.
+        """
+
+        def register(function: F) -> F:
+            for each in (function, prepare) if prepare else (function,):
+                self._check_parameters(name, each)
+            self._registry.add(name, Component(name, function, formula, source, prepare), function)  # type: ignore[arg-type]
+            return function
+
+        return register
+
+    def __getitem__(self, chosen: ComponentConfig | str) -> Component[R]:
+        return self._registry[chosen if isinstance(chosen, str) else str(chosen["name"])]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registry)
+
+    def bind(self, chosen: ComponentConfig) -> Part[R]:
+        """Return the chosen function with its knobs set."""
+        return Part(str(chosen["name"]), self[chosen].function, chosen)
+
+    def check(self, value: object) -> ComponentConfig | None:
+        """Return a choice with its defaults filled in, or None for none; for pydantic.
+
+        Raises:
+            PydanticCustomError: if there is no such component, or it has no such knob.
         """
         given = {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else {}
         name = given.pop("name", None)
-        if not isinstance(name, str) or name not in self.by_name:
-            hint = did_you_mean(str(name), self.by_name) if name else " It needs a name."
-            raise _problem(f"no {self.part} '{name}'.{hint} There are: {', '.join(self.by_name)}")
-        knobs = self.by_name[name].knobs
+        if self.optional and (value is None or name == "none"):
+            return None
+        if not isinstance(name, str) or name not in self._registry:
+            names = (*(("none",) if self.optional else ()), *self)
+            hint = did_you_mean(str(name), names) if name else " It needs a name."
+            raise _problem(f"no {self.kind} '{name}'.{hint} There are: {', '.join(names)}")
+        knobs = self[name].knobs
         for key in given:
             if key not in knobs.model_fields:
                 known = ", ".join(knobs.model_fields) or "none"
@@ -82,18 +201,68 @@ class ComponentRegistry(Generic[R]):
             first = error.errors()[0]
             raise _problem(f"'{name}': {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from error
 
-    def bind(self, chosen: ComponentConfig) -> Callable[..., R]:
-        """Return the chosen function with its knobs set."""
-        knobs = {key: value for key, value in chosen.items() if key != "name"}
-        return partial(self.by_name[str(chosen["name"])].function, **knobs)
-
-    def __getitem__(self, chosen: ComponentConfig) -> Component[R]:
-        return self.by_name[str(chosen["name"])]
-
     def settings(self) -> set[str]:
-        """Return every key that some choice takes."""
-        return {"name"}.union(*(c.knobs.model_fields for c in self.by_name.values()))
+        """Return every key that some component takes."""
+        return {"name"}.union(*(self[name].knobs.model_fields for name in self))
+
+    def _check_parameters(self, name: str, function: Callable[..., object]) -> None:
+        for p in inspect.signature(function).parameters.values():
+            if p.kind is p.KEYWORD_ONLY:
+                if p.annotation is p.empty:
+                    raise DefinitionError(f"{self.kind} '{name}': knob '{p.name}' needs a type: {p.name}: float")
+            elif p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                raise DefinitionError(f"{self.kind} '{name}' takes *{p.name}: name each array that it reads")
+            elif p.default is not p.empty:
+                raise DefinitionError(f"{self.kind} '{name}': put a * before '{p.name}', which makes it a knob")
+            elif p.name not in self.known:
+                raise DefinitionError(
+                    f"{self.kind} '{name}' reads '{p.name}', which there is not.{did_you_mean(p.name, self.known)} "
+                    f"It can read: {', '.join(self.known)}; a knob stands behind a *"
+                )
+
+
+def reads_of(function: Callable[..., object]) -> tuple[str, ...]:
+    """Return the names of a function's positional parameters."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
 
 
 def _problem(message: str) -> PydanticCustomError:
     return PydanticCustomError("choice", "{text}", {"text": message})
+
+
+_EPISODES = (
+    *("scores", "groups", "lengths", "cut_short", "kept", "tool_errors", "tasks"),
+    *("components", "component_names", "component_weights", "states", "turn_rewards", "turn_sampled"),
+)
+"""Of the episodes of a step, see `Experience`."""
+_ROWS = ("token_ids", "mask", "rollout_logprobs", "rewards", "turns", "versions", "sources", "episode")
+"""Of their rows, see `Rows`; `mask` is `loss_mask`."""
+_POLICIES = ("logprobs", "old_logprobs", "rollout_logprobs", "reference_logprobs", "advantages", "mask")
+"""In an update, see `objectives.base`."""
+
+shaping: ComponentRegistry[Tensor] = ComponentRegistry("shaping", *_EPISODES, *_ROWS)
+"""Changes scores: returns others, `[E]`."""
+episode_filter: ComponentRegistry[Tensor] = ComponentRegistry("filter", *_EPISODES, *_ROWS)
+"""Says which episodes are trained on, bool `[E]`."""
+advantage: ComponentRegistry[Tensor | AdvantageEstimate | TurnAdvantages] = ComponentRegistry(
+    *("advantage", *_EPISODES, "baselines", "state_values", *_ROWS, "trained"),
+    *("old_logprobs", "reference_logprobs", "values", "sum_pi_squared"),
+)
+"""Returns advantages: of episodes `[E]`, of tokens `[B, T]`, of turns, or with the targets of a critic."""
+weight: ComponentRegistry[Tensor] = ComponentRegistry(
+    "weight", "old_logprobs", "rollout_logprobs", "mask", "turns", "versions", "sources", optional=True
+)
+"""Returns what each token's loss is multiplied with, `[B, T]`."""
+rejection: ComponentRegistry[Tensor] = ComponentRegistry(
+    "rejection", "old_logprobs", "rollout_logprobs", "mask", "turns", "versions", "sources", optional=True
+)
+"""Says which tokens stay, bool `[B, T]`."""
+objective: ComponentRegistry[TokenLoss | Tensor] = ComponentRegistry(
+    "objective", *_POLICIES, "weights", "group", "sides"
+)
+"""Returns the loss of each token, `[B, T]`; what it prepares may also read the rows' weights, groups and sides."""
+negative_mask: ComponentRegistry[Tensor] = ComponentRegistry("negative mask", *_POLICIES, optional=True)
+"""Says which rows have no loss from the objective, bool `[B]`; they still count in the denominators."""
+aggregation: ComponentRegistry[Tensor] = ComponentRegistry("aggregation", "loss", "mask", "whole", "prompt_shares")
+"""Returns a micro-batch's share of the loss, a scalar."""

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agent_rl.algorithms.advantages.choices import ADVANTAGES
-from agent_rl.algorithms.advantages.critic import WITH_CRITIC
-from agent_rl.algorithms.aggregation import AGGREGATIONS
-from agent_rl.algorithms.components import ComponentConfig
-from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
+from agent_rl.algorithms import aggregation, components, corrections, filters, shaping  # noqa: F401 - they register
+from agent_rl.algorithms.advantages import critic, episode, token, turn  # noqa: F401 - the same
+from agent_rl.algorithms.components import Component, ComponentConfig
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
-from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES
+from agent_rl.algorithms.objectives import pairwise, sequence  # noqa: F401 - the same
 from agent_rl.algorithms.objectives.kl import KLKind
-from agent_rl.algorithms.selection import FILTERS, SHAPING
+from agent_rl.algorithms.objectives.pairwise import PairSides
 from agent_rl.algorithms.state_values import StateValueConfig
 from agent_rl.config import Section
 from agent_rl.moe.agreement import RoutingConfig
 
-Shaping = Annotated[ComponentConfig, BeforeValidator(SHAPING.check), SHAPING]
-Filter = Annotated[ComponentConfig, BeforeValidator(FILTERS.check), FILTERS]
-Advantage = Annotated[ComponentConfig, BeforeValidator(ADVANTAGES.check), ADVANTAGES]
-Weight = Annotated[ComponentConfig, BeforeValidator(WEIGHTS.check), WEIGHTS]
-Rejection = Annotated[ComponentConfig, BeforeValidator(REJECTIONS.check), REJECTIONS]
-Objective = Annotated[ComponentConfig, BeforeValidator(OBJECTIVES.check), OBJECTIVES]
-NegativeMask = Annotated[ComponentConfig, BeforeValidator(NEGATIVE_MASKS.check), NEGATIVE_MASKS]
-Aggregation = Annotated[ComponentConfig, BeforeValidator(AGGREGATIONS.check), AGGREGATIONS]
+R = TypeVar("R")
 
-USES_MU = ("minirl", "dppo-tv", "dppo-kl", "m2po")
-"""Objectives that weigh tokens by the rollout policy themselves."""
-USES_REFERENCE = ("dpo",)
-"""Objectives that compare with the policy that the run started from, penalty or not."""
-OFFLINE = ("dpo",)
-"""Objectives that learn from episodes whoever sampled them, so from stored ones, too."""
+Shaping = Annotated[ComponentConfig, BeforeValidator(components.shaping.check), components.shaping]
+Filter = Annotated[ComponentConfig, BeforeValidator(components.episode_filter.check), components.episode_filter]
+Advantage = Annotated[ComponentConfig, BeforeValidator(components.advantage.check), components.advantage]
+Weight = Annotated[ComponentConfig | None, BeforeValidator(components.weight.check), components.weight]
+Rejection = Annotated[ComponentConfig | None, BeforeValidator(components.rejection.check), components.rejection]
+Objective = Annotated[ComponentConfig, BeforeValidator(components.objective.check), components.objective]
+NegativeMask = Annotated[
+    ComponentConfig | None, BeforeValidator(components.negative_mask.check), components.negative_mask
+]
+Aggregation = Annotated[ComponentConfig, BeforeValidator(components.aggregation.check), components.aggregation]
 
 
 class KLConfig(Section):
@@ -109,22 +105,22 @@ class AlgorithmConfig(Section):
     filters: tuple[Filter, ...] = ()
     """Which episodes are trained on, judged by their scores; the others still count in their group's statistics."""
     refill: DynamicSamplingConfig = DynamicSamplingConfig()
-    advantage: Advantage = ADVANTAGES.check("group-relative")
+    advantage: Advantage = Field("group-relative", validate_default=True)
     critic: CriticConfig = CriticConfig()
     vine: StateValueConfig = StateValueConfig()
     proximal: Literal["rollout", "recompute"] = "rollout"
     """What `old` is: the rollout's log-probabilities (bypass), or those of a forward pass before the first update."""
-    weight: Weight = WEIGHTS.check("none")
+    weight: Weight = None
     """Correction by old/mu: what each token's loss is multiplied with."""
-    rejection: Rejection = REJECTIONS.check("none")
+    rejection: Rejection = None
     """Correction by old/mu: which tokens are left out. It acts after the advantages: no reward is lost with them."""
     routing: RoutingConfig = RoutingConfig()
     denominators: Literal["original", "kept"] = "original"
     """Whether rejected tokens still count in the denominators."""
-    objective: Objective = OBJECTIVES.check({"name": "ppo-clip", "clip_high_eps": 0.28})
-    negative_mask: NegativeMask = NEGATIVE_MASKS.check("none")
+    objective: Objective = Field({"name": "ppo-clip", "clip_high_eps": 0.28}, validate_default=True)
+    negative_mask: NegativeMask = None
     """Which rows with a negative advantage the objective leaves out, by theta/mu; penalties still apply to them."""
-    aggregation: Aggregation = AGGREGATIONS.check("token-mean")
+    aggregation: Aggregation = Field("token-mean", validate_default=True)
     kl: KLConfig = KLConfig()
     entropy: float = Field(0.0, ge=0)
     """The loss is lowered by this times the mean entropy of the sampled tokens' distributions, in nats."""
@@ -135,80 +131,102 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _meaningful(self) -> AlgorithmConfig:
-        if self.objective["name"] == "dpo" and (problem := _dpo_problem(self)):
-            raise ValueError(f"objective=dpo {problem}")
-        if self.shaping and self.advantage["name"] == "over-greedy":
-            raise ValueError(
-                "shaping would change the scores but not those of the greedy episodes they are compared with"
-            )
-        advantage, where = self.advantage["name"], self.critic.where
-        if advantage in WITH_CRITIC and where == "none":
-            raise ValueError(
-                f"advantage={advantage} is taken over a critic's values: set critic.where=shared or separate"
-            )
-        if advantage not in WITH_CRITIC and where != "none":
-            raise ValueError(
-                f"advantage={advantage} asks no critic, critic.where={where} would train one in vain: set "
-                f"critic.where=none, or advantage={' or '.join(WITH_CRITIC)}"
-            )
-        if advantage == "optimal-baseline" and self.proximal == "rollout":
-            raise ValueError(
-                "advantage=optimal-baseline weighs by the distributions that tokens came from, which only a forward "
-                "pass knows: set proximal=recompute"
-            )
-        self._check_vine()
-        corrected = self.weight["name"] != "none" or self.rejection["name"] != "none"
-        if corrected and self.proximal == "rollout":
-            raise ValueError(
-                "a correction by old/mu has no effect with proximal=rollout, where old is mu: set proximal=recompute"
-            )
-        if self.proximal == "rollout" and (self.routing.replay == "R2" or self.routing.min_agreement):
-            knob = "replay=R2" if self.routing.replay == "R2" else "min_agreement"
-            raise ValueError(
-                f"routing.{knob} needs the routes of old's forward pass, and there is none with proximal=rollout: "
-                "set proximal=recompute"
-            )
-        if self.refill.max_rounds > 1 and not self.filters:
-            raise ValueError("refill.max_rounds makes up for what filters leave out; there are none: set filters")
-        if self.denominators == "kept" and self.rejection["name"] == "none":
-            raise ValueError("denominators=kept needs a rejection; without one every token is kept")
-        if self.weight["name"] != "none" and self.objective["name"] in USES_MU:
-            raise ValueError(
-                f"objective={self.objective['name']} already weighs tokens by theta/mu; weight={self.weight['name']} "
-                "would do it twice: set weight=none"
-            )
+        for check in (_check_pairs, _check_advantage, _check_state_values, _check_proximal, _check_denominators):
+            if problem := check(self):
+                raise ValueError(problem)
         return self
 
-    def _check_vine(self) -> None:
-        most, each = self.vine.max_episodes, self.vine.continuations
-        if self.advantage["name"] != "state-values":
-            if most:
-                raise ValueError(
-                    f"vine.max_episodes={most} values states for advantage=state-values only: leave it out"
-                )
-            return
-        if most < each:
-            raise ValueError(
-                f"advantage=state-values runs vine.continuations={each} episodes per state; vine.max_episodes={most} "
-                f"lets it value none: set it to {each} times the states of a step, or to what you can spare"
-            )
-        if self.shaping or self.kl.where == "reward":
-            raise ValueError(
-                "shaping and kl.where=reward would change the scores but not the values that continuations measure; "
-                "put the KL penalty in the loss"
-            )
+
+# What makes no sense together; each returns what is wrong and what to set, or None
 
 
-def _dpo_problem(config: AlgorithmConfig) -> str | None:
-    """Say what doesn't go with DPO, and why."""
-    if config.advantage["name"] != "best-against-worst":
-        return "learns from pairs, a better episode and a worse one: set advantage=best-against-worst"
-    if config.aggregation["name"] != "token-sum":
-        return "is a mean over pairs, not over tokens or rows, and takes it itself: set aggregation=token-sum"
-    if config.proximal != "rollout" or config.weight["name"] != "none" or config.rejection["name"] != "none":
-        return "learns from pairs whoever sampled them: set proximal=rollout, weight=none and rejection=none"
-    if config.kl.where != "none":
-        return "is held to the start of the run already, by its knob beta: set kl.where=none"
-    if config.entropy:
-        return "has no entropy bonus: its tokens may be another policy's, not samples of theta: set entropy=0"
+def _check_pairs(config: AlgorithmConfig) -> str | None:
+    """A pairwise objective reads the sides of pairs and the reference; nothing about who sampled them."""
+    if not learns_from_pairs(config):
+        return None
+    problem = None
+    if components.advantage[config.advantage].returns is not PairSides:
+        pairing = _names(components.advantage, lambda c: c.returns is PairSides)
+        problem = f"learns from pairs, a better episode and a worse one: set advantage={pairing}"
+    elif {"whole", "prompt_shares"} & set(components.aggregation[config.aggregation].reads):
+        plain = _names(components.aggregation, lambda c: not {"whole", "prompt_shares"} & set(c.reads))
+        problem = f"is a mean over pairs, not over tokens or rows, and takes it itself: set aggregation={plain}"
+    elif config.proximal != "rollout" or config.weight or config.rejection:
+        problem = "learns from pairs of any policy: set proximal=rollout, weight=none and rejection=none"
+    elif config.kl.where != "none":
+        problem = "is held to the start of the run already, by its knob beta: set kl.where=none"
+    elif config.entropy:
+        problem = "has no entropy bonus: its tokens may be another policy's, not samples of theta: set entropy=0"
+    return problem and f"objective={config.objective['name']} {problem}"
+
+
+def _check_advantage(config: AlgorithmConfig) -> str | None:
+    name, reads = config.advantage["name"], components.advantage[config.advantage].reads
+    if config.shaping and "baselines" in reads:
+        return "shaping would change the scores but not those of the greedy episodes they are compared with"
+    if "values" in reads and config.critic.where == "none":
+        return f"advantage={name} is taken over a critic's values: set critic.where=shared or separate"
+    if "values" not in reads and config.critic.where != "none":
+        return (
+            f"advantage={name} asks no critic, critic.where={config.critic.where} would train one in vain: set "
+            f"critic.where=none, or advantage={_names(components.advantage, lambda c: 'values' in c.reads)}"
+        )
+    if "sum_pi_squared" in reads and config.proximal == "rollout":
+        return (
+            f"advantage={name} weighs by the distributions that tokens came from, which only a forward pass knows: set "
+            "proximal=recompute"
+        )
     return None
+
+
+def _check_state_values(config: AlgorithmConfig) -> str | None:
+    name, most, each = config.advantage["name"], config.vine.max_episodes, config.vine.continuations
+    if "state_values" not in components.advantage[config.advantage].reads:
+        reading = _names(components.advantage, lambda c: "state_values" in c.reads)
+        return f"vine.max_episodes={most} values states for advantage={reading} only: leave it out" if most else None
+    if most < each:
+        return (
+            f"advantage={name} runs vine.continuations={each} episodes per state; vine.max_episodes={most} lets it "
+            f"value none: set it to {each} times the states of a step, or to what you can spare"
+        )
+    if config.shaping or config.kl.where == "reward":
+        return (
+            "shaping and kl.where=reward would change the scores but not the values that continuations measure; put "
+            "the KL penalty in the loss"
+        )
+    return None
+
+
+def _check_proximal(config: AlgorithmConfig) -> str | None:
+    if config.proximal == "rollout" and (config.weight or config.rejection):
+        return "a correction by old/mu has no effect with proximal=rollout, where old is mu: set proximal=recompute"
+    if config.proximal == "rollout" and (config.routing.replay == "R2" or config.routing.min_agreement):
+        knob = "replay=R2" if config.routing.replay == "R2" else "min_agreement"
+        return (
+            f"routing.{knob} needs the routes of old's forward pass, and there is none with proximal=rollout: set "
+            "proximal=recompute"
+        )
+    if config.weight and "rollout_logprobs" in components.objective[config.objective].reads:
+        return (
+            f"objective={config.objective['name']} already weighs tokens by theta/mu; weight={config.weight['name']} "
+            "would do it twice: set weight=none"
+        )
+    return None
+
+
+def _check_denominators(config: AlgorithmConfig) -> str | None:
+    if config.refill.max_rounds > 1 and not config.filters:
+        return "refill.max_rounds makes up for what filters leave out; there are none: set filters"
+    if config.denominators == "kept" and not config.rejection:
+        return "denominators=kept needs a rejection; without one every token is kept"
+    return None
+
+
+def learns_from_pairs(config: AlgorithmConfig) -> bool:
+    """Whether the objective learns from pairs of episodes: of any policy's, so also from stored ones."""
+    return "sides" in components.objective[config.objective].reads
+
+
+def _names(registry: components.ComponentRegistry[R], wanted: Callable[[Component[R]], bool]) -> str:
+    """Return the names of some components, for people."""
+    return " or ".join(name for name in registry if wanted(registry[name]))

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_rl.algorithms.components import Component, ComponentRegistry, Fraction, Positive
+from agent_rl.algorithms.components import Fraction, Positive, rejection, weight
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO
 from agent_rl.errors import ConfigError
 
@@ -38,11 +38,7 @@ class Weights:
     """bool: False where the token is rejected; a subset of the mask."""
 
 
-def no_weight(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """No correction: every sampled token weighs 1."""
-    return mask.to(old_logprobs.dtype)
-
-
+@weight("token-tis", formula="min(w, cap), w = old/mu", source="Truncated IS, Yao et al. 2025")
 def token_tis(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0, normalise: bool = False
 ) -> Tensor:
@@ -59,6 +55,7 @@ def token_tis(
     return _weight(weight, old_logprobs, mask, "token" if normalise else None)
 
 
+@weight("icepop", formula="w if low <= w <= high else 0", source="IcePop, Ring-1T, Ling team 2025")
 def token_icepop(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.5, high: AtLeastOne = 5.0
 ) -> Tensor:
@@ -72,6 +69,7 @@ def token_icepop(
     return _weight(torch.where(outside, 0.0, ratio), old_logprobs, mask)
 
 
+@weight("sequence-tis", formula="min(prod_t w, cap)", source="Truncated IS, Liu et al. 2025")
 def sequence_tis(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0, normalise: bool = False
 ) -> Tensor:
@@ -85,6 +83,7 @@ def sequence_tis(
     return _weight(clamped_exp(total).clamp(max=cap), old_logprobs, mask, "sequence" if normalise else None)
 
 
+@weight("geometric-tis", formula="min((prod_t w)^(1/|y|), cap)", source="slime, mis_level=geometric")
 def geometric_tis(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0, normalise: bool = False
 ) -> Tensor:
@@ -125,17 +124,13 @@ def route_mask(weight: Tensor, agreement: Tensor, *, min_agreement: float) -> Te
 
     Args:
         weight: `[B, T]`.
-        agreement: `[B, T]`, in [0, 1], see `mismatch.token_agreement`; NaN where it is not known keeps the weight.
+        agreement: `[B, T]`, in [0, 1], see `moe.agreement.token_agreement`; NaN where it is not known keeps the weight.
         min_agreement: what is below loses its weight; it still counts in the denominators, as with IcePop.
     """
     return torch.where(agreement < min_agreement, 0.0, weight)
 
 
-def no_rejection(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Keep every sampled token."""
-    return mask
-
-
+@rejection("token", formula="keep tokens: low <= w <= high", source="verl token_k1, bounds inverted")
 def token_rejection(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.5, high: AtLeastOne = 2.0
 ) -> Tensor:
@@ -146,6 +141,7 @@ def token_rejection(
     return mask & _inside(clamped_exp(log_ratio(old_logprobs, rollout_logprobs, mask)), low, high)
 
 
+@rejection("sequence", formula="keep rows: low <= prod_t w <= high", source="Masked IS, Liu et al. 2025")
 def sequence_rejection(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.5, high: AtLeastOne = 2.0
 ) -> Tensor:
@@ -157,6 +153,7 @@ def sequence_rejection(
     return mask & _inside(clamped_exp(total), low, high)
 
 
+@rejection("geometric", formula="keep rows: low <= (prod_t w)^(1/|y|) <= high", source="Geometric RS, Liu et al. 2025")
 def geometric_rejection(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.999, high: AtLeastOne = 1.001
 ) -> Tensor:
@@ -170,6 +167,7 @@ def geometric_rejection(
     return mask & _inside(clamped_exp(mean), low, high)
 
 
+@rejection("k3", formula="keep rows: {over}_t (w - 1 - log w) <= max_k3", source="verl seq_mean_k3, seq_max_k3")
 def k3_rejection(
     old_logprobs: Tensor,
     rollout_logprobs: Tensor,
@@ -194,6 +192,7 @@ def k3_rejection(
     return mask & (row <= max_k3)
 
 
+@rejection("worst-token", formula="keep rows: low <= every w <= high", source="the veto of slime, SkyRL")
 def worst_token_rejection(
     old_logprobs: Tensor,
     rollout_logprobs: Tensor,
@@ -245,30 +244,3 @@ def _weight(
     weight = torch.where(mask, weight, 0.0)
     weight = batch_normalised(weight, mask, over=normalise) if normalise else weight
     return weight.to(old_logprobs.dtype)
-
-
-WEIGHTS = ComponentRegistry(
-    "weight",
-    {
-        "none": Component(no_weight, "1", "no correction"),
-        "token-tis": Component(token_tis, "min(w, cap), w = old/mu", "Truncated IS, Yao et al. 2025"),
-        "sequence-tis": Component(sequence_tis, "min(prod_t w, cap)", "Truncated IS, Liu et al. 2025"),
-        "geometric-tis": Component(geometric_tis, "min((prod_t w)^(1/|y|), cap)", "slime, mis_level=geometric"),
-        "icepop": Component(token_icepop, "w if low <= w <= high else 0", "IcePop, Ring-1T, Ling team 2025"),
-    },
-)
-REJECTIONS = ComponentRegistry(
-    "rejection",
-    {
-        "none": Component(no_rejection, "keep every token", "no correction"),
-        "token": Component(token_rejection, "keep tokens: low <= w <= high", "verl token_k1, bounds inverted"),
-        "sequence": Component(sequence_rejection, "keep rows: low <= prod_t w <= high", "Masked IS, Liu et al. 2025"),
-        "geometric": Component(
-            geometric_rejection, "keep rows: low <= (prod_t w)^(1/|y|) <= high", "Geometric RS, Liu et al. 2025"
-        ),
-        "k3": Component(k3_rejection, "keep rows: {over}_t (w - 1 - log w) <= max_k3", "verl seq_mean_k3, seq_max_k3"),
-        "worst-token": Component(
-            worst_token_rejection, "keep rows: low <= every w <= high", "the veto of slime, SkyRL"
-        ),
-    },
-)

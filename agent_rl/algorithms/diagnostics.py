@@ -1,4 +1,4 @@
-"""Mismatch: how far the policy that sampled (mu) is from the one the trainer starts from (old), in numbers.
+"""Diagnostics: how far the policy that sampled (mu) is from the one the trainer starts from (old), and how old it is.
 
 Nothing here has a gradient or changes training. The ratio is w = old / mu and the gap log w, over sampled tokens of the
 whole batch; both as in `corrections`, in float64, with log-ratios clamped to ± 20 before exponentiation. Names are
@@ -21,6 +21,7 @@ TURNS = 8
 """Turns that have a metric of their own; later ones share one."""
 STALE = 4
 """The staleness from which on versions are counted together."""
+STALENESS = [f"policy_version/staleness_{n}" for n in (*range(STALE), f"{STALE}+")]
 
 
 def mismatch(
@@ -132,49 +133,34 @@ def policy_version_histogram(versions: Tensor, current: int) -> dict[str, float]
             f"tokens were sampled by version {newest}, after current={current}: pass the trainer's version"
         )
     counts = torch.bincount((current - sampled).clamp(max=STALE), minlength=STALE + 1)
-    names = [*map(str, range(STALE)), f"{STALE}+"]
-    return {f"policy_version/staleness_{n}": c / len(sampled) for n, c in zip(names, counts.tolist(), strict=True)}
+    shares = (counts.double() / len(sampled)).tolist()
+    return dict(zip(STALENESS, shares, strict=True))
 
 
-def route_agreement(rollout_experts: Tensor, training_experts: Tensor) -> Tensor:
-    """Return which share of the top-k experts both engines took, whatever their order.
+def tool_error_metrics(advantages: Tensor, tool_errors: Tensor, trained: Tensor) -> dict[str, float]:
+    """Say whether failed tool calls are being trained away, or towards.
 
-    Args:
-        rollout_experts: distinct expert ids, int `[B, T, layers, top_k]`, by input position; -1 for missing.
-        training_experts: the same from the trainer.
-
-    Returns:
-        float32 `[B, T, layers]`, NaN where either side misses any.
-
-    Raises:
-        ConfigError: if the shapes differ.
-    """
-    if rollout_experts.shape != training_experts.shape:
-        raise ConfigError(
-            f"routed experts are {tuple(rollout_experts.shape)} in the rollout and {tuple(training_experts.shape)} in "
-            "training: serve and train the same model"
-        )
-    top_k = rollout_experts.shape[-1]
-    shared = torch.zeros(rollout_experts.shape[:-1], device=rollout_experts.device)
-    for k in range(top_k):  # all pairs at once would be top_k times the size of the routes
-        shared += (rollout_experts[..., k : k + 1] == training_experts).any(-1)
-    missing = (rollout_experts < 0).any(-1) | (training_experts < 0).any(-1)
-    return torch.where(missing, torch.nan, shared / top_k)
-
-
-def token_agreement(routes: Tensor) -> Tensor:
-    """Return the share of layers whose experts all agree at the position that each token was sampled from.
-
-    Token t is sampled from the output at position t - 1, so that routes of input positions move by one.
+    Training pushes away from failed calls while episodes that have them do worse than others: a correlation that rises
+    towards 0 and above says that the reward has stopped to care.
 
     Args:
-        routes: from `route_agreement`, `[B, T, layers]`.
+        advantages: of whole episodes, float `[E]`; a mean over sampled tokens where tokens differ.
+        tool_errors: failed calls, int `[E]`.
+        trained: bool `[E]`; the others are left out.
 
     Returns:
-        `[B, T]`; NaN where no layer is known, and for the first token. Layers that are not known take no part.
+        `advantage/with_tool_errors` and `advantage/without_tool_errors`, the means over episodes that have a failed
+        call or have none, and `advantage/tool_error_correlation`, Pearson's, between the number of failed calls and the
+        advantage. What is not defined is left out: a mean over nothing, a correlation of constants.
     """
-    same = torch.where(routes.isnan(), torch.nan, (routes == 1).to(routes.dtype)).nanmean(-1)
-    return torch.cat([torch.full_like(same[:, :1], torch.nan), same[:, :-1]], -1)
+    values, errors = advantages[trained].double(), tool_errors[trained].double()
+    found: dict[str, float] = {}
+    for name, some in (("with_tool_errors", values[errors > 0]), ("without_tool_errors", values[errors == 0])):
+        if len(some):
+            found[f"advantage/{name}"] = float(some.mean())
+    if len(values) and values.min() < values.max() and errors.min() < errors.max():
+        found["advantage/tool_error_correlation"] = float(torch.corrcoef(torch.stack([errors, values]))[0, 1])
+    return found
 
 
 def _by_row(old: Tensor, mu: Tensor, mask: Tensor) -> dict[str, Tensor]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms.advantages.turn import spread
-from agent_rl.algorithms.batch import Batch, collate, to_samples
+from agent_rl.algorithms.batch import Rows, collate, to_samples
 from agent_rl.core.episode import Episode, EpisodeGroup, Outcome, StopReason
 from agent_rl.core.messages import Task
 
@@ -20,16 +19,16 @@ CUT_SHORT = (StopReason.TOKENS, StopReason.LENGTH)
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Arrays over the `E` episodes of a step; row `b` of the batch belongs to episode `batch.episode[b]`."""
+    """Arrays over the `E` episodes of a step; row `b` belongs to episode `rows.episode[b]`."""
 
-    batch: Batch | None
-    """None if the policy sampled nothing at all."""
+    rows: Rows
+    """None of them if the policy sampled nothing at all."""
     scores: Tensor
     """float64 `[E]`: the total reward; NaN if the episode is not scored."""
     components: Tensor
-    """float64 `[E, K]`: the reward components, by `names`; NaN where one is not scored."""
-    names: tuple[str, ...]
-    weights: Tensor
+    """float64 `[E, K]`: the reward components; NaN where one is not scored."""
+    component_names: tuple[str, ...]
+    component_weights: Tensor
     """float64 `[K]`: the components' weights."""
     groups: Tensor
     """int64 `[E]`: episodes with the same number are samples of the same task."""
@@ -64,13 +63,13 @@ class Experience:
             lengths[sample.episode] += int(sample.loss_mask.sum())
         weights = {r.name: r.weight for e in episodes for r in e.rewards if r.weight != 0}
         return cls(
-            batch=collate(samples) if samples else None,
+            rows=collate(samples),
             scores=_numbers([e.reward for e in episodes]),
             components=_numbers([[_component(e, name) for name in weights] for e in episodes]).view(
                 len(episodes), len(weights)
             ),
-            names=tuple(weights),
-            weights=torch.tensor(list(weights.values()), dtype=torch.float64),
+            component_names=tuple(weights),
+            component_weights=torch.tensor(list(weights.values()), dtype=torch.float64),
             groups=number,
             lengths=lengths,
             cut_short=torch.tensor([e.stop_reason in CUT_SHORT for e in episodes], dtype=torch.bool),
@@ -82,52 +81,36 @@ class Experience:
             state_values=torch.full(states.shape, math.nan, dtype=torch.float64),
         )
 
-    def on_tokens(self, per_episode: Tensor) -> Tensor:
-        """Put each episode's number on its sampled tokens, `[E]` → float64 `[B, T]`; NaN becomes 0."""
-        batch = self.rows
-        values = per_episode.nan_to_num(0.0)[batch.episode, None]
-        return torch.where(batch.loss_mask, values, values.new_zeros(()))
-
-    def scored(self, per_token: Tensor) -> Tensor:
-        """Set the rows of episodes that are not scored to 0, `[B, T]`."""
-        known = self.scores.isfinite()[self.rows.episode, None]
-        return torch.where(known, per_token, per_token.new_zeros(()))
-
-    def by_turn(self) -> tuple[Tensor, Tensor]:
-        """What each turn earned, float64 `[E, K]`, and whether the policy sampled anything in it; over all rows."""
-        batch = self.rows
-        place = (batch.episode[:, None] * self.states.shape[1] + batch.turns)[batch.loss_mask]
-        earned = torch.zeros(self.states.numel(), dtype=torch.float64, device=place.device)
-        present = earned.index_fill(0, place, 1.0) > 0
-        earned.index_add_(0, place, batch.rewards[batch.loss_mask].double())
-        return earned.view(self.states.shape), present.view(self.states.shape)
-
-    def on_turns(self, per_turn: Tensor) -> Tensor:
-        """Put each turn's number on its sampled tokens, `[E, K]` → float64 `[B, T]`; NaN, or not scored, becomes 0."""
-        batch = self.rows
-        return self.scored(spread(per_turn.nan_to_num(0.0)[batch.episode], batch.turns, batch.loss_mask))
+    @property
+    def turn_rewards(self) -> Tensor:
+        """What each turn earned, float64 `[E, K]`; over all rows of the episode."""
+        rows = self.rows
+        earned = torch.zeros(self.states.numel(), dtype=torch.float64, device=rows.rewards.device)
+        return earned.index_add(0, self._places, rows.rewards[rows.loss_mask].double()).view(self.states.shape)
 
     @property
-    def trained(self) -> Tensor:
-        """The sampled tokens of the episodes that are trained on, bool `[B, T]`."""
-        return self.rows.loss_mask & self.kept[self.rows.episode, None]
+    def turn_sampled(self) -> Tensor:
+        """Whether the policy sampled anything in each turn, bool `[E, K]`."""
+        nothing = torch.zeros(self.states.numel(), dtype=torch.bool, device=self.rows.turns.device)
+        return nothing.index_fill(0, self._places, True).view(self.states.shape)
 
     @property
-    def rows(self) -> Batch:
-        """The batch, where there must be one."""
-        assert self.batch is not None, "an experience without rows was asked for them"
-        return self.batch
+    def _places(self) -> Tensor:
+        """The turn of every sampled token, as a position in a flat `[E, K]`."""
+        rows = self.rows
+        return (rows.episode[:, None] * self.states.shape[1] + rows.turns)[rows.loss_mask]
 
     def rescored(self, scores: Tensor) -> Experience:
         """Return it with other scores; the difference is put on each episode's last sampled token."""
-        if self.batch is None:
+        rows = self.rows
+        if not len(rows):
             return replace(self, scores=scores)
-        rewards = self.batch.rewards.clone()
+        rewards = rows.rewards.clone()
         change = (scores - self.scores).nan_to_num(0.0).float()
-        last = _last_rows(self.batch.episode)
-        places = self.batch.loss_mask.shape[1] - 1 - self.batch.loss_mask.flip(1).int().argmax(1)
-        rewards[last, places[last]] += change[self.batch.episode[last]]
-        return replace(self, scores=scores, batch=replace(self.batch, rewards=rewards))
+        last = _last_rows(rows.episode)
+        places = rows.loss_mask.shape[1] - 1 - rows.loss_mask.flip(1).int().argmax(1)
+        rewards[last, places[last]] += change[rows.episode[last]]
+        return replace(self, scores=scores, rows=replace(rows, rewards=rewards))
 
 
 def _last_rows(episode: Tensor) -> Tensor:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any
 
-from torch import Tensor
-
-from agent_rl.algorithms.advantages.choices import ADVANTAGES
-from agent_rl.algorithms.advantages.critic import AdvantageEstimate
-from agent_rl.algorithms.aggregation import AGGREGATIONS
+from agent_rl.algorithms import components
+from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.components import Component, ComponentConfig
-from agent_rl.algorithms.config import USES_REFERENCE, AlgorithmConfig, CriticConfig
-from agent_rl.algorithms.corrections import REJECTIONS, WEIGHTS
-from agent_rl.algorithms.objectives.base import TokenLoss
-from agent_rl.algorithms.objectives.choices import NEGATIVE_MASKS, OBJECTIVES, preparation
-from agent_rl.algorithms.objectives.pairwise import PreparedBatch
-from agent_rl.algorithms.selection import FILTERS, SHAPING
+from agent_rl.algorithms.config import AlgorithmConfig, CriticConfig
 from agent_rl.moe.agreement import RoutingConfig
-
-_Part: TypeAlias = Component[Tensor] | Component[Tensor | AdvantageEstimate] | Component[TokenLoss | PreparedBatch]
 
 
 def formula(config: AlgorithmConfig) -> str:
     """Return the algorithm in one line: advantage, correction, objective, aggregation."""
-    return "; ".join(choice.formula for _, choice, chosen in _parts(config) if chosen["name"] != "none")
+    return "; ".join(component.formula for _, component, _ in _parts(config))
 
 
 def explain(config: AlgorithmConfig) -> str:
     """Return the composed formula, each part with its knobs' values and its source."""
     old = "mu itself" if config.proximal == "rollout" else "recomputed before the first update"
     lines = [f"{config.name}: mu sampled the tokens, old is {old}, theta is trained."]
-    for part, choice, chosen in _parts(config):
+    for part, component, chosen in _parts(config):
         knobs = ", ".join(f"{k}={v}" for k, v in chosen.items() if k != "name")
         lines.append(f"  {part:13} {chosen['name']}" + (f" ({knobs})" if knobs else ""))
-        if chosen["name"] != "none":
-            lines.append(f"  {'':13}   {choice.formula}" + (f"   -- {choice.source}" if choice.source else ""))
+        lines.append(f"  {'':13}   {component.formula}" + (f"   -- {component.source}" if component.source else ""))
         if part == "advantage":
             lines += _critic(config.critic)
     if config.vine.max_episodes:
@@ -50,9 +39,10 @@ def explain(config: AlgorithmConfig) -> str:
         )
     if config.entropy:
         lines.append(f"  {'entropy':13} {config.entropy} times the mean entropy is taken from the loss")
-    if config.objective["name"] in USES_REFERENCE:
+    algorithm = Algorithm(config)
+    if algorithm.needs_reference and config.kl.where == "none":
         lines.append(f"  {'reference':13} the weights that the run started from")
-    if preparation(config.objective) is not None:
+    if algorithm.needs_scores_before_update:
         lines.append(f"  {'before each':13} update, theta scores the whole batch, which the objective needs")
     lines += _routing(config.routing)
     zero = "count" if config.count_zero_advantage else "don't count"
@@ -91,14 +81,21 @@ def _critic(config: CriticConfig) -> list[str]:
     return lines
 
 
-def _parts(config: AlgorithmConfig) -> list[tuple[str, _Part, ComponentConfig]]:
-    return [
-        *(("shaping", SHAPING[c], c) for c in config.shaping),
-        *(("filter", FILTERS[c], c) for c in config.filters),
-        ("advantage", ADVANTAGES[config.advantage], config.advantage),
-        ("weight", WEIGHTS[config.weight], config.weight),
-        ("rejection", REJECTIONS[config.rejection], config.rejection),
-        ("objective", OBJECTIVES[config.objective], config.objective),
-        ("negative mask", NEGATIVE_MASKS[config.negative_mask], config.negative_mask),
-        ("aggregation", AGGREGATIONS[config.aggregation], config.aggregation),
-    ]
+KINDS: dict[str, components.ComponentRegistry[Any]] = {
+    "shaping": components.shaping,
+    "filter": components.episode_filter,
+    "advantage": components.advantage,
+    "weight": components.weight,
+    "rejection": components.rejection,
+    "objective": components.objective,
+    "negative mask": components.negative_mask,
+    "aggregation": components.aggregation,
+}
+"""The kinds of components, in the order in which they act."""
+
+
+def _parts(config: AlgorithmConfig) -> list[tuple[str, Component[Any], ComponentConfig]]:
+    """The kind, component and choice of every part that the config has."""
+    chosen = {kind: getattr(config, kind.replace(" ", "_"), None) for kind in KINDS} | {"filter": config.filters}
+    listed = {kind: value if isinstance(value, tuple) else (value,) for kind, value in chosen.items()}
+    return [(kind, registry[c], c) for kind, registry in KINDS.items() for c in listed[kind] if c]

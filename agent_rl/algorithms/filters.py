@@ -8,41 +8,15 @@ advantage is an episode that is not scored.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from agent_rl.errors import ConfigError
-
-TOLERANCE = 1e-6
-"""Advantages below this, and scores closer than this, differ by rounding only; `!= 0` would keep them."""
+from agent_rl.algorithms.components import Count, NotNegative, episode_filter
+from agent_rl.algorithms.group_stats import TOLERANCE, group_index, group_range
 
 
-def informative(advantages: Tensor, *, tolerance: float = TOLERANCE) -> Tensor:
-    """Keep the episodes whose advantage is not 0, since nothing else has a gradient.
-
-    Compared with a tolerance: equal rewards that are sums of floats leave advantages of 1e-17, which `!= 0` keeps and a
-    division by their deviation blows up (NeMo-RL#4158). Dropping these episodes changes no gradient as long as they
-    still count in the denominators; not counted, as in DAPO, the fewer informative episodes there are, the larger their
-    steps.
-
-    Args:
-        advantages: `[E]`, NaN for an episode that is not scored.
-        tolerance: the smallest absolute advantage that is kept; 0 keeps every scored episode.
-    """
-    return advantages.abs() >= tolerance
-
-
-def scored(scores: Tensor) -> Tensor:
-    """Keep the episodes that have a score: not those that failed or that no judge could score.
-
-    The others belong in no denominator: they are no evidence about the policy.
-    """
-    return ~scores.isnan()
-
-
-def not_overlong(truncated: Tensor) -> Tensor:
+@episode_filter("not-overlong", formula="episodes that no token limit cut short", source="DAPO, overlong filtering")
+def not_overlong(cut_short: Tensor) -> Tensor:
     """Keep the episodes that ended by themselves: overlong filtering (DAPO, Yu et al. 2025, section 3.4).
 
     An episode cut by a limit of tokens or turns would be punished for a length that the model does not see. Its score
@@ -50,12 +24,13 @@ def not_overlong(truncated: Tensor) -> Tensor:
     the loss mask of these rows to 0, so that they still count as sequences, but not as tokens, in the denominators.
 
     Args:
-        truncated: bool `[E]`, True where a limit ended the episode.
+        cut_short: bool `[E]`, True where a limit ended the episode.
     """
-    return ~truncated.bool()
+    return ~cut_short.bool()
 
 
-def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: float = TOLERANCE) -> Tensor:
+@episode_filter("varied-groups", formula="groups with max R - min R > tolerance", source="DAPO, dynamic sampling")
+def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: NotNegative = TOLERANCE) -> Tensor:
     """Keep the groups whose scores are not all equal: the criterion of dynamic sampling (DAPO, eq. 11).
 
     Stated for any score: the highest and the lowest differ by more than `tolerance`. A mean strictly between 0 and 1
@@ -68,8 +43,8 @@ def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: float = TOLERANC
         groups: int64 `[E]`.
         tolerance: the largest difference that is still rounding.
     """
-    low, high = group_range(scores, groups)
-    return (high - low > tolerance) & scored(scores)
+    low, high = group_range(scores.double(), group_index(groups, scores))
+    return (high - low > tolerance) & ~scores.isnan()
 
 
 def on_policy(versions_oldest: Tensor, current: int, *, max_staleness: int) -> Tensor:
@@ -87,26 +62,14 @@ def on_policy(versions_oldest: Tensor, current: int, *, max_staleness: int) -> T
     return (versions_oldest >= 0) & (current - versions_oldest <= max_staleness)
 
 
-def group_range(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lowest and the highest value of each episode's group, float64 `[E]` both.
-
-    NaN values have no say; where a whole group is NaN the lowest is inf and the highest -inf.
-
-    Args:
-        values: `[E]`.
-        groups: int64 `[E]`, any ids.
-
-    Raises:
-        ConfigError: if the shapes differ.
-    """
-    if values.shape != groups.shape:
-        raise ConfigError(f"groups of shape {tuple(groups.shape)} for values of shape {tuple(values.shape)}: one each")
-    ids, member = torch.unique(groups, return_inverse=True)
-    values = values.double()
-    known = ~values.isnan()
-
-    def extreme(reduce: str, empty: float) -> Tensor:
-        source = torch.where(known, values, empty)
-        return source.new_full(ids.shape, empty).scatter_reduce(0, member, source, reduce)[member]
-
-    return extreme("amin", math.inf), extreme("amax", -math.inf)
+@episode_filter("max-staleness", formula="episodes with no token older than `steps` versions", source="AReaL, prime-rl")
+def max_staleness(
+    kept: Tensor, groups: Tensor, versions: Tensor, mask: Tensor, episode: Tensor, *, steps: Count
+) -> Tensor:
+    """Leave out episodes with a token more than `steps` versions older than the newest of the batch."""
+    if not len(versions):
+        return torch.ones_like(kept)
+    newest = int(versions.max())
+    by_row = torch.where(mask, versions, newest).amin(-1)
+    oldest = torch.full_like(groups, newest).scatter_reduce(0, episode, by_row, "amin")
+    return on_policy(oldest, newest, max_staleness=steps)

@@ -7,14 +7,29 @@ caller wants to shape by something else, e.g. turns.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms.filters import TOLERANCE, group_range
-from agent_rl.errors import ConfigError
+from agent_rl.algorithms.components import Count, Fraction, Positive, shaping
+from agent_rl.algorithms.group_stats import TOLERANCE, group_count, group_index, group_range, group_sum
+from agent_rl.core.messages import Task
+from agent_rl.errors import ConfigError, did_you_mean
+
+Target = Count | str
+"""A length in tokens, or the key under which each task has its own."""
 
 
-def soft_overlong(scores: Tensor, lengths: Tensor, *, max_length: int, buffer: int, penalty: float = 1.0) -> Tensor:
+@shaping(
+    "soft-overlong",
+    formula="R -= penalty * clip((|y| - max_length + buffer) / buffer, 0, 1)",
+    source="DAPO, eq. 13",
+)
+def soft_overlong(
+    scores: Tensor, lengths: Tensor, *, max_length: Count, buffer: Count, penalty: Positive = 1.0
+) -> Tensor:
     """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13): long episodes lose up to `penalty`.
 
     Nothing up to `max_length - buffer`, then linearly more, `penalty` at `max_length` and beyond. verl goes on
@@ -79,8 +94,13 @@ def length_l1_max(
     return torch.where(targets.isnan() | ~(scores > 0), scores, scores * factor)
 
 
+@shaping(
+    "length-group",
+    formula="R += coefficient * (1/2 - (|y| - min_group) / (max_group - min_group))",
+    source="Kimi k1.5, 2.3.3",
+)
 def length_group(
-    scores: Tensor, lengths: Tensor, groups: Tensor, *, coefficient: float, correct: float = 1.0
+    scores: Tensor, lengths: Tensor, groups: Tensor, *, coefficient: Positive, correct: float = 1.0
 ) -> Tensor:
     """Length reward relative to the group (Kimi k1.5, Kimi Team 2025, section 2.3.3).
 
@@ -99,14 +119,17 @@ def length_group(
     """
     scores = scores.double()
     lengths = _beside(scores, lengths, "lengths")
-    shortest, longest = group_range(_only_scored(lengths, scores), groups)
+    shortest, longest = group_range(_only_scored(lengths, scores), group_index(groups, scores))
     spread = longest - shortest
     reward = 0.5 - (lengths - shortest) / torch.where(spread > 0, spread, 1.0)
     reward = torch.where(scores >= correct - TOLERANCE, reward, reward.clamp(max=0))
     return scores + coefficient * torch.where(spread > 0, reward, 0.0)
 
 
-def relative_cost(scores: Tensor, costs: Tensor, groups: Tensor, *, coefficient: float, gated: bool = False) -> Tensor:
+@shaping("relative-cost", formula="R -= coefficient * mean_group * |y| / max_group |y|", source="prime-rl")
+def relative_cost(
+    scores: Tensor, lengths: Tensor, groups: Tensor, *, coefficient: Positive, gated: bool = False
+) -> Tensor:
     """Penalty on a cost, by how well the group does (prime-rl's linear length penalty, prime-rl#2901).
 
     `score - coefficient * mean score of the group * cost / highest cost of the group`: the more often a task is solved,
@@ -116,24 +139,22 @@ def relative_cost(scores: Tensor, costs: Tensor, groups: Tensor, *, coefficient:
 
     Args:
         scores: `[E]`; meant for scores from 0 to 1. A mean or a score below 0 counts as 0, or long would be good.
-        costs: `[E]`, at least 0: tokens, turns, calls, ...
+        lengths: `[E]`, the costs, at least 0: sampled tokens, or whatever else is passed.
         groups: int64 `[E]`.
         coefficient: what the most expensive episode of a group that is always solved loses.
         gated: the penalty is also times the episode's own score, so that wrong episodes pay nothing.
     """
     scores = scores.double()
-    costs = _beside(scores, costs, "costs")
-    _, highest = group_range(_only_scored(costs, scores), groups)
-    ids, member = torch.unique(groups, return_inverse=True)
-    known = ~scores.isnan()
-    total = scores.new_zeros(ids.shape).scatter_add(0, member, scores.nan_to_num(nan=0.0))
-    count = scores.new_zeros(ids.shape).scatter_add(0, member, known.double())
-    mean = (total / count.clamp(min=1)).clamp(min=0)[member]
+    costs = _beside(scores, lengths, "costs")
+    index = group_index(groups, scores)
+    _, highest = group_range(_only_scored(costs, scores), index)
+    mean = (group_sum(scores, index) / group_count(scores, index).clamp(min=1)).clamp(min=0)
     share = torch.where(highest > 0, costs / torch.where(highest > 0, highest, 1.0), 0.0)
     penalty = coefficient * mean * share
     return scores - (penalty * scores.clamp(min=0) if gated else penalty)
 
 
+@shaping("clip", formula="R = clip(R, low, high)")
 def clip(scores: Tensor, *, low: float, high: float) -> Tensor:
     """Clip scores to `[low, high]`; -inf and inf for no bound.
 
@@ -145,6 +166,7 @@ def clip(scores: Tensor, *, low: float, high: float) -> Tensor:
     return scores.double().clamp(low, high)
 
 
+@shaping("scale", formula="R = factor * R + shift")
 def scale(scores: Tensor, *, factor: float, shift: float = 0.0) -> Tensor:
     """Return `factor * score + shift`."""
     return scores.double() * factor + shift
@@ -162,6 +184,67 @@ def format_gate(scores: Tensor, formatted: Tensor, *, value: float = 0.0) -> Ten
     scores = scores.double()
     gated = torch.where(formatted >= 1 - TOLERANCE, scores, value)
     return torch.where(scores.isnan() | formatted.isnan(), torch.nan, gated)
+
+
+# As components: a target may be each task's own, and a component has a name
+
+
+@shaping(
+    "length-l1", formula="R -= alpha * |target - |y||", source="L1-Exact, Aggarwal & Welleck 2025, 2503.04697, eq. 1"
+)
+def towards_target(
+    scores: Tensor, lengths: Tensor, tasks: Sequence[Task], *, target: Target, alpha: Positive = 3e-4
+) -> Tensor:
+    """`length_l1` with one target for all, or each task's own."""
+    return length_l1(scores, lengths, _targets_of(tasks, target), alpha=alpha)
+
+
+@shaping(
+    "length-l1-max",
+    formula="R *= clip(alpha * (target - |y|) + delta, 0, 1) where R > 0",
+    source="L1-Max, the same, eq. 2",
+)
+def below_target(
+    scores: Tensor,
+    lengths: Tensor,
+    tasks: Sequence[Task],
+    *,
+    target: Target,
+    alpha: Positive = 3e-4,
+    delta: Fraction = 0.5,
+) -> Tensor:
+    """`length_l1_max` with one target for all, or each task's own."""
+    return length_l1_max(scores, lengths, _targets_of(tasks, target), alpha=alpha, delta=delta)
+
+
+@shaping("format-gate", formula="R = value where the component is below 1")
+def component_gate(
+    scores: Tensor, components: Tensor, component_names: Sequence[str], *, component: str, value: float = 0.0
+) -> Tensor:
+    """`format_gate` by a reward component.
+
+    Raises:
+        ConfigError: if there is no component of that name.
+    """
+    if component not in component_names:
+        hint, known = did_you_mean(component, component_names), ", ".join(component_names)
+        raise ConfigError(f"format-gate: no reward component '{component}'.{hint} There are: {known}")
+    return format_gate(scores, components[:, component_names.index(component)], value=value)
+
+
+def _targets_of(tasks: Sequence[Task], target: int | str) -> Tensor:
+    """Return the length that each episode was to have, float64 `[E]`; NaN where its task asks for none."""
+    if isinstance(target, int):
+        return torch.full((len(tasks),), target, dtype=torch.float64)
+    for task in tasks:
+        value = task.get(target, "missing")
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            found = f"is {value!r}" if target in task else f"is none of {', '.join(task) or 'no keys'}"
+            raise ConfigError(
+                f"length target '{target}' {found} in task {dict(task)}: give each task a number of tokens under that "
+                "key (null where it asks for no length), or set target to a number for all"
+            )
+    return torch.tensor([math.nan if (n := task[target]) is None else n for task in tasks], dtype=torch.float64)
 
 
 def _beside(scores: Tensor, values: Tensor, name: str, *, known: bool = True) -> Tensor:

@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What replay compares: a step without its messages, which stand in `Episode.messages`."""
+    """A step as replay compares it; its messages are in `Episode.messages`."""
 
     messages: int
     """How many messages the observation had."""
@@ -67,7 +67,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception as data: what broke, where, with the traceback to read."""
+    """An exception as data: its stage, type, message and traceback."""
 
     where: str
     type: str

@@ -1,4 +1,4 @@
-"""Trajectory: an append-only list of token ids that remembers where each token came from.
+"""Trajectory: an append-only list of token ids with the source of each token.
 
 Arrays: token ids int32 `[T]`; log-probabilities float32 `[T]`, in nats, NaN where no token was sampled; routed experts
 a narrow signed integer `[T, layers, top_k]`, aligned to input positions, -1 for "none".
@@ -212,7 +212,7 @@ class Trajectory:
 
     @property
     def policy_versions(self) -> IntArray:
-        """The weights' version that sampled each token, int32 `[T]`, -1 where none was sampled."""
+        """The version of the weights behind each sampled token, int32 `[T]`; -1 for the other tokens."""
         out = np.full(len(self), -1, dtype=np.int32)
         for span in self._spans:
             if span.policy_version is not None:

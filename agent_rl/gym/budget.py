@@ -1,4 +1,4 @@
-"""Budget: what an episode may use, where a run wants another than the environment's own."""
+"""Budget: the limits of an episode, the environment's own or a run's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Budget:
 
 
 class BudgetConfig(Section):
-    """What `budget:` in a config holds; null leaves what the environment says."""
+    """The section `budget:` of a config; null leaves the environment's own limit."""
 
     turns: int | None = Field(None, ge=1)
     tokens: int | None = Field(None, ge=1)

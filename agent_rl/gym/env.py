@@ -88,7 +88,7 @@ class Env:
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """What the policy is told that it may call."""
+        """The tools in the policy's prompt."""
         return ()
 
     def state_hash(self) -> str | Awaitable[str | None] | None:
@@ -96,7 +96,7 @@ class Env:
 
         Turns of one task that got the same string were taken in the same state: algorithms compare what came of them
         (GiGPO) or let them share an estimate (VinePPO). Into it belongs all that decides what can still be earned: what
-        has been found out or done, in an order that does not hang on the way there, and what already costs reward.
+        has been found out or done, order-independent, and what already costs reward.
         Wording, the number of turns taken and the task itself don't belong into it: two ways to say the same thing
         would make two states that are never compared. Give a digest of what is long.
 
@@ -108,8 +108,9 @@ class Env:
     def snapshot(self) -> object:
         """Return, sync or async, what has changed since `reset`, asked for before a reply of the policy.
 
-        A fresh instance after `reset` with the same task and an equal `rng`, and `restore` of this, must go on exactly
-        as this one does. The snapshot must not change when this instance goes on; it is kept in memory, never stored.
+        A fresh instance after `reset` with the same task and an equal `rng`, and `restore` of this, must continue
+        exactly as this one does. The snapshot must not change while this instance continues; it is kept in memory,
+        never stored.
         Unless overridden, it is a deep copy of the attributes named in `snapshot_attributes`.
 
         Raises:
@@ -203,7 +204,7 @@ class ToolEnv(Env):
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """What the policy is told that it may call."""
+        """The tools in the policy's prompt."""
         return tuple(tool.spec for tool in self.toolbox.values())
 
     async def step(self, action: Message) -> Step:

@@ -5,41 +5,41 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
-import pkgutil
 import re
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 from agent_rl.core.messages import Task
-from agent_rl.errors import ConfigError, DefinitionError, NameCollisionError, UnknownEnvError, did_you_mean
+from agent_rl.errors import ConfigError, DefinitionError, UnknownEnvError, did_you_mean
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.tasks import TaskFunction, TaskSource
+from agent_rl.registries import Registry, file_of
 
 E = TypeVar("E", bound=Env)
 
-PLUGINS = "agent_rl.envs"
-"""The package of the built-in environments, and the entry point group of everybody else's."""
+BUILTIN = {name: f"agent_rl.envs.{name.partition('-v')[0]}" for name in ("calculator-v0", "python-v0", "search-v0")}
+"""The module of each built-in environment, imported when the environment is asked for."""
 
-_ID = re.compile(r"([\w.-]+(?:/[\w.-]+)?)-v(\d+)", re.ASCII)
+_ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)
 _DEFAULT_BUDGET = Budget()
-_specs: dict[str, EnvSpec] = {}
-_plugins_loaded = False
+_specs: Registry[EnvSpec] = Registry("environment", builtin=BUILTIN)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """What is registered under an id."""
+    """What is registered under an id, `[namespace/]name-v<version>`."""
 
-    id: str
+    namespace: str
+    """Such as a user's or a package's name; empty for the built-in ones."""
+    name: str
+    version: int
     cls: type[Env]
     tasks: TaskSource
     budget: Budget
@@ -47,14 +47,14 @@ class EnvSpec:
     """Whether replaying an episode may give other observations; the checker and `replay verify` then don't insist."""
 
     @property
-    def file(self) -> Path | None:
-        """The file that the class was defined in; None in a notebook."""
-        return _file_of(self.cls)
+    def id(self) -> str:
+        """What it is registered under."""
+        return f"{self.namespace}/{self.name}-v{self.version}" if self.namespace else f"{self.name}-v{self.version}"
 
     @property
-    def where(self) -> str:
-        """The class and its file, for people."""
-        return f"{self.cls.__qualname__} in {self.file or self.cls.__module__}"
+    def file(self) -> Path | None:
+        """The file that the class was defined in; None in a notebook."""
+        return file_of(self.cls)
 
     def make(self, /, **env_args: object) -> Env:
         """Create the environment of one episode.
@@ -102,22 +102,29 @@ def register(
         DefinitionError: if the class is no `Env`.
         NameCollisionError: if another class has the id; the same class, loaded again, takes its own place.
     """
-    if not _ID.fullmatch(id):
-        raise ConfigError(f"environment id {id!r} is not of the form name-v0 or namespace/name-v0")
+    parts = parse_id(id)
 
     def add(cls: type[E]) -> type[E]:
         if not (isinstance(cls, type) and issubclass(cls, Env)):
             raise DefinitionError(f"'{id}' is registered for {cls!r}, which is no subclass of agent_rl.Env")
-        file = _file_of(cls)
+        file = file_of(cls)
         source = TaskSource(tasks, splits=splits, base=file.parent if file else Path.cwd())
-        new = EnvSpec(id, cls, source, budget, nondeterministic)
-        old = _specs.get(id)
-        if old is not None and old.where != new.where:
-            raise NameCollisionError(f"'{id}' is registered twice: by {old.where}, and by {new.where}; rename one")
-        _specs[id] = new
+        _specs.add(id, EnvSpec(*parts, cls, source, budget, nondeterministic), cls)
         return cls
 
     return add
+
+
+def parse_id(id: str) -> tuple[str, str, int]:
+    """Return the namespace (empty if there is none), the name and the version of an id.
+
+    Raises:
+        ConfigError: if it has another form.
+    """
+    match = _ID.fullmatch(id)
+    if match is None:
+        raise ConfigError(f"environment id {id!r} is not of the form name-v0 or namespace/name-v0")
+    return match[1] or "", match[2], int(match[3])
 
 
 def spec(id: str) -> EnvSpec:
@@ -126,13 +133,12 @@ def spec(id: str) -> EnvSpec:
     Raises:
         UnknownEnvError: if there is nothing of that name.
     """
-    _load_plugins()
-    if id in _specs:
-        return _specs[id]
-    versions = _versions(id)
-    if versions:
-        return versions[max(versions)]
-    raise UnknownEnvError(f"no environment '{id}'.{_suggest(id)}")
+    found = _specs.find(id)
+    if found is None and (versions := _versions(id)):
+        found = _specs.find(versions[-1])
+    if found is None:
+        raise UnknownEnvError(f"no environment '{id}'.{_suggest(id)}")
+    return found
 
 
 def make(id: str, /, **env_args: object) -> Env:
@@ -146,8 +152,7 @@ def make(id: str, /, **env_args: object) -> Env:
 
 
 def env_ids() -> tuple[str, ...]:
-    """Return every registered id, sorted."""
-    _load_plugins()
+    """Return every id, sorted; the built-in ones too, whose modules may not be imported yet."""
     return tuple(sorted(_specs))
 
 
@@ -185,44 +190,15 @@ def load_once(path: str | Path) -> ModuleType:
     return load_file(path)
 
 
-def _load_plugins() -> None:
-    """Import the built-in environments and the installed plugins, once; a broken one costs only itself."""
-    global _plugins_loaded
-    if _plugins_loaded:
-        return
-    _plugins_loaded = True  # before the loop: a plugin may look ids up while it is imported
-    broken: list[str] = []
-    for name, load in _plugins():
-        try:
-            load()
-        except NameCollisionError:
-            _plugins_loaded = False
-            raise  # the order of imports must not decide what an id means
-        except Exception as error:
-            broken.append(f"environment plugin '{name}' is left out: {type(error).__name__}: {error}")
-    for message in broken:  # not sooner: where warnings are errors, the first would cost the plugins behind it
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
-
-
-def _plugins() -> Iterator[tuple[str, Callable[[], object]]]:
-    # by name, never by an import statement: the machinery does not know the environments
-    for module in pkgutil.iter_modules(importlib.import_module(PLUGINS).__path__, f"{PLUGINS}."):
-        yield module.name, functools.partial(importlib.import_module, module.name)
-    for entry_point in importlib.metadata.entry_points(group=PLUGINS):
-        yield entry_point.name, entry_point.load
-
-
-def _versions(name: str) -> dict[int, EnvSpec]:
-    """Return the registered versions of an id without its version."""
-    matches = ((_ID.fullmatch(id), spec) for id, spec in _specs.items())
-    return {int(match[2]): spec for match, spec in matches if match and match[1] == name}
+def _versions(name: str) -> list[str]:
+    """Return the ids that are a name, with or without its namespace, and a version; the newest is the last."""
+    ids = [id for id in _specs if id.rpartition("-v")[0] == name]
+    return sorted(ids, key=lambda id: parse_id(id)[2])
 
 
 def _suggest(id: str) -> str:
-    match = _ID.fullmatch(id)
-    versions = _versions(match[1]) if match else {}
-    if versions:
-        return f" Its versions are: {', '.join(versions[v].id for v in sorted(versions))}."
+    if versions := _versions(id.rpartition("-v")[0]):
+        return f" Its versions are: {', '.join(versions)}."
     listing = " `agent-rl envs` lists them; --import FILE loads your own."
     return did_you_mean(id, _specs) + listing
 
@@ -237,8 +213,3 @@ def _explain_arguments(signature: inspect.Signature, given: Mapping[str, object]
     if unknown:
         return f"no argument '{unknown[0]}'.{did_you_mean(unknown[0], known)} {takes}"
     return f"{error}. {takes}"
-
-
-def _file_of(cls: type) -> Path | None:
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return Path(file).resolve() if file else None

@@ -1,4 +1,4 @@
-"""Reward components: what `@reward` marks in a class body, and the check of what such a method returns."""
+"""Reward components: methods marked by `@reward` or `@group_reward`, and the check of their values."""
 
 from __future__ import annotations
 

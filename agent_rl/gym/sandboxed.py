@@ -7,8 +7,8 @@ from typing import ClassVar, Protocol
 
 from agent_rl.core.messages import JSON
 from agent_rl.gym.env import ToolEnv
-from agent_rl.sandboxes.backends import shared_backend
 from agent_rl.sandboxes.base import Limits, Sandbox
+from agent_rl.sandboxes.registry import shared_backend
 
 
 class HasSandbox(Protocol):

@@ -1,4 +1,4 @@
-"""Tasks: where an environment's come from, in which order they are drawn, and how each is told from the others."""
+"""Tasks: an environment's source of them, their order, and a key for each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TaskSource:
         splits: Sequence[str] | None = None,
         base: Path | None = None,
     ) -> None:
-        """Take note of where the tasks are; files are read when they are first asked for.
+        """Store where the tasks are; files are read at first use.
 
         Args:
             tasks: a .jsonl file or the tasks themselves for each split; or a function that makes them; or None, for
@@ -116,7 +116,7 @@ class TaskSource:
 class TaskStream:
     """One split as an endless sequence, so that a trainer's place in its data is a single integer.
 
-    A finite split is shuffled anew for each epoch, which has every task once. Of a task function, each seed draws
+    A finite split is shuffled again for each epoch, which has every task once. Of a task function, each seed draws
     from an index range of its own.
     """
 
@@ -172,7 +172,7 @@ def task_key(task: Task) -> str:
 def episode_seed(run_seed: int, task: Task, sample: int) -> int:
     """Return the 63-bit seed of an episode's random streams.
 
-    It hangs on nothing but the run's seed, the task's content and the sample's number in its group: neither on how
+    It depends only on the run's seed, the task's content and the sample's number in its group, not on how
     many episodes ran before nor on which finished first, so any episode can be played again by itself.
     """
     key = f"{run_seed}/{task_key(task)}/{sample}"

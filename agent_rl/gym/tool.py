@@ -34,7 +34,7 @@ _ERROR_LENGTH = 500  # characters of an exception's message that the model gets 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """What a model is told about a tool."""
+    """A tool as it is described to a model."""
 
     name: str
     description: str
@@ -131,8 +131,8 @@ def tool(
     Args:
         function: the function, when used as a bare `@tool`.
         name: what the model calls it; the function's name if left out.
-        timeout: seconds until the model is told "timeout"; None waits for ever. A thread can't be killed: a sync
-            function that is late is abandoned and goes on in the background until it returns.
+        timeout: seconds until the model reads "timeout"; None waits for ever. A thread can't be killed: a sync
+            function that is late is abandoned and continues in the background until it returns.
         inline: run a sync function straight on the event loop: much the fastest, and in order, but nothing else runs
             meanwhile and no timeout applies. For pure computation of microseconds.
 
@@ -178,7 +178,7 @@ async def call_tools(tools: Mapping[str, AnyTool], calls: Sequence[ToolCall], in
 
 
 def _begin(tools: Mapping[str, AnyTool], call: ToolCall, instance: object) -> Message | _Start:
-    """Answer a call if that needs no waiting, else return what starts it."""
+    """Answer a call at once, or return a function that starts it."""
     if call.error is not None:
         return _failure(call, ToolErrorKind.MALFORMED, f"malformed call: {call.error}")
     called = tools.get(call.name)
@@ -259,7 +259,7 @@ def _failure(call: ToolCall, kind: ToolErrorKind, complaint: str) -> Message:
 
 
 def _raised(call: ToolCall, error: BaseException) -> Message:
-    """Tell the model of an exception in a tool; one that it can do nothing about goes on."""
+    """Return a tool's exception as a message; raise an infrastructure failure again."""
     if isinstance(error, InfrastructureError):
         raise error
     message = str(error)

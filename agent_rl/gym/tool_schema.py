@@ -70,7 +70,7 @@ def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
     described: dict[str, str] = {}
     current = ""
     for line in lines:
-        # what stands further in than the first entry goes on with the entry above it
+        # deeper-indented lines continue the previous entry
         entry = _ENTRY.fullmatch(line.strip()) if _indent(line) == _indent(lines[0]) else None
         if entry:
             current, line = entry[1], entry[2]
@@ -103,7 +103,7 @@ def _resolve(name: str, function: Callable[..., object], parameter: inspect.Para
 def _without_titles(schema: JSON) -> JSON:
     """Drop the titles that pydantic makes of names: each costs the model's context and says nothing new."""
     if isinstance(schema, Mapping):
-        # a *property* called "title" is told apart by its value, a schema and not a string
+        # a *property* called "title" differs by its value, a schema and not a string
         return {k: _without_titles(v) for k, v in schema.items() if not (k == "title" and isinstance(v, str))}
     if isinstance(schema, list):
         return [_without_titles(item) for item in schema]

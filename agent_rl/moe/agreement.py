@@ -8,9 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_rl.algorithms.batch import Batch
-from agent_rl.algorithms.corrections import log_ratio
-from agent_rl.algorithms.diagnostics import route_agreement, token_agreement
 from agent_rl.config import Section
 from agent_rl.errors import ConfigError
 
@@ -27,35 +24,38 @@ class RoutingConfig(Section):
     """Tokens weigh 0 if fewer of the layers took the same experts in both; 1 keeps those without any difference."""
 
 
-def replayed_routes(batch: Batch, replay: str) -> Tensor | None:
-    """Return the routes that the update takes, `[B, T, layers, top_k]`; None if the model routes for itself.
+def replayed_routes(replay: str, rollout: Tensor | None, old: Tensor | None) -> Tensor:
+    """Return the routes that the update takes, `[B, T, layers, top_k]`.
+
+    Args:
+        replay: see `RoutingConfig`.
+        rollout: the routes of the rollout, None where it reported none.
+        old: those of old's forward pass.
 
     Raises:
         ConfigError: if they are not known.
     """
-    if replay == "none":
-        return None
-    routes = batch.old_experts if replay == "R2" else batch.routed_experts
+    routes = old if replay == "R2" else rollout
     if routes is None:
         whose = "old's forward pass" if replay == "R2" else "the rollout"
         raise ConfigError(f"routing.replay={replay} needs the routes of {whose}, which reported none: is it a MoE?")
     return routes
 
 
-def agreement_of(batch: Batch) -> Tensor:
+def agreement_of(rollout: Tensor | None, old: Tensor | None) -> Tensor:
     """Return the share of layers that took the same experts in rollout and training, `[B, T]`, by sampled token.
 
-    See `mismatch.token_agreement`.
+    See `token_agreement`.
 
     Raises:
         ConfigError: if either side's routes are not known.
     """
-    if batch.routed_experts is None or batch.old_experts is None:
+    if rollout is None or old is None:
         raise ConfigError("routing.min_agreement needs the routes of a mixture of experts: set it to 0 otherwise")
-    return token_agreement(route_agreement(batch.routed_experts, batch.old_experts))
+    return token_agreement(route_agreement(rollout, old))
 
 
-def routing_metrics(batch: Batch, mask: Tensor) -> dict[str, float]:
+def routing_metrics(rollout: Tensor | None, old: Tensor | None, gaps: Tensor, mask: Tensor) -> dict[str, float]:
     """Measure how far the routes of rollout and old differ, at the positions that tokens were sampled from.
 
     - `routing/agreement`, `routing/agreement_layer_N`: the mean share of the top-k experts that both took.
@@ -66,22 +66,24 @@ def routing_metrics(batch: Batch, mask: Tensor) -> dict[str, float]:
     computed. Flips earlier in the context, which a token sees through attention, are not looked at.
 
     Args:
-        batch: with the log-probabilities and routes of old.
+        rollout: routes, `[B, T, layers, top_k]`; None for a dense model.
+        old: those of old's forward pass.
+        gaps: log old/mu, `[B, T]`.
         mask: the tokens to measure, bool `[B, T]`.
 
     Returns:
         Nothing for a dense model; without the metrics of tokens that there are none of.
     """
-    if batch.routed_experts is None or batch.old_experts is None:
+    if rollout is None or old is None:
         return {}
-    shared = route_agreement(batch.routed_experts, batch.old_experts)
+    shared = route_agreement(rollout, old)
     whole = token_agreement(shared)
     known = mask & ~whole.isnan()
     if not known.any():
         return {}
     at = shared.roll(1, 1)[known].double()  # a token is sampled from the position before it
     flipped = whole[known] < 1
-    gap = log_ratio(batch.old_logprobs, batch.rollout_logprobs, mask)[known].abs()
+    gap = gaps[known].abs()
     found = {"routing/agreement": at.nanmean(), "routing/flipped_tokens": flipped.double().mean()}
     found |= {f"routing/agreement_layer_{i}": layer.nanmean() for i, layer in enumerate(at.unbind(-1))}
     if flipped.any():
@@ -89,3 +91,44 @@ def routing_metrics(batch: Batch, mask: Tensor) -> dict[str, float]:
     if not flipped.all():
         found["mismatch/gap_same"] = gap[~flipped].mean()
     return {name: float(value) for name, value in found.items() if not torch.isnan(value)}
+
+
+def route_agreement(rollout_experts: Tensor, training_experts: Tensor) -> Tensor:
+    """Return which share of the top-k experts both engines took, whatever their order.
+
+    Args:
+        rollout_experts: distinct expert ids, int `[B, T, layers, top_k]`, by input position; -1 for missing.
+        training_experts: the same from the trainer.
+
+    Returns:
+        float32 `[B, T, layers]`, NaN where either side misses any.
+
+    Raises:
+        ConfigError: if the shapes differ.
+    """
+    if rollout_experts.shape != training_experts.shape:
+        raise ConfigError(
+            f"routed experts are {tuple(rollout_experts.shape)} in the rollout and {tuple(training_experts.shape)} in "
+            "training: serve and train the same model"
+        )
+    top_k = rollout_experts.shape[-1]
+    shared = torch.zeros(rollout_experts.shape[:-1], device=rollout_experts.device)
+    for k in range(top_k):  # all pairs at once would be top_k times the size of the routes
+        shared += (rollout_experts[..., k : k + 1] == training_experts).any(-1)
+    missing = (rollout_experts < 0).any(-1) | (training_experts < 0).any(-1)
+    return torch.where(missing, torch.nan, shared / top_k)
+
+
+def token_agreement(routes: Tensor) -> Tensor:
+    """Return the share of layers whose experts all agree at the position that each token was sampled from.
+
+    Token t is sampled from the output at position t - 1, so that routes of input positions move by one.
+
+    Args:
+        routes: from `route_agreement`, `[B, T, layers]`.
+
+    Returns:
+        `[B, T]`; NaN where no layer is known, and for the first token. Layers that are not known take no part.
+    """
+    same = torch.where(routes.isnan(), torch.nan, (routes == 1).to(routes.dtype)).nanmean(-1)
+    return torch.cat([torch.full_like(same[:, :1], torch.nan), same[:, :-1]], -1)

@@ -61,7 +61,7 @@ class _Run:
         self.started = time.perf_counter()
 
     def stage(self, name: str) -> _Stage:
-        """Return a context; what breaks in it is blamed on the stage of that name."""
+        """Return a context that names the stage of a failure."""
         return _Stage(self, name)
 
     async def run_within_budget(self) -> StopReason:

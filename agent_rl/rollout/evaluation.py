@@ -104,14 +104,14 @@ def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return `rollout/success` and the other metrics of sampled episodes; docs/metrics.md explains them."""
-    result = summarise(list(episodes))
+    """Return what training reports of its episodes, `rollout/...`; failed ones count in `rollout/failed` only."""
+    found = summarise([*episodes])
     return trajectory_metrics(episodes) | {
-        "rollout/success": result.success.value,
-        "rollout/reward": result.reward,
-        "rollout/turns": result.turns,
-        "rollout/tool_calls": result.tool_calls,
-        "rollout/tool_errors": result.tool_errors,
-        "rollout/failed": float(result.failed),
+        "rollout/success": found.success.value,
+        "rollout/reward": found.reward,
+        "rollout/turns": found.turns,
+        "rollout/tool_calls": found.tool_calls,
+        "rollout/tool_errors": found.tool_errors,
+        "rollout/failed": float(found.failed),
         "rollout/truncated": sum(e.outcome is Outcome.TRUNCATED for e in episodes) / max(1, len(episodes)),
     }

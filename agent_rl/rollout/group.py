@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agent_rl.concurrency import in_thread, maybe_await
-from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
+from agent_rl.core.episode import Episode, EpisodeGroup, Reward
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
@@ -29,7 +30,7 @@ async def run_groups(
     """Run whole groups and score them; arguments as of `run_jobs`.
 
     Args:
-        jobs: of one environment; those with the same `group_id` are a group.
+        jobs: of one environment; neighbours with the same `group_id` are a group.
         policy: what plays.
         concurrency: how many episodes may be under way.
         on_episode: called with each episode as it ends, before its group is scored.
@@ -37,7 +38,8 @@ async def run_groups(
     episodes = await run_jobs(jobs, policy, concurrency=concurrency, on_episode=on_episode)
     if not jobs:
         return []
-    return await score_groups(group_episodes(episodes), jobs[0].spec, jobs[0].budget)
+    groups = [EpisodeGroup(id, tuple(members)) for id, members in itertools.groupby(episodes, lambda e: e.group_id)]
+    return await score_groups(groups, jobs[0].spec, jobs[0].budget)
 
 
 async def score_groups(

@@ -27,7 +27,7 @@ class Branch:
     episode: Episode
     turn: int
     seed: int
-    """Of what the policy samples from there on; the environment's random numbers go on as its snapshot has them."""
+    """Of what the policy samples from there on; the environment's random numbers continue as in its snapshot."""
 
     def __post_init__(self) -> None:
         episode, turn = self.episode, self.turn
@@ -64,7 +64,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run: an environment, a task, and the seed that makes this episode this one."""
+    """An episode to run: its environment, task and seed."""
 
     spec: EnvSpec
     task: Task
@@ -92,9 +92,9 @@ def continuation(
     id: str | None = None,
     snapshots: bool = False,
 ) -> Job:
-    """Return the job that runs an episode on from one of its turns, as another course that it might have taken.
+    """Return a job that continues an episode from one of its turns, with other samples.
 
-    A fresh environment is reset as the episode's was and restored to what it was before the turn; the policy goes on
+    A fresh environment is reset as the episode's was and restored to what it was before the turn; the policy continues
     from the exact token ids that it had seen by then, with random numbers of its own. What was used before the turn
     counts in the budget, save seconds. The new episode is a whole one: it holds the messages and steps from the start,
     and all of it is scored. Only what is sampled from the turn on has a loss.
@@ -102,7 +102,7 @@ def continuation(
     Args:
         spec: the episode's environment.
         episode: run with `Job(snapshots=True)`; it may be a continuation itself.
-        turn: the first turn to be played anew, counted from 0.
+        turn: the first turn to be played again, counted from 0.
         seed: of what the policy samples.
         budget: instead of the environment's own.
         id: of the new episode; a random one if left out.

@@ -1,4 +1,4 @@
-"""Names: what the episodes of a run on verl are called, and the seeds that they get, as on the embedded backend."""
+"""Names: ids, origins and seeds of a verl run's episodes, as on the embedded backend."""
 
 from __future__ import annotations
 

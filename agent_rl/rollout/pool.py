@@ -77,7 +77,7 @@ async def stream_jobs(
 ) -> AsyncGenerator[tuple[int, Episode], None]:
     """Yield `(index of the job, episode)` as episodes end; jobs are drawn as there is room for them.
 
-    Whoever may stop early closes the generator (`contextlib.aclosing`): that cancels what is under way.
+    A caller that may stop early closes the generator (`contextlib.aclosing`): that cancels what is under way.
 
     Raises:
         ConfigError: if `concurrency` is below 1.

@@ -88,10 +88,7 @@ class MetricsFile:
 
 
 def rows_of_verl(data: Mapping[str, T]) -> Iterator[tuple[str, dict[str, T]]]:
-    """Yield the kinds of rows that one report of verl's makes, and their values.
-
-    `validation` is its own report of an evaluation, in which failed episodes score 0; rows `eval` leave them out.
-    """
+    """Yield the kind and the values of each row for one report of verl's: `train`, and `validation` for evaluations."""
     for kind, is_validation in (("train", False), ("validation", True)):
         values = {name: value for name, value in data.items() if name.startswith("val-") == is_validation}
         if values:

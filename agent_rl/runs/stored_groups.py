@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms import Algorithm, ScoredRows
 from agent_rl.core.episode import Episode, group_episodes
 from agent_rl.errors import ConfigError, StoreError
 from agent_rl.gym.tasks import task_key
@@ -150,7 +150,8 @@ def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Con
 
 def _teaches(episodes: list[Episode], algorithm: Algorithm) -> bool:
     x = algorithm.experience(group_episodes(episodes))
-    return x.batch is not None and len(algorithm.compute_weights(x)[0]) > 0
+    scored = ScoredRows(x.rows, x.rows.rollout_logprobs)
+    return len(x.rows) > 0 and len(algorithm.compute_weights(x, scored)[0]) > 0
 
 
 def _said(episode: Episode) -> list[str]:

@@ -71,7 +71,7 @@ def dump_line(episode: Episode, *, experts: bool = False) -> bytes:
 
 
 def load_line(line: bytes) -> Episode:
-    """Return the episode that a line holds; fields that this version does not know are left alone.
+    """Return the episode of a line; fields unknown to this version are ignored.
 
     Raises:
         StoreError: if the line was written under a schema that this version can't read.

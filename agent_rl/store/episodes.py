@@ -114,7 +114,7 @@ def locate_episodes(path: str | os.PathLike[str]) -> Iterator[tuple[int, Episode
 
 
 def episode_at(path: str | os.PathLike[str], place: int) -> Episode:
-    """Return the episode whose line begins at a place that `locate_episodes` gave.
+    """Return the episode at a place from `locate_episodes`.
 
     Raises:
         StoreError: if there is no such file, or a line has another schema.
@@ -131,7 +131,7 @@ def episode_at(path: str | os.PathLike[str], place: int) -> Episode:
 
 
 def find_episode(path: str | os.PathLike[str], episode_id: str) -> Episode:
-    """Return the episode with that id, or with the only id that begins so.
+    """Return the episode with that id, or with the only id of that beginning.
 
     Raises:
         StoreError: if no id or more than one fits.
@@ -237,7 +237,7 @@ def _lock_file(fd: int, path: Path) -> None:
 
 
 def _append(fd: int, line: bytes) -> None:
-    """Write the whole line or nothing: what was written of a line that broke off is taken back."""
+    """Write the whole line or nothing; a partial line is truncated away."""
     start = os.fstat(fd).st_size
     try:
         rest = memoryview(line)

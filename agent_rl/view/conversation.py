@@ -15,7 +15,7 @@ _HARMLESS = frozenset("\u200c\u200d\u00ad")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One reply of the policy and what came back for it, or what stood before the first reply."""
+    """One reply of the policy with its answer, or the messages before the first reply."""
 
     index: int | None
     """None for the messages before the first reply."""
@@ -40,7 +40,7 @@ def turns(episode: Episode) -> Iterator[Turn]:
 
 
 def clean(text: str) -> str:
-    """Return text that shows what it holds and can't act on a terminal or a page.
+    """Return text without characters that act on a terminal or a page.
 
     Models and tools write it. Control characters (a terminal's escape sequences begin with one) become their
     pictures; invisible format characters, such as those that turn the writing direction around, and halves of

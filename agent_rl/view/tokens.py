@@ -1,4 +1,4 @@
-"""Trajectories token by token: which were sampled, at which log-probability, and where the rest came from."""
+"""Trajectories token by token: the source of each, and the log-probability of sampled ones."""
 
 from __future__ import annotations
 

@@ -19,16 +19,16 @@ import weakref
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from agent_rl.concurrency import AsyncOnce
 from agent_rl.errors import ConfigError, SandboxError, did_you_mean
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, Sandbox
-from agent_rl.sandboxes.canaries import Once, verify
-from agent_rl.sandboxes.client import AgentSandbox
-from agent_rl.sandboxes.docker.container import ARGV, any_user, confinement
+from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.client.remote import greeting
+from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, collect, confinement, labels
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
-from agent_rl.sandboxes.docker.orphans import collect, labels
-from agent_rl.sandboxes.docker.stream import Demultiplexer
-from agent_rl.sandboxes.sent import greeting
+from agent_rl.sandboxes.registry import register_sandbox
+from agent_rl.sandboxes.verification import verify
 
 STARTS = 4
 """How many containers are started or removed at a time: more make an engine slower, not faster."""
@@ -45,6 +45,7 @@ MECHANISMS = {
 }
 
 
+@register_sandbox("docker")
 class DockerSandboxes:
     """Sandboxes that are containers of a Docker engine."""
 
@@ -76,7 +77,7 @@ class DockerSandboxes:
         self._require = frozenset(map(_guarantee, require))
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()  # one that nobody holds ends by itself
-        self._verified = Once(lambda: verify(self._spawn, MECHANISMS))
+        self._verified = AsyncOnce(lambda: verify(self._spawn, MECHANISMS))
         self._closed = False
         self._tidy = False
         """Whether orphans were collected since the engine was last seen to fail."""

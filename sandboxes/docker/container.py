@@ -1,13 +1,40 @@
-"""What one of our containers is allowed: its configuration, as Docker's API has it."""
+"""One of our containers: what it is allowed, the stream to its agent, and how it is told from others.
+
+The seccomp profile lists the system calls that code may make; all others are refused.
+It starts from the list that Docker allows by default (moby/profiles, 2026, Apache-2.0), as a container of ours has no
+capabilities that would add to it, and takes away:
+
+- every call of 32-bit programs: `socketcall` would get around the rule about sockets, and few eyes see that code;
+- sockets other than Unix, IPv4 and IPv6: a network namespace holds back neither AF_VSOCK, which reaches the hypervisor,
+  nor AF_ALG, and AF_NETLINK is a large way into the kernel;
+- `ptrace`, `process_vm_readv`, `process_vm_writev`, `sched_setscheduler` and its like, `setpriority`, `ioprio_set`, and
+  `prlimit64` of another process: the agent in the container has the same user as what it runs;
+- `io_setup` and its like: their events come out of one number for the whole host. `mq_open` and its like: kernel memory
+  that no limit of the container counts. `memfd_secret`: memory that is not seen in any dump;
+- `sync` and `syncfs`: they make the host write its disks out, as often as one likes;
+- `name_to_handle_at`, `statmount`, `listmount`: they tell of the host's file systems. `fanotify_mark`, `adjtimex`,
+  `clock_adjtime`, `modify_ldt`, `personality`, `remap_file_pages`, `vmsplice`, `map_shadow_stack`, `uretprobe`: no
+  program here needs them.
+
+Old engines allow io_uring, `keyctl` or AF_VSOCK by default; with a profile of its own, a container does not depend on
+the engine's age.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import secrets
+import struct
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
+from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import WORK, Limits
-from agent_rl.sandboxes.docker.profile import seccomp_profile
-from agent_rl.sandboxes.sent import ENTRY
+from agent_rl.sandboxes.client.remote import ENTRY
+from agent_rl.sandboxes.docker.engine import Engine
 
 OVERHEAD = 32 * 1024 * 1024
 """Bytes of memory that the agent and the container's own files get on top of what the code may use."""
@@ -63,3 +90,147 @@ _ULIMITS = {"core": 0, "memlock": 0, "msgqueue": 0, "sigpending": 256, "nofile":
 def any_user() -> int:
     """Draw a uid for a container: one that others share would share the kernel's counts of pipes and watches, too."""
     return 2**20 + secrets.randbelow(2**20)
+
+
+# The seccomp profile
+
+ALLOWED = """
+accept accept4 access alarm arch_prctl bind brk cachestat capget capset chdir chmod chown clock_getres
+clock_gettime clock_nanosleep close close_range connect copy_file_range creat dup dup2 dup3 epoll_create
+epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 execve execveat exit exit_group
+faccessat faccessat2 fadvise64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync
+fgetxattr flistxattr flock fork fremovexattr fsetxattr fstat fstatfs fsync ftruncate futex futex_requeue
+futex_wait futex_waitv futex_wake futimesat get_robust_list getcpu getcwd getdents getdents64 getegid geteuid
+getgid getgroups getitimer getpeername getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid
+getrlimit getrusage getsid getsockname getsockopt gettid gettimeofday getuid getxattr getxattrat
+inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl ioprio_get kill landlock_add_rule
+landlock_create_ruleset landlock_restrict_self lchown lgetxattr link linkat listen listxattr listxattrat
+llistxattr lremovexattr lseek lsetxattr lstat madvise membarrier memfd_create mincore mkdir mkdirat mknod
+mknodat mlock mlock2 mlockall mmap mprotect mremap mseal msgctl msgget msgrcv msgsnd msync munlock munlockall
+munmap nanosleep newfstatat open openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 pkey_alloc
+pkey_free pkey_mprotect poll ppoll prctl pread64 preadv preadv2 process_mrelease pselect6 pwrite64
+pwritev pwritev2 read readahead readlink readlinkat readv recvfrom recvmmsg recvmsg removexattr removexattrat
+rename renameat renameat2 restart_syscall rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo
+rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min
+sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
+sched_yield seccomp select semctl semget semop semtimedop
+sendfile sendmmsg sendmsg sendto set_robust_list set_tid_address setfsgid setfsuid setgid setgroups setitimer
+setpgid setregid setresgid setresuid setreuid setrlimit setsid setsockopt setuid setxattr setxattrat
+shmat shmctl shmdt shmget shutdown sigaltstack signalfd signalfd4 socketpair splice stat statfs statx symlink
+symlinkat sync_file_range sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime
+timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat
+utime utimensat utimes vfork wait4 waitid write writev
+"""
+
+_SOCKETS = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6: in the container's own empty network."""
+_NEW_NAMESPACES = 0x7E020000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
+_NO_SUCH_CALL = 38
+"""ENOSYS: told that there is no clone3, the C library uses clone, whose flags a filter can read."""
+
+
+def seccomp_profile() -> str:
+    """Return the profile as JSON, as `--security-opt seccomp=` takes it."""
+    rules: list[dict[str, object]] = [{"names": ALLOWED.split(), "action": "SCMP_ACT_ALLOW"}]
+    rules += [_allow_if("socket", 0, domain) for domain in _SOCKETS]
+    rules.append(_allow_if("prlimit64", 0, 0))
+    rules.append(_allow_if("clone", 0, _NEW_NAMESPACES, masked_is=0))
+    rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _NO_SUCH_CALL})
+    native = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
+    architectures = [{"architecture": name, "subArchitectures": []} for name in native]
+    profile = {"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 1, "archMap": architectures, "syscalls": rules}
+    return json.dumps(profile)
+
+
+def _allow_if(name: str, index: int, value: int, masked_is: int | None = None) -> dict[str, object]:
+    """Allow a call if an argument equals `value`, or if what `value` masks of it is `masked_is`."""
+    test: dict[str, object] = {"index": index, "value": value, "op": "SCMP_CMP_EQ"}
+    if masked_is is not None:
+        test |= {"op": "SCMP_CMP_MASKED_EQ", "valueTwo": masked_is}
+    return {"names": [name], "action": "SCMP_ACT_ALLOW", "args": [test]}
+
+
+# The stream of an attached container
+
+_HEADER = struct.Struct(">BxxxL")
+_STDERR = 2
+_KEPT = 2000
+
+
+class Demultiplexer:
+    """Takes stdout out of what arrives; the last of stderr is kept as the agent's complaint."""
+
+    def __init__(self) -> None:
+        self.complaint = ""
+        self._buffer = bytearray()
+        self._kind, self._left = 0, 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what was read, whatever it is a part of; return the part that is stdout."""
+        self._buffer += data
+        out = []
+        while self._left or len(self._buffer) >= _HEADER.size:
+            if not self._left:
+                self._kind, self._left = _HEADER.unpack_from(self._buffer)
+                del self._buffer[: _HEADER.size]
+            piece = bytes(self._buffer[: self._left])
+            del self._buffer[: self._left]
+            self._left -= len(piece)
+            if self._kind == _STDERR:
+                self.complaint = (self.complaint + piece.decode(errors="backslashreplace"))[-_KEPT:]
+            else:
+                out.append(piece)
+            if not self._buffer:
+                break
+        return b"".join(out)
+
+
+# Containers whose trainer is gone
+
+OWNER, PROCESS, EXPIRES = "agent-rl.owner", "agent-rl.process", "agent-rl.expires"
+GRACE = 60.0
+"""Seconds after a container's lifetime in which it may still be on its way out."""
+
+
+def labels(owner: str, lifetime: float) -> dict[str, str]:
+    """Return the labels of a container that this process starts now."""
+    return {OWNER: owner, PROCESS: identity(os.getpid()), EXPIRES: f"{time.time() + lifetime + GRACE:.0f}"}
+
+
+def identity(pid: int) -> str:
+    """Return what tells a process from every other one, also on other machines and at other times.
+
+    Raises:
+        OSError: if there is no such process.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    started = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{pid}/{started}"
+
+
+def collect(engine: Engine) -> list[str]:
+    """Remove the containers whose process has ended, or whose lifetime has; return their ids.
+
+    Raises:
+        SandboxError: if the engine can't be reached.
+    """
+    gone = [container for container, about in engine.labelled(PROCESS).items() if is_orphan(about)]
+    for container in gone:
+        with contextlib.suppress(SandboxError):  # others collect, too
+            engine.remove(container)
+    return gone
+
+
+def is_orphan(about: dict[str, str]) -> bool:
+    """Whether labels say that nobody uses a container; of a process elsewhere only its lifetime is known."""
+    if time.time() > float(about[EXPIRES]):
+        return True
+    here, _, _ = identity(os.getpid()).rsplit("/", 2)
+    there, pid, _ = about[PROCESS].rsplit("/", 2)
+    if there != here:
+        return False
+    try:
+        return identity(int(pid)) != about[PROCESS]
+    except OSError:
+        return True

@@ -22,13 +22,15 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from agent_rl.concurrency import AsyncOnce
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
-from agent_rl.sandboxes.canaries import Once, verify
-from agent_rl.sandboxes.client import AgentSandbox
+from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.client.remote import greeting
 from agent_rl.sandboxes.e2b.jupyter import JupyterSandbox
 from agent_rl.sandboxes.e2b.link import START_TIMEOUT, USER, Link, LinkedSandbox
-from agent_rl.sandboxes.sent import greeting
+from agent_rl.sandboxes.registry import register_sandbox
+from agent_rl.sandboxes.verification import verify
 
 if TYPE_CHECKING:
     from e2b import AsyncSandbox
@@ -44,6 +46,7 @@ MECHANISMS: Mapping[str, Capabilities] = {
 """By what each guarantee should be kept, by interpreter."""
 
 
+@register_sandbox("e2b")
 class E2BSandboxes:
     """Sandboxes that are microVMs of E2B."""
 
@@ -79,7 +82,7 @@ class E2BSandboxes:
         self.interpreter = interpreter
         self.template, self.internet = template or TEMPLATES[interpreter], internet
         self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
-        self._verified = Once(lambda: verify(self._spawn, MECHANISMS[interpreter]))
+        self._verified = AsyncOnce(lambda: verify(self._spawn, MECHANISMS[interpreter]))
 
     async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> AgentSandbox:
         """As in `Sandboxes`; `limits` are the template's, whatever they are here."""

@@ -21,13 +21,13 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_rl.errors import SandboxError
-from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, WORK, PythonResult
-from agent_rl.sandboxes.client import EndedByCodeError, check_call, without_sandbox
+from agent_rl.sandboxes.agent.interpreter import MAX_TEXT
+from agent_rl.sandboxes.agent.streams import Capture
+from agent_rl.sandboxes.agent.worker import shorten
+from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, WORK, PythonResult, check_call
+from agent_rl.sandboxes.client.client import EndedByCodeError, without_sandbox
 from agent_rl.sandboxes.e2b import kernel
 from agent_rl.sandboxes.e2b.link import USER, Link, LinkedSandbox
-from agent_rl.sandboxes.inside.interpreter import MAX_TEXT
-from agent_rl.sandboxes.inside.streams import Capture
-from agent_rl.sandboxes.inside.worker import shorten
 
 if TYPE_CHECKING:
     from e2b_code_interpreter import Context, Execution, OutputMessage, Result

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import inspect
 import shlex
 import socket
 from typing import TYPE_CHECKING
 
 from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.agent.frames import CHUNK
 from agent_rl.sandboxes.base import WORK
-from agent_rl.sandboxes.client import AgentSandbox
-from agent_rl.sandboxes.inside.wire import CHUNK
-from agent_rl.sandboxes.sent import ENTRY
+from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.client.remote import ENTRY
+from agent_rl.sandboxes.e2b import kernel
 
 if TYPE_CHECKING:
     from e2b import AsyncCommandHandle, AsyncSandbox
@@ -22,18 +24,13 @@ START_TIMEOUT = 60.0
 """Seconds that the service has to start a microVM, and what is in it to answer."""
 USER = "user"
 """Whom the model's code runs as; E2B's templates have one of that name."""
-_FILTER = """
-import base64, os
-while data := os.read(0, 49152):
-    os.write(1, base64.b64encode(data) + b"\\n")
-"""
-"""The SDK hands output over as text, so bytes have to look like some."""
+_ENCODE = f"{inspect.getsource(kernel.encode_output)}\nencode_output()"
 _COMMAND = " ".join(
     (
         f"mkdir -p {WORK} && chown {USER}: {WORK} && chmod 1777 /tmp &&",
         "unshare --pid --fork --mount-proc --kill-child",
         f"python3 -I -S -B -c {shlex.quote(ENTRY)}",
-        f"| python3 -I -S -B -c {shlex.quote(_FILTER)}",
+        f"| python3 -I -S -B -c {shlex.quote(_ENCODE)}",
     )
 )
 

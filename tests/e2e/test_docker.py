@@ -18,11 +18,10 @@ import pytest
 
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Guarantee, Limits, Sandbox
-from agent_rl.sandboxes.canaries import CANARIES
 from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine, backend
-from agent_rl.sandboxes.docker.container import confinement
-from agent_rl.sandboxes.docker.orphans import PROCESS, collect, labels
+from agent_rl.sandboxes.docker.container import PROCESS, collect, confinement, labels
 from agent_rl.sandboxes.pool import WarmPool
+from agent_rl.sandboxes.verification import CANARIES
 from tests.e2e.dockerd import Dockerd
 from tests.e2e.skips import not_run
 

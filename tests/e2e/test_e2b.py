@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.client import AgentSandbox
+from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.e2b import E2BSandboxes, jupyter
 from tests.e2e.skips import missing, not_run
 from tests.sandbox.backends import E2B_KEY, LIMITS

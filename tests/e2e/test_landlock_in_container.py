@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.sandboxes.docker import IMAGE, Engine
-from agent_rl.sandboxes.linux import landlock
+from agent_rl.sandboxes.local import landlock
 from tests.e2e.dockerd import Dockerd
 from tests.e2e.skips import not_run
 

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.worker.agent_loop and .dataset: what a row asks for is what is sampled."""
+"""agent_rl.backends.verl.worker.agent_loop and .dataset: episodes are sampled as their rows ask."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REMAX = {"advantage": "over-greedy"}
 VINE = {"advantage": "state-values", "vine": {"continuations": 2, "max_episodes": 6}}
 
 
-@dataclass
+@dataclass(eq=False)  # hashed by identity, as verl's client is
 class Server:
     """verl's client: says these messages in turn, and remembers what it was asked."""
 
@@ -87,7 +87,7 @@ def row_of(algorithm: dict[str, object]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "__rollout_n__"}  # verl takes it out
 
 
-def test_the_session_after_the_last_is_greedy_and_plays_in_the_first_one_s_world() -> None:
+def test_agent_loop_plays_the_greedy_session_in_the_first_one_s_world() -> None:
     assert rows(REMAX, "train")[0]["__rollout_n__"] == 3
     found = [run(row_of(REMAX), session, CALL, Message("assistant", "3")) for session in range(3)]
     assert [[params["temperature"] for _, params in server.asked] for *_, server in found] == [
@@ -103,7 +103,7 @@ def test_the_session_after_the_last_is_greedy_and_plays_in_the_first_one_s_world
     assert not any(SNAPSHOTS in carried for _, carried, _ in found)
 
 
-def test_a_row_without_columns_of_ours_asks_for_nothing_more() -> None:
+def test_agent_loop_runs_a_row_without_our_columns() -> None:
     for row in (rows({}, "train")[0], rows(REMAX, "test:3")[0], rows(VINE, "test:3")[0]):
         assert not {"__rollout_n__", "greedy", "snapshots"} & row.keys()
     *_, server = run(row_of({}), 2, Message("assistant", "3"))
@@ -111,7 +111,7 @@ def test_a_row_without_columns_of_ours_asks_for_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2])
-def test_a_branch_is_run_on_from_where_it_leaves_its_episode(turn: int) -> None:
+def test_agent_loop_continues_a_branch_from_its_turn(turn: int) -> None:
     parent, carried, old = run(row_of(VINE), 1, CALL, AGAIN, Message("assistant", "3"))
     assert len(carried[SNAPSHOTS]) == len(parent.snapshots) == 3
     row = {"branch": dump_branch(Branch(parent, turn, 55)), "uid": "u", "index": 0}
@@ -121,13 +121,13 @@ def test_a_branch_is_run_on_from_where_it_leaves_its_episode(turn: int) -> None:
     assert [params["temperature"] for _, params in server.asked] == [0.7, 0.7]
     assert server.asked[0][1]["seed"] == 55
     assert episode.messages[: 1 + 2 * turn] == parent.messages[: 1 + 2 * turn]
-    # what the calculator has told by each turn, the calls before the branch included
-    told = ["", "1+2=3", "1+2=3; 2*3=6"][: turn + 1]
-    assert [s.state for s in episode.steps][: turn + 1] == told
+    # the calculator's answers by each turn, those before the branch included
+    answers = ["", "1+2=3", "1+2=3; 2*3=6"][: turn + 1]
+    assert [s.state for s in episode.steps][: turn + 1] == answers
     assert episode.steps[-1].state == {0: "2*3=6", 1: "1+2=3; 2*3=6", 2: "1+2=3; 2*3=6"}[turn]
 
 
-def test_an_environment_that_can_t_be_continued_is_refused_at_once(tmp_path: Path) -> None:
+def test_start_refuses_an_environment_without_snapshots(tmp_path: Path) -> None:
     settings = {"env": Silent.id, "start_from": "m", "algorithm": VINE, "eval": {"split": "eval"}}
     with pytest.raises(ConfigError, match=r"silent-v0 has no snapshots: list .* in Silent.snapshot_attributes"):
         launch.start(VerlConfig.model_validate(settings | {"runs_dir": str(tmp_path)}))

@@ -13,7 +13,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from agent_rl.algorithms import Algorithm, Batch, to_samples
+from agent_rl.algorithms import Algorithm, Rows, ScoredRows, to_samples
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -139,16 +139,17 @@ def by_ids(data: TensorDict, name: str) -> dict[tuple[int, ...], torch.Tensor]:
     return {(*p.tolist(), *r.tolist()): torch.cat([torch.zeros(len(p)), x]) for p, r, x in parts}
 
 
-def filled(batch: Batch, data: TensorDict) -> Batch:
-    """The embedded backend's batch with the same numbers; 0 at tokens that were not sampled."""
+def filled(rows: Rows, data: TensorDict) -> ScoredRows:
+    """The embedded backend's rows with the same scores; 0 at tokens that were not sampled."""
+    found: dict[str, torch.Tensor] = {}
     for ours, theirs in COMPUTED.items():
         if theirs in data.keys():  # noqa: SIM118 - a TensorDict
-            known, column = by_ids(data, theirs), torch.zeros_like(batch.old_logprobs)
-            for row, ids in enumerate(batch.token_ids.tolist()):
-                values = known[tuple(ids[: int(batch.lengths[row])])]
+            known, column = by_ids(data, theirs), torch.zeros_like(rows.rollout_logprobs)
+            for row, ids in enumerate(rows.token_ids.tolist()):
+                values = known[tuple(ids[: int(rows.lengths[row])])]
                 column[row, : len(values)] = values
-            batch = replace(batch, **{ours: torch.where(batch.loss_mask, column, 0.0)})
-    return batch
+            found[ours] = torch.where(rows.loss_mask, column, 0.0)
+    return ScoredRows(rows, **found)
 
 
 def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float = 1.0) -> tuple[torch.Tensor, int]:
@@ -156,10 +157,10 @@ def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float =
     x = algorithm.experience(group_episodes(EPISODES, GREEDY if algorithm.needs_greedy else ()))
     if algorithm.needs_values:
         x = replace(x, state_values=torch.stack([VALUES[e.id] for e in EPISODES]))
-    batch, whole = algorithm.compute_weights(replace(x, batch=filled(x.rows, data)))
-    scores = score_tokens(model, batch.token_ids, temperature, entropy_gradient=True)
-    prepared = algorithm.prepare(scores.logprobs.detach().float(), batch).batch
-    return algorithm.loss(scores.logprobs, scores.entropy, prepared, whole).loss, len(batch)
+    batch, whole = algorithm.compute_weights(x, filled(x.rows, data))
+    scores = score_tokens(model, batch.rows.token_ids, temperature, entropy_gradient=True)
+    prepared, _ = algorithm.prepare(scores.logprobs.detach().float(), batch)
+    return algorithm.loss(scores.logprobs, scores.entropy, prepared.inputs, whole).loss, len(batch)
 
 
 def gradient(loss: torch.Tensor, model) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from doubles import CALL, UnprovenRenderer, run_dice, sampled, small_renderer
 from verl.utils import tensordict_utils as tu
 
+from agent_rl.algorithms import ScoredRows
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
@@ -59,9 +60,10 @@ def test_every_sampled_token_is_trained_on_once(name: str, played: tuple[list[Ep
 
     model = make_model(ModelConfig(hidden=32, heads=2, kv_heads=2, head_dim=16, layers=2, intermediate=64), 432, 0)
     model = model.double()
-    batch, whole = algorithm.compute_weights(algorithm.experience(group_episodes(episodes)))
-    scores = score_tokens(model, batch.token_ids)
-    expected_loss = algorithm.loss(scores.logprobs, scores.entropy, batch, whole).loss
+    x = algorithm.experience(group_episodes(episodes))
+    batch, whole = algorithm.compute_weights(x, ScoredRows(x.rows, x.rows.rollout_logprobs))
+    scores = score_tokens(model, batch.rows.token_ids)
+    expected_loss = algorithm.loss(scores.logprobs, scores.entropy, batch.inputs, whole).loss
     expected = gradient(expected_loss, model)
     assert float(expected.norm()) > 1e-4
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
-from agent_rl.algorithms import Algorithm, Batch
+from agent_rl.algorithms import Algorithm, ScoredRows, WeightedRows
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
-from agent_rl.backends.verl.driver.exchange import VerlWeightedRows, compute_weights, receive
+from agent_rl.backends.verl.driver.exchange import SentBatch, compute_weights, receive
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from agent_rl.core.episode import group_episodes
+from agent_rl.errors import ConfigError
 from on_verl.test_backends_agree import EPISODES, VOCABULARY, gradient, in_verl, preset
 
 CASES = [
@@ -40,7 +39,7 @@ def in_engine(critic: Critic, ids: torch.Tensor) -> torch.Tensor:
     return critic.head(critic.trunk(input_ids=ids[None]).last_hidden_state)[0, :, 0]
 
 
-def on_verl(critic: Critic) -> tuple[TensorDict, VerlWeightedRows]:
+def on_verl(critic: Critic) -> tuple[TensorDict, SentBatch]:
     """The batch as it is when the critic is updated."""
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]
@@ -53,12 +52,13 @@ def on_verl(critic: Critic) -> tuple[TensorDict, VerlWeightedRows]:
     return data, weighed
 
 
-def embedded(critic: Critic) -> tuple[Batch, torch.Tensor]:
+def embedded(critic: Critic) -> tuple[WeightedRows, torch.Tensor]:
     """The weighed batch, and the critic's loss on it."""
     x = critic.algorithm.experience(group_episodes(EPISODES))
     values = critic.float().values(None, x.rows, token_budget=100)
-    batch, whole = critic.double().algorithm.compute_weights(replace(x, batch=replace(x.rows, values=values)))
-    return batch, critic.loss(torch.empty(0), batch, whole)
+    scored = ScoredRows(x.rows, x.rows.rollout_logprobs, values=values)
+    batch, whole = critic.double().algorithm.compute_weights(x, scored)
+    return batch, critic.loss(torch.empty(0), batch.rows.token_ids, batch.critic, whole)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -67,10 +67,12 @@ def test_a_critic_learns_the_same_on_both_backends(critic: Critic, ranks: int) -
     data, weighed = on_verl(critic)
     batch, expected_loss = embedded(critic)
     expected = gradient(expected_loss, critic)
-    ours = weighed.batch.rows(torch.nonzero(weighed.wanted)[:, 0].tolist())
-    for name in ("advantages", "returns", "valued"):
-        torch.testing.assert_close(getattr(ours, name), getattr(batch, name), rtol=0, atol=1e-5)
-    assert torch.equal(ours.values[ours.valued] != 0, torch.ones(int(ours.valued.sum()), dtype=torch.bool))
+    ours = weighed.batch.select(torch.nonzero(weighed.wanted)[:, 0])
+    torch.testing.assert_close(ours.advantages, batch.advantages, rtol=0, atol=1e-5)
+    for name in ("returns", "valued"):
+        torch.testing.assert_close(getattr(ours.critic, name), getattr(batch.critic, name), rtol=0, atol=1e-5)
+    valued = ours.critic.valued
+    assert torch.equal(ours.critic.values[valued] != 0, torch.ones(int(valued.sum()), dtype=torch.bool))
 
     function, total = value_loss_function(critic.algorithm.config), torch.zeros(len(expected), dtype=torch.float64)
     reported = 0.0
@@ -94,10 +96,10 @@ def test_what_verl_did_not_compute_is_named(critic: Critic) -> None:
     data["old_log_probs"] = data["rollout_log_probs"]
     for algorithm, name in [
         (critic.algorithm, "values"),
-        (preset("dpo"), "ref_log_prob"),
+        (preset("dpo"), "reference_logprobs"),
         (preset("grpo", "advantage=optimal-baseline", "proximal=recompute"), "sum_pi_squared"),
     ]:
-        with pytest.raises(RuntimeError, match=rf"reads \['{name}'\], which verl did not compute"):
+        with pytest.raises(ConfigError, match=f"reads {name}, which were not computed"):
             compute_weights(algorithm, receive(keys, extra, padding), data)
 
 
@@ -113,5 +115,5 @@ def test_a_loss_that_lacks_its_input_says_so() -> None:
 
     with pytest.raises(RuntimeError, match=r"algorithm.entropy=0.1, and verl's engine computed no entropies"):
         lacking(preset("grpo", "entropy=0.1"))
-    with pytest.raises(RuntimeError, match="compares with a reference, and verl scored no row by it"):
+    with pytest.raises(ConfigError, match=r"'kl\.where=loss' reads reference_logprobs, which were not computed"):
         lacking(preset("grpo", "kl.where=loss"))

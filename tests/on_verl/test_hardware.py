@@ -1,4 +1,4 @@
-"""What `--dry-run` checks without a GPU: every preset of hardware composes, and what can't work is said by key."""
+"""`--dry-run` without a GPU: every preset of hardware composes, and mistakes are named by key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def composed(*overrides: str, model: str = "/models/m") -> DictConfig:
 
 
 @pytest.mark.parametrize("name", [name for name in choices("hardware") if name != "none"])
-def test_every_preset_composes_and_fits(name: str, mixture: str) -> None:
+def test_hardware_presets_compose_and_fit(name: str, mixture: str) -> None:
     found = composed(f"hardware={name}", model=mixture if name.endswith("moe") else "/models/m")
     actor, rollout = found.actor_rollout_ref.actor, found.actor_rollout_ref.rollout
     gpus = found.trainer.nnodes * found.trainer.n_gpus_per_node
@@ -36,7 +36,7 @@ def test_every_preset_composes_and_fits(name: str, mixture: str) -> None:
     assert actor.fsdp_config.param_offload is False
 
 
-def test_megatron_can_be_chosen_without_a_preset(tmp_path: Path) -> None:
+def test_compose_takes_megatron_without_a_preset(tmp_path: Path) -> None:
     chosen = ["hardware=none", f"{ACTOR}.strategy=megatron", f"{ACTOR}.use_dynamic_bsz=true"]
     chosen += [f"{ROLLOUT}.tensor_model_parallel_size=8", f"{ACTOR}.megatron.expert_model_parallel_size=8"]
     found = composed(*chosen, f"{ROLLOUT}.expert_parallel_size=8")
@@ -44,7 +44,7 @@ def test_megatron_can_be_chosen_without_a_preset(tmp_path: Path) -> None:
     assert found.actor_rollout_ref.rollout.expert_parallel_size == 8
 
 
-def test_the_mixture_of_experts_takes_the_rollout_s_routes(mixture: str) -> None:
+def test_moe_preset_replays_the_rollout_routes(mixture: str) -> None:
     found = composed("hardware=gpu_8x80gb_moe", "algorithm=icepop", model=mixture)
     assert found.data.agent_rl.routes == {"layers": 48, "top_k": 8, "experts": 128}
     assert found.actor_rollout_ref.rollout.enable_rollout_routing_replay is True
@@ -52,7 +52,7 @@ def test_the_mixture_of_experts_takes_the_rollout_s_routes(mixture: str) -> None
         composed("hardware=gpu_8x80gb_moe")
 
 
-def test_the_command_line_is_stronger_than_the_hardware() -> None:
+def test_overrides_win_over_the_preset() -> None:
     assert composed(f"{ACTOR}.ppo_max_token_len_per_gpu=9000").actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 9000
     assert composed(NODES, f"{ROLLOUT}.nnodes=3").actor_rollout_ref.rollout.nnodes == 3
 
@@ -89,19 +89,19 @@ def test_the_command_line_is_stronger_than_the_hardware() -> None:
         ([NODES, f"{ROLLOUT}.tensor_model_parallel_size=16"], r"does not divide actor_rollout_ref\.rollout\.nnodes"),
     ],
 )  # fmt: skip
-def test_what_can_t_work_is_said_by_key(overrides: list[str], message: str) -> None:
+def test_compose_names_mistakes_by_key(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         composed(*overrides)
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_compose_names_all_mistakes_at_once() -> None:
     with pytest.raises(ConfigError, match=r"does not divide .*; .*can't hold one episode"):
         composed(f"{ROLLOUT}.tensor_model_parallel_size=2", "rollout.context=20000")
     with pytest.raises(ConfigError, match=r"verl\.trainer\.nnodes=0: .*; .*gpu_memory_utilization=2: "):
         composed(f"{ROLLOUT}.gpu_memory_utilization=2", "verl.trainer.nnodes=0")
 
 
-def test_a_key_that_only_verl_s_dataclass_knows() -> None:
+def test_compose_takes_keys_of_verl_s_dataclasses() -> None:
     assert composed(f"{ROLLOUT}.enable_sleep_mode=false").actor_rollout_ref.rollout.enable_sleep_mode is False
     sdpa = "verl.actor_rollout_ref.model.override_config.attn_implementation=sdpa"
     assert composed(sdpa).actor_rollout_ref.model.override_config == {"attn_implementation": "sdpa"}
@@ -109,7 +109,7 @@ def test_a_key_that_only_verl_s_dataclass_knows() -> None:
         composed(f"{ROLLOUT}.enable_slep_mode=false")
 
 
-def test_a_model_that_is_here_is_looked_at(tmp_path: Path) -> None:
+def test_compose_checks_a_local_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 12, "max_position_embeddings": 4096}))
     with pytest.raises(
         ConfigError, match=r"size=8 does not divide the model's 12 .*; .*context=8192 is more than .*4096"

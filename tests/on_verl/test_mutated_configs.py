@@ -98,7 +98,7 @@ def mutants(seed: int) -> list[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_no_mutant_survives(seed: int, model: str) -> None:
+def test_compose_refuses_every_mutant(seed: int, model: str) -> None:
     valid = settings(model, "hardware=none", "verl.actor_rollout_ref.actor.use_dynamic_bsz=true")
     survivors, unnamed = [], []
     for key, value in mutants(seed):
@@ -136,7 +136,7 @@ FOUND |= {f"actor_rollout_ref.rollout.{key}": value for key, value in ROLLOUT.it
 
 
 @pytest.mark.parametrize("key", FOUND)
-def test_wrong_values_are_refused_by_key(key: str, model: str) -> None:
+def test_compose_refuses_wrong_values(key: str, model: str) -> None:
     valid = settings(model, "hardware=gpu_8x80gb")
     given = valid.model_dump(by_alias=True)
     given["verl"] = {**valid.verl, key: FOUND[key]}
@@ -164,14 +164,14 @@ def test_wrong_values_are_refused_by_key(key: str, model: str) -> None:
         ("transfer_queue.backend.SimpleStorage.num_data_storage_units", 1),
     ],
 )
-def test_right_values_pass(key: str, value: object, model: str) -> None:
+def test_compose_passes_right_values(key: str, value: object, model: str) -> None:
     valid = settings(model)
     given = valid.model_dump(by_alias=True)
     given["verl"] = {**valid.verl, key: value}
     compose_verl(VerlConfig.model_validate(given), Path("/runs/r"))
 
 
-def test_secrets_are_references_in_the_stored_config(model: str) -> None:
+def test_without_secrets_stores_references(model: str) -> None:
     from agent_rl.backends.verl.driver.run import without_secrets
 
     stored = without_secrets({"verl": {"ray_kwargs.ray_init.runtime_env.env_vars.API_KEY": "x", "a.b": "x"}})

@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1 import replay_buffer
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.driver import replay_buffer as module
-from agent_rl.backends.verl.driver.exchange import TrainingRows
+from agent_rl.backends.verl.driver.exchange import ReceivedBatch
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
 from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Outcome, Reward
 from agent_rl.core.messages import Message
@@ -152,7 +152,7 @@ def test_greedy_episodes_are_set_apart(tmp_path: Path, monkeypatch: pytest.Monke
     prompts, _ = setup.sample()
     assert prompts == ["prompt0", "prompt1"]
     assert {key.split("_")[1] for key in setup.queue.tags["train"]} == {"0", "1"}  # the third session is the greedy one
-    received = setup.buffer.add_to(TrainingRows([*group(1, 1.0, 1.0), *group(0, 1.0, 1.0)], []))
+    received = setup.buffer.add_to(ReceivedBatch([*group(1, 1.0, 1.0), *group(0, 1.0, 1.0)], []))
     x = received.experience(Algorithm(AlgorithmConfig.model_validate({"advantage": "over-greedy"})))
     assert x.baselines.tolist() == [0.75, 0.75, 0.25, 0.25]
 
@@ -177,7 +177,7 @@ def test_states_are_valued_by_continuations_that_leave_no_trace(
     assert parents == ["0-00", "0-01", "1-00", "1-00"]  # not the one that failed
     sent = {row["turn"]: row["snapshot"] for row in setup.rows}
     assert sent[0] != sent[1] and all(isinstance(text, str) for text in sent.values())
-    received = setup.buffer.add_to(TrainingRows([groups[1][0], groups[0][1], groups[0][0]], []))
+    received = setup.buffer.add_to(ReceivedBatch([groups[1][0], groups[0][1], groups[0][0]], []))
     values = received.experience(Algorithm(AlgorithmConfig.model_validate(VINE))).state_values
     of_group = [sum(row["seed"] % 10 for row in pair) / 2 for pair in (first[:2], first[2:])]
     assert values[:, 0].tolist() == [of_group[1], of_group[0], of_group[0]]
@@ -267,7 +267,7 @@ def test_group_rewards_count_in_filters_and_in_the_batch_and_are_asked_for_once(
     setup = Setup(tmp_path, monkeypatch, algorithm, groups, env="judged-v0")
     setup.sample()
     assert setup.rollout.submitted == [2]  # the filters drop none of them
-    sampled = TrainingRows([*groups[0], *groups[1]], [])
+    sampled = ReceivedBatch([*groups[0], *groups[1]], [])
     received = setup.buffer.add_to(sampled)
     assert [e.value("longest") for e in received.episodes] == [0.0, 1.0] * 2
     assert [e.reward for e in received.episodes] == [1.0, 2.0] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.utils.padding import response_from_nested
 
-from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms import Algorithm, ScoredRows
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -148,16 +147,17 @@ def embedded(model: PreTrainedModel, algorithm: Algorithm) -> tuple[float, Tenso
         old = score_tokens(model, x.rows.token_ids).logprobs
     log.add(range(len(x.rows)), routes)
     old = torch.where(x.rows.loss_mask, old, 0.0)
-    x = replace(x, batch=replace(x.rows, old_logprobs=old, old_experts=log.own))
-    batch, whole = algorithm.compute_weights(x)
+    rows = ScoredRows(x.rows, old, old_experts=log.own)
+    batch, whole = algorithm.compute_weights(x, rows)
     model.zero_grad()
-    with routed(model, replayed_routes(batch, algorithm.config.routing.replay)):
-        scores = score_tokens(model, batch.token_ids)
-    loss = algorithm.loss(scores.logprobs, scores.entropy, batch, whole).loss
+    replay, both = algorithm.config.routing.replay, (batch.rows.routed_experts, batch.scored.old_experts)
+    with routed(model, None if replay == "none" else replayed_routes(replay, *both)):
+        scores = score_tokens(model, batch.rows.token_ids)
+    loss = algorithm.loss(scores.logprobs, scores.entropy, batch.inputs, whole).loss
     loss.backward()
     gradients = dict(model.named_parameters())
     flat = torch.cat([gradients[name].grad.flatten() for name in sorted(gradients)])
-    return loss.item(), flat, algorithm.diagnose(x)
+    return loss.item(), flat, algorithm.diagnose(x, rows)
 
 
 def algorithm_of(**routing: object) -> Algorithm:

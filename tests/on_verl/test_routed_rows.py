@@ -8,7 +8,7 @@ import torch
 from doubles import example_episode
 from tensordict import TensorDict
 
-from agent_rl.algorithms import Algorithm, Experience
+from agent_rl.algorithms import Algorithm, ScoredRows
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
 from agent_rl.backends.verl.worker.agent_loop import outputs_of, with_routes
@@ -47,8 +47,8 @@ def test_an_engine_of_verl_s_gets_them_as_it_knows_them() -> None:
 
 
 def test_the_driver_puts_every_row_s_routes_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Experience] = []
-    monkeypatch.setattr(Algorithm, "diagnose", lambda self, x, version: seen.append(x) or {})
+    seen: list[ScoredRows] = []
+    monkeypatch.setattr(Algorithm, "diagnose", lambda self, x, scored, version: seen.append(scored) or {})
     shuffled = [sent()[i] for i in np.random.default_rng(1).permutation(len(EPISODES) + 1)]
     keys, rows = [key for key, _ in shuffled], [fields for _, fields in shuffled]
 
@@ -63,11 +63,11 @@ def test_the_driver_puts_every_row_s_routes_in_its_place(monkeypatch: pytest.Mon
     algorithm = Algorithm(AlgorithmConfig.model_validate({"proximal": "recompute", "routing": {"replay": "R3"}}))
     received = receive(keys, [row["extra_fields"] for row in rows], [False] * len(rows))
     compute_weights(algorithm, received, data, {"routed_experts": ROLLOUT, "old_experts": OLD})
-    batch = seen[0].rows
+    batch, old = seen[0].rows, seen[0].old_experts
     for row, index in enumerate(batch.episode.tolist()):
         expected = next(e for e in EPISODES if e.id == received.episodes[index].id).trajectories[0].routed_experts
         length = len(expected)
         assert np.array_equal(batch.routed_experts[row, :length], expected)
-        assert np.array_equal(batch.old_experts[row, :length], expected + 7)
-        assert (batch.routed_experts[row, length:] == -1).all() and (batch.old_experts[row, length:] == -1).all()
+        assert np.array_equal(old[row, :length], expected + 7)
+        assert (batch.routed_experts[row, length:] == -1).all() and (old[row, length:] == -1).all()
     assert len(batch) == len(EPISODES)

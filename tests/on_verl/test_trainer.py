@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles import example_episode
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -17,7 +19,8 @@ from verl.trainer.ppo.v1 import trainer_base, trainer_sync
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.backends.verl.driver import trainer as module
-from agent_rl.backends.verl.driver.trainer import SyncTrainer
+from agent_rl.backends.verl.driver.trainer import SyncTrainer, score_metrics
+from agent_rl.core.episode import Outcome, Reward
 from agent_rl.errors import ConfigError, InfrastructureError
 from agent_rl.store.episodes import EpisodeWriter
 from on_verl.test_backends_agree import EPISODES, in_verl, moved, nested, preset
@@ -34,7 +37,7 @@ CONFIG = {
         "rollout": {"temperature": 0.7, "calculate_log_probs": False},
     },
     "critic": {"ppo_epochs": UPDATES},
-    "data": {"agent_rl": {"max_staleness": 0, "max_rollout_gap": 0.2}},
+    "data": {"agent_rl": {"max_staleness": 0, "max_rollout_gap": 0.2, "keep_checkpoints": 2}},
     "trainer": {"critic_warmup": 2},
 }
 
@@ -183,10 +186,11 @@ def test_every_weight_sync_is_watched_by_the_canary(setup, monkeypatch: pytest.M
 def test_the_distributions_are_old_s_and_of_the_responses(setup) -> None:
     made = setup("grpo", "advantage=optimal-baseline", "proximal=recompute", "kl.where=loss")
     (update,) = made.step(OLD, REFERENCE, *LEARN)
-    batch = made.trainer.weighed.batch
-    places = torch.arange(batch.loss_mask.shape[1]).expand_as(batch.loss_mask)
+    scored = made.trainer.weighed.batch.scored
+    mask = scored.rows.loss_mask
+    places = torch.arange(mask.shape[1]).expand_as(mask)
     expected = (-0.01 * (places - 1)).exp()  # what the workers say at the position before a token
-    torch.testing.assert_close(batch.sum_pi_squared[batch.loss_mask], expected[batch.loss_mask])
+    torch.testing.assert_close(scored.sum_pi_squared[mask], expected[mask])
     assert {"advantages", "agent_rl_weights", "ref_log_prob", "old_log_probs"} <= update.keys()
 
 
@@ -236,7 +240,42 @@ def test_a_critic_is_updated_on_the_whole_batch(setup, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(trainer_base.PPOTrainer, "_compute_metrics", verls)
     made.trainer._compute_metrics(made.batch, made.metrics, {})
-    assert made.metrics["critic/values/mean"] == ours and made.metrics["critic/score/mean"] == 1.0
+    assert made.metrics["critic/values/mean"] == ours and made.metrics["critic/score/mean"] == 19 / 24
+
+
+def test_reports_leave_failed_episodes_out() -> None:
+    rewards = [(Reward("correct", 1.0),)] * 18 + [(Reward("correct", 0.0),)] * 10
+    scored = [example_episode(f"e{number}", rewards=found) for number, found in enumerate(rewards)]
+    failed = [example_episode(f"f{number}", outcome=Outcome.FAILED, rewards=()) for number in range(4)]
+    metrics = score_metrics([*scored, *failed])
+    assert metrics["critic/score/mean"] == metrics["critic/rewards/mean"] == 18 / 28  # not 18 / 32
+    assert (metrics["critic/score/min"], metrics["critic/score/max"]) == (0.0, 1.0)
+    assert math.isnan(score_metrics(failed)["critic/score/mean"])
+
+
+def test_evaluation_reports_leave_failed_episodes_out(setup) -> None:
+    trainer = setup("grpo").trainer
+    infos = {
+        "reward": [1.0, 0.0, 0.0],  # verl's 0 for the failed one
+        **{"success": [1.0, 0.0, None], "failed": [0.0, 0.0, 1.0], "scored": [1.0, 1.0, 0.0]},
+    }
+    metrics = trainer._val_metrics_update(["calculator-v0/test"] * 3, ["a", "b", "c"], infos, [])
+    found = {name.removesuffix("/mean@1").rpartition("/")[2]: value for name, value in metrics.items()}
+    assert found["reward"] == found["success"] == 0.5 and found["failed"] == pytest.approx(1 / 3)
+
+
+def test_checkpoints_are_kept_by_number_and_by_evaluation(setup, tmp_path: Path, monkeypatch) -> None:
+    trainer, success = setup("grpo").trainer, {2: 0.9, 4: 0.5, 6: 0.6, 8: 0.7}
+    trainer.config.trainer.default_local_dir = str(tmp_path / "checkpoints")
+    monkeypatch.setattr(trainer_base.PPOTrainer, "_save_checkpoint", lambda self: None)
+    monkeypatch.setattr(
+        trainer_base.PPOTrainer, "_validate", lambda self: {"val-aux/x/success/mean@1": success[self.global_steps]}
+    )
+    for trainer.global_steps in success:
+        trainer._save_checkpoint()
+        trainer._validate()
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["global_step_2", "global_step_6", "global_step_8"]
 
 
 def test_the_first_step_that_learns_must_report_every_feature(setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tensors import aggregate as aggregated
+from tensors import token_loss
 
 from agent_rl.algorithms.advantages import episode as outcome
-from agent_rl.algorithms.aggregation import AGGREGATIONS
 from agent_rl.algorithms.batch import Denominators
 from agent_rl.algorithms.corrections import sequence_rejection, sequence_tis, token_icepop, token_tis
 from agent_rl.algorithms.objectives.kl import kl_estimate, unbiased_kl
@@ -60,11 +61,11 @@ def trl_loss(batch, loss_type, *, cls=GRPOTrainer, level="token", args=None, **s
 
 def our_loss(batch, objective, mode, *, keep=None, kl=None):
     theta = batch.theta.clone().requires_grad_()
-    loss = objective(theta, batch.old, batch.mu, batch.advantages, batch.mask).loss
+    loss = token_loss(objective, theta, batch.old, batch.mu, batch.advantages, batch.mask).loss
     loss = loss if keep is None else loss * keep[:, None]
     loss = loss if kl is None else loss + kl(theta)
     chosen = {"name": mode, "length": LENGTH} if mode.endswith("norm") else {"name": mode}
-    total = AGGREGATIONS.bind(chosen)(loss, batch.mask, Denominators.of(batch.mask))
+    total = aggregated(chosen, loss, batch.mask, Denominators.of(batch.mask))
     return total.detach(), slope(total, theta)
 
 

@@ -1,15 +1,15 @@
 """agent_rl's DPO against TRL's DPOTrainer: the loss itself, and over a batch that is cut into single rows."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from batches import scored, weighted
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, collate
 from agent_rl.algorithms.batch import Sample
-from agent_rl.algorithms.objectives.preference import dpo, sequence_logprob
+from agent_rl.algorithms.objectives.pairwise import dpo_loss, sequence_logprob
 from reference.conftest import required, rows, same, slope
 from reference.trl_trainers import trainer
 
@@ -22,7 +22,7 @@ FLOAT32 = 1e-6  # of our advantages
 def sample(mask):
     """A row of which only the mask matters."""
     whole, zeros = np.zeros(len(mask), np.int32), np.zeros(len(mask), np.float32)
-    return Sample(whole, mask.numpy(), zeros, zeros, whole, whole, whole, 0, "e", "g")
+    return Sample(whole, mask.numpy(), zeros, zeros, whole, whole, whole, 0)
 
 
 def trl_dpo(mask, logprobs, reference):
@@ -53,7 +53,7 @@ def test_dpo(seed):
     loss, gradient, metrics = trl_dpo(mask, logprobs, reference)
     theta = logprobs.clone().requires_grad_()
     references = sequence_logprob(reference, mask).chunk(2)
-    ours, margin = dpo(*sequence_logprob(theta, mask).chunk(2), *references, beta=0.3)
+    ours, margin = dpo_loss(*sequence_logprob(theta, mask).chunk(2), *references, beta=0.3)
     same(ours.mean(), loss)
     same(slope(ours.mean(), theta), gradient)
     assert margin.mean().item() == pytest.approx(metrics["rewards/margins"])
@@ -68,17 +68,18 @@ def test_dpo_of_a_batch_cut_into_single_rows(seed):
     algorithm = Algorithm(AlgorithmConfig(objective={"name": "dpo", "beta": 0.3}, **parts))
     count = len(mask) // 2
     batch = collate([sample(row) for row in mask])
-    batch = replace(batch, reference_logprobs=reference, group=torch.arange(count).repeat(2))
-    batch = replace(batch, advantages=mask * torch.tensor([1.0, -1.0]).repeat_interleave(count)[:, None])
-    prepared = algorithm.prepare(logprobs, batch)
+    sides = mask * torch.tensor([1.0, -1.0]).repeat_interleave(count)[:, None]
+    batch = scored(batch, reference_logprobs=reference)
+    batch = weighted(batch, advantages=sides, group=torch.arange(count).repeat(2))
+    prepared, ours = algorithm.prepare(logprobs, batch)
     theta = logprobs.clone().requires_grad_()
     for row in range(2 * count):
-        part, width = prepared.batch.rows([row]), int(batch.lengths[row])
+        part, width = prepared.select([row]).inputs, int(batch.rows.lengths[row])
         terms = algorithm.loss(theta[row : row + 1, :width], torch.zeros(1, width), part, Denominators(1, 1))
         terms.loss.backward()
     same(theta.grad, gradient, FLOAT32)
-    assert prepared.metrics["train/loss"] == pytest.approx(loss.item())
+    assert ours["train/loss"] == pytest.approx(loss.item())
     for name in ("chosen", "rejected", "margins", "accuracies"):
-        assert prepared.metrics[f"rewards/{name}"] == pytest.approx(metrics[f"rewards/{name}"]), name
+        assert ours[f"rewards/{name}"] == pytest.approx(metrics[f"rewards/{name}"]), name
     for name in ("logps/chosen", "logps/rejected"):
-        assert prepared.metrics[name] == pytest.approx(metrics[name]), name
+        assert ours[name] == pytest.approx(metrics[name]), name

@@ -173,7 +173,7 @@ def test_reinforce_pp(seed, gamma):
         batch.rewards, mask_of(batch), config=SimpleNamespace(gamma=gamma)
     )
     same(returns_to_go(batch.rewards, batch.mask, gamma=gamma), returns)
-    same(reinforce_pp(batch.rewards, batch.mask, gamma=gamma), advantages, MEAN)
+    same(reinforce_pp(batch.rewards, batch.mask, batch.mask, gamma=gamma), advantages, MEAN)
 
 
 @seeds

@@ -4,8 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+from tensors import aggregate as aggregated
+from tensors import token_loss
 
-from agent_rl.algorithms.aggregation import AGGREGATIONS, seq_mean_token_sum_norm
+from agent_rl.algorithms.aggregation import seq_mean_token_sum_norm
 from agent_rl.algorithms.batch import Denominators
 from agent_rl.algorithms.corrections import token_tis
 from agent_rl.algorithms.objectives.kl import kl_estimate, kl_in_reward
@@ -30,13 +32,13 @@ def config(**knobs):
 
 def aggregate(loss, mask, mode, whole=None):
     chosen = {"name": mode, "length": LENGTH} if mode.endswith("norm") else {"name": mode}
-    return AGGREGATIONS.bind(chosen)(loss, mask, whole or Denominators.of(mask))
+    return aggregated(chosen, loss, mask, whole or Denominators.of(mask))
 
 
 def ours(objective, batch, mode, weight=1.0):
     """Loss, gradient by theta's log-probabilities, and the share of sampled tokens that count as clipped."""
     theta = batch.theta.clone().requires_grad_()
-    token = objective(theta, batch.old, batch.mu, batch.advantages, batch.mask)
+    token = token_loss(objective, theta, batch.old, batch.mu, batch.advantages, batch.mask)
     loss = aggregate(weight * token.loss, batch.mask, mode)
     return loss.detach(), slope(loss, theta), token.clipped[batch.mask].double().mean()
 

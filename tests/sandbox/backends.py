@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.sandboxes.base import Limits, Sandboxes
-from agent_rl.sandboxes.local import LocalSandboxes
+from agent_rl.sandboxes.local.backend import LocalSandboxes
 
 LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
 DEFAULT = "jail"

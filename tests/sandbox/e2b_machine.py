@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_rl.sandboxes.client import AgentSandbox
+from agent_rl.sandboxes.agent.frames import CHUNK, Frames, Head, pack
+from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.e2b.jupyter import PREPARE
-from agent_rl.sandboxes.inside.wire import CHUNK, Frames, Head, pack
 
 KEEPALIVE = 0.5
 LAG = 0.3

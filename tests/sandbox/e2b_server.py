@@ -24,10 +24,10 @@ from e2b.envd.process import process_pb as pb
 from e2b.envd.process.process_connect import Process, ProcessASGIApplication
 from protobuf import Oneof
 
+from agent_rl.sandboxes.agent.frames import pack
 from agent_rl.sandboxes.base import Limits
 from agent_rl.sandboxes.e2b.jupyter import SWEEP
-from agent_rl.sandboxes.inside.wire import pack
-from agent_rl.sandboxes.local import LocalSandboxes
+from agent_rl.sandboxes.local.backend import LocalSandboxes
 from tests.sandbox.backends import E2B_KEY, LIMITS
 from tests.sandbox.e2b_machine import Context, Machine, wait_gone
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.client import AgentSandbox
-from agent_rl.sandboxes.inside.wire import MAX_BODY, FrameError, Frames, pack
-from agent_rl.sandboxes.local import LocalSandboxes
+from agent_rl.sandboxes.agent.frames import MAX_BODY, FrameError, Frames, pack
+from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.local.backend import LocalSandboxes
 from tests.sandbox.backends import LIMITS
 
 

@@ -17,14 +17,23 @@ from hypothesis import strategies as st
 
 from agent_rl.cli import main
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.backends import make_backend
 from agent_rl.sandboxes.base import Limits
 from agent_rl.sandboxes.docker import DockerSandboxes, image
-from agent_rl.sandboxes.docker.container import OVERHEAD, any_user, confinement
-from agent_rl.sandboxes.docker.orphans import EXPIRES, PROCESS, identity, is_orphan, labels
-from agent_rl.sandboxes.docker.profile import ALLOWED, seccomp_profile
-from agent_rl.sandboxes.docker.stream import Demultiplexer
+from agent_rl.sandboxes.docker.container import (
+    ALLOWED,
+    EXPIRES,
+    OVERHEAD,
+    PROCESS,
+    Demultiplexer,
+    any_user,
+    confinement,
+    identity,
+    is_orphan,
+    labels,
+    seccomp_profile,
+)
 from agent_rl.sandboxes.e2b import E2BSandboxes
+from agent_rl.sandboxes.registry import make_backend
 
 # The stream
 

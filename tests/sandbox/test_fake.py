@@ -1,4 +1,4 @@
-"""agent_rl.sandboxes.fake, and the doctor's table."""
+"""The sandboxes of agent_rl.testing, and the doctor's table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from agent_rl.cli import main
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import ExecResult, FileAccessError, Guarantee, PythonResult, Sandbox, Sandboxes
-from agent_rl.sandboxes.fake import FakeSandboxes
+from agent_rl.testing import FakeSandboxes
 
 
 def test_a_fake_answers_as_it_is_told_and_remembers_what_it_was_asked(run):

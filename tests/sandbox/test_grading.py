@@ -11,7 +11,7 @@ from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Sandboxes
 from agent_rl.sandboxes.grading import Call, Program, Verdict, grade
-from agent_rl.sandboxes.local import LocalSandboxes
+from agent_rl.sandboxes.local.backend import LocalSandboxes
 
 Graded = Callable[..., Verdict]
 ADD = (Call("solution:add", [2, 3], 5), Call("solution:add", ["a", "b"], "ab"))

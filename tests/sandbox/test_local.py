@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes import local
 from agent_rl.sandboxes.base import Guarantee, Limits
-from agent_rl.sandboxes.canaries import verify
 from agent_rl.sandboxes.doctor import REFUSALS, remedy
-from agent_rl.sandboxes.linux import cgroups
-from agent_rl.sandboxes.local import LocalSandboxes
+from agent_rl.sandboxes.local import backend as local
+from agent_rl.sandboxes.local import cgroups
+from agent_rl.sandboxes.local.backend import LocalSandboxes
+from agent_rl.sandboxes.verification import verify
 from tests.sandbox.backends import LIMITS, readable_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="local sandboxes need Linux")
@@ -123,7 +123,7 @@ def is_running(pid: int) -> bool:
 
 TRAINER = """
 import asyncio, sys, time
-from agent_rl.sandboxes.local import LocalSandboxes
+from agent_rl.sandboxes.local.backend import LocalSandboxes
 
 async def main():
     sandboxes = LocalSandboxes(require=(), tier=sys.argv[1], python=sys.argv[3])
@@ -308,12 +308,12 @@ def test_jail_runs_every_interpreter(run, python: Path):
 
 def test_a_jail_that_crashes_is_not_blamed_on_the_kernel(run, tmp_path: Path):
     """As Python 3.13 did: its first process ends by a signal, before it can say why."""
-    folder = Path(local.__file__).parent
+    folder = Path(local.__file__).parents[1]
     copy = shutil.copytree(folder, tmp_path / "sandboxes")
-    calls = copy / "linux" / "calls.py"
+    calls = copy / "local" / "syscalls.py"
     calls.write_text(calls.read_text().replace("    if pid == 0:\n", "    if pid == 0:\n        os.abort()\n", 1))
     sandboxes = LocalSandboxes(LIMITS, tier="jail", require=())
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SandboxError, match="was killed by signal") as caught:
-        patch.setattr(local, "__file__", str(copy / "local.py"))
+        patch.setattr(local, "BOOT", copy / "local" / "boot.py")
         run(sandboxes.open())
     assert "flaw of agent_rl" in remedy("jail", str(caught.value))

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from agent_rl.concurrency import AsyncOnce
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, PythonResult, Sandbox
-from agent_rl.sandboxes.canaries import Once
 from agent_rl.sandboxes.pool import WarmPool
 
 
@@ -211,7 +211,7 @@ def test_what_is_found_out_once_is_found_out_once() -> None:
             raise SandboxError("not now")
         return len(tries)
 
-    once = Once(find_out)
+    once = AsyncOnce(find_out)
 
     async def ask() -> list[int]:
         impatient = asyncio.create_task(once.get())

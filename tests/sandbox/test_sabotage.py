@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.agent.frames import Frames, pack
 from agent_rl.sandboxes.base import FileAccessError, Sandbox
-from agent_rl.sandboxes.client import AgentSandbox
-from agent_rl.sandboxes.inside.wire import Frames, pack
+from agent_rl.sandboxes.client.client import AgentSandbox
 from tests.sandbox.backends import LIMITS
 
 SEND_LINGERING = """

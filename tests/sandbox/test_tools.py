@@ -18,11 +18,11 @@ from agent_rl.gym.registry import spec
 from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.policy import Scripted, demonstrator, oracle
 from agent_rl.rollout import Evaluation, Job, run_episode, run_jobs, summarise
-from agent_rl.sandboxes import backends
-from agent_rl.sandboxes.backends import make_backend, shared_backend
+from agent_rl.sandboxes import registry
 from agent_rl.sandboxes.base import ExecResult, PythonResult
-from agent_rl.sandboxes.local import LocalSandboxes
+from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.pool import WarmPool
+from agent_rl.sandboxes.registry import make_backend, shared_backend
 from agent_rl.tools import python as python_tool
 from agent_rl.tools import shell as shell_tool
 from agent_rl.tools.files import files
@@ -48,7 +48,7 @@ def shared(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         runner.run(runner.run(sandboxes.open()).close())
     except SandboxError as error:
         pytest.skip(f"the kernel refuses: {error}")
-    monkeypatch.setattr(backends, "_shared", {'["local", {}]': sandboxes})
+    monkeypatch.setattr(registry, "_shared", {'["local", {}]': sandboxes})
     yield sandboxes
     runner.run(sandboxes.close())
 
@@ -211,16 +211,19 @@ def test_demonstrations_have_the_form_but_often_fail(runner: asyncio.Runner) -> 
     assert result.failed == 0 and 0.1 < result.success.value < 0.7
 
 
-def test_an_exception_in_the_code_is_not_clean(runner: asyncio.Runner) -> None:
+@pytest.mark.parametrize(
+    ("code", "reward"), [("1/0", 1.0), ("print('Traceback')", 1.1), ("'' '", 1.0)], ids=["raises", "prints", "syntax"]
+)
+def test_only_code_that_raised_is_not_clean(code: str, reward: float, runner: asyncio.Runner) -> None:
     task = make_task("train", 0)
 
     def raise_then_answer() -> Script:
-        yield Message("assistant", tool_calls=(ToolCall("c", "python", {"code": "1/0"}),))
+        yield Message("assistant", tool_calls=(ToolCall("c", "python", {"code": code}),))
         yield str(task["answer"])
 
     script = Scripted(lambda env, seed: raise_then_answer())
     episode = runner.run(run_episode(Job(spec("python-v0"), task, 0), script))
-    assert episode.reward == 1.0
+    assert episode.reward == pytest.approx(reward)
 
 
 ATTACK = """

@@ -1,5 +1,5 @@
-"""Advantages: how much better something went than was to be expected, on every sampled token.
+"""Advantages: how much better something went than was to be expected, for episodes, turns or tokens.
 
-`outcome` judges whole episodes, `token` tokens, `turn` turns: pure functions of tensors. `choices` names them
-for configs, `critic` those that need one.
+`episode` judges whole episodes, `token` tokens, `turn` turns; `critic` needs one. Importing a module registers its
+advantages.
 """

@@ -8,13 +8,33 @@ scores) it is exactly 0; systems differ there, see each function. Tensors that d
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+from agent_rl.algorithms.advantages.token import whiten as whiten_tokens
+from agent_rl.algorithms.components import Count, NotNegative, advantage
+from agent_rl.algorithms.group_stats import (
+    check_length,
+    group_count,
+    group_deviation,
+    group_index,
+    group_mean,
+    group_range,
+    group_sum,
+)
+from agent_rl.algorithms.objectives.pairwise import PairSides, preference_pairs
 from agent_rl.errors import ConfigError
 
 
-def group_relative(scores: Tensor, groups: Tensor, *, std: bool = True, eps: float = 1e-6) -> Tensor:
+@advantage(
+    "group-relative",
+    formula="A = (R - mean_group) [/ (std_group + eps) if std]",
+    source="GRPO, Shao et al. 2024, eq. 3",
+)
+def group_relative(scores: Tensor, groups: Tensor, *, std: bool = True, eps: NotNegative = 1e-6) -> Tensor:
     """GRPO: score minus the mean of its group, divided by the group's standard deviation (Shao et al. 2024, §4.1.2).
 
     With `std=False` the unnormalised form: Dr. GRPO (Liu et al. 2025), MiniRL (arXiv 2512.01374), and what
@@ -29,12 +49,17 @@ def group_relative(scores: Tensor, groups: Tensor, *, std: bool = True, eps: flo
         std: divide by the standard deviation (Bessel-corrected, as in verl and TRL) plus `eps`.
         eps: in the scores' unit. verl has 1e-6, TRL 1e-4.
     """
-    scores, index = _grouped(scores, groups)
-    centred = scores - _mean(scores, index)
-    return centred / _scale(centred, index, eps) if std else centred
+    scores, index = scores.double(), group_index(groups, scores)
+    centred = scores - group_mean(scores, index)
+    return centred / group_deviation(centred, index, eps) if std else centred
 
 
-def batch_normalised(scores: Tensor, groups: Tensor, kept: Tensor, *, eps: float = 1e-6) -> Tensor:
+@advantage(
+    "batch-normalised",
+    formula="A = (R - mean_group) / (std_batch of these + eps)",
+    source="ScaleRL, Khatri et al. 2025, §4",
+)
+def batch_normalised(scores: Tensor, groups: Tensor, kept: Tensor, *, eps: NotNegative = 1e-6) -> Tensor:
     """ScaleRL: score minus the mean of its group, divided by the batch's standard deviation (Khatri et al. 2025, §4).
 
     The deviation is that of the advantages, about 0 (their mean, as they are centred) and Bessel-corrected, over the
@@ -47,24 +72,26 @@ def batch_normalised(scores: Tensor, groups: Tensor, kept: Tensor, *, eps: float
         kept: bool `[E]`, the episodes that are trained on.
         eps: in the scores' unit.
     """
-    scores, index = _grouped(scores, groups)
-    _check_length("kept", kept, scores)
-    centred = scores - _mean(scores, index)
+    scores, index = scores.double(), group_index(groups, scores)
+    check_length("kept", kept, scores)
+    centred = scores - group_mean(scores, index)
     trained = torch.where(kept, centred, torch.nan)
-    return centred / _scale(trained, torch.zeros_like(index), eps)
+    return centred / group_deviation(trained, torch.zeros_like(index), eps)
 
 
+@advantage("leave-one-out", formula="A = R - mean of the others", source="RLOO, Ahmadian et al. 2024, eq. 8")
 def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:
     """RLOO: score minus the mean of the *other* episodes of its group (Kool et al. 2019, Ahmadian et al. 2024).
 
     That is `n / (n - 1)` times `group_relative(std=False)`, n being the group's scored episodes. A single one has 0, as
     in verl's vectorised version; verl's loop has the score itself.
     """
-    scores, index = _grouped(scores, groups)
-    n = _count(scores, index)
-    return (scores - _mean(scores, index)) * (n / (n - 1).clamp(min=1))
+    scores, index = scores.double(), group_index(groups, scores)
+    n = group_count(scores, index)
+    return (scores - group_mean(scores, index)) * (n / (n - 1).clamp(min=1))
 
 
+@advantage("length-weighted", formula="A = R - sum_group(|y| R) / sum_group |y|", source="OPO, Hao et al. 2025, eq. 9")
 def length_weighted(scores: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     """OPO: score minus the mean of its group weighted by length, `sum(l R) / sum(l)` (Hao et al. 2025).
 
@@ -76,13 +103,14 @@ def length_weighted(scores: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
         groups: `[E]`.
         lengths: sampled tokens of each episode, `[E]`. If nothing was sampled in a whole group, its mean is unweighted.
     """
-    scores, index = _grouped(scores, groups)
-    _check_length("lengths", lengths, scores)
+    scores, index = scores.double(), group_index(groups, scores)
+    check_length("lengths", lengths, scores)
     counted = torch.where(scores.isnan(), 0.0, lengths.double())
-    counted = torch.where(_sum(counted, index) > 0, counted, torch.ones_like(scores))
-    return scores - _mean(scores, index, counted)
+    counted = torch.where(group_sum(counted, index) > 0, counted, torch.ones_like(scores))
+    return scores - group_mean(scores, index, counted)
 
 
+@advantage("over-greedy", formula="A = R - R of the greedy episode", source="ReMax, Li et al. 2023, 2310.10505")
 def over_greedy(scores: Tensor, baselines: Tensor) -> Tensor:
     """ReMax: score minus the score of the greedy rollout of the same task (Li et al. 2023).
 
@@ -90,11 +118,12 @@ def over_greedy(scores: Tensor, baselines: Tensor) -> Tensor:
         scores: `[E]`.
         baselines: of the greedy rollouts, `[E]`; NaN where it is not scored, and then the advantage is NaN.
     """
-    _check_length("baselines", baselines, scores)
+    check_length("baselines", baselines, scores)
     return scores.double() - baselines.double()
 
 
-def best_of_group(scores: Tensor, groups: Tensor, *, std: bool = False, eps: float = 1e-6) -> Tensor:
+@advantage("best-of-group", formula="A = R_best - R_second for the best, else 0", source="verl grpo_passk")
+def best_of_group(scores: Tensor, groups: Tensor, *, std: bool = False, eps: NotNegative = 1e-6) -> Tensor:
     """The lead of a group's best episode over the second, and 0 for all others (verl's grpo_passk, arXiv 2503.19595).
 
     If several share the best score all have 0. verl's is the same: it gives one of them the difference to another,
@@ -106,16 +135,17 @@ def best_of_group(scores: Tensor, groups: Tensor, *, std: bool = False, eps: flo
         std: divide by the group's standard deviation (Bessel-corrected) plus `eps`, which is verl's default.
         eps: in the scores' unit.
     """
-    scores, index = _grouped(scores, groups)
-    best = _highest(scores, index)
+    scores, index = scores.double(), group_index(groups, scores)
+    _, best = group_range(scores, index)
     is_best = scores == best
-    second = _highest(torch.where(is_best, torch.nan, scores), index)  # -inf where there is no second score
-    leads = is_best & (_sum(is_best.double(), index) == 1) & (_count(scores, index) > 1)
+    _, second = group_range(torch.where(is_best, torch.nan, scores), index)  # -inf where there is no second score
+    leads = is_best & (group_sum(is_best.double(), index) == 1) & (group_count(scores, index) > 1)
     lead = torch.where(leads, best - second, scores * 0)  # * 0 keeps NaN
-    return lead / _scale(scores - _mean(scores, index), index, eps) if std else lead
+    return lead / group_deviation(scores - group_mean(scores, index), index, eps) if std else lead
 
 
-def pass_at_k(scores: Tensor, groups: Tensor, *, k: int) -> Tensor:
+@advantage("pass-at-k", formula="A of the pass@k reward over all k-subsets", source="Chen et al. 2025, 2508.10751")
+def pass_at_k(scores: Tensor, groups: Tensor, *, k: Count) -> Tensor:
     """Pass@k Training: how an episode changes the success of the sets of `k` episodes it is in (Chen et al. 2025).
 
     The analytic form of arXiv 2508.10751. The reward of a set of k of a group's n episodes is 1 if any of them
@@ -140,20 +170,20 @@ def pass_at_k(scores: Tensor, groups: Tensor, *, k: int) -> Tensor:
     """
     if k < 1:
         raise ConfigError(f"pass_at_k is about sets of at least one episode: k={k} must be 1 or more")
-    scores, index = _grouped(scores, groups)
+    scores, index = scores.double(), group_index(groups, scores)
     other = scores[~(scores.isnan() | (scores == 0) | (scores == 1))]
     if other.numel():
         raise ConfigError(
             f"pass_at_k is for scores of 0 and 1, not {other[0].item()}: make the reward binary, or use group_relative"
         )
-    size = _sum(torch.ones_like(scores), index)
+    size = group_sum(torch.ones_like(scores), index)
     small = size < k
     if small.any():
         raise ConfigError(
             f"pass_at_k with k={k} needs {k} or more episodes in a group, but group {groups[small][0].item()} has "
             f"{int(size[small][0])}: lower k, or sample more episodes of each task"
         )
-    n, successes = _count(scores, index), _sum(scores, index)
+    n, successes = group_count(scores, index), group_sum(scores, index)
     failures = n - successes
     miss = torch.ones_like(scores)  # C(w, k) / C(n, k), 1 - rho
     for i in range(k):
@@ -163,7 +193,8 @@ def pass_at_k(scores: Tensor, groups: Tensor, *, k: int) -> Tensor:
     return torch.where(scores == 1, success, failure) + scores * 0  # * 0 keeps NaN
 
 
-def max_likelihood(scores: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
+@advantage("max-likelihood", formula="A = (R - mean_group) / mean_group", source="MaxRL, Tajwar et al. 2026")
+def max_likelihood(scores: Tensor, groups: Tensor, *, eps: NotNegative = 1e-6) -> Tensor:
     """MaxRL: score minus the mean of its group, divided by that mean (Tajwar et al. 2026, arXiv 2602.02710).
 
     For scores of 0 and 1 the mean is the success rate p, and tasks count by about 1/p: the gradient of log p rather
@@ -175,13 +206,62 @@ def max_likelihood(scores: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
         groups: `[E]`.
         eps: added to the mean, as in the authors' code and SkyRL.
     """
-    scores, index = _grouped(scores, groups)
-    mean = _mean(scores, index)
+    scores, index = scores.double(), group_index(groups, scores)
+    mean = group_mean(scores, index)
     return torch.where(mean > 0, (scores - mean) / (mean + eps), scores * 0)  # * 0 keeps NaN
 
 
+@advantage(
+    "decoupled", formula="A = whiten(sum_k w_k (r_k - mean_group) / (std_group + eps))", source="GDPO, 2601.05242"
+)
+def decoupled_and_whitened(
+    components: Tensor,
+    component_weights: Tensor,
+    groups: Tensor,
+    episode: Tensor,
+    mask: Tensor,
+    trained: Tensor,
+    *,
+    whiten: Literal["episodes", "tokens", "no"] = "episodes",
+    eps: NotNegative = 1e-6,
+) -> Tensor:
+    """GDPO: `decoupled`, whitened over the batch's episodes, `[E]`, or over its tokens, `[B, T]`.
+
+    Raises:
+        ConfigError: if no reward has a weight.
+    """
+    if not len(component_weights):
+        raise ConfigError(
+            "advantage 'decoupled' normalises reward components; the environment's rewards have no weight"
+        )
+    by_episode = decoupled(components, component_weights, groups, eps=eps, batch_norm=whiten == "episodes")
+    if whiten != "tokens":
+        return by_episode
+    return whiten_tokens(on_tokens(by_episode, episode, mask), trained)
+
+
+@advantage("reinforce-pp-baseline", formula="A = whiten(R - mean_group)", source="REINFORCE++-baseline, Hu et al. 2025")
+def reinforce_pp_baseline(scores: Tensor, groups: Tensor, episode: Tensor, mask: Tensor, trained: Tensor) -> Tensor:
+    """REINFORCE++ with a group baseline: reward minus group mean, whitened over the tokens of the batch, `[B, T]`."""
+    return whiten_tokens(on_tokens(group_relative(scores, groups, std=False), episode, mask), trained)
+
+
+@advantage(
+    "best-against-worst", formula="A = 1 for the best, -1 for the worst where they are more than margin apart, else 0"
+)
+def best_against_worst(
+    scores: Tensor, groups: Tensor, kept: Tensor, lengths: Tensor, *, margin: NotNegative = 0.0
+) -> PairSides:
+    """The best episode of a group and the worst, among those that are trained on: a pair to learn preferences from."""
+    able = kept & (lengths > 0)
+    pairs = preference_pairs(scores.masked_fill(~able, math.nan), groups, margin=margin)
+    sides = torch.zeros_like(scores)
+    sides[pairs[:, 0]], sides[pairs[:, 1]] = 1.0, -1.0
+    return PairSides(sides)
+
+
 def decoupled(
-    components: Tensor, weights: Tensor, groups: Tensor, *, eps: float = 1e-6, batch_norm: bool = True
+    components: Tensor, weights: Tensor, groups: Tensor, *, eps: NotNegative = 1e-6, batch_norm: bool = True
 ) -> Tensor:
     """GDPO: every component of the reward made group-relative by itself, then summed and whitened (arXiv 2601.05242).
 
@@ -212,48 +292,16 @@ def decoupled(
     total = components.new_zeros(len(components))
     for component, weight in zip(components.unbind(-1), weights[used].double(), strict=True):
         total = total + weight * group_relative(torch.where(unscored, torch.nan, component), groups, eps=eps)
-    return total / _scale(total, torch.zeros_like(groups), eps) if batch_norm else total
+    return total / group_deviation(total, torch.zeros_like(groups), eps) if batch_norm else total
 
 
-# Statistics of groups. `index` is the group of each episode, counted from 0; what is returned is `[E]` again, the
-# group's value at each of its episodes. NaN takes no part.
+def on_tokens(per_episode: Tensor, episode: Tensor, mask: Tensor) -> Tensor:
+    """Put each episode's number on its sampled tokens, `[E]` → `[B, T]`; NaN becomes 0.
 
-
-def _grouped(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    _check_length("groups", groups, scores)
-    return scores.double(), torch.unique(groups, return_inverse=True)[1]
-
-
-def _check_length(name: str, other: Tensor, scores: Tensor) -> None:
-    if other.shape != scores.shape:
-        raise ConfigError(
-            f"scores of shape {tuple(scores.shape)} came with {name} of shape {tuple(other.shape)}; "
-            f"there must be one of each per episode"
-        )
-
-
-def _sum(values: Tensor, index: Tensor) -> Tensor:
-    return torch.zeros_like(values).scatter_add(0, index, torch.where(values.isnan(), 0.0, values))[index]
-
-
-def _count(values: Tensor, index: Tensor) -> Tensor:
-    return _sum((~values.isnan()).double(), index)
-
-
-def _highest(values: Tensor, index: Tensor) -> Tensor:
-    known = torch.where(values.isnan(), -torch.inf, values)
-    return torch.full_like(values, -torch.inf).scatter_reduce(0, index, known, "amax")[index]
-
-
-def _mean(values: Tensor, index: Tensor, weights: Tensor | None = None) -> Tensor:
-    weights = torch.ones_like(values) if weights is None else weights
-    weights = torch.where(values.isnan(), 0.0, weights)
-    mean = _sum(weights * values, index) / _sum(weights, index)
-    # clamped: rounding must not carry the mean of equal scores past them, an advantage of 0 is exactly 0
-    return torch.minimum(torch.maximum(mean, -_highest(-values, index)), _highest(values, index))
-
-
-def _scale(centred: Tensor, index: Tensor, eps: float) -> Tensor:
-    """Return the Bessel-corrected standard deviation plus `eps`; 1 where the deviation is 0, so that eps may be 0."""
-    std = (_sum(centred**2, index) / (_count(centred, index) - 1).clamp(min=1)).sqrt()
-    return torch.where(std > 0, std + eps, torch.ones_like(std))
+    Args:
+        per_episode: `[E]`.
+        episode: int64 `[B]`, the episode of each row.
+        mask: bool `[B, T]`, the sampled tokens.
+    """
+    values = per_episode.nan_to_num(0.0)[episode, None]
+    return torch.where(mask, values, values.new_zeros(()))

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from agent_rl.algorithms.components import Fraction, advantage
+
 WHITEN_EPS = 1e-8
 """Added to the variance under the root, as in verl."""
 
@@ -36,7 +38,8 @@ def settle(rewards: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, torch.zeros_like(rewards).scatter_add(-1, home, rewards), 0.0)
 
 
-def returns_to_go(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+@advantage("returns", formula="A_t = sum_{s>=t} gamma^(s-t) r_s over sampled tokens", source="REINFORCE, Williams 1992")
+def returns_to_go(rewards: Tensor, mask: Tensor, *, gamma: Fraction = 1.0) -> Tensor:
     """Monte-Carlo returns, `G_t = r_t + gamma G_{t+1}` over the sampled tokens of a row.
 
     Args:
@@ -50,13 +53,7 @@ def returns_to_go(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tenso
 
 
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    *,
-    gamma: float = 1.0,
-    lam: float = 0.95,
-    bootstrap: Tensor | None = None,
+    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over the sampled tokens of a row (Schulman et al. 2016, eq. 16).
 
@@ -70,20 +67,17 @@ def gae(
         mask: bool `[B, T]`, the sampled tokens.
         gamma: discount per sampled token.
         lam: 1 for Monte-Carlo returns minus values, 0 for one-step differences.
-        bootstrap: `[B]`, the value after the last sampled token of rows that were cut off, 0 for those that ended; None
-            if all ended.
 
     Returns:
         Advantages and returns (advantages + values: what the critic should predict), both float64 `[B, T]`.
     """
     rewards = settle(rewards, mask)
     values = torch.where(mask, values.detach().double(), 0.0)
-    end = rewards.new_zeros(len(rewards)) if bootstrap is None else bootstrap.detach().double()
     width = mask.shape[-1]
     position = torch.arange(width, device=mask.device).expand_as(mask)
     here_or_later = torch.where(mask, position, width).flip(-1).cummin(-1).values.flip(-1)
     following = pad(here_or_later[:, 1:], (0, 1), value=width)  # width: none, the row's end
-    next_values = torch.cat([values, end[:, None]], dim=-1).gather(-1, following)
+    next_values = pad(values, (0, 1)).gather(-1, following)
     delta = torch.where(mask, rewards + gamma * next_values - values, 0.0)
     advantages = torch.where(mask, _scan(delta, torch.ones_like(delta).masked_fill(mask, gamma * lam)), 0.0)
     return advantages, advantages + values
@@ -112,13 +106,14 @@ def whiten(x: Tensor, mask: Tensor, *, centre: bool = True) -> Tensor:
     return torch.where(mask, white if centre else white + mean, 0.0)
 
 
-def reinforce_pp(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """REINFORCE++: returns, whitened over all sampled tokens of the batch (Hu et al. 2025, arXiv 2501.03262).
+@advantage("reinforce-pp", formula="A = whiten(returns)", source="REINFORCE++, Hu et al. 2025")
+def reinforce_pp(rewards: Tensor, mask: Tensor, trained: Tensor, *, gamma: Fraction = 1.0) -> Tensor:
+    """REINFORCE++: returns, whitened over all trained tokens of the batch (Hu et al. 2025, arXiv 2501.03262).
 
     The paper's KL penalty per token belongs into `rewards`, at sampled tokens only: at others it would be settled with
     the rest (slime's returns once contained the KL of tool results).
     """
-    return whiten(returns_to_go(rewards, mask, gamma=gamma), mask)
+    return whiten(returns_to_go(rewards, mask, gamma=gamma), trained)
 
 
 def path_variance(logprobs: Tensor, sum_pi_squared: Tensor, mask: Tensor) -> Tensor:
@@ -176,6 +171,30 @@ def optimal_baseline(
         rows = torch.zeros_like(ids).index_add(0, group, scored.any(-1).to(ids.dtype))
         baseline = torch.where((count == 1) & (rows > 1).repeat_interleave(width), 0.0, baseline)
     return torch.where(mask, returns - baseline[cell], 0.0)
+
+
+@advantage(
+    "optimal-baseline",
+    formula="A_t = G_t - sum_group(W_t G_t) / sum_group W_t, W_t = sum_{j<=t} 1 - 2 pi_j + sum_v pi_j(v)^2 under old",
+    source="Optimal token baseline, Li et al. 2026, 2602.07078",
+)
+def over_optimal_baseline(
+    rewards: Tensor,
+    mask: Tensor,
+    old_logprobs: Tensor,
+    sum_pi_squared: Tensor,
+    scores: Tensor,
+    groups: Tensor,
+    episode: Tensor,
+    *,
+    gamma: Fraction = 1.0,
+    zero_tail: bool = True,
+) -> Tensor:
+    """Returns minus `optimal_baseline`, within the rows of a group; an episode without a score takes no part."""
+    unscored = scores.isnan()[episode, None]
+    returns = returns_to_go(rewards, mask, gamma=gamma).masked_fill(unscored, torch.nan)
+    weights = path_variance(old_logprobs, sum_pi_squared, mask)
+    return optimal_baseline(returns, weights, mask, groups[episode], zero_tail=zero_tail)
 
 
 def _scan(x: Tensor, decay: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agent_rl.algorithms.advantages.episode import group_relative
+from agent_rl.algorithms.advantages.estimate import TurnAdvantages
 from agent_rl.algorithms.advantages.token import gae, returns_to_go, settle
+from agent_rl.algorithms.components import Fraction, NotNegative, advantage
 from agent_rl.errors import ConfigError
 
 
@@ -46,7 +48,8 @@ def turn_starts(turns: Tensor, mask: Tensor) -> Tensor:
     return mask & (turns != pad(latest[:, :-1], (1, 0), value=-1))
 
 
-def turn_returns(rewards: Tensor, mask: Tensor, turns: Tensor, *, gamma: float = 1.0) -> Tensor:
+@advantage("turn-returns", formula="A_t = sum_{k>=turn(t)} gamma^(k-turn(t)) r_k", source="ROLL, segment-wise")
+def turn_returns(rewards: Tensor, mask: Tensor, turns: Tensor, *, gamma: Fraction = 1.0) -> Tensor:
     """Returns with one discount per turn, `G_k = r_k + gamma G_{k+1}`, on all sampled tokens of turn `k`.
 
     `r_k` is the sum of all rewards that `settle` puts in the turn. ROLL's segment-wise return
@@ -71,7 +74,6 @@ def turn_gae(
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
-    bootstrap: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """GAE with turns as the steps: the state's value is the critic's at the first sampled token of the turn.
 
@@ -82,7 +84,6 @@ def turn_gae(
         turns: int64 `[B, T]`.
         gamma: discount per turn in which the row sampled something.
         lam: as in `gae`, per turn.
-        bootstrap: `[B]`, as in `gae`.
 
     Returns:
         Advantages and returns, both float64 `[B, T]`, a turn's on all its sampled tokens.
@@ -90,7 +91,7 @@ def turn_gae(
     per_turn, present = _rewards(rewards, mask, turns)
     starts = turn_starts(turns, mask)
     at_start = _sum_by_turn(values.detach().double(), starts, turns, present.shape[-1])
-    advantages, returns = gae(per_turn, at_start, present, gamma=gamma, lam=lam, bootstrap=bootstrap)
+    advantages, returns = gae(per_turn, at_start, present, gamma=gamma, lam=lam)
     return spread(advantages, turns, mask), spread(returns, turns, mask)
 
 
@@ -169,6 +170,55 @@ def from_state_values(rewards: Tensor, values: Tensor, final: Tensor, *, gamma: 
     for k in range(1, count):
         advantages[:, k] = torch.where(known[:, k], advantages[:, k], advantages[:, k - 1])
     return advantages.masked_fill(~inside, torch.nan)
+
+
+@advantage(
+    "step-grouped",
+    formula="A_k = norm_group(R) + omega * norm_state(G_k), G_k = r_k + gamma G_{k+1}, norm(x) = x - mean [/ std]",
+    source="GiGPO, Feng et al. 2025, 2505.10978, eq. 8",
+)
+def over_states(
+    scores: Tensor,
+    groups: Tensor,
+    turn_rewards: Tensor,
+    turn_sampled: Tensor,
+    states: Tensor,
+    *,
+    gamma: Fraction = 0.95,
+    omega: NotNegative = 1.0,
+    std: bool = True,
+    eps: NotNegative = 1e-6,
+) -> TurnAdvantages:
+    """GiGPO: `step_grouped` over the turns of all episodes.
+
+    Raises:
+        ConfigError: if the environment did not say in which state a turn was taken.
+    """
+    nameless = int((states[turn_sampled & scores.isfinite()[:, None]] < 0).sum())
+    if nameless:
+        raise ConfigError(
+            f"advantage 'step-grouped' compares turns that were taken in the same state, but {nameless} turns have "
+            "none: let the environment define state_hash(self), or use another advantage"
+        )
+    returns = returns_to_go(turn_rewards, turn_sampled, gamma=gamma)
+    episode, number = turn_sampled.nonzero(as_tuple=True)
+    at = (returns[turn_sampled], states[turn_sampled], episode)
+    steps = step_grouped(scores, groups, *at, omega=omega, std=std, eps=eps)
+    return TurnAdvantages(torch.zeros_like(returns).index_put((episode, number), steps))
+
+
+@advantage(
+    "state-values",
+    formula="A_k = r_k + gamma V_{k+1} - V_k, V_k = mean return of continuations from before turn k",
+    source="VinePPO, Kazemnejad et al. 2024, 2410.01679",
+)
+def over_state_values(
+    turn_rewards: Tensor, turn_sampled: Tensor, state_values: Tensor, *, gamma: Fraction = 1.0
+) -> TurnAdvantages:
+    """VinePPO: what a turn changed in the value of the state, which continuations measure."""
+    numbers = torch.arange(turn_sampled.shape[1], device=turn_sampled.device)
+    final = torch.where(turn_sampled, numbers, -1).amax(-1)
+    return TurnAdvantages(from_state_values(turn_rewards, state_values, final, gamma=gamma))
 
 
 def _turn_count(turns: Tensor, mask: Tensor) -> int:

@@ -1,9 +1,10 @@
 """What every objective returns, and the clamp that keeps ratios finite.
 
 Three policies may be involved: `mu` sampled the tokens, `old` is the proximal policy that clipping is relative to, and
-`theta` is being trained. An objective takes `(logprobs, old_logprobs, rollout_logprobs, advantages, mask)`, the first
-three under theta, old and mu, all `[B, T]`, and its knobs by name. Only `logprobs` has a gradient. Where `mask` is
-False the caller has put zeros, and what is returned there is never read.
+`theta` is being trained. An objective reads some of these, all `[B, T]`: `logprobs`, `old_logprobs`, `rollout_logprobs`
+and `reference_logprobs`, under theta, old, mu and the reference, `advantages` and `mask`. Only `logprobs` has a
+gradient. Where `mask` is False the caller has put zeros, and what is returned there is never read. An objective that
+reads `rollout_logprobs` weighs tokens by theta / mu itself.
 """
 
 from __future__ import annotations
@@ -25,6 +26,17 @@ class TokenLoss:
     """The ratio that the objective is about, without gradient."""
     clipped: Tensor
     """bool: where the token's gradient was cut off or its weight capped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What an objective decided about the whole batch before an update."""
+
+    metrics: dict[str, float]
+    advantages: Tensor | None = None
+    """Replaces the batch's, `[B, T]`; None keeps them."""
+    weights: Tensor | None = None
+    """Replaces the batch's, `[B, T]`; None keeps them."""
 
 
 def log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:

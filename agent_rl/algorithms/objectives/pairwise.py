@@ -1,78 +1,61 @@
-"""Objectives over the whole batch: what each token's loss is hangs on other rows, and on theta.
+"""Pairwise objectives: learning from pairs of episodes of the same task, one better than the other.
 
-Before every update the whole batch is scored under theta. From that, the objective's function fills arrays of the batch
-that micro-batches carry, so that the loss of each token is its own again, and the gradient does not depend on the cut.
+A pair's rows need each other for one number only, its margin. So before every update the whole batch is scored under
+theta, and `dpo_slopes` puts the slope of the pairs' loss in the place of the advantages: the loss of each token is its
+own again, and the gradient does not depend on how the batch is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, NewType
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-from agent_rl.algorithms.batch import Batch
-from agent_rl.algorithms.components import Component, Positive
-from agent_rl.algorithms.objectives import preference
-from agent_rl.algorithms.objectives.base import TokenLoss
-from agent_rl.algorithms.objectives.token import m2po_keep
+from agent_rl.algorithms.components import Positive, objective
+from agent_rl.algorithms.group_stats import TOLERANCE
+from agent_rl.algorithms.objectives.base import Prepared, TokenLoss
+from agent_rl.algorithms.objectives.token import reinforce
+from agent_rl.errors import ConfigError
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
-
-@dataclass(frozen=True, slots=True)
-class PreparedBatch:
-    """A batch that is ready for one update, and what there is to report about it."""
-
-    batch: Batch
-    metrics: dict[str, float]
+PairSides = NewType("PairSides", Tensor)
+"""What an advantage for pairwise objectives returns, float64 `[E]`: 1 for the better episode of a pair, -1 for the
+worse one, 0 for all others."""
 
 
-@dataclass(frozen=True)
-class BatchObjective(Component[TokenLoss | PreparedBatch]):
-    """An objective over the whole batch: its function prepares the batch, `(theta, batch) -> Prepared`."""
+def dpo_slopes(
+    logprobs: Tensor,
+    reference_logprobs: Tensor,
+    sides: Tensor,
+    group: Tensor,
+    mask: Tensor,
+    *,
+    beta: Positive = 0.1,
+    label_smoothing: Smoothing = 0.0,
+) -> Prepared:
+    """Return advantages with which a policy gradient takes the step of DPO's mean loss: its downhill slope.
 
-    token_loss: Callable[..., TokenLoss]
-    """The loss of each token of a prepared batch."""
-
-
-def m2po(theta: Tensor, batch: Batch, *, second_moment: Positive = 0.04) -> PreparedBatch:
-    """Mask out M2PO's tokens: their weights become 0 (Zheng et al. 2025, arXiv 2510.01161, algorithm 1).
-
-    Args:
-        theta: log-probabilities of the whole batch, `[B, T]`; anything outside the mask.
-        batch: all rows that have a gradient.
-        second_moment: see `m2po_keep`.
-    """
-    mask = batch.loss_mask
-    theta, mu = (torch.where(mask, x, x.new_zeros(())) for x in (theta, batch.rollout_logprobs))
-    keep = m2po_keep(theta, mu, batch.advantages, mask, second_moment=second_moment)
-    masked = float((mask & ~keep).sum()) / max(1, int(mask.sum()))
-    weights = torch.where(keep, batch.weights, batch.weights.new_zeros(()))
-    return PreparedBatch(replace(batch, weights=weights), {"train/clip_fraction": masked})
-
-
-def dpo(theta: Tensor, batch: Batch, *, beta: Positive = 0.1, label_smoothing: Smoothing = 0.0) -> PreparedBatch:
-    """Replace advantages by the downhill slope of DPO's mean loss, with which a policy gradient takes the same step.
-
-    The rows of a group are a pair: those of advantage above 0 are of its better episode, those below 0 of its worse
-    one. DPO's gradient is `-beta sigmoid(-m)` times that of log theta of the better less that of the worse (Rafailov et
-    al. 2023, under eq. 7): the pair's rows need each other for the number m only, not for their gradients.
+    The rows of a group are a pair. DPO's gradient is `-beta sigmoid(-m)` times that of log theta of the better less
+    that of the worse (Rafailov et al. 2023, under eq. 7).
 
     Args:
-        theta: log-probabilities of the whole batch, `[B, T]`; anything outside the mask.
-        batch: all rows of all pairs, with the reference's log-probabilities.
-        beta: see `preference.dpo`.
-        label_smoothing: see `preference.dpo`.
+        logprobs: of the whole batch under theta, `[B, T]`, without gradient.
+        reference_logprobs: under the reference, `[B, T]`.
+        sides: `[B, T]`, above 0 in the rows of the better episode, below 0 in those of the worse one.
+        group: int64 `[B]`.
+        mask: bool `[B, T]`.
+        beta: see `dpo_loss`.
+        label_smoothing: see `dpo_loss`.
 
     Returns:
-        The batch and, under TRL's names, means over pairs.
+        The slopes and, under TRL's names, means over pairs.
     """
-    number, pair = torch.unique(batch.group, return_inverse=True)
-    worse = (batch.advantages < 0).any(-1).long()
+    number, pair = torch.unique(group, return_inverse=True)
+    worse = (sides < 0).any(-1).long()
 
     def by_pair(rows: Tensor) -> tuple[Tensor, Tensor]:
         better_and_worse = rows.new_zeros(2 * len(number)).index_add(0, pair + len(number) * worse, rows)
@@ -80,10 +63,10 @@ def dpo(theta: Tensor, batch: Batch, *, beta: Positive = 0.1, label_smoothing: S
         return chosen, rejected
 
     with torch.enable_grad():  # by theta's numbers, not by the weights behind them
-        leaf = theta.detach().double().requires_grad_()
-        chosen, rejected = by_pair(preference.sequence_logprob(leaf, batch.loss_mask))
-        references = by_pair(preference.sequence_logprob(batch.reference_logprobs, batch.loss_mask))
-        loss, margin = preference.dpo(chosen, rejected, *references, beta=beta, label_smoothing=label_smoothing)
+        leaf = logprobs.detach().double().requires_grad_()
+        chosen, rejected = by_pair(sequence_logprob(leaf, mask))
+        references = by_pair(sequence_logprob(reference_logprobs, mask))
+        loss, margin = dpo_loss(chosen, rejected, *references, beta=beta, label_smoothing=label_smoothing)
         (slope,) = torch.autograd.grad(loss.mean(), leaf)
     metrics = {
         "train/loss": loss,
@@ -95,5 +78,101 @@ def dpo(theta: Tensor, batch: Batch, *, beta: Positive = 0.1, label_smoothing: S
         "logps/rejected": rejected,
     }
     means = {name: float(values.detach().mean()) for name, values in metrics.items()}
-    advantages = (-slope).to(batch.advantages.dtype)
-    return PreparedBatch(replace(batch, advantages=advantages), means | {"train/pairs": float(len(number))})
+    return Prepared(means | {"train/pairs": float(len(number))}, advantages=(-slope).to(sides.dtype))
+
+
+@objective(
+    "dpo",
+    formula="L = -log sigmoid(beta (log theta/reference of the better - of the worse)), mean over pairs",
+    source="DPO, Rafailov et al. 2023, eq. 7",
+    prepare=dpo_slopes,
+)
+def dpo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> TokenLoss:
+    """DPO, whose slopes `dpo_slopes` has put in the place of the advantages: their policy gradient."""
+    return reinforce(logprobs, old_logprobs, advantages)
+
+
+def dpo_loss(
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    chosen_reference: Tensor,
+    rejected_reference: Tensor,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Direct preference optimisation, `-log sigmoid(m)`, m the margin between two implicit rewards, per pair.
+
+    `m = beta * ((chosen - chosen_reference) - (rejected - rejected_reference))` (Rafailov et al. 2023, eq. 7). All four
+    are log-probabilities of whole episodes, by `sequence_logprob`: what a tool or the environment wrote is given, not
+    chosen, and cancels. An episode of several rows has the sum of theirs.
+
+    Args:
+        chosen_logprobs: `[P]` of the better episodes under theta, with gradient.
+        rejected_logprobs: `[P]` of the worse ones under theta, with gradient.
+        chosen_reference: `[P]` of the better ones under the reference.
+        rejected_reference: `[P]` of the worse ones under the reference.
+        beta: how strongly theta is held to the reference, above 0.
+        label_smoothing: the share of pairs taken to be the wrong way round, in [0, 0.5) (conservative DPO, Mitchell
+            2023); the loss is then least at a finite margin.
+
+    Returns:
+        The loss, float64 `[P]`, and the margin m, float64 `[P]`, without gradient (TRL's `rewards/margins`).
+
+    Raises:
+        ConfigError: for a label smoothing with which pairs say nothing, or the opposite.
+    """
+    if not 0 <= label_smoothing < 0.5:
+        raise ConfigError(
+            f"label_smoothing is {label_smoothing}; it must be in [0, 0.5): it is the share of pairs that are the "
+            "wrong way round, and if it were half of them there would be nothing to learn"
+        )
+    chosen = chosen_logprobs.double() - chosen_reference.double()
+    rejected = rejected_logprobs.double() - rejected_reference.double()
+    margin = beta * (chosen - rejected)
+    loss = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
+    return loss, margin.detach()
+
+
+def sequence_logprob(logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Sum the log-probabilities of a row's sampled tokens, float64 `[B]`; 0 for a row without any.
+
+    In float64, as AReaL: DPO's margin is a small difference of sums that are large for long episodes, and float32 has
+    no digits for it (0.002 at 30,000 nats), so that it gets the sign wrong.
+
+    Args:
+        logprobs: `[B, T]`, with gradient; anything where nothing was sampled.
+        mask: bool `[B, T]`, True at sampled tokens.
+    """
+    zero = torch.zeros((), dtype=logprobs.dtype, device=logprobs.device)
+    return torch.where(mask, logprobs, zero).sum(-1, dtype=torch.float64)
+
+
+def preference_pairs(scores: Tensor, groups: Tensor, *, margin: float = 0.0) -> Tensor:
+    """Pair the best with the worst episode of each group, int64 `[P, 2]`: indices of (chosen, rejected).
+
+    Pairs are in the order of the groups' ids. Of episodes that are equally good, or equally bad, the first is taken.
+
+    Args:
+        scores: float64 `[E]`; NaN (not scored) takes no part.
+        groups: int64 `[E]`; equal ids are samples of the same task.
+        margin: 0 or more. A group whose best and worst differ by no more than this (and `TOLERANCE`) has no pair.
+
+    Raises:
+        ConfigError: if the margin is below 0, with which an episode could be preferred to itself.
+    """
+    if not margin >= 0:
+        raise ConfigError(f"margin is {margin}; it must be 0 or more: the least difference in score that counts")
+    (scored,) = torch.nonzero(~scores.isnan(), as_tuple=True)
+    ids, group = torch.unique(groups[scored], return_inverse=True)
+    score = scores[scored].double()
+    best = score.new_zeros(len(ids)).scatter_reduce(0, group, score, "amax", include_self=False)
+    worst = score.new_zeros(len(ids)).scatter_reduce(0, group, score, "amin", include_self=False)
+    pairs = torch.stack([_first(score == extreme[group], group, len(ids)) for extreme in (best, worst)], dim=-1)
+    return scored[pairs[best - worst > margin + TOLERANCE]]
+
+
+def _first(hit: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Return the position of each group's first hit, `[groups]`; every group has one."""
+    (at,) = torch.nonzero(hit, as_tuple=True)
+    return at.new_zeros(groups).scatter_reduce(0, group[at], at, "amin", include_self=False)

@@ -11,15 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms.components import Positive
+from agent_rl.algorithms.components import Positive, negative_mask, objective
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO, TokenLoss
 from agent_rl.algorithms.objectives.token import ppo_clip
 
 
+@objective("gspo", formula="L = PPO-clip of s = exp(mean_t log(theta/old))", source="GSPO, Zheng et al. 2025, eq. 5")
 def gspo(
     logprobs: Tensor,
     old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
@@ -37,14 +37,16 @@ def gspo(
     log_ratio = _row_mean(logprobs - old_logprobs, mask).to(logprobs.dtype)
     zero = torch.zeros_like(log_ratio)
     advantage = _row_mean(advantages, mask)
-    row = ppo_clip(log_ratio, zero, zero, advantage, mask, clip_low_eps=clip_low_eps, clip_high_eps=clip_high_eps)
+    row = ppo_clip(log_ratio, zero, advantage, clip_low_eps=clip_low_eps, clip_high_eps=clip_high_eps)
     return _whole(row, mask)
 
 
+@objective(
+    "gspo-token", formula="L = PPO-clip of sg(s) theta/sg(theta)", source="GSPO-token, Zheng et al. 2025, eq. 13"
+)
 def gspo_token(
     logprobs: Tensor,
     old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
@@ -65,18 +67,16 @@ def gspo_token(
     return ppo_clip(
         log_ratio + (inside - inside.detach()),  # the difference first: it is 0 exactly, whatever the magnitudes
         torch.zeros_like(inside),
-        rollout_logprobs,
         torch.where(mask, advantages, 0.0),
-        mask,
         clip_low_eps=clip_low_eps,
         clip_high_eps=clip_high_eps,
     )
 
 
+@objective("luspo", formula="L = |y| times GSPO's", source="LUSPO, as in TRL")
 def luspo(
     logprobs: Tensor,
     old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
@@ -95,7 +95,6 @@ def luspo(
     token = gspo(
         logprobs,
         old_logprobs,
-        rollout_logprobs,
         advantages,
         mask,
         clip_low_eps=clip_low_eps,
@@ -104,10 +103,10 @@ def luspo(
     return TokenLoss(token.loss * mask.sum(-1, keepdim=True), token.ratio, token.clipped)
 
 
+@objective("gmpo", formula="L = -A exp(mean_t clipped log(theta/old))", source="GMPO, Zhao et al. 2025, 2507.20673")
 def gmpo(
     logprobs: Tensor,
     old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
@@ -133,11 +132,11 @@ def gmpo(
     return _whole(row, mask)
 
 
-def no_sequences(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Drop no sequence."""
-    return torch.zeros(len(mask), dtype=torch.bool, device=mask.device)
-
-
+@negative_mask(
+    "opsm",
+    formula="L = 0 for rows with A < 0 and mean_t log(mu/theta) > delta",
+    source="off-policy sequence masking, DeepSeek-V3.2 2025",
+)
 def off_policy_sequences(
     logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, delta: Positive
 ) -> Tensor:
@@ -145,7 +144,7 @@ def off_policy_sequences(
 
     A sequence goes if its advantage is negative and the mean of log(mu / theta) over its sampled tokens exceeds delta
     (DeepSeek-V3.2 2025, off-policy sequence masking). Its loss is to be 0; in denominators it still counts. A row is
-    judged by itself, so that nothing hangs on how a batch is cut.
+    judged by itself, so that nothing depends on how a batch is cut.
 
     Args:
         logprobs: under theta (TRL) or old (slime), `[B, T]`.

@@ -11,26 +11,29 @@ import math
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms.objectives.base import TokenLoss, log_ratio
+from agent_rl.algorithms.components import Positive, objective
+from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO, Prepared, TokenLoss, log_ratio
 from agent_rl.errors import ConfigError
 
 _SMALLEST_PROBABILITY = 1e-8  # of "any other token" in a binary KL; verl's, which keeps a certain token's KL finite
 
 
-def reinforce(
-    logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor
-) -> TokenLoss:
+@objective("reinforce", formula="L = -A log theta", source="Williams 1992")
+def reinforce(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> TokenLoss:
     """The policy gradient, `-A log theta` (Williams 1992), without any ratio; theta / old is only reported."""
     ratio = _ratio(logprobs, old_logprobs).detach()
     return TokenLoss(_policy_gradient(logprobs, advantages, 1.0), ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
+@objective(
+    "ppo-clip",
+    formula="L = max(-A r, -A clip(r, 1 - clip_low_eps, 1 + clip_high_eps)), r = theta/old",
+    source="PPO, Schulman et al. 2017, eq. 7; clip-higher: DAPO, Yu et al. 2025",
+)
 def ppo_clip(
     logprobs: Tensor,
     old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
     *,
     clip_low_eps: float = 0.2,
     clip_high_eps: float = 0.2,
@@ -57,12 +60,11 @@ def ppo_clip(
     return TokenLoss(loss, ratio.detach(), cut)
 
 
+@objective("cispo", formula="L = -sg(clip(r)) A log theta, r = theta/old", source="CISPO, MiniMax-M1 2025, eq. 4")
 def cispo(
     logprobs: Tensor,
     old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
     *,
     clip_low_eps: float | None = None,
     clip_high_eps: float | None = None,
@@ -95,12 +97,11 @@ def cispo(
     return TokenLoss(_policy_gradient(logprobs, advantages, weight), ratio, weight != ratio)
 
 
+@objective("sapo", formula="L = -(4/tau) sigmoid(tau (r - 1)) A, r = theta/old", source="SAPO, Gao et al. 2025")
 def sapo(
     logprobs: Tensor,
     old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
     *,
     tau_positive: float = 1.0,
     tau_negative: float = 1.05,
@@ -119,12 +120,13 @@ def sapo(
     return TokenLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
 
+@objective(
+    "dppo-tv", formula="L = -sg(r) A log theta where |theta - mu| stays in bounds, r = theta/mu", source="DPPO, 2026"
+)
 def dppo_tv(
     logprobs: Tensor,
-    old_logprobs: Tensor,
     rollout_logprobs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
     *,
     delta_low: float = 0.2,
     delta_high: float = 0.2,
@@ -144,12 +146,13 @@ def dppo_tv(
     return _truncated(logprobs, rollout_logprobs, advantages, beyond, ratio_cap)
 
 
+@objective(
+    "dppo-kl", formula="L = -sg(r) A log theta where KL(mu, theta) of the token stays in bounds", source="DPPO, 2026"
+)
 def dppo_kl(
     logprobs: Tensor,
-    old_logprobs: Tensor,
     rollout_logprobs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
     *,
     delta_low: float = 0.05,
     delta_high: float = 0.05,
@@ -170,12 +173,14 @@ def dppo_kl(
     return _truncated(logprobs, rollout_logprobs, advantages, beyond, ratio_cap)
 
 
+@objective(
+    "minirl", formula="L = -M sg(min(theta/mu, cap)) A log theta, M by r = theta/old", source="MiniRL, 2512.01374"
+)
 def minirl(
     logprobs: Tensor,
     old_logprobs: Tensor,
     rollout_logprobs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
     *,
     clip_low_eps: float = 0.2,
     clip_high_eps: float = 0.27,
@@ -194,18 +199,6 @@ def minirl(
     beyond = _beyond(ratio - 1, advantages, clip_low_eps, clip_high_eps)
     token = _truncated(logprobs, rollout_logprobs, advantages, beyond, ratio_cap)
     return TokenLoss(token.loss, ratio, token.clipped)
-
-
-def m2po(
-    logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor
-) -> TokenLoss:
-    """M2PO without its mask, `-A r`, r = theta / mu, unclipped (Zheng et al. 2025, arXiv 2510.01161).
-
-    The mask M multiplies it from outside: `m2po_keep` needs the whole batch, or the loss hangs on how that was cut.
-    """
-    ratio = _ratio(logprobs, rollout_logprobs)
-    loss = -advantages.to(logprobs.dtype) * ratio
-    return TokenLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
 
 def m2po_keep(
@@ -235,8 +228,39 @@ def m2po_keep(
     return mask & ~(concerned & (squares >= limit))
 
 
+def m2po_mask(
+    logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor,
+    *,
+    second_moment: Positive = 0.04,
+) -> Prepared:
+    """Set the weights of the tokens to 0 that `m2po_keep` leaves out of a whole batch."""
+    keep = m2po_keep(logprobs, rollout_logprobs, advantages, mask, second_moment=second_moment)
+    masked = float((mask & ~keep).sum()) / max(1, int(mask.sum()))
+    return Prepared({"train/clip_fraction": masked}, weights=torch.where(keep, weights, weights.new_zeros(())))
+
+
+@objective(
+    "m2po",
+    formula="L = -M A r, r = theta/mu, M keeps mean log(r)^2 <= second_moment",
+    source="M2PO, 2510.01161",
+    prepare=m2po_mask,
+)
+def m2po(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor) -> TokenLoss:
+    """M2PO without its mask, `-A r`, r = theta / mu, unclipped (Zheng et al. 2025, arXiv 2510.01161).
+
+    The mask M multiplies it from outside: `m2po_keep` needs the whole batch, or the loss would depend on its cut.
+    """
+    ratio = _ratio(logprobs, rollout_logprobs)
+    loss = -advantages.to(logprobs.dtype) * ratio
+    return TokenLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+
+
 def _ratio(logprobs: Tensor, others: Tensor) -> Tensor:
-    return log_ratio(logprobs, others).exp().to(logprobs.dtype)
+    return (logprobs - others).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().to(logprobs.dtype)
 
 
 def _policy_gradient(logprobs: Tensor, advantages: Tensor, weight: Tensor | float) -> Tensor:

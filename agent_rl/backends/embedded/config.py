@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agent_rl.algorithms.config import OFFLINE
+from agent_rl.algorithms.config import learns_from_pairs
 from agent_rl.backends.embedded.model import MAX_TOKENS, ModelConfig
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
@@ -115,10 +115,10 @@ class TrainConfig(RunConfig):
                 "algorithm.routing.replay=none and algorithm.routing.min_agreement=0"
             )
         name = self.algorithm.objective["name"]
-        if self.episodes is not None and name not in OFFLINE:
+        if self.episodes is not None and not learns_from_pairs(self.algorithm):
             raise ValueError(
                 f"episodes={self.episodes}: objective={name} learns from rollouts of the policy as it is, not from "
-                f"stored ones; these do: {', '.join(OFFLINE)} (algorithm=dpo)"
+                "stored ones; objectives over pairs do: dpo (algorithm=dpo)"
             )
         if self.episodes is not None and self.algorithm.refill.max_rounds > 1:
             raise ValueError("refill samples more groups; of stored episodes there are as many as there are")

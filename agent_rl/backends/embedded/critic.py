@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 from torch.nn.utils import skip_init
 from transformers import PreTrainedModel
 
-from agent_rl.algorithms import Algorithm, Batch, Denominators
+from agent_rl.algorithms import Algorithm, Denominators, Rows
+from agent_rl.algorithms.batch import CriticTargets
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.moe.routes import routed
@@ -56,7 +57,7 @@ class Critic(nn.Module):
     def values(
         self,
         policy: PreTrainedModel,
-        batch: Batch,
+        rows: Rows,
         token_budget: int,
         precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
         given: Tensor | None = None,
@@ -65,27 +66,27 @@ class Critic(nn.Module):
 
         Args:
             policy: whose trunk a shared critic reads, as the update will: in this precision, on these routes.
-            batch: the rows.
+            rows: the whole batch's.
             token_budget: padded tokens at a time.
             precision: of the policy's forward.
             given: routes of a mixture of experts that are replayed, `[B, T, layers, top_k]`.
         """
-        whole = torch.zeros_like(batch.values)
-        for rows in batch.cut_rows(token_budget):
-            part = batch.rows(rows)
+        whole = torch.zeros_like(rows.rollout_logprobs)
+        for indices in rows.cut_rows(token_budget):
+            part = rows.select(indices)
             if self.trunk is not None:
                 states = _states(self.trunk, part.token_ids)
             else:
-                routes = None if given is None else given[rows, : part.token_ids.shape[1]]
+                routes = None if given is None else given[indices, : part.token_ids.shape[1]]
                 with precision.region(part.token_ids.device), routed(policy, routes):
                     states = _states(policy.model, part.token_ids)
             values = self._read(states)
-            whole[rows, : values.shape[1]] = torch.where(part.loss_mask, values, 0.0)
+            whole[indices, : values.shape[1]] = torch.where(part.loss_mask, values, 0.0)
         return whole
 
-    def loss(self, states: Tensor, batch: Batch, whole: Denominators) -> Tensor:
-        """Return a micro-batch's share of the value loss; what it says about the update is kept for `step`."""
-        terms = self.algorithm.value_loss(self(batch.token_ids, states), batch, whole)
+    def loss(self, states: Tensor, token_ids: Tensor, targets: CriticTargets, whole: Denominators) -> Tensor:
+        """Return a micro-batch's share of the value loss; its metrics are kept for `step`."""
+        terms = self.algorithm.value_loss(self(token_ids, states), targets, whole)
         for name, total in terms.sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + total / whole.valued
         return terms.loss

@@ -7,6 +7,7 @@ are kept. By hand rather than through `torch.utils.checkpoint`, which took 1.3 t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,10 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from transformers import PreTrainedModel
 
+from agent_rl.algorithms import Rows
 from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.moe.balance import RouteLog
+from agent_rl.moe.routes import routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,52 @@ def score_tokens(
         precision.tokens_at_a_time(head.weight.shape[0]),
     )
     scores = _Head.apply(states.flatten(0, 1), head.weight, head.bias, token_ids[:, 1:].flatten(), how)  # type: ignore[no-untyped-call]
-    logprobs, entropy, squares = (F.pad(x.view(len(token_ids), -1), (1, 0)) for x in scores)
-    return Scores(logprobs, entropy, squares, states)
+    logprobs, entropy, squares = scores
+    shape, before = (len(token_ids), -1), (1, 0)
+    return Scores(
+        F.pad(logprobs.view(shape), before),
+        F.pad(entropy.view(shape), before),
+        F.pad(squares.view(shape), before),
+        states,
+    )
+
+
+@torch.no_grad()
+def score_rows(
+    model: PreTrainedModel,
+    rows: Rows,
+    names: Sequence[str],
+    temperature: float,
+    precision: PrecisionConfig,
+    token_budget: int,
+    *,
+    given: Tensor | None = None,
+    log: RouteLog | None = None,
+) -> list[Tensor]:
+    """Return some of a model's `Scores` of whole rows, each float32 `[B, T]`; 0 outside the mask.
+
+    Args:
+        model: whose scores.
+        rows: scored in micro-batches, without gradient.
+        names: fields of `Scores`.
+        temperature: as in `score_tokens`.
+        precision: as in `score_tokens`.
+        token_budget: padded tokens of a micro-batch.
+        given: routes that a mixture of experts takes, `[B, T, layers, top_k]`.
+        log: stores the routes that it would have taken.
+    """
+    whole = [torch.zeros_like(rows.rollout_logprobs) for _ in names]
+    for indices in rows.cut_rows(token_budget):
+        part = rows.select(indices)
+        width = part.token_ids.shape[1]
+        with routed(model, None if given is None else given[indices, :width]) as routes:
+            scores = score_tokens(model, part.token_ids, temperature, precision=precision)
+        if log is not None:
+            log.add(indices, routes)
+        for out, name in zip(whole, names, strict=True):
+            values = getattr(scores, name)
+            out[indices, :width] = torch.where(part.loss_mask, values, values.new_zeros(()))
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +136,7 @@ class _How:
     def normalised(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the log-softmax of some tokens, `[n, vocabulary]`; `weight` is in `format` already."""
         logits = F.linear(states.to(self.format), weight, None if bias is None else bias.to(self.format))
-        return torch.log_softmax(logits.to(_wide(self.format)).div_(self.temperature), -1)
+        return torch.log_softmax(logits.to(torch.promote_types(self.format, torch.float32)).div_(self.temperature), -1)
 
 
 class _Context(FunctionCtx):
@@ -110,9 +158,12 @@ class _Head(torch.autograd.Function):
     def forward(
         ctx: _Context, states: Tensor, weight: Tensor, bias: Tensor | None, chosen: Tensor, how: _How
     ) -> tuple[Tensor, Tensor, Tensor]:
-        logprobs, entropy, squares = states.new_empty(3, len(states), dtype=_wide(how.format)).unbind()
+        logprobs, entropy, squares = states.new_empty(
+            3, len(states), dtype=torch.promote_types(how.format, torch.float32)
+        ).unbind()
         multiplier, kept = weight.to(how.format), list[Tensor]()
-        for part in _parts(len(states), how.chunk):
+        for start in range(0, len(states), how.chunk):
+            part = slice(start, start + how.chunk)
             log_p = how.normalised(states[part], multiplier, bias)
             p = log_p.exp()
             logprobs[part] = log_p.gather(-1, chosen[part, None])[:, 0]
@@ -133,7 +184,8 @@ class _Head(torch.autograd.Function):
         of_states = torch.empty_like(states)
         of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         of_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
-        for part in _parts(len(states), how.chunk):
+        for start in range(0, len(states), how.chunk):
+            part = slice(start, start + how.chunk)
             log_p = kept[0] if kept else how.normalised(states[part], multiplier, bias)
             if how.entropy_gradient:
                 factor = (log_p + entropy[part, None]).mul_(of_entropy[part]).add_(of_logprobs[part]).neg_()
@@ -148,11 +200,3 @@ class _Head(torch.autograd.Function):
             if of_bias is not None:
                 of_bias += of_logits.sum(0)
         return of_states, of_weight, of_bias, None, None
-
-
-def _parts(count: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, count, size)]
-
-
-def _wide(format: torch.dtype) -> torch.dtype:
-    return torch.promote_types(format, torch.float32)

@@ -1,4 +1,4 @@
-"""Trainer: one step is rollout, advantages, and an update; all randomness hangs on (seed, step)."""
+"""Trainer: one step is rollout, advantages, and an update; all randomness is a function of (seed, step)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_rl.algorithms import Algorithm, Batch, Denominators, Experience
-from agent_rl.algorithms.objectives.pairwise import PreparedBatch
+from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
-from agent_rl.backends.embedded.batch_scores import score_batch
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
-from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.embedded.scoring import score_rows, score_tokens
 from agent_rl.backends.group_sampling import require_hooks
 from agent_rl.core.episode import Episode, Origin, group_episodes
 from agent_rl.core.messages import Task
@@ -30,7 +30,7 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import EVALUATION_SEED, episode_seed
 from agent_rl.moe.agreement import RoutingConfig, replayed_routes
 from agent_rl.moe.balance import RouteLog
-from agent_rl.moe.routes import routed, routers
+from agent_rl.moe.routes import replayed, routers
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.stored_groups import StoredGroups
@@ -46,7 +46,7 @@ class StepResult:
 
 
 class Trainer:
-    """Trains a student on one environment. `step` counts finished steps and is the cursor into the data."""
+    """Trains an actor on one environment. `step` counts finished steps and is the cursor into the data."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class Trainer:
         self.spec, self.actor, self.config, self.reference, self.stored = spec, actor, config, reference, stored
         self.algorithm = Algorithm(config.algorithm)
         require_hooks(spec, self.algorithm)
-        if config.algorithm.routing != RoutingConfig() and not routers(actor.model):
+        self.is_mixture, self.replay = bool(routers(actor.model)), config.algorithm.routing.replay
+        if config.algorithm.routing != RoutingConfig() and not self.is_mixture:
             raise ConfigError("algorithm.routing is about a mixture of experts, and the model is dense")
         if self.algorithm.needs_reference and reference is None:
             raise ConfigError(f"{config.algorithm.name} compares with the start of the run: give it as `reference`")
@@ -116,84 +117,107 @@ class Trainer:
         """Take `updates_per_batch` gradient steps on what was experienced; none if there is nothing to learn from."""
         config = self.config
         metrics = {"train/samples": 0.0, "rollout/kept": float(x.kept.double().mean())}
-        if x.batch is None:
+        if not len(x.rows):
             return metrics
-        x, measured = self._scored(x)
-        metrics |= measured
-        metrics |= self.algorithm.diagnose(x, self.step if self.stored is None else None)
-        batch, whole = self.algorithm.compute_weights(x)
+        scored, found = self._score(x.rows)
+        metrics |= found | self.algorithm.diagnose(x, scored, self.step if self.stored is None else None)
+        batch, whole = self.algorithm.compute_weights(x, scored)
         metrics |= self.algorithm.advantage_metrics(x, batch)
         metrics["train/samples"] = float(len(batch))
         if not len(batch):
             return metrics
-        metrics |= critic_metrics(batch.values, batch.returns, batch.valued)
-        if self.reference is not None and config.algorithm.kl.where != "reward":  # of these rows only: it takes time
-            batch = self._compared(batch)
+        if batch.critic is not None:
+            metrics |= critic_metrics(batch.critic.values, batch.critic.returns, batch.critic.valued)
+        if self.algorithm.needs_reference_for_loss and scored.reference_logprobs is None:  # for these rows only
+            batch = replace(batch, scored=self._compare(batch.scored))
         scale = schedule(config.optimizer, self.step, config.steps)
         for _ in range(config.updates_per_batch):
-            prepared, sums = self._prepared(batch), dict[str, float]()
-            for micro_batch in prepared.batch.cut(config.micro_batch_tokens):
+            prepared, of_objective = self._prepare(batch) if self.algorithm.preparation else (batch, {})
+            sums = dict[str, float]()
+            for micro_batch in prepared.cut(config.micro_batch_tokens):
                 for name, value in self._accumulate(micro_batch, whole).items():
                     sums[name] = sums.get(name, 0.0) + value
             norm = self.optimizer.step(scale)
             if self.critic is not None:
                 metrics |= self.critic.step(scale)
-        tokens = int(batch.loss_mask.sum())
-        metrics |= {f"train/{name}": value / tokens for name, value in sums.items() if name != "loss"}
+        tokens = int(batch.rows.loss_mask.sum())
+        loss = sums.pop("loss")
+        for name, value in sums.items():
+            metrics[f"train/{name}"] = value / tokens
         if self.optimizer.scales_loss:
             metrics["train/loss_scale"] = self.optimizer.loss_scale
         return metrics | {
-            "train/loss": sums["loss"],
+            "train/loss": loss,
             "train/grad_norm": norm,
             "train/lr": config.optimizer.lr * scale,
             "train/tokens": float(tokens),
-            **prepared.metrics,
+            **of_objective,
         }
 
-    def _prepared(self, batch: Batch) -> PreparedBatch:
-        """Let the objective see the whole batch under theta, if it wants to."""
-        if not self.algorithm.needs_scores_before_update:
-            return PreparedBatch(batch, {})
-        routes = replayed_routes(batch, self.config.algorithm.routing.replay)
-        (logprobs,) = score_batch(self.actor.model, batch, self.config, "logprobs", given=routes)
+    def _prepare(self, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
+        """Score the whole batch under theta, and let the objective prepare it."""
+        given = self._routes(batch.scored) if self.replay != "none" else None
+        (logprobs,) = self._scores(self.actor.model, batch.rows, "logprobs", given=given)
         return self.algorithm.prepare(logprobs, batch)
 
-    def _accumulate(self, batch: Batch, whole: Denominators) -> dict[str, float]:
+    def _accumulate(self, batch: WeightedRows, whole: Denominators) -> dict[str, float]:
+        """Add the gradients of a micro-batch; return its sums to report."""
         config, model = self.config, self.actor.model
-        routes = replayed_routes(batch, config.algorithm.routing.replay)
-        with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), routed(model, routes):
+        replaying = replayed(model, self._routes(batch.scored)) if self.replay != "none" else nullcontext()
+        with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), replaying:
             scores = score_tokens(
                 model,
-                batch.token_ids,
+                batch.rows.token_ids,
                 config.rollout.temperature,
                 entropy_gradient=config.algorithm.entropy > 0,
                 precision=config.precision,
             )
-            terms = self.algorithm.loss(scores.logprobs, scores.entropy, batch, whole)
-        value_loss = self.critic.loss(scores.hidden, batch, whole) if self.critic is not None else 0.0
-        self.optimizer.backward(terms.loss + value_loss)
+            terms = self.algorithm.loss(scores.logprobs, scores.entropy, batch.inputs, whole)
+        loss = terms.loss
+        if self.critic is not None and batch.critic is not None:
+            loss = loss + self.critic.loss(scores.hidden, batch.rows.token_ids, batch.critic, whole)
+        self.optimizer.backward(loss)
         return terms.sums | {"loss": float(terms.loss.detach())}
 
-    def _scored(self, x: Experience) -> tuple[Experience, dict[str, float]]:
-        """Fill in what was not known when the tokens were sampled: what other policies say about them."""
-        batch, log = x.rows, RouteLog(x.rows.lengths, x.rows.token_ids.shape[1])
-        given = replayed_routes(batch, "R3") if self.config.algorithm.routing.replay == "R3" else None
-        if self.config.algorithm.proximal == "recompute":
-            names = ("logprobs", "sum_pi_squared")
-            logprobs, squares = score_batch(self.actor.model, batch, self.config, *names, given=given, log=log)
-            batch = replace(batch, old_logprobs=logprobs, sum_pi_squared=squares, old_experts=log.own)
+    def _score(self, rows: Rows) -> tuple[ScoredRows, dict[str, float]]:
+        """Score the rows by all models that the advantages need; also return metrics of their routes."""
+        algorithm, metrics = self.algorithm.config, dict[str, float]()
+        given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
+        scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
+        if algorithm.proximal == "recompute":
+            names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
+            log = RouteLog(rows.lengths, rows.token_ids.shape[1]) if self.is_mixture else None
+            old, *squares = self._scores(self.actor.model, rows, *names, given=given, log=log)
+            scored = replace(scored, old_logprobs=old, sum_pi_squared=squares[0] if squares else None)
+            if log is not None:
+                scored, metrics = replace(scored, old_experts=log.own), log.metrics()
         if self.critic is not None:
             budget, precision = self.config.micro_batch_tokens, self.config.precision
-            values = self.critic.values(self.actor.model, batch, budget, precision, given)
-            batch = replace(batch, values=values)
-        x = replace(x, batch=self._compared(batch) if self.config.algorithm.kl.where == "reward" else batch)
-        return x, log.metrics()
+            scored = replace(scored, values=self.critic.values(self.actor.model, rows, budget, precision, given))
+        return self._compare(scored) if self.algorithm.needs_reference_for_advantages else scored, metrics
 
-    def _compared(self, batch: Batch) -> Batch:
-        """Fill in what the reference says about the tokens."""
-        assert self.reference is not None
-        (logprobs,) = score_batch(self.reference, batch, self.config, "logprobs")
-        return replace(batch, reference_logprobs=logprobs)
+    def _compare(self, scored: ScoredRows) -> ScoredRows:
+        """Score rows under the reference."""
+        if self.reference is None:
+            raise ConfigError(f"{self.config.algorithm.name} compares with the start of the run: give a `reference`")
+        (logprobs,) = self._scores(self.reference, scored.rows, "logprobs")
+        return replace(scored, reference_logprobs=logprobs)
+
+    def _scores(
+        self,
+        model: PreTrainedModel,
+        rows: Rows,
+        *names: str,
+        given: Tensor | None = None,
+        log: RouteLog | None = None,
+    ) -> list[Tensor]:
+        config = self.config
+        settings = (config.rollout.temperature, config.precision, config.micro_batch_tokens)
+        return score_rows(model, rows, names, *settings, given=given, log=log)
+
+    def _routes(self, scored: ScoredRows) -> Tensor:
+        """Return the routes that an update takes."""
+        return replayed_routes(self.replay, scored.rows.routed_experts, scored.old_experts)
 
     def evaluate(
         self,

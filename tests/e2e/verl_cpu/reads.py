@@ -69,7 +69,7 @@ def record_containers(records: Records) -> None:
 
 
 def record_dataclasses(records: Records) -> None:
-    """Record reads of verl's dataclasses by the keys that they were made from, until a field is assigned anew."""
+    """Record reads of verl's dataclasses by the keys that they were made from; an assigned field no longer counts."""
     import verl.utils.config
     from verl.base_config import BaseConfig
 
@@ -136,7 +136,7 @@ def _reader(loads: bool = False) -> str | None:
 
 
 def merged(folders: Iterable[Path]) -> dict[str, str]:
-    """Return every key that was read, with a function that reads it: verl's, if one of verl's does."""
+    """Return a reader of every key that was read; verl's own functions come first."""
     found: dict[str, str] = {}
     for folder in folders:
         for file in sorted(folder.iterdir()):

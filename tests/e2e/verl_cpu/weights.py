@@ -17,7 +17,7 @@ class FileCheckpointEngine(CheckpointEngine):
         self.path, self.timeout, self.rank = Path(folder) / "weights.pt", timeout, None
 
     def prepare(self):
-        """Remove what the sync before left; all have done so before anybody sends or receives."""
+        """Remove what the sync before left; all processes have done so before one sends or receives."""
         self.path.unlink(missing_ok=True)
         return {}
 

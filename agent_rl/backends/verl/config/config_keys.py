@@ -1,4 +1,4 @@
-"""Keys of verl's config: which ones a run reads, what `async:` and a critic set, and what takes the place of others."""
+"""Keys of verl's config: those that a run reads, those that agent_rl sets, and the replacements of all others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENGINE = f"{_ROLLOUT}.checkpoint_engine.backend"
 
 @functools.cache
 def readable_keys() -> dict[str, str]:
-    """Return what each key takes that a user may set, from verl_keys.txt; `a.b.*` has all keys below `a.b`."""
+    """Return the domain of every key that a user may set; `a.b.*` is for all keys below `a.b`."""
     found: dict[str, str] = {}
     sections: list[str] = []
     for line in (resources.files(__package__) / "verl_keys.txt").read_text().splitlines():

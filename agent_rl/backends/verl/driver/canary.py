@@ -145,7 +145,8 @@ def canary_rows(ids: Sequence[int], copies: int) -> TensorDict:
     }
     nested = {name: _nested(values, copies) for name, values in columns.items()}
     data = TensorDict(nested, batch_size=copies)
-    tu.assign_non_tensor(data, calculate_entropy=False, compute_loss=False, temperature=1.0)
+    one_row = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}  # whatever the run's own micro-batches are
+    tu.assign_non_tensor(data, calculate_entropy=False, compute_loss=False, temperature=1.0, **one_row)
     tu.assign_non_tensor(data, **{REPLAY: "", RECORD: False})
     return data
 

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, Batch, Experience
-from agent_rl.algorithms.objectives.pairwise import PreparedBatch
+from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
+from agent_rl.algorithms.components import computed
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.verl.worker.loss import SENT, WHOLE
 from agent_rl.backends.verl.worker.rows import check_row, episode_of
@@ -23,7 +23,7 @@ SAMPLES = "train/samples"
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRows:
+class ReceivedBatch:
     """A batch as it came back from verl's queue: its episodes, and where each of verl's rows belongs."""
 
     episodes: list[Episode]
@@ -42,7 +42,7 @@ class TrainingRows:
         return replace(x, state_values=torch.stack([self.values[e.id] for e in self.episodes]))
 
 
-def receive(keys: Sequence[str], extra_fields: Sequence[dict[str, Any]], padding: Sequence[bool]) -> TrainingRows:
+def receive(keys: Sequence[str], extra_fields: Sequence[dict[str, Any]], padding: Sequence[bool]) -> ReceivedBatch:
     """Read the episodes that the rows of a batch carry; keys are verl's `{prompt}_{session}_{number}`.
 
     Episodes are in the order of their ids, whatever order they ended in: of two that are equally good, the first counts
@@ -59,22 +59,22 @@ def receive(keys: Sequence[str], extra_fields: Sequence[dict[str, Any]], padding
         None if is_padding else (index[key.rpartition("_")[0]], int(key.rpartition("_")[2]))
         for key, is_padding in zip(keys, padding, strict=True)
     ]
-    return TrainingRows([carried[session] for session in sessions], places)
+    return ReceivedBatch([carried[session] for session in sessions], places)
 
 
-Spots = Sequence[tuple[int, slice] | None]
+Positions = Sequence[tuple[int, slice] | None]
 """For each of verl's rows: our row and the columns of its response; None where there is nothing to train on."""
 
 
 @dataclass(frozen=True, slots=True)
-class VerlWeightedRows:
+class SentBatch:
     """A batch that is ready for its losses, or for `prepare`, and what goes back to verl of it."""
 
-    batch: Batch
+    batch: WeightedRows
     """Every row, in our order."""
     wanted: Tensor
     """bool `[B]`: the rows that have a gradient."""
-    spots: Spots
+    positions: Positions
     lengths: Sequence[int]
     """Of the responses, by verl's row."""
     sent: TensorDict
@@ -83,7 +83,7 @@ class VerlWeightedRows:
 
     def by_token(self, responses: Sequence[Tensor]) -> Tensor:
         """Put what verl's rows have at the tokens of their responses where our rows have these, `[B, T]`."""
-        return gathered(self.spots, responses, self.batch.old_logprobs)
+        return from_verl_rows(self.positions, responses, self.batch.rows.rollout_logprobs)
 
 
 COMPUTED = {
@@ -92,16 +92,16 @@ COMPUTED = {
     "sum_pi_squared": "sum_pi_squared",
     "values": "values",
 }
-"""Fields of a `Batch` that verl's engines compute, and their names in verl; all nested over responses."""
+"""Fields of `ScoredRows` that verl's engines compute, and their names in verl; all nested over responses."""
 
 
 def compute_weights(
     algorithm: Algorithm,
-    received: TrainingRows,
+    received: ReceivedBatch,
     data: TensorDict,
     routes: Mapping[str, str] = MappingProxyType({}),
     version: int | None = None,
-) -> VerlWeightedRows:
+) -> SentBatch:
     """Compute what the loss reads for every row of verl's batch, and the metrics of the algorithm.
 
     Args:
@@ -112,78 +112,92 @@ def compute_weights(
         version: of the weights that are about to be trained, which tokens' ages are counted from.
 
     Raises:
-        RuntimeError: if no episode sampled anything, or verl changed a token or a mask, or lacks what it must compute.
+        ConfigError: if the algorithm reads what verl did not compute.
+        RuntimeError: if no episode sampled anything, or verl changed a token or a mask.
     """
-    x, known = received.experience(algorithm), set(data.keys())
-    if lacking := _required(algorithm) - known:
-        raise RuntimeError(f"algorithm={algorithm.config.name} reads {sorted(lacking)}, which verl did not compute")
-    if x.batch is None:
+    x = received.experience(algorithm)
+    if not len(x.rows):
         raise RuntimeError(_nothing_sampled(received.episodes))
     prompts, responses = data["prompts"], data["responses"]
     lengths = list(zip(prompts.offsets().diff().tolist(), responses.offsets().diff().tolist(), strict=True))
-    spots = [
+    positions = [
         None if row is None else (row, slice(prompt, prompt + response))
         for row, (prompt, response) in zip(own_rows(x, received), lengths, strict=True)
     ]
-    columns = (prompts.unbind(), responses.unbind(), data["response_mask"].unbind())
-    for spot, place, prompt, response, mask in zip(spots, received.places, *columns, strict=True):
-        if spot is not None and place is not None:
-            row = received.episodes[place[0]], place[1]
-            ids = x.rows.token_ids[spot[0], : int(x.rows.lengths[spot[0]])].tolist()
-            check_row(*row, "ids", ids, prompt.tolist() + response.tolist())
-            check_row(*row, "mask", x.rows.loss_mask[spot].int().tolist(), mask.tolist())
-    batch = x.rows
-    for ours, theirs in COMPUTED.items():
-        if theirs in known:
-            batch = replace(batch, **{ours: gathered(spots, data[theirs].unbind(), batch.old_logprobs)})
-    for ours, theirs in routes.items():
-        batch = replace(batch, **{ours: gathered_routes(spots, data[theirs].unbind(), batch.token_ids)})
-    x = replace(x, batch=batch)
-    weighed, whole, wanted = algorithm.compute_weights_in_place_order(x)
-    arrays = {SENT[name]: getattr(weighed, name) for name in ("advantages", "returns", "weights")}
-    arrays |= {SENT[name]: getattr(weighed, name).float() for name in ("counted", "valued")}
+    _check_tokens(x.rows, received, positions, data)
+    scored = _scored(x.rows, positions, data, routes)
+    if algorithm.needs_reference:  # here, not only in the workers' loss
+        computed(scored.reference_logprobs, "reference_logprobs", f"algorithm={algorithm.config.name}")
+    batch, whole, wanted = algorithm.compute_weights_in_place_order(replace(x, rows=scored.rows), scored)
     responses_of = [n for _, n in lengths]
-    sent = {name: spread(spots, array, responses_of) for name, array in arrays.items()}
-    shares = [0.0 if spot is None else float(weighed.prompt_shares[spot[0]]) for spot in spots]
-    sent[SENT["prompt_shares"]] = torch.tensor(shares)
-    sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences, whole.valued]] * len(spots))
-    metrics = algorithm.diagnose(x, version) | critic_metrics(weighed.values, weighed.returns, weighed.valued)
+    metrics = algorithm.diagnose(replace(x, rows=scored.rows), scored, version)
+    if batch.critic is not None:
+        metrics |= critic_metrics(batch.critic.values, batch.critic.returns, batch.critic.valued)
     metrics |= {"rollout/kept": float(x.kept.double().mean()), SAMPLES: float(wanted.sum())}
-    return VerlWeightedRows(weighed, wanted, spots, responses_of, TensorDict(sent, batch_size=len(spots)), metrics)
+    return SentBatch(batch, wanted, positions, responses_of, _sent(batch, whole, positions, responses_of), metrics)
 
 
-def prepare(algorithm: Algorithm, weighed: VerlWeightedRows, theta: Tensor) -> tuple[TensorDict, dict[str, float]]:
+def _check_tokens(rows: Rows, received: ReceivedBatch, positions: Positions, data: TensorDict) -> None:
+    """Check that tokens and masks came back as the episodes hold them."""
+    columns = (data["prompts"].unbind(), data["responses"].unbind(), data["response_mask"].unbind())
+    for position, place, prompt, response, mask in zip(positions, received.places, *columns, strict=True):
+        if position is not None and place is not None:
+            row = received.episodes[place[0]], place[1]
+            ids = rows.token_ids[position[0], : int(rows.lengths[position[0]])].tolist()
+            check_row(*row, "ids", ids, prompt.tolist() + response.tolist())
+            check_row(*row, "mask", rows.loss_mask[position].int().tolist(), mask.tolist())
+
+
+def _scored(rows: Rows, positions: Positions, data: TensorDict, routes: Mapping[str, str]) -> ScoredRows:
+    """Collect what verl's engines computed of our rows."""
+    known, found = set(data.keys()), dict[str, Tensor | None]()
+    for ours, theirs in COMPUTED.items():
+        values = data[theirs].unbind() if theirs in known else None
+        found[ours] = None if values is None else from_verl_rows(positions, values, rows.rollout_logprobs)
+    old = computed(found.pop("old_logprobs"), "old_logprobs", "compute_weights")
+    for ours, theirs in routes.items():
+        experts = routes_from_verl_rows(positions, data[theirs].unbind(), rows.token_ids)
+        if ours == "old_experts":
+            found[ours] = experts
+        else:
+            rows = replace(rows, routed_experts=experts)
+    return ScoredRows(rows, old, **found)
+
+
+def _sent(batch: WeightedRows, whole: Denominators, positions: Positions, lengths: Sequence[int]) -> TensorDict:
+    """Lay out what the losses read, by verl's row."""
+    arrays = {"advantages": batch.advantages, "weights": batch.weights, "counted": batch.counted.float()}
+    if batch.critic is not None:
+        arrays |= {"returns": batch.critic.returns, "valued": batch.critic.valued.float()}
+    sent = {SENT[name]: to_verl_rows(positions, array, lengths) for name, array in arrays.items()}
+    if (shares := batch.prompt_shares) is not None:
+        sent[SENT["prompt_shares"]] = torch.tensor([0.0 if p is None else float(shares[p[0]]) for p in positions])
+    sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences, whole.valued]] * len(positions))
+    return TensorDict(sent, batch_size=len(positions))
+
+
+def prepare(algorithm: Algorithm, weighed: SentBatch, logprobs: Tensor) -> tuple[TensorDict, dict[str, float]]:
     """Prepare the rows for one update: replace their advantages and weights.
 
     Args:
         algorithm: what to compute.
         weighed: the batch.
-        theta: log-probabilities of our rows under the weights that are about to be updated, `[B, T]`.
+        logprobs: of our rows under the weights that are about to be updated, `[B, T]`.
 
     Returns:
         What to send, by verl's row, and what the objective reports; nothing to report if no row has a gradient.
     """
     whole, rows = weighed.batch, torch.nonzero(weighed.wanted)[:, 0]
-    part = whole.rows(rows.tolist())
-    width = part.token_ids.shape[1]
-    prepared = algorithm.prepare(theta[rows, :width], part) if len(part) else PreparedBatch(part, {})
+    part, metrics = whole.select(rows), dict[str, float]()
+    width = part.rows.token_ids.shape[1]
+    if len(part):
+        part, metrics = algorithm.prepare(logprobs[rows, :width], part)
     sent = {}
     for name in ("advantages", "weights"):
         array = torch.zeros_like(getattr(whole, name))
-        array[rows, :width] = getattr(prepared.batch, name)
-        sent[SENT[name]] = spread(weighed.spots, array, weighed.lengths)
-    return TensorDict(sent, batch_size=len(weighed.spots)), prepared.metrics
-
-
-def _required(algorithm: Algorithm) -> set[str]:
-    """What verl's engines must have computed."""
-    wanted = {
-        "old_logprobs": True,
-        "reference_logprobs": algorithm.needs_reference,
-        "sum_pi_squared": algorithm.needs_distributions,
-        "values": algorithm.config.critic.where != "none",
-    }
-    return {COMPUTED[name] for name, needed in wanted.items() if needed}
+        array[rows, :width] = getattr(part, name)
+        sent[SENT[name]] = to_verl_rows(weighed.positions, array, weighed.lengths)
+    return TensorDict(sent, batch_size=len(weighed.positions)), metrics
 
 
 def _nothing_sampled(episodes: Sequence[Episode]) -> str:
@@ -192,7 +206,7 @@ def _nothing_sampled(episodes: Sequence[Episode]) -> str:
     return f"none of the {len(episodes)} episodes of this step sampled a token: {first}"
 
 
-def own_rows(x: Experience, received: TrainingRows) -> list[int | None]:
+def own_rows(x: Experience, received: ReceivedBatch) -> list[int | None]:
     """Find the rows of `x` that verl's rows came from; None for padding and for blank rows."""
     firsts: dict[int, int] = {}
     for row, episode in enumerate(x.rows.episode.tolist()):
@@ -200,27 +214,28 @@ def own_rows(x: Experience, received: TrainingRows) -> list[int | None]:
     return [None if p is None or p[0] not in firsts else firsts[p[0]] + p[1] for p in received.places]
 
 
-def gathered(spots: Spots, responses: Sequence[Tensor], like: Tensor) -> Tensor:
+def from_verl_rows(positions: Positions, responses: Sequence[Tensor], like: Tensor) -> Tensor:
     """Put verl's arrays over responses into an array over our rows, `[B, T]`; 0 elsewhere."""
     out = torch.zeros_like(like)
-    for spot, values in zip(spots, responses, strict=True):
-        if spot is not None:
-            out[spot] = values.to(out.dtype)
+    for position, values in zip(positions, responses, strict=True):
+        if position is not None:
+            out[position] = values.to(out.dtype)
     return out
 
 
-def gathered_routes(spots: Spots, rows: Sequence[Tensor], like: Tensor) -> Tensor:
+def routes_from_verl_rows(positions: Positions, rows: Sequence[Tensor], like: Tensor) -> Tensor:
     """Put the routes of verl's rows, of prompt and response, into `[B, T, layers, top_k]`; -1 elsewhere."""
     out = rows[0].new_full((*like.shape, *rows[0].shape[1:]), -1)
-    for spot, routes in zip(spots, rows, strict=True):
-        if spot is not None:
-            out[spot[0], : len(routes)] = routes
+    for position, routes in zip(positions, rows, strict=True):
+        if position is not None:
+            out[position[0], : len(routes)] = routes
     return out
 
 
-def spread(spots: Spots, array: Tensor, lengths: Sequence[int]) -> Tensor:
+def to_verl_rows(positions: Positions, array: Tensor, lengths: Sequence[int]) -> Tensor:
     """Cut the responses of verl's rows out of an array over our rows; zeros where there is nothing to train on."""
     parts = [
-        array.new_zeros(length) if spot is None else array[spot] for spot, length in zip(spots, lengths, strict=True)
+        array.new_zeros(length) if position is None else array[position]
+        for position, length in zip(positions, lengths, strict=True)
     ]
     return torch.nested.as_nested_tensor(parts, layout=torch.jagged)

@@ -1,4 +1,4 @@
-"""Preflight: what a run needs of Ray's cluster and of every node, checked within seconds before verl waits for it.
+"""Preflight: checks of Ray's cluster and of every node, within seconds, before a run.
 
 verl waits without end for CPUs that Ray does not have, and fails after minutes where GPUs or files are missing.
 """
@@ -51,7 +51,7 @@ class Pool:
 
 
 def pools(verl: DictConfig) -> list[Pool]:
-    """Return what verl's full config reserves, in the order in which it does."""
+    """Return the pools of verl's full config, in verl's order."""
     trainer, rollout = verl.trainer, verl.actor_rollout_ref.rollout
     found = [Pool("trainer", trainer.nnodes, trainer.n_gpus_per_node, TRAINING_CPUS)]
     if trainer.v1.trainer_mode == "separate_async":
@@ -117,7 +117,7 @@ class Request:
 
 
 def missing_on_node(request: Request) -> list[str]:
-    """Return what the machine that runs this lacks."""
+    """Return the problems of this machine."""
     return list(_missing_here(request))
 
 
@@ -146,7 +146,7 @@ def _missing_here(request: Request) -> Iterator[str]:
 
 
 def required_modules(verl: DictConfig, algorithm: AlgorithmConfig) -> dict[str, str]:
-    """Return the modules that a run needs on every node, and what to do if one is missing."""
+    """Return the modules needed on every node, each with its remedy."""
     found = {"verl": "pip install 'agent-rl[verl]'", "vllm": "pip install 'agent-rl[verl]'"}
     model, attention = verl.actor_rollout_ref.model, "flash_attention_2"
     if verl.trainer.device == "cpu":
@@ -169,7 +169,7 @@ def required_modules(verl: DictConfig, algorithm: AlgorithmConfig) -> dict[str, 
 
 
 def checkpoint_bytes(model: Path) -> int:
-    """Return about what a checkpoint of a model takes; 1 GB where the model is not in a local folder."""
+    """Return the approximate size of a checkpoint of a model; 1 GB if the model is not in a local folder."""
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
     if not weights:
         return 10**9
@@ -248,7 +248,7 @@ def preflight(config: VerlConfig, verl: DictConfig, say: Callable[[str], object]
     Args:
         config: our settings.
         verl: verl's full config of them.
-        say: is told what was found, for people.
+        say: prints what was found.
 
     Raises:
         ConfigError: if there is no cluster.

@@ -28,7 +28,7 @@ from agent_rl.backends.group_sampling import (
     value_states,
     worth_training,
 )
-from agent_rl.backends.verl.driver.exchange import TrainingRows
+from agent_rl.backends.verl.driver.exchange import ReceivedBatch
 from agent_rl.backends.verl.worker.rows import dump_branch, episode_of
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
 from agent_rl.gym.registry import spec
@@ -95,7 +95,7 @@ class EpisodeReplayBuffer:
             self._store_evaluation(batch)
         return batch, metrics
 
-    def add_to(self, received: TrainingRows) -> TrainingRows:
+    def add_to(self, received: ReceivedBatch) -> ReceivedBatch:
         """Return a batch that came back from the queue, with its group rewards, greedy episodes and state values."""
         if not self._rewarded:
             self._score(group_episodes(received.episodes))

@@ -1,8 +1,8 @@
-"""Resume: what a run on verl keeps beside verl's own checkpoints, and how its record goes back to one of them.
+"""Resume: what a run on verl keeps beside verl's checkpoints, and how its record returns to one of them.
 
-verl restores the weights, the optimizer, the place in the data and, in asynchronous modes, the episodes that were
-waiting. A run that was killed has gone on beyond its last checkpoint, though: it has stored episodes, and reported
-steps, that will now be run anew, from other random numbers. The record therefore goes back to where it stood.
+verl restores the weights, the optimizer, the place in the data and, in asynchronous modes, the waiting episodes. A
+killed run has also stored episodes and metrics of later steps. These steps will run again, with other random numbers:
+what was stored of them is cut.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STATE = "agent_rl.json"
 
 
 def record_position(checkpoint: Path, store: EpisodeWriter) -> None:
-    """Write down in a checkpoint how much has been stored by then."""
+    """Record in a checkpoint the size of the episode file."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / STATE).write_text(json.dumps({"episodes_bytes": store.path.stat().st_size}))
 
@@ -35,7 +35,7 @@ def last_checkpoint(checkpoints: Path) -> int:
 
 
 def rewind_to_checkpoint(folder: Path) -> int:
-    """Take a run's record back to its last checkpoint; return the step.
+    """Cut a run's record back to its last checkpoint; return the step.
 
     What was stored after it is kept in a file beside the episodes, `episodes.jsonl.undone-1` and so on.
 

@@ -31,7 +31,7 @@ _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGN
 
 
 def check_run(config: VerlConfig) -> DictConfig:
-    """Check what can be checked without Ray; return verl's full config of a run that would go to `runs_dir`.
+    """Check a config without Ray; return verl's full config of it.
 
     Raises:
         UnknownEnvError: if there is no such environment.
@@ -132,7 +132,7 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
 
 
 def without_secrets(settings: Any, key: str = "") -> Any:
-    """Return settings whose environment variables with a secret's name are references to this process's own."""
+    """Return settings with references to environment variables in place of secrets."""
     if isinstance(settings, dict):
         return {name: without_secrets(value, f"{key}.{name}") for name, value in settings.items()}
     found = _SECRET.search(key)
@@ -140,7 +140,7 @@ def without_secrets(settings: Any, key: str = "") -> Any:
 
 
 class Runner:
-    """The Ray actor that drives a run: what `verl.trainer.main_ppo.run_ppo` asks of a task runner."""
+    """The Ray actor that drives a run; `verl.trainer.main_ppo.run_ppo` starts it."""
 
     def run(self, config: DictConfig) -> None:
         """Train to the end.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,10 +29,11 @@ from verl.workers.utils.padding import response_from_nested
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.driver.canary import ROLLOUT_GAP, Canary, canary_ids, check_rollout_gap
+from agent_rl.backends.verl.driver.checkpoints import record_evaluation, remove_old
 from agent_rl.backends.verl.driver.exchange import (
     COMPUTED,
     SAMPLES,
-    VerlWeightedRows,
+    SentBatch,
     compute_weights,
     prepare,
     receive,
@@ -50,6 +53,8 @@ from agent_rl.backends.verl.worker.routes import (
     replay_routes,
     route_fields,
 )
+from agent_rl.core.episode import Episode
+from agent_rl.gym.registry import load_once
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.metrics import MetricsFile
 from agent_rl.store.episodes import EpisodeWriter
@@ -65,7 +70,7 @@ class AlgorithmTrainer(PPOTrainer):
     routes: dict[str, str]
     """Those in verl's queue, see `routes.route_fields`"""
     routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
-    weighed: VerlWeightedRows
+    weighed: SentBatch
     """The batch of this step, for objectives that prepare it before each update."""
     canary: Canary | None = None
     on_policy: bool = False
@@ -77,14 +82,16 @@ class AlgorithmTrainer(PPOTrainer):
 
     def _setup(self) -> None:
         settings, samples = self.config.data.agent_rl, self.config.actor_rollout_ref.rollout.n
+        for file in settings.imports:
+            load_once(file)  # before the algorithm, whose parts they may define
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
         self.routes = route_fields(self.algorithm.config.routing, self.config)
         self.store = EpisodeWriter(settings.episodes)
         self.metrics = MetricsFile(self.store.path.parent, mirror=False)
         super()._setup()
-        self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config))
+        self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))
         if self.use_critic:
-            self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config))
+            self.critic_wg.set_loss_fn(value_loss_function(self.algorithm.config, settings.imports))
         self.replay_buffer = EpisodeReplayBuffer(
             self.replay_buffer,
             self.algorithm,
@@ -199,7 +206,7 @@ class AlgorithmTrainer(PPOTrainer):
         version, limit = self.global_steps - 1, self.config.data.agent_rl.max_staleness
         check_staleness(received.episodes, version, limit)
         self.weighed = compute_weights(self.algorithm, received, data, self.routes, version)
-        metrics |= self.weighed.metrics | rollout_metrics(received.episodes)
+        metrics |= self.weighed.metrics | rollout_metrics(received.episodes) | score_metrics(received.episodes)
         return _put(batch, self.weighed.sent)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
@@ -237,7 +244,7 @@ class AlgorithmTrainer(PPOTrainer):
         Before the first update they are old's, if those were computed: in this step, so with these weights.
         """
         if number == self.local_trigger_step == 0 and self.algorithm.config.proximal == "recompute":
-            return self.weighed.batch.old_logprobs
+            return self.weighed.batch.scored.old_logprobs
         temperature = self.config.actor_rollout_ref.rollout.temperature
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
         with self._replaying(batch):
@@ -263,14 +270,42 @@ class AlgorithmTrainer(PPOTrainer):
         )
 
     def _save_checkpoint(self) -> None:
-        record_position(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}", self.store)
+        record_position(self._checkpoint, self.store)
         super()._save_checkpoint()
+        remove_old(self._checkpoint.parent, self.config.data.agent_rl.keep_checkpoints)
+
+    @property
+    def _checkpoint(self) -> Path:
+        return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+
+    def _validate(self) -> dict[str, float]:
+        """Evaluate, and write the result into the checkpoint of these weights, if there is one."""
+        metrics: dict[str, float] = super()._validate()
+        success = [value for name, value in metrics.items() if "/success/mean@" in name]
+        if success:
+            record_evaluation(self._checkpoint, success[0])
+        return metrics
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add verl's metrics; a critic's are of the tokens that it is trained at, where verl's are of all."""
+        """Add verl's metrics, but not where ours say it of the scored episodes and trained tokens only."""
         ours = {name: value for name, value in metrics.items() if name.startswith("critic/")}
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics |= ours
+
+    def _val_metrics_update(
+        self, sources: Any, uids: Any, infos: dict[str, list[Any]], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Leave episodes without a score out of the evaluation's reward, which verl counts as 0."""
+        pairs = zip(infos["reward"], infos["scored"], strict=True)
+        infos["reward"] = [reward if scored else None for reward, scored in pairs]
+        return dict(super()._val_metrics_update(sources, uids, infos, *args, **kwargs))
+
+
+def score_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return verl's `critic/score/...` and `critic/rewards/...` over the scored episodes; NaN if there are none."""
+    scores = [e.reward for e in episodes if e.reward is not None] or [math.nan]
+    stats = {"mean": math.fsum(scores) / len(scores), "max": max(scores), "min": min(scores)}
+    return {f"critic/{name}/{stat}": value for name in ("score", "rewards") for stat, value in stats.items()}
 
 
 def _responses(batch: KVBatchMeta, name: str) -> Tensor:

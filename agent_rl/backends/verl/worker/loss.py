@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import functools
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch import Tensor
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
-from agent_rl.algorithms import Algorithm, Batch, Denominators
+from agent_rl.algorithms import Algorithm, Denominators
+from agent_rl.algorithms.batch import CriticTargets, LossInputs
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.gym.registry import load_once
 
 SENT = {
     "loss_mask": "response_mask",
@@ -28,23 +31,40 @@ SENT = {
     "returns": "returns",
     "valued": "agent_rl_valued",
 }
-"""Fields of a `Batch` that the losses read, and their names in verl."""
+"""What the losses read, `LossInputs` and `CriticTargets`, and their names in verl."""
 WHOLE = "agent_rl_whole"
 """int64 `[B, 3]`: the `Denominators` of the whole batch, the same in every row."""
 
 
-def loss_function(config: AlgorithmConfig) -> Any:
-    """Return what `set_loss_fn` of verl's actor workers takes."""
-    return partial(algorithm_loss, algorithm=Algorithm(config))
+def loss_function(config: AlgorithmConfig, imports: Sequence[str] = ()) -> Any:
+    """Return what `set_loss_fn` of verl's actor workers takes.
+
+    Args:
+        config: of the algorithm, which is built in the worker.
+        imports: the user's files, loaded there before.
+    """
+    return partial(algorithm_loss, settings=config.model_dump_json(), imports=tuple(imports))
 
 
-def value_loss_function(config: AlgorithmConfig) -> Any:
-    """Return what `set_loss_fn` of verl's critic workers takes."""
-    return partial(critic_loss, algorithm=Algorithm(config))
+def value_loss_function(config: AlgorithmConfig, imports: Sequence[str] = ()) -> Any:
+    """Return what `set_loss_fn` of verl's critic workers takes; see `loss_function`."""
+    return partial(critic_loss, settings=config.model_dump_json(), imports=tuple(imports))
+
+
+@functools.cache
+def _algorithm(settings: str, imports: tuple[str, ...]) -> Algorithm:
+    for file in imports:
+        load_once(file)
+    return Algorithm(AlgorithmConfig.model_validate_json(settings))
 
 
 def algorithm_loss(
-    model_output: dict[str, Tensor], data: TensorDict, dp_group: object = None, *, algorithm: Algorithm
+    model_output: dict[str, Tensor],
+    data: TensorDict,
+    dp_group: object = None,
+    *,
+    settings: str,
+    imports: tuple[str, ...] = (),
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return a micro-batch's share of the loss and its metrics.
 
@@ -52,17 +72,17 @@ def algorithm_loss(
     hence the factor `dp_size`.
 
     Raises:
-        RuntimeError: if verl left out what the algorithm reads, the entropies or the reference's log-probabilities.
+        ConfigError: if the algorithm reads what verl did not compute, such as the reference's log-probabilities.
+        RuntimeError: if verl left out the entropies that the loss needs.
     """
+    algorithm = _algorithm(settings, imports)
     logprobs = no_padding_2_padding(model_output["log_probs"], data)
     found = model_output.get("entropy")
-    batch, whole = micro_batch(data, logprobs)
     if algorithm.config.entropy and found is None:
         raise RuntimeError(f"algorithm.entropy={algorithm.config.entropy}, and verl's engine computed no entropies")
-    if algorithm.needs_reference and SENT["reference_logprobs"] not in data.keys():  # noqa: SIM118 - a TensorDict
-        raise RuntimeError(f"algorithm={algorithm.config.name} compares with a reference, and verl scored no row by it")
     entropy = torch.zeros_like(logprobs) if found is None else no_padding_2_padding(found, data)
-    terms = algorithm.loss(logprobs, entropy, batch, whole)
+    columns, whole = received(data, logprobs.device)
+    terms = algorithm.loss(logprobs, entropy, loss_inputs(columns), whole)
     sums = {name: value for name, value in terms.sums.items() if name != "entropy" or found is not None}
     metrics = {f"agent_rl/{name}": _share(value / whole.tokens) for name, value in sums.items()}
     metrics["agent_rl/loss"] = _share(float(terms.loss.detach()))
@@ -70,31 +90,43 @@ def algorithm_loss(
 
 
 def critic_loss(
-    model_output: dict[str, Tensor], data: TensorDict, dp_group: object = None, *, algorithm: Algorithm
+    model_output: dict[str, Tensor],
+    data: TensorDict,
+    dp_group: object = None,
+    *,
+    settings: str,
+    imports: tuple[str, ...] = (),
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return a micro-batch's share of the value loss and its metrics; `dp_size` as in `algorithm_loss`."""
     values = no_padding_2_padding(model_output["values"], data)
-    batch, whole = micro_batch(data, values)
-    terms = algorithm.value_loss(values, batch, whole)
+    columns, whole = received(data, values.device)
+    targets = CriticTargets(columns["values"], columns["returns"], columns["valued"].bool())
+    terms = _algorithm(settings, imports).value_loss(values, targets, whole)
     metrics = {f"critic/{name}": _share(value / whole.valued) for name, value in terms.sums.items()}
     return terms.loss * int(data["dp_size"]), metrics
 
 
-def micro_batch(data: TensorDict, like: Tensor) -> tuple[Batch, Denominators]:
-    """Read the rows of a micro-batch, and what the whole batch counts."""
+def received(data: TensorDict, device: torch.device) -> tuple[dict[str, Tensor], Denominators]:
+    """Read what was sent of a micro-batch's rows, padded to `[B, T]`, by our names; and what the whole batch counts."""
     padded = data.select(*set(data.keys()).intersection(SENT.values()), WHOLE).to_padded_tensor()
-    return batch_of(padded, like), Denominators(*padded[WHOLE][0].tolist())
+    known = set(padded.keys())
+    columns = {ours: padded[theirs].to(device) for ours, theirs in SENT.items() if theirs in known}
+    return columns, Denominators(*padded[WHOLE][0].tolist())
+
+
+def loss_inputs(columns: dict[str, Tensor]) -> LossInputs:
+    """Return what the policy's loss reads."""
+    return LossInputs(
+        loss_mask=columns["loss_mask"].bool(),
+        rollout_logprobs=columns["rollout_logprobs"],
+        old_logprobs=columns["old_logprobs"],
+        reference_logprobs=columns.get("reference_logprobs"),
+        advantages=columns["advantages"],
+        weights=columns["weights"],
+        counted=columns["counted"].bool(),
+        prompt_shares=columns.get("prompt_shares"),
+    )
 
 
 def _share(value: float) -> Metric:
     return Metric(value=value, aggregation=AggregationType.SUM)
-
-
-def batch_of(padded: TensorDict, like: Tensor) -> Batch:
-    """Build the batch that the loss reads from verl's padded responses, `[B, T]`; what it doesn't read stays 0."""
-    known = set(padded.keys())
-    sent = {ours: padded[theirs].to(like.device) for ours, theirs in SENT.items() if theirs in known}
-    nothing = torch.zeros_like(like, dtype=torch.float32)
-    unread: dict[str, Any] = {f.name: nothing for f in fields(Batch)} | {"routed_experts": None, "old_experts": None}
-    flags = {name: sent[name].bool() for name in ("loss_mask", "counted", "valued")}
-    return Batch(**{**unread, "reference_logprobs": sent["old_logprobs"], **sent, **flags})

@@ -115,7 +115,7 @@ def route_shape(model: str) -> RouteShape:
 
 
 def route_fields(routing: RoutingConfig, verl: DictConfig) -> dict[str, str]:
-    """Return which routes the driver finds in verl's queue, by the name of the field of a `Batch` that they are for."""
+    """Return which routes the driver finds in verl's queue, by their field of `Rows` or `ScoredRows`."""
     from omegaconf import OmegaConf
 
     if OmegaConf.select(verl, STRATEGY) not in FSDP_STRATEGIES:

@@ -80,9 +80,14 @@ def episode_of(extra_fields: dict[str, JSON]) -> Episode | None:
 
 
 def rewards_of(episode: Episode) -> dict[str, float]:
-    """Return what verl reports of an episode: success, and each component that was scored."""
-    scored = {r.name: float(r.value) for r in episode.rewards if r.value is not None}
-    return {"success": float(bool(episode.success)), "failed": float(not episode.trainable), **scored}
+    """Return what verl's evaluation averages of an episode: success and components as far as they are known, and flags.
+
+    `failed` and `scored` are 0 or 1; verl averages every name over the episodes that have it.
+    """
+    found = {r.name: float(r.value) for r in episode.rewards if r.value is not None}
+    if episode.success is not None:
+        found["success"] = float(episode.success)
+    return found | {"failed": float(not episode.trainable), "scored": float(episode.reward is not None)}
 
 
 def check_row(episode: Episode, number: int, what: str, sent: Sequence[int], received: Sequence[int]) -> None:

@@ -1,0 +1,286 @@
+"""The process that answers for a sandbox, inside it: starts what the host asks for, drains it, and ends it.
+
+It speaks frames (`wire`) over a byte stream: a socket in a local jail, stdin and stdout in a container. It takes one
+request at a time, in order, and answers each with one frame that carries the request's `id`:
+
+    exec    argv, cwd, env, timeout, keep; body: stdin    → code, expired, out, cut;               body: the output
+    python  timeout, keep;                 body: the code → value, error, lost, expired, out, cut; body: the output
+    lend    and four descriptors (`interpreter.Ends`)    → {}
+    end                                                   → error
+    read    path, keep                                    → problem;                               body: the file
+    write   path;                          body: the file → problem
+    cancel  the id of a call, which ends as if its time had expired; has no answer of its own
+
+A request's head is `{"op": "exec", "id": 7, ...}`, an answer's `{"id": 7, "code": 0, ...}`. The output is stdout, which
+is `out` bytes long, and stderr; at most `keep` bytes of each (`cut` says whether there were more). `code` is -n after
+signal n. `lost` says that the interpreter is gone, with its variables. `problem` is None if all went well. An answer
+`{"id", "failed"}` says that the agent could not do its part. The first frame, `{"ready": true}`, answers nothing. When
+the stream ends, so does everything in the sandbox.
+
+A host that can pass descriptors drives the interpreter itself: `lend` starts one at the other ends of what the host
+holds, and `end` ends it, with everything else, and says how it had ended if it had. Then the agent sleeps through a
+call, which takes half as long.
+
+When a command ends or its time expires, everything but the interpreter is killed; when the time of Python expires, that
+is, too. So that this misses nothing, the agent is PID 1 of its own namespace, or in a Landlock domain that it can't
+signal out of.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from . import files
+from .frames import CHUNK, Frames, Head, pack, write_all
+from .interpreter import Interpreter, connect, start
+from .process_tree import NAP, ProcessTree, describe_exit
+from .streams import Capture, Feed, take_all
+
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+MIN_ERROR = 4096
+"""Bytes kept of a command's stderr, at least: why a file can't be read has to fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the host wants: the head of its frame, and the body."""
+
+    op: str
+    id: int
+    body: bytes
+    argv: tuple[str, ...] = ()
+    cwd: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""
+    timeout: float = 30.0
+    keep: int = 4096
+
+
+class Agent:
+    """One sandbox's state: its host, the call that it is at, its processes, its interpreter."""
+
+    def __init__(
+        self,
+        requests: int,
+        replies: int,
+        *,
+        home: str,
+        confine: Callable[[], None],
+        receive: Callable[[], tuple[bytes, Sequence[int]]] | None = None,
+    ) -> None:
+        self.requests, self.replies = requests, replies
+        self.receive = receive or (lambda: (os.read(requests, CHUNK), ()))
+        """Reads what the host sent, and the descriptors that came along."""
+        self.lent: list[int] = []
+        self.home = home
+        self.frames = Frames()
+        self.waiting: deque[Request] = deque()
+        self.call = -1
+        self.cancelled: set[int] = set()
+        self.worker: int | None = None
+        self.interpreter: Interpreter | None = None
+        """The connections to the worker, if it isn't lent to the host."""
+        self.processes = ProcessTree(confine)
+
+    def serve(self) -> NoReturn:
+        """Answer until the host goes away; then end everything."""
+        os.environ.clear()
+        os.environ.update(ENVIRONMENT, HOME=self.home)
+        if self.home != files.WORK:
+            os.environ["TMPDIR"] = str(Path(self.home).parent / "tmp")
+        try:
+            self._serve()
+        except (EOFError, ConnectionError):
+            self.stop()
+        finally:  # a fault of its own: nobody is left to answer for what runs
+            self.processes.end()
+            os._exit(1)
+
+    def stop(self) -> NoReturn:
+        """End everything, this process included."""
+        self.processes.end()
+        os._exit(0)
+
+    def _serve(self) -> None:
+        answers = {
+            **{"exec": self._exec, "read": self._read, "write": self._write},
+            **{"python": self._python, "lend": self._lend, "end": self._end},
+        }
+        write_all(self.replies, pack({"ready": True}))
+        while True:
+            self._wait(lambda: bool(self.waiting), float("inf"), {})
+            request = self.waiting.popleft()
+            self.call = request.id
+            try:
+                answer, body = answers[request.op](request)
+            except OSError as error:
+                answer, body = {"failed": f"{request.op}: {error}"}, b""
+            self.call = -1
+            self.cancelled.discard(request.id)
+            write_all(self.replies, pack({"id": request.id, **answer}, body))
+
+    # One method per kind of request
+
+    def _exec(self, request: Request) -> tuple[Head, bytes]:
+        def become() -> None:
+            try:
+                os.chdir(files.locate(request.cwd, self.home))
+            except OSError as error:
+                raise NotADirectoryError(f"cwd {request.cwd}: {error.strerror}") from None
+            try:
+                os.execvpe(request.argv[0], request.argv, {**os.environ, **request.env})
+            except FileNotFoundError:
+                raise FileNotFoundError(f"{request.argv[0]}: no such program") from None
+
+        return self._run(request, become)
+
+    def _read(self, request: Request) -> tuple[Head, bytes]:
+        path = files.locate(request.path, self.home)
+        answer, body = self._run(request, lambda: files.send(path, request.keep))
+        problem = _problem(answer, body)
+        return {"problem": problem}, b"" if problem else body
+
+    def _write(self, request: Request) -> tuple[Head, bytes]:
+        path = files.locate(request.path, self.home)
+        return {"problem": _problem(*self._run(request, lambda: files.receive(path)))}, b""
+
+    def _run(self, request: Request, run: Callable[[], None]) -> tuple[Head, bytes]:
+        """Run a process to its end, and end what it leaves behind."""
+        expires = time.monotonic() + request.timeout
+        child = self.processes.start_piped(run)
+        captures = (Capture(child.out, request.keep), Capture(child.err, max(request.keep, MIN_ERROR)))
+        try:
+            expired = self._wait(
+                lambda: child.pid in self.processes.ended,
+                expires,
+                {capture.fd: capture.drain for capture in captures},
+                Feed(child.stdin, request.body, child.close_stdin),
+            )
+            self.processes.end(spare=self.worker)
+            for capture in captures:
+                capture.drain_all()
+        finally:
+            child.close()
+        return take_all({"code": self.processes.ended.pop(child.pid, -signal.SIGKILL), "expired": expired}, captures)
+
+    def _python(self, request: Request) -> tuple[Head, bytes]:
+        expires = time.monotonic() + request.timeout
+        if self.interpreter is None:
+            self.interpreter, ends = connect()
+            self.worker = start(self.processes, self.home, ends)
+        interpreter = self.interpreter
+        frame, captures = interpreter.begin(request.id, request.body, request.keep)
+        expired = self._wait(
+            lambda: interpreter.answer is not None or interpreter.broken or self.worker in self.processes.ended,
+            expires,
+            {
+                interpreter.answers.fileno(): lambda: interpreter.listen(request.id),
+                **{capture.fd: capture.drain for capture in captures},
+            },
+            Feed(interpreter.requests.fileno(), frame),
+        )
+        answer = interpreter.outcome(expired)
+        lost = answer["lost"] is True
+        if lost:
+            ended = self._end_interpreter()
+            answer["error"] = None if expired else ended
+        for capture in captures:
+            if capture.total or lost:  # what was printed before the answer was seen with it
+                capture.drain_all()
+        if lost:
+            interpreter.close()
+            self.interpreter = None
+        return take_all(answer, captures)
+
+    def _lend(self, request: Request) -> tuple[Head, bytes]:
+        if self.worker is not None:
+            self._end_interpreter()
+        ends, self.lent = self.lent, []
+        if len(ends) != 4:
+            raise OSError(f"{len(ends)} descriptors came along, not 4")
+        self.worker = start(self.processes, self.home, (ends[0], ends[1], ends[2], ends[3]))
+        return {}, b""
+
+    def _end(self, request: Request) -> tuple[Head, bytes]:
+        return {"error": self._end_interpreter()}, b""
+
+    def _end_interpreter(self) -> str:
+        """End everything; return how the interpreter had ended, if it had."""
+        time.sleep(NAP)  # who closed the channel has probably just ended
+        self.processes.reap()
+        how = f"the interpreter {describe_exit(self.processes.ended.get(self.worker or 0))}"
+        self.processes.end()
+        self.processes.ended.pop(self.worker or 0, None)
+        self.worker = None
+        return how
+
+    # What they share
+
+    def _wait(
+        self,
+        done: Callable[[], bool],
+        expires: float,
+        readers: Mapping[int, Callable[[], bool]],
+        feed: Feed | None = None,
+    ) -> bool:
+        """Serve what comes in until `done`; return whether the time expired, or the call was cancelled, before.
+
+        Args:
+            done: looked at whenever something happened.
+            expires: as `time.monotonic` counts.
+            readers: what to call when a descriptor is readable; False ends that.
+            feed: what is to be written meanwhile.
+        """
+        events = select.poll()
+        wanted = dict.fromkeys((self.requests, self.processes.wake, *readers), select.POLLIN)
+        if feed is not None and feed.push():
+            wanted[feed.fd] = select.POLLOUT
+        for fd, mask in wanted.items():
+            events.register(fd, mask)
+        while not done():
+            left = expires - time.monotonic()
+            if left <= 0 or self.call in self.cancelled:
+                return True
+            for fd, _ in events.poll(None if left == float("inf") else left * 1000 + 1):
+                if fd == self.requests:
+                    self._receive()
+                elif fd == self.processes.wake:
+                    os.read(fd, CHUNK)
+                    self.processes.reap()
+                elif feed is not None and fd == feed.fd:
+                    if not feed.push():
+                        events.unregister(fd)
+                elif not readers[fd]():
+                    events.unregister(fd)
+        return False
+
+    def _receive(self) -> None:
+        """Take what the host sent."""
+        data, lent = self.receive()
+        self.lent += lent
+        if not data:
+            raise EOFError("the host is gone")
+        self.frames.feed(data)
+        while (frame := self.frames.pop()) is not None:
+            head, body = frame
+            if head["op"] == "cancel":
+                self.cancelled.add(cast(int, head["id"]))
+            else:
+                self.waiting.append(Request(body=body, **cast("dict[str, Any]", head)))
+
+
+def _problem(answer: Head, output: bytes) -> str | None:
+    """Return what kept a file from being read or written."""
+    if answer["expired"]:
+        return "it took too long"
+    if answer["code"] == 0:
+        return None
+    return output[cast(int, answer["out"]) :].decode(errors="backslashreplace").strip() or f"status {answer['code']}"

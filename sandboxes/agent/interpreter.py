@@ -1,0 +1,110 @@
+"""The stateful Python interpreter as seen from outside: by the agent, or by the host where that can reach the worker.
+
+`worker` is the other side. Whoever drives it holds an `Interpreter`, these ends of its connections; the process is the
+agent's.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass, field
+
+from . import worker
+from .frames import CHUNK, FrameError, Frames, Head, pack
+from .process_tree import ProcessTree
+from .streams import Capture
+
+MAX_TEXT = 64 * 1024
+"""Characters kept of a value and of a traceback, at most."""
+_MAX_ANSWER = 24 * MAX_TEXT + 4096
+"""Bytes of the head of an answer, which has no body: two such texts of characters that JSON escapes with twelve."""
+Ends = tuple[int, int, int, int]
+"""The descriptors that a worker is given: where requests come in, stdout, stderr, and where answers go out."""
+
+
+@dataclass(slots=True)
+class Interpreter:
+    """One side's ends, none of which blocks, and what came over them in this call.
+
+    They are pipes, as code can send anything over a socket that it holds. A descriptor that nobody wants is closed by
+    whoever reads the socket, and to close a TCP connection with SO_LINGER can take the reader a minute.
+    """
+
+    requests: io.FileIO
+    answers: io.FileIO
+    out: io.FileIO
+    err: io.FileIO
+    frames: Frames = field(default_factory=lambda: Frames(_MAX_ANSWER, 0))
+    answer: Head | None = None
+    broken: bool = False
+    """Whether the worker closed the channel, or sent what is no frame."""
+
+    def begin(self, call: int, code: bytes, keep: int) -> tuple[bytes, tuple[Capture, Capture]]:
+        """Begin a call; return the frame that asks for it, and what will take the output."""
+        self.answer = None
+        captures = Capture(self.out.fileno(), keep), Capture(self.err.fileno(), keep)
+        return pack({"id": call, "keep": min(keep, MAX_TEXT)}, code), captures
+
+    def listen(self, call: int) -> bool:
+        """Read the answer to a call; what answers another is forged or late. Return whether there can be more."""
+        try:
+            data = os.read(self.answers.fileno(), CHUNK)
+            self.frames.feed(data)
+            while (frame := self.frames.pop()) is not None:
+                if frame[0].get("id") == call:
+                    self.answer = frame[0]
+        except BlockingIOError:
+            return True
+        except (OSError, FrameError):
+            data = b""
+        self.broken = not data
+        return not self.broken
+
+    def outcome(self, expired: bool) -> Head:
+        """Return how the call went, but for its output."""
+        answer = self.answer or {}
+        texts = {key: _text(answer.get(key)) for key in ("value", "error")}
+        return {**texts, "lost": self.answer is None, "expired": expired}
+
+    def close(self) -> None:
+        """Close these ends: a worker that hears of it ends."""
+        for end in (self.requests, self.answers, self.out, self.err):
+            end.close()
+
+
+def connect() -> tuple[Interpreter, Ends]:
+    """Return an interpreter's connections: these ends, and those that its worker is to be started with."""
+    inner_requests, requests = os.pipe2(os.O_CLOEXEC)
+    (answers, inner_answers), (out, inner_out), (err, inner_err) = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
+    for fd in (requests, answers, out, err):
+        os.set_blocking(fd, False)
+    ours = Interpreter(io.FileIO(requests, "w"), io.FileIO(answers), io.FileIO(out), io.FileIO(err))
+    return ours, (inner_requests, inner_out, inner_err, inner_answers)
+
+
+def start(processes: ProcessTree, home: str, ends: Ends) -> int:
+    """Start a worker with nothing in it, and close this process's copies of its ends; return the process's number.
+
+    Raises:
+        OSError: if there can't be another process.
+    """
+
+    def run() -> None:
+        os.chdir(home)
+        worker.serve(4, 3)
+
+    requests, out, err, answers = ends
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return processes.start(run, (nothing, out, err, answers, requests))
+    finally:
+        for fd in (nothing, *ends):
+            os.close(fd)
+
+
+def _text(value: object) -> str | None:
+    """Return a text of foreign code's, without half surrogates, which no encoding has."""
+    if value is None:
+        return None
+    return worker.shorten(str(value).encode("utf-8", "backslashreplace").decode(), MAX_TEXT)

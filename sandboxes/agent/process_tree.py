@@ -1,0 +1,259 @@
+"""The processes of a sandbox: started with pipes, reaped, and ended without missing one."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PATIENCE = 5.0
+"""Seconds that killed processes get to disappear: one that is short of processor time takes its time to die."""
+NAP = 0.0005
+"""Seconds between two looks. Never spin: what was killed needs the sandbox's share of the processor to die."""
+PROC = Path("/proc")
+_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that was started, and this side's ends of its pipes, none of which blocks."""
+
+    pid: int
+    stdin: int
+    out: int
+    err: int
+
+    def close_stdin(self) -> None:
+        """Tell it that no more comes."""
+        if self.stdin >= 0:
+            os.close(self.stdin)
+        self.stdin = -1
+
+    def close(self) -> None:
+        """Close the pipes."""
+        self.close_stdin()
+        os.close(self.out)
+        os.close(self.err)
+
+
+class ProcessTree:
+    """All processes that descend from this one, which reaps them."""
+
+    def __init__(self, confine: Callable[[], None]) -> None:
+        self._confine = confine
+        """Called in each process that will run foreign code: what it may do less than this one."""
+        self.on_start: Callable[[], None] = lambda: None
+        """Called after each process that was started."""
+        self.ended: dict[int, int] = {}
+        """How those ended that `start` made, by process id: the exit status, or minus the signal."""
+        self._known: set[int] = set()
+        libc = ctypes.CDLL(None)
+        self._prctl = libc.prctl
+        self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # foreign code of the same user can't trace this process
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """Readable when a process may have ended."""
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        self._bounded = _signals_are_bounded()
+
+    def start(self, run: Callable[[], None], descriptors: Sequence[int]) -> int:
+        """Run a function in a new process, of a new session; return its number.
+
+        Args:
+            run: ends by exec, or by returning for a status of 0; an OSError ends it with 127 or 126, and its message.
+            descriptors: what the process has as 0, 1, 2 and so on; it has no others.
+
+        Raises:
+            OSError: if no process can be made even after all others were killed.
+        """
+        pid = self._fork()
+        if pid == 0:
+            self._become(run, descriptors)
+        self._known.add(pid)
+        self.ended.pop(pid, None)  # of another one, which had the same number
+        self.on_start()
+        return pid
+
+    def start_piped(self, run: Callable[[], None]) -> Child:
+        """Run a function in a new process, as `start` does, with pipes for stdin, stdout and stderr."""
+        inner_in, stdin = os.pipe2(os.O_CLOEXEC)
+        out, inner_out = os.pipe2(os.O_CLOEXEC)
+        err, inner_err = os.pipe2(os.O_CLOEXEC)
+        inner = (inner_in, inner_out, inner_err)
+        try:
+            pid = self.start(run, inner)
+        except OSError:
+            for fd in (stdin, out, err):
+                os.close(fd)
+            raise
+        finally:
+            for fd in inner:
+                os.close(fd)
+        for fd in (stdin, out, err):
+            os.set_blocking(fd, False)
+        return Child(pid, stdin, out, err)
+
+    def reap(self) -> bool:
+        """Note who has ended; return whether anybody is left."""
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                pid, status = ended
+                if pid in self._known:
+                    self._known.remove(pid)
+                    self.ended[pid] = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:
+            return False
+        return True
+
+    def end(self, spare: int | None = None) -> bool:
+        """Kill everybody, but for `spare` where that is possible; return whether it was.
+
+        Raises:
+            OSError: if there is somebody who can't be killed.
+        """
+        if spare is not None and self._bounded and self._end_others(spare):
+            return True
+        until = time.monotonic() + PATIENCE
+        while True:
+            self.kill()
+            if not self.reap():
+                return False
+            if time.monotonic() > until:
+                raise OSError(f"processes that were killed are still there after {PATIENCE:g} s")
+            time.sleep(NAP)
+
+    def kill(self) -> None:
+        """Kill everybody at once: the kernel does it in one step, in which nobody can fork."""
+        if self._bounded:
+            _kill(-1)
+        else:  # whose parent ends becomes a child of this process: again and again, that finds them all but a storm
+            for pid in _children():
+                _kill(pid)
+
+    def _end_others(self, spare: int) -> bool:
+        """Kill all but one; return whether they are gone: somebody may go on making new ones."""
+        until, calm = time.monotonic() + 1.0, 0
+        while time.monotonic() < until:
+            self.reap()
+            try:
+                numbers = [int(path.name) for path in PROC.iterdir() if path.name.isdigit()]
+                others = [pid for pid in numbers if self._lives(pid, spare)]
+            except OSError:
+                return False
+            calm = 0 if others else calm + 1
+            if calm == 2:  # one look can miss the child of a process that ended meanwhile
+                return True
+            for pid in others:
+                _kill(pid)
+            if others:
+                time.sleep(NAP)
+        return False
+
+    def _lives(self, pid: int, spare: int) -> bool:
+        """Whether it is one of ours that runs: not a zombie that somebody else should reap."""
+        if pid in (1, os.getpid(), spare):
+            return False
+        try:
+            state, parent = _stat(pid)[:2]
+            os.kill(pid, 0)
+        except OSError:
+            return False
+        return state != b"Z" or int(parent) == os.getpid()
+
+    def _fork(self) -> int:
+        try:
+            return os.fork()
+        except OSError:  # others have used up the processes
+            self.end()
+            return os.fork()
+
+    def _become(self, run: Callable[[], None], descriptors: Sequence[int]) -> None:
+        """Run a function in the process that was just forked; never return."""
+        status = 126
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                signal.signal(number, signal.SIG_DFL)
+            os.setsid()
+            above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in descriptors]  # out of the way of one another
+            for i, fd in enumerate(above):
+                os.dup2(fd, i)
+            os.closerange(len(above), os.sysconf("SC_OPEN_MAX"))
+            self._prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+            _offer_to_oom_killer()
+            self._confine()
+            run()
+            status = 0
+        except FileNotFoundError as error:
+            status = 127
+            _complain(error)
+        except BaseException as error:
+            _complain(error)
+        finally:
+            os._exit(status)
+
+
+def describe_exit(status: int | None) -> str:
+    """Return how a process ended, by its exit status or minus its signal; None: it had not, and was killed."""
+    if status is None:
+        return "broke its connection and was killed"
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was killed by signal {-status}" + (" (out of memory?)" if status == -signal.SIGKILL else "")
+
+
+def _signals_are_bounded() -> bool:
+    """Whether `kill(-1)` from here reaches nobody outside: not even the process that started this one."""
+    if os.getpid() == 1 or os.getppid() == 0:
+        return True
+    try:
+        os.kill(os.getppid(), 0)
+    except PermissionError:
+        return True
+    return False
+
+
+def _children() -> list[int]:
+    """Return who has this process as its parent."""
+    found = []
+    for path in PROC.glob("[0-9]*"):
+        try:
+            if int(_stat(int(path.name))[1]) == os.getpid():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return a process's state, parent and so on; in front of them is its name, of any bytes."""
+    return (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:  # nobody there
+        return
+
+
+def _offer_to_oom_killer() -> None:
+    """Have the kernel, short of memory, take this process rather than the agent."""
+    try:
+        (PROC / "self" / "oom_score_adj").write_text("1000")
+    except OSError:
+        return
+
+
+def _complain(error: BaseException) -> None:
+    """Write to stderr what went wrong, as a program does."""
+    reason = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    os.write(2, f"{reason}\n".encode(errors="backslashreplace"))

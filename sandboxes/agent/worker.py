@@ -1,0 +1,95 @@
+"""The stateful interpreter of a sandbox: a process that runs piece after piece of Python in one `__main__`.
+
+The agent sends `{"id", "keep"}` with the code as the body; the answer is `{"id", "value", "error"}`. What the code
+prints goes to descriptors 1 and 2, which the agent drains. Nothing here is a protection: the code that runs can change
+all of it, and what it answers is its own business. The limits are drawn around this process.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import linecache
+import os
+import signal
+import sys
+import traceback
+import types
+from typing import NoReturn
+
+from .frames import CHUNK, Frames, pack, write_all
+
+
+def serve(requests: int, answers: int) -> NoReturn:
+    """Answer requests until the agent closes its end."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # an OSError instead, as Python has it
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        raw = io.FileIO(fd, "w", closefd=False)  # by the line, so that what was printed outlives a kill
+        text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
+        setattr(sys, name, text)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "replace")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.path.insert(0, "")
+    pid, count, frames = os.getpid(), 0, Frames()
+    while True:
+        while (frame := frames.pop()) is None:
+            data = os.read(requests, CHUNK)
+            if not data:
+                os._exit(0)
+            frames.feed(data)
+        head, code = frame
+        count += 1
+        value, error = _run(code, main.__dict__, f"<cell {count}>")
+        _flush()
+        if os.getpid() != pid:  # the code forked, and this is the child
+            os._exit(0)
+        keep = int(str(head["keep"]))
+        answer = {"id": head["id"], "value": shorten(value, keep), "error": shorten(error, keep)}
+        write_all(answers, pack(answer))
+
+
+def shorten(text: str | None, keep: int) -> str | None:
+    """Return a text of at most `keep` characters: its head and its tail."""
+    if text is None or len(text) <= keep:
+        return text
+    tail = keep // 2
+    return f"{text[: keep - tail]}\n[... {len(text) - keep} characters left out ...]\n{text[len(text) - tail :]}"
+
+
+def _run(code: bytes, namespace: dict[str, object], name: str) -> tuple[str | None, str | None]:
+    """Return the `repr` of a last expression, and the traceback of an exception."""
+    try:
+        source = code.decode("utf-8", "surrogatepass")
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        tree = ast.parse(source, name)
+        last = tree.body[-1] if tree.body else None
+        if not isinstance(last, ast.Expr):
+            exec(compile(tree, name, "exec"), namespace)
+            return None, None
+        if len(tree.body) > 1:
+            exec(compile(ast.Module(tree.body[:-1], tree.type_ignores), name, "exec"), namespace)
+        value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
+        return (None if value is None else str(repr(value))), None
+    except BaseException as error:
+        return None, _describe(error, name)
+
+
+def _describe(error: BaseException, name: str) -> str:
+    try:
+        here = error.__traceback__
+        while here is not None and here.tb_frame.f_code.co_filename != name:
+            here = here.tb_next  # leaves out this file, and the parser
+        error.__traceback__ = here
+        return "".join(traceback.format_exception(error))
+    except BaseException:
+        return f"{type(error).__name__}: an exception that can't be printed"
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:  # the code replaced or closed it
+            continue

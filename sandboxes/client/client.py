@@ -1,0 +1,345 @@
+"""The host's side of an agent: a `Sandbox` whose agent answers at the other end of a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.agent.frames import CHUNK, MAX_BODY, FrameError, Frames, Head, pack
+from agent_rl.sandboxes.base import (
+    DEFAULT_TIMEOUT,
+    MAX_FILE,
+    MAX_OUTPUT,
+    Command,
+    ExecResult,
+    FileAccessError,
+    PythonResult,
+    Sandbox,
+    check_call,
+)
+from agent_rl.sandboxes.client.interpreter import DirectInterpreter
+
+T = TypeVar("T")
+GRACE = 10.0
+"""Seconds beyond a call's own timeout until the agent is held to be lost: it ends what is late itself."""
+FILE_TIMEOUT = 30.0
+EngineOutput = tuple[Head, bytes]
+
+
+class EndedByCodeError(Exception):
+    """The sandbox is gone, by what its code did."""
+
+
+async def _no_failure() -> str | None:
+    return None
+
+
+class AgentSandbox(Sandbox):
+    """A sandbox that is reached over a socket; `await ready()` comes first.
+
+    Args:
+        sock: the connection; it is this object's from now on.
+        name: who holds it, for messages.
+        expires: when it ends by itself, as `time.monotonic` counts.
+        kill: ends the sandbox at once, without waiting; more than once does no harm.
+        ended: waits until nothing is left of it.
+        host_failure: says what has failed of what the sandbox runs on; None if nothing has.
+        decode: takes the agent's bytes out of what the socket brings, where there is more.
+        direct: whether the socket carries descriptors, so that the interpreter can be lent.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        name: str = "",
+        expires: float = float("inf"),
+        kill: Callable[[], None],
+        ended: Callable[[], Awaitable[None]],
+        host_failure: Callable[[], Awaitable[str | None]] = _no_failure,
+        decode: Callable[[bytes], bytes] | None = None,
+        direct: bool = False,
+    ) -> None:
+        sock.setblocking(False)
+        self.name, self._sock = name, sock
+        self._kill, self._ended, self._host_failure = kill, ended, host_failure
+        self._decode = decode
+        self._direct = direct
+        self._interpreter: DirectInterpreter | None = None
+        self._frames = Frames()
+        self._turn = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._count = 0
+        self._call: object = None
+        self._answer: asyncio.Future[EngineOutput] | None = None
+        self._lost: str | None = None
+        self._expires = expires
+        self._has_run_code = False
+        self._ended_by_host = False
+
+    def __repr__(self) -> str:
+        return f"AgentSandbox({self.name!r}{'' if self._lost is None else ', lost'})"
+
+    async def ready(self, timeout: float) -> None:
+        """Wait for the agent's first frame.
+
+        Raises:
+            SandboxError: if it doesn't come, or says what went wrong.
+        """
+        async with self._turn:
+            head, _ = await self._await_answer(None, b"", timeout)
+        if head.get("ready") is not True:
+            reason = str(head.get("failed", head))
+            self._lose(reason)
+            raise SandboxError(f"no sandbox could be made: {reason}")
+
+    async def run_command(self, command: Command) -> ExecResult:
+        """Run a command to its end; whatever it leaves running in the background is ended, too."""
+        head: Head = {
+            **{"argv": command.argv, "cwd": command.cwd, "env": command.env},
+            **{"timeout": command.timeout, "keep": command.max_output},
+        }
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        try:
+            head, body = await self._run_code(self._request("exec", head, command.input, command.timeout))
+        except EndedByCodeError as end:
+            return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
+        out, err = _split(head, body)
+        return ExecResult(
+            *(_int(head, "code"), out, err, head["expired"] is True, head["cut"] is True), seconds=loop.time() - start
+        )
+
+    async def run_python(
+        self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
+    ) -> PythonResult:
+        """Run code in the sandbox's interpreter, which keeps its variables from call to call."""
+        check_call(timeout, max_output)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        source = code.encode("utf-8", "surrogatepass")
+        if len(source) > MAX_BODY:
+            raise ConfigError(f"code of {len(source)} bytes; at most {MAX_BODY} are run")
+        if self._direct:
+            call = self._run_directly(source, timeout, max_output)
+        else:
+            call = self._request("python", {"timeout": timeout, "keep": max_output}, source, timeout)
+        try:
+            head, body = await self._run_code(call)
+        except EndedByCodeError as end:
+            return without_sandbox(end)
+        out, err = _split(head, body)
+        return PythonResult(
+            out,
+            err,
+            _text(head, "value"),
+            _text(head, "error"),
+            timed_out=head["expired"] is True,
+            truncated=head["cut"] is True,
+            state_lost=head["lost"] is True,
+            seconds=loop.time() - start,
+        )
+
+    async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
+        """Return a regular file's bytes."""
+        if not 0 <= max_bytes <= MAX_BODY:
+            raise ConfigError(f"max_bytes={max_bytes}; give 0 to {MAX_BODY}")
+        return (await self._access_file("read", {"path": path, "keep": max_bytes}, b""))[1]
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file, and the folders above it."""
+        if len(data) > MAX_BODY:
+            raise FileAccessError(f"{path} would have {len(data)} bytes; at most {MAX_BODY} are written")
+        await self._access_file("write", {"path": path}, data)
+
+    async def close(self) -> None:
+        """End everything in it and give back what it held."""
+        self._ended_by_host = True
+        self._lose("the sandbox was closed")
+        await self._ended()
+
+    async def _access_file(self, op: str, head: Head, body: bytes) -> EngineOutput:
+        try:
+            answer = await self._attribute(self._request(op, head, body, FILE_TIMEOUT))
+        except EndedByCodeError as end:
+            raise FileAccessError(str(end)) from None
+        if answer[0].get("problem") is not None:
+            raise FileAccessError(str(answer[0]["problem"]))
+        return answer
+
+    async def _run_code(self, call: Awaitable[T]) -> T:
+        """Await a call that runs foreign code."""
+        self._has_run_code = self._has_run_code or self._lost is None
+        return await self._attribute(call)
+
+    async def _attribute(self, call: Awaitable[T]) -> T:
+        """Await a call; if the sandbox is lost, find out by whose fault.
+
+        Raises:
+            SandboxError: if it is not the code's.
+            EndedByCodeError: if it is, as far as can be seen.
+        """
+        try:
+            return await call
+        except SandboxError as error:
+            if self._ended_by_host or not self._has_run_code:
+                raise
+            if time.monotonic() >= self._expires:
+                raise SandboxError(f"{error}, as its lifetime was over; ask for more in open(lifetime=...)") from error
+            failure = await self._host_failure()
+            if failure is not None:
+                raise SandboxError(f"{error}; {failure}") from error
+            raise EndedByCodeError(f"{error}. The code in it ended it; nothing runs in it any more") from None
+
+    async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> EngineOutput:
+        async with self._turn:
+            return await self._ask(op, head, body, timeout)
+
+    async def _run_directly(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
+        async with self._turn:
+            interpreter = self._interpreter = self._interpreter or await self._lend()
+            self._count += 1
+            lost = True
+            try:
+                head, body = await interpreter.run(self._count, source, timeout, keep)
+                lost = head["lost"] is True
+            except asyncio.CancelledError:
+                await self._send(asyncio.get_running_loop(), pack({"op": "end", "id": self._count}))
+                raise
+            finally:
+                if lost:
+                    interpreter.close()
+                    self._interpreter = None
+        return head, body
+
+    async def _lend(self) -> DirectInterpreter:
+        """Have the agent start an interpreter whose other ends are here."""
+
+        async def bury() -> str:
+            return str((await self._ask("end", {}, b"", 0.0))[0].get("error"))
+
+        interpreter = DirectInterpreter(bury)
+        try:
+            await self._ask("lend", {}, b"", 0.0, interpreter.ends)
+        except BaseException:
+            interpreter.close()
+            raise
+        finally:
+            interpreter.handed_over()
+        return interpreter
+
+    async def _ask(self, op: str, head: Head, body: bytes, timeout: float, fds: Sequence[int] = ()) -> EngineOutput:
+        """Send a request, with descriptors, and return the answer; it has to be one's turn."""
+        self._count += 1
+        try:
+            frame = pack({"op": op, "id": self._count, **head}, body)
+        except FrameError as error:
+            raise ConfigError(f"{op}: {error}") from None
+        head, body = await self._await_answer(self._count, frame, timeout + GRACE, fds)
+        if "failed" in head:
+            self._lose(str(head["failed"]))
+            self._check_held()
+        return head, body
+
+    async def _await_answer(self, call: object, frame: bytes, timeout: float, fds: Sequence[int] = ()) -> EngineOutput:
+        """Send a frame and wait for the answer; if that is cancelled, have the agent end what it does."""
+        self._check_held()
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            loop.add_reader(self._sock, self._receive)
+            self._loop = loop
+        answer: asyncio.Future[EngineOutput] = loop.create_future()
+        self._call, self._answer = call, answer
+        alarm = loop.call_later(timeout, self._lose, f"it did not answer within {timeout:g} s")
+        sent = False
+        try:
+            await self._send(loop, frame, fds)
+            sent = True
+            return await answer
+        except asyncio.CancelledError:
+            if not sent:
+                self._ended_by_host = True
+                self._lose("a call was cancelled halfway through its request")
+            elif self._lost is None and (answer.cancelled() or not answer.done()):
+                await self._send(loop, pack({"op": "cancel", "id": call}))
+            raise
+        finally:
+            alarm.cancel()
+            self._answer = None
+
+    async def _send(self, loop: asyncio.AbstractEventLoop, frame: bytes, fds: Sequence[int] = ()) -> None:
+        sent = 0
+        try:
+            with contextlib.suppress(BlockingIOError):
+                sent = socket.send_fds(self._sock, [frame], fds) if fds else self._sock.send(frame) if frame else 0
+            if sent < len(frame):
+                await loop.sock_sendall(self._sock, memoryview(frame)[sent:])
+        except OSError as error:
+            self._lose(f"its connection broke: {error}")
+
+    def _receive(self) -> None:
+        """Take what the agent sent; an answer that nobody waits for is to a call that was cancelled."""
+        try:
+            data = self._sock.recv(CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose("its agent ended")
+            return
+        try:
+            self._frames.feed(data if self._decode is None else self._decode(data))
+            while (frame := self._frames.pop()) is not None:
+                answer = self._answer
+                if answer is not None and not answer.done() and frame[0].get("id") == self._call:
+                    answer.set_result(frame)
+        except FrameError as error:
+            self._lose(str(error))
+
+    def _check_held(self) -> None:
+        if self._lost is not None:
+            raise SandboxError(f"the sandbox was lost: {self._lost}")
+
+    def _lose(self, reason: str) -> None:
+        """End the sandbox, for good; whoever waits for an answer gets to know why."""
+        if self._lost is not None:
+            return
+        self._lost = reason
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(SandboxError(f"the sandbox was lost: {reason}"))
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._sock)
+        self._sock.close()
+        if self._interpreter is not None:
+            self._interpreter.close()
+        self._kill()
+
+
+def _split(head: Head, body: bytes) -> tuple[str, str]:
+    """Return stdout and stderr as text."""
+    n = _int(head, "out")
+    return body[:n].decode("utf-8", "backslashreplace"), body[n:].decode("utf-8", "backslashreplace")
+
+
+def _int(head: Head, key: str) -> int:
+    value = head.get(key)
+    if not isinstance(value, int):
+        raise SandboxError(f"the sandbox's agent answered {key}={value!r}, which is no number")
+    return value
+
+
+def _text(head: Head, key: str) -> str | None:
+    value = head.get(key)
+    return value if value is None else str(value)
+
+
+def without_sandbox(end: Exception) -> PythonResult:
+    """Return the result of code whose sandbox is gone."""
+    return PythonResult("", "", error=f"{end}\n", state_lost=True, sandbox_lost=True)

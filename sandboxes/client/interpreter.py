@@ -1,0 +1,171 @@
+"""The host's own line to the interpreter of a local sandbox, without the agent in between.
+
+The agent starts the worker, and ends it. Through a call it sleeps, so that one process wakes up instead of two. What
+arrives here was written by foreign code: so frames have a limit, output is read at a limited rate, and nobody reads
+what nobody asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar
+
+from agent_rl.sandboxes.agent.frames import Head
+from agent_rl.sandboxes.agent.interpreter import Ends, connect
+from agent_rl.sandboxes.agent.streams import Capture, take_all
+
+SHORTEST, LONGEST = 0.001, 0.05
+"""Seconds between two looks at the output of a call: the shortest while there is some, ever longer ones while not."""
+MOMENT = 0.0001 if (os.cpu_count() or 1) > 1 else 0.0
+"""Seconds for which a call that is alone waits awake: most answers come within it, and to wake up takes as long."""
+
+
+class DirectInterpreter:
+    """An interpreter, by these ends of its connections; its worker is to be started at the others.
+
+    Args:
+        bury: ends everything in the sandbox, and returns how the worker had ended.
+    """
+
+    _under_way: ClassVar[int] = 0
+    """Calls, of all interpreters."""
+
+    def __init__(self, bury: Callable[[], Awaitable[str]]) -> None:
+        self._end_interpreter = bury
+        self._ours, self._theirs = connect()
+        self._arrivals = select.poll()
+        self._arrivals.register(self._ours.answers, select.POLLIN)
+        self._listener: asyncio.AbstractEventLoop | None = None
+        self._call = 0
+        self._done: asyncio.Future[None] | None = None
+        """Of the call that is under way: set when its answer is there, or none can come."""
+        self._look: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def ends(self) -> Ends:
+        """What the worker is to be started with."""
+        return self._theirs
+
+    def handed_over(self) -> None:
+        """Close this process's copies of `ends`."""
+        for fd in self._theirs:
+            os.close(fd)
+
+    async def run(self, call: int, code: bytes, timeout: float, keep: int) -> tuple[Head, bytes]:
+        """Run code; answer as the agent does. An interpreter that is lost is of no use any more.
+
+        Raises:
+            SandboxError: if the sandbox is lost.
+        """
+        loop = asyncio.get_running_loop()
+        self._listen(loop)
+        frame, captures = self._ours.begin(call, code, keep)
+        self._call, self._done = call, loop.create_future()
+        self._look_later(loop, captures, SHORTEST)
+        alarm = loop.call_later(timeout, self._settle)
+        DirectInterpreter._under_way += 1
+        try:
+            await self._send(loop, frame, self._done)
+            self._wait_awake(self._done)
+            await (asyncio.sleep(0) if self._done.done() else self._done)  # either way, others have their turn
+        finally:
+            DirectInterpreter._under_way -= 1
+            alarm.cancel()
+            self._done = None
+            if self._look is not None:
+                self._look.cancel()
+        expired = self._ours.answer is None and not self._ours.broken
+        head = self._ours.outcome(expired)
+        if head["lost"]:
+            ended = await self._end_interpreter()
+            head["error"] = None if expired else ended
+        for capture in captures:
+            capture.drain_all()
+        return take_all(head, captures)
+
+    def close(self) -> None:
+        """Close these ends; with a call under way, only have it end without an answer."""
+        if self._done is not None:
+            self._give_up()
+        elif not self._closed:
+            self._closed = True
+            self._deafen()
+            self._ours.close()
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop is not self._listener:
+            self._deafen()
+            loop.add_reader(self._ours.answers, self._receive)
+            self._listener = loop
+
+    def _deafen(self) -> None:
+        if self._listener is not None and not self._listener.is_closed():
+            self._listener.remove_reader(self._ours.answers)
+        self._listener = None
+
+    async def _send(self, loop: asyncio.AbstractEventLoop, frame: bytes, done: asyncio.Future[None]) -> None:
+        fd, rest = self._ours.requests.fileno(), memoryview(frame)
+        try:
+            while not done.done():
+                with contextlib.suppress(BlockingIOError):
+                    rest = rest[os.write(fd, rest) :]
+                if not rest:
+                    return
+                await _room(loop, fd, done)
+        except OSError:  # no process reads any more
+            self._give_up()
+
+    def _wait_awake(self, done: asyncio.Future[None]) -> None:
+        until = time.perf_counter() + MOMENT
+        while DirectInterpreter._under_way == 1 and not done.done() and time.perf_counter() < until:
+            if self._arrivals.poll(0):
+                self._receive()
+
+    def _give_up(self) -> None:
+        self._ours.broken = True
+        self._settle()
+
+    def _receive(self) -> None:
+        if self._done is None or self._done.done():  # unasked: it waits for the next call, which won't want it
+            self._deafen()
+            return
+        self._ours.listen(self._call)
+        if self._ours.answer is not None or self._ours.broken:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def _look_later(self, loop: asyncio.AbstractEventLoop, captures: Sequence[Capture], delay: float) -> None:
+        self._look = loop.call_later(delay, self._look_at_output, loop, captures, delay)
+
+    def _look_at_output(self, loop: asyncio.AbstractEventLoop, captures: Sequence[Capture], delay: float) -> None:
+        """Make room for more of it: a pipe holds 64 KiB, so this takes no more than 64 MB a second."""
+        before = sum(capture.total for capture in captures)
+        for capture in captures:
+            capture.drain()
+        more = sum(capture.total for capture in captures) > before
+        self._look_later(loop, captures, SHORTEST if more else min(2 * delay, LONGEST))
+
+
+async def _room(loop: asyncio.AbstractEventLoop, fd: int, done: asyncio.Future[None]) -> None:
+    """Wait until a pipe can be written to, or the call is over."""
+    wake = asyncio.Event()
+
+    def over(_: object) -> None:
+        wake.set()
+
+    loop.add_writer(fd, wake.set)
+    done.add_done_callback(over)
+    try:
+        await wake.wait()
+    finally:
+        loop.remove_writer(fd)
+        done.remove_done_callback(over)

@@ -1,0 +1,282 @@
+"""Sandboxes on this machine, without a daemon and without root: jails, or Landlock domains where there can't be any.
+
+    sandboxes = LocalSandboxes()
+    sandbox = await sandboxes.open(owner="episode-7")
+    result = await sandbox.run_python("print(6 * 7)")
+    await sandboxes.close()
+
+A zygote (`zygote.py`), started with an empty environment, forks them: nothing of this process's memory, environment
+or descriptors is in them, and when this process ends, however it does, so do they.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from agent_rl.concurrency import AsyncOnce
+from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.agent.agent import ENVIRONMENT
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
+from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.local.spec import Spec
+from agent_rl.sandboxes.registry import register_sandbox
+from agent_rl.sandboxes.verification import verify
+
+TIERS = ("jail", "landlock", "unsafe")
+ESSENTIAL = frozenset({Guarantee.FILES, Guarantee.NETWORK, Guarantee.SIGNALS, Guarantee.KERNEL, Guarantee.KILL_ALL})
+"""What a sandbox is not one without; the others bound what it uses up."""
+START_TIMEOUT = 30.0
+BOOT = Path(__file__).with_name("boot.py")
+_WITHOUT_CGROUPS: Capabilities = {
+    Guarantee.MEMORY: "RSS watchdog, best effort",
+    Guarantee.PROCESSES: "RLIMIT_NPROC",
+    Guarantee.CPU: "CPU affinity",
+}
+_CGROUPS = {"memory": Guarantee.MEMORY, "pids": Guarantee.PROCESSES, "cpu": Guarantee.CPU}
+"""What each controller keeps."""
+MECHANISMS: Mapping[str, Capabilities] = {
+    "jail": {
+        **_WITHOUT_CGROUPS,
+        Guarantee.FILES: "mount namespace, read-only binds",
+        Guarantee.NETWORK: "network namespace, seccomp",
+        Guarantee.SIGNALS: "PID namespace, seccomp",
+        Guarantee.KERNEL: "seccomp, no capabilities",
+        Guarantee.DISK: "sized tmpfs",
+        Guarantee.KILL_ALL: "PID namespace",
+    },
+    "landlock": {
+        **_WITHOUT_CGROUPS,
+        Guarantee.FILES: "Landlock",
+        Guarantee.NETWORK: "seccomp: no sockets",
+        Guarantee.SIGNALS: "Landlock scope, seccomp",
+        Guarantee.KERNEL: "seccomp, no capabilities",
+        Guarantee.DISK: None,
+        Guarantee.KILL_ALL: "Landlock scope",
+    },
+    "unsafe": dict.fromkeys(Guarantee),
+}
+"""What should keep each guarantee, where no cgroup does."""
+
+
+@register_sandbox("local")
+class LocalSandboxes:
+    """Opens sandboxes on this machine.
+
+    Args:
+        limits: of each sandbox, unless it is opened with others.
+        python: the interpreter that runs inside, with its standard library and no packages; this one if left out.
+        require: what has to be guaranteed, as `capabilities` finds; `ESSENTIAL` if left out.
+        tier: the kind of sandbox; the first of `TIERS` that works if left out.
+        allow_unsafe: where nothing else works, take processes that are limited but not isolated: for code you trust.
+        launcher: a command that runs the zygote, which is its arguments, such as `setpriv --reuid=...`.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        python: str | None = None,
+        require: Collection[Guarantee] | None = None,
+        tier: str | None = None,
+        allow_unsafe: bool = False,
+        launcher: Sequence[str] = (),
+    ) -> None:
+        if tier is not None and tier not in TIERS:
+            raise ConfigError(f"tier={tier!r}; choose one of {', '.join(TIERS)}")
+        if tier == "unsafe" and not allow_unsafe:
+            raise ConfigError("tier='unsafe' isolates nothing; if you trust the code, say so: allow_unsafe=True")
+        self.limits = limits or Limits()
+        self._python = python or sys.executable
+        self._require = frozenset(() if allow_unsafe else ESSENTIAL) if require is None else frozenset(require)
+        self._tiers = (tier,) if tier else TIERS[: 3 if allow_unsafe else 2]
+        self._launcher = tuple(launcher)
+        self._zygote: _Zygote | None = None
+        self._starting = threading.Lock()
+        self._required = AsyncOnce(self._verify_required)
+        self._slots = 0
+        self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
+
+    async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> AgentSandbox:
+        """Open a sandbox."""
+        if self._require:
+            await self._check_required()
+        return await self._spawn(owner, limits or self.limits, lifetime)
+
+    async def capabilities(self) -> Capabilities:
+        """Return what is guaranteed here and now, found by trying."""
+        claims = (await self._running()).claims()
+        return await verify(self._spawn, claims)
+
+    async def close(self) -> None:
+        """Close every sandbox that is still open, and the zygote."""
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)))
+        if self._zygote is not None:
+            zygote, self._zygote = self._zygote, None
+            await asyncio.to_thread(zygote.stop)
+
+    async def _verify_required(self) -> Capabilities:
+        claims = (await self._running()).claims()
+        return await verify(self._spawn, {guarantee: claims[guarantee] for guarantee in self._require})
+
+    async def _check_required(self) -> None:
+        found = await self._required.get()
+        missing = sorted(guarantee for guarantee in self._require if found[guarantee] is None)
+        if missing:
+            raise SandboxError(
+                f"local sandboxes can't guarantee {', '.join(missing)} here; `agent-rl sandbox doctor` says why. Use "
+                "another backend, or, for code that you trust, allow_unsafe=True"
+            )
+
+    async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+        zygote = await self._running()
+        self._slots += 1
+        expires = time.monotonic() + lifetime
+        spec = Spec(slot=self._slots, lifetime=lifetime, **asdict(limits))
+        ours, control = socket.socketpair()
+        lease, theirs = socket.socketpair()
+        with control, theirs:
+            await zygote.send(json.dumps(asdict(spec)).encode(), (control, theirs))
+        sandbox = AgentSandbox(
+            ours,
+            name=owner,
+            expires=expires,
+            kill=lambda: _shut(lease),
+            ended=lambda: _await_end(lease),
+            host_failure=zygote.failure,
+            direct=True,
+        )
+        self._open.add(sandbox)
+        try:
+            await sandbox.ready(START_TIMEOUT)
+        except BaseException:
+            await asyncio.shield(sandbox.close())
+            raise
+        return sandbox
+
+    async def _running(self) -> _Zygote:
+        """Return the zygote, started if there is none, or none any more."""
+        if self._zygote is None or not self._zygote.runs():
+            await asyncio.to_thread(self._start)
+        zygote = self._zygote
+        if zygote is None:
+            raise SandboxError("the sandboxes were closed while one was being opened")
+        return zygote
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._zygote is None or not self._zygote.runs():
+                if self._zygote is not None:
+                    self._zygote.stop()
+                self._zygote = _Zygote(self._python, self._tiers, self._launcher)
+
+
+class _Zygote:
+    """The process that forks sandboxes, and what it found out.
+
+    Raises:
+        SandboxError: if it doesn't start, or no kind of sandbox works here.
+    """
+
+    def __init__(self, python: str, tiers: Sequence[str], launcher: Sequence[str]) -> None:
+        if sys.platform != "linux":
+            raise SandboxError(f"local sandboxes need Linux, and this is {sys.platform}; use docker")
+        self._commands, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [*launcher, python, "-I", "-S", "-B", str(BOOT), str(theirs.fileno()), ",".join(tiers)],
+                    pass_fds=[theirs.fileno()],
+                    env=ENVIRONMENT,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._commands.close()
+                raise SandboxError(f"the zygote of the local sandboxes does not start: {error}") from error
+        self._commands.settimeout(START_TIMEOUT)
+        try:
+            hello = json.loads(self._commands.recv(65536) or b"{}")
+        except OSError as error:
+            hello = {"error": str(error)}
+        self._commands.setblocking(False)
+        self.tier = str(hello.get("tier", "none"))
+        self.refused: dict[str, str] = dict(hello.get("refused", {}))
+        self._controllers = frozenset(map(str, hello.get("controllers", ())))
+        if self.tier == "none":
+            complaint = self.stop().splitlines()
+            reasons = "; ".join([*(f"{tier}: {reason}" for tier, reason in self.refused.items()), *complaint[:1]])
+            raise SandboxError(
+                f"no local sandbox works here ({reasons}); use another backend, or, for code that you trust, "
+                "allow_unsafe=True"
+            )
+
+    def runs(self) -> bool:
+        """Whether it is still there: its end of the connection closes before its sandboxes end with it."""
+        hung_up = select.poll()
+        hung_up.register(self._commands, 0)
+        return self._process.poll() is None and self._commands.fileno() >= 0 and not hung_up.poll(0)
+
+    async def failure(self) -> str | None:
+        """Return what became of it; None if it runs."""
+        return None if self.runs() else "the zygote of the local sandboxes is gone"
+
+    def stop(self) -> str:
+        """End it, with all sandboxes; return what it complained of."""
+        self._commands.close()
+        try:
+            complaint = self._process.communicate(timeout=START_TIMEOUT)[1]
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its sandboxes end with it
+            complaint = self._process.communicate()[1]
+        return complaint.decode(errors="replace").strip()
+
+    async def send(self, message: bytes, sockets: Sequence[socket.socket]) -> None:
+        """Ask for a sandbox."""
+        fds = [sock.fileno() for sock in sockets]
+        while True:
+            try:
+                socket.send_fds(self._commands, [message], fds)
+                return
+            except BlockingIOError:  # many at once
+                await asyncio.sleep(0.002)
+            except OSError as error:
+                raise SandboxError(f"the zygote of the local sandboxes is gone: {error}; open another one") from error
+
+    def claims(self) -> Capabilities:
+        """Return by what mechanism each guarantee should be kept."""
+        limited = {_CGROUPS[controller]: f"cgroup {controller}" for controller in self._controllers}
+        return {**MECHANISMS[self.tier], **limited}
+
+
+def _shut(lease: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        lease.shutdown(socket.SHUT_WR)
+
+
+async def _await_end(lease: socket.socket) -> None:
+    """Wait until the zygote has let go of a sandbox."""
+    if lease.fileno() < 0:
+        return
+    lease.setblocking(False)
+    try:
+        async with asyncio.timeout(START_TIMEOUT):
+            await asyncio.get_running_loop().sock_recv(lease, 1)
+    except (TimeoutError, OSError) as error:
+        raise SandboxError(f"a sandbox that was told to end did not, or its zygote is gone: {error!r}") from error
+    finally:
+        lease.close()

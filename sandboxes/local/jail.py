@@ -1,0 +1,177 @@
+"""A jail: a process in namespaces of its own, with a root file system that holds what it may read and little else."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import resource
+import signal
+import socket
+import stat
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import seccomp, syscalls
+from .spec import Spec
+
+UID = 1000
+"""The user that code is, inside."""
+NAMESPACES = syscalls.NEWUSER | syscalls.NEWPID | syscalls.NEWNS | syscalls.NEWNET | syscalls.NEWIPC | syscalls.NEWUTS
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+HIDDEN = ("usr/lib/python3/dist-packages", "usr/local/lib/python3*/*-packages")
+"""Installed packages are the host's business: agent_rl among them, with the answers to its environments' tasks."""
+DEVICES = ("null", "zero", "full", "random", "urandom")
+SPARE = 8
+"""Processes that the agent can have when the code has used up its own."""
+_SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
+_ROOT = "/tmp"
+"""Where the new root is put together: any folder would do, as nobody else sees it."""
+_QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
+_FILES = {
+    "etc/passwd": f"root:x:0:0::/:/bin/sh\nsandbox:x:{UID}:{UID}::/work:/bin/sh\n",
+    "etc/group": f"root:x:0:\nsandbox:x:{UID}:\n",
+    "etc/hosts": "127.0.0.1 localhost sandbox\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Something of the host's that a jail will show at the same path."""
+
+    path: str
+    fd: int
+
+    @property
+    def magic(self) -> str:
+        """A path that leads to what was opened, whoever may see the way there."""
+        return f"/proc/self/fd/{self.fd}"
+
+    def make_target(self, root: Path) -> str:
+        """Make the empty folder or file that it will be mounted on."""
+        target = root / self.path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if stat.S_ISDIR(os.fstat(self.fd).st_mode):
+            target.mkdir(exist_ok=True)
+        else:
+            target.touch()
+        return str(target)
+
+
+def map_ids(pid: int, uid: int, gid: int) -> None:
+    """Say which user of the host's the code in a jail is.
+
+    Raises:
+        OSError: if this process may not.
+    """
+    folder = Path(f"/proc/{pid}")
+    if os.geteuid() != 0:
+        (folder / "setgroups").write_text("deny")
+    (folder / "uid_map").write_text(f"{UID} {uid} 1\n")
+    (folder / "gid_map").write_text(f"{UID} {gid} 1\n")
+
+
+def enter(spec: Spec) -> None:
+    """Make a jail around this process, which `syscalls.clone` put into `NAMESPACES` and `map_ids` gave a user.
+
+    Raises:
+        OSError: if the kernel refuses a step.
+    """
+    syscalls.unshare(syscalls.NEWCGROUP)
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    # opened while this is still the user who may see them; a mount can be made from a descriptor
+    sources = [_Source(path, os.open(path, os.O_PATH)) for path in _existing((*SYSTEM, *spec.read_only))]
+    devices = [_Source(f"/dev/{name}", os.open(f"/dev/{name}", os.O_PATH)) for name in DEVICES]
+    links = {path: str(Path(path).readlink()) for path in SYSTEM if Path(path).is_symlink()}
+    if Path("/proc/self/setgroups").read_text().strip() == "allow":
+        os.setgroups([])
+    os.setresgid(UID, UID, UID)
+    os.setresuid(UID, UID, UID)
+    _build_root(spec, sources, devices, links)
+    syscalls.pivot_root()
+    syscalls.mount(None, "/", None, syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | _QUIET)
+    syscalls.set_hostname("sandbox")
+    _raise_loopback()
+    for source in (*sources, *devices):
+        os.close(source.fd)
+    syscalls.drop_capabilities()
+    limit(spec, processes=spec.processes + SPARE)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the last change of user, which clears it
+    if not spec.cpu_quota:
+        pin(spec)
+    seccomp.install(seccomp.program(namespaces=True))
+
+
+def confine(spec: Spec) -> None:
+    """Limit this process, which is about to run foreign code, to what the code may use."""
+    limit(spec, processes=spec.processes, memory=spec.memory)
+
+
+def pin(spec: Spec) -> None:
+    """Bind this process to as many processors as it may use: the limit where no cgroup is."""
+    there = sorted(os.sched_getaffinity(0))
+    count = min(len(there), max(1, math.ceil(spec.cpus)))
+    os.sched_setaffinity(0, {there[(spec.slot * count + i) % len(there)] for i in range(count)})
+
+
+def limit(spec: Spec, *, processes: int, memory: int | None = None) -> None:
+    """Set what one process of the sandbox may use."""
+    limits = {
+        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_NOFILE: 1024,
+        resource.RLIMIT_FSIZE: spec.disk,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 256,
+        **({} if memory is None else {resource.RLIMIT_AS: memory}),
+    }
+    for name, value in limits.items():
+        hard = resource.getrlimit(name)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (value, value))
+
+
+def _existing(paths: Sequence[str]) -> list[str]:
+    """Leave out what isn't there, and what is below another that is."""
+    there = [path for path in dict.fromkeys(paths) if Path(path).exists()]
+    return [path for path in there if not any(path.startswith(f"{other}/") for other in there)]
+
+
+def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Source], links: Mapping[str, str]) -> None:
+    syscalls.mount("tmpfs", _ROOT, "tmpfs", _QUIET, "size=1m,mode=755,nr_inodes=1024")
+    root = Path(_ROOT)
+    os.chdir(root)
+    for folder in ("dev/shm", "proc", "etc", "tmp", "work", "empty"):
+        (root / folder).mkdir(parents=True)
+    for path, link in links.items():
+        (root / path[1:]).symlink_to(link)
+    for source in sources:
+        if source.path not in links:
+            syscalls.bind(source.magic, source.make_target(root))
+    for pattern in (*HIDDEN, *(hidden[1:] for hidden in spec.hidden)):
+        for packages in root.glob(pattern):
+            syscalls.bind(str(root / "empty"), str(packages))
+    for source in devices:
+        syscalls.mount(source.magic, source.make_target(root), None, syscalls.MS_BIND)
+    for name, link in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        (root / "dev" / name).symlink_to(f"/proc/self/{link}")
+    for file, text in _FILES.items():
+        (root / file).write_text(text)
+    syscalls.mount("proc", str(root / "proc"), "proc", _QUIET | syscalls.MS_NOEXEC, "subset=pid")
+    for folder, size, files, flags in (
+        ("work", spec.disk, spec.files, _QUIET),
+        ("tmp", spec.disk, spec.files, _QUIET),
+        ("dev/shm", spec.disk // 4, 256, _QUIET | syscalls.MS_NOEXEC),
+    ):
+        options = f"size={size},nr_inodes={files + 1},mode=700"
+        syscalls.mount("tmpfs", str(root / folder), "tmpfs", flags, options)
+
+
+def _raise_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = struct.pack("16sH14x", b"lo", _IFF_UP | _IFF_RUNNING)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, request)

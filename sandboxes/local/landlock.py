@@ -1,0 +1,125 @@
+"""Landlock: a process that can open, connect to and signal only what it was allowed, without any namespace.
+
+For where user namespaces are refused, as in a default container. There are two domains, one in the other: the agent's
+bounds only what it can signal, so that killing everybody kills its sandbox; the inner one, of each process that runs
+foreign code, bounds files and sockets too, and can't reach the agent.
+
+It guards what is in files, not what is said of them: code sees by `stat` which files exist. `seccomp` keeps it from
+changing that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from . import seccomp, syscalls
+from .jail import DEVICES, HIDDEN, SPARE, SYSTEM, limit, pin
+from .spec import Spec
+
+NOBODY = 65534
+"""The user that code is where root has no numbers of its own to give away."""
+MIN_ABI = 6
+"""Of Linux 6.12, the first that bounds signals and abstract sockets."""
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_MAKE_CHAR, _MAKE_BLOCK, _TRUNCATE, _IOCTL_DEV = 1 << 6, 1 << 11, 1 << 14, 1 << 15
+_ALL_FILES = (1 << 16) - 1
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_ALL_NET, _ALL_SCOPES = 3, 3
+
+
+def abi() -> int:
+    """Return the version of Landlock that the kernel has; 0 or less if none."""
+    return syscalls.syscall(_CREATE_RULESET, None, 0, 1)
+
+
+def enter(spec: Spec, uid: int | None) -> None:
+    """Make this process the agent's: it can signal nobody outside.
+
+    Args:
+        spec: the sandbox.
+        uid: whom to become, which needs root's rights; None: stay who it is.
+    """
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    os.setsid()
+    os.umask(0o077)
+    syscalls.drop_capabilities()
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if not spec.cpu_quota:
+        pin(spec)
+    seccomp.install(seccomp.program(namespaces=False, shares_user=uid in (None, NOBODY)))
+    _restrict(_ruleset(0, 0), ())
+    limit(spec, processes=_processes() + spec.processes + SPARE)
+
+
+def confine(spec: Spec) -> None:
+    """Shut this process in: it is about to run foreign code."""
+    limit(spec, processes=_processes() + spec.processes, memory=spec.memory)
+    writable = [str(Path(spec.home).parent), "/dev/null"]
+    rules = [*((path, _READ) for path in spec.visible), *((path, _ALL_FILES & ~_NODES) for path in writable)]
+    _restrict(_ruleset(_ALL_FILES, _ALL_NET), rules)
+
+
+_NODES = _MAKE_CHAR | _MAKE_BLOCK
+
+
+def visible(spec: Spec) -> tuple[str, ...]:
+    """Return the paths that rules have to name, so that all is readable but what is hidden."""
+    hidden = {str(path) for pattern in HIDDEN for path in Path("/").glob(pattern)} | set(spec.hidden)
+    devices = [f"/dev/{name}" for name in DEVICES]
+    paths = dict.fromkeys(os.path.realpath(path) for path in (*SYSTEM, *spec.read_only))
+    return tuple(path for root in (*paths, *devices) for path in _around(root, hidden))
+
+
+def _around(path: str, hidden: set[str]) -> Iterator[str]:
+    """Return a path, or if something hidden is below it, all else that is."""
+    if path in hidden or not Path(path).exists():
+        return
+    if not any(other.startswith(f"{path}/") for other in hidden):
+        yield path
+        return
+    for child in sorted(Path(path).iterdir()):
+        yield from _around(str(child), hidden)
+
+
+def _processes() -> int:
+    """Return how many processes and threads this user has: the limit counts them all."""
+    count = 0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if folder.stat().st_uid == os.getuid():
+                    count += len(list((folder / "task").iterdir()))
+            except OSError:
+                continue
+    return count
+
+
+def _ruleset(files: int, net: int) -> int:
+    attributes = struct.pack("QQQ", files, net, _ALL_SCOPES)
+    return syscalls.check(syscalls.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "landlock_create_ruleset")
+
+
+def _restrict(ruleset: int, rules: Iterable[tuple[str, int]]) -> None:
+    """Enter a domain with what is allowed in it, and close the ruleset."""
+    for path, access in rules:
+        try:
+            fd = os.open(path, os.O_PATH)
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            access &= _OF_A_FILE
+        rule = struct.pack("<Qi", access, fd)
+        syscalls.check(syscalls.syscall(_ADD_RULE, ruleset, 1, rule, 0), f"landlock_add_rule {path}")
+        os.close(fd)
+    syscalls.check(syscalls.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+    os.close(ruleset)

@@ -1,0 +1,313 @@
+"""The zygote: a process with a clean environment and no foreign descriptors that forks sandboxes for its host.
+
+The host sends a message for each sandbox (a `Spec` as JSON) with two sockets: the agent's end of a connection, and the
+lease. A sandbox ends when its host shuts the lease down, when its lifetime is over, or when the host is gone; when
+nothing is left of it, the zygote closes its end of the lease. All sandboxes end with the zygote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..agent.agent import Agent
+from ..agent.frames import CHUNK, Frames, Head, pack, receive
+from ..agent.memory_watchdog import Watchdog
+from ..agent.process_tree import describe_exit
+from . import cgroups, homes, jail, landlock, seccomp, syscalls
+from .spec import Spec
+
+FIRST_UID = 1 << 28
+"""Under root, the code of each sandbox is a user of its own, of numbers that nobody else uses."""
+RETRY = 0.002
+"""Seconds until a cgroup that was still busy is tried again."""
+PATIENCE = 5.0
+"""Seconds that an agent gets to end by itself."""
+READ_ONLY = tuple(dict.fromkeys((sys.base_prefix, sys.base_exec_prefix)))
+HIDDEN = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+PROBE = Spec(slot=0, memory=256 << 20, processes=8, cpus=1, disk=1 << 20, files=64, lifetime=PATIENCE)
+
+
+@dataclass(slots=True)
+class SandboxProcess:
+    """A sandbox that runs, or of which something is left."""
+
+    pid: int
+    control: socket.socket
+    lease: socket.socket
+    expires: float
+    """When it is told to end, and after that, when it is killed; as `time.monotonic` counts."""
+    folders: list[Path]
+    """Of its cgroup."""
+    home: Path | None
+    ending: bool = False
+    status: int | None = None
+    """How its first process ended, if it has."""
+
+    @property
+    def dead(self) -> bool:
+        """Whether its first process has ended."""
+        return self.status is not None
+
+
+class Zygote:
+    """What it knows of its sandboxes, and of what the kernel lets it do."""
+
+    def __init__(self, commands: socket.socket) -> None:
+        self.commands = commands
+        self.tier = "none"
+        self.refused: dict[str, str] = {}
+        self.wards: dict[int, SandboxProcess] = {}
+        self.hierarchies = cgroups.find()
+        cgroups.collect(self.hierarchies, homes.alive)
+        homes.collect()
+        self.wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+
+    def choose_tier(self, wanted: tuple[str, ...]) -> None:
+        """Take the first kind of sandbox that works, by making one."""
+        for tier in wanted:
+            self.tier = tier
+            reason = self._try()
+            if reason is None:
+                return
+            self.refused[tier] = reason
+        self.tier = "none"
+
+    def serve(self) -> None:
+        """Fork sandboxes, and clean up after them, until the host is gone."""
+        host = os.pidfd_open(os.getppid())  # a host's forks may hold its sockets open
+        hello = {"tier": self.tier, "refused": self.refused, "controllers": self._controllers()}
+        self.commands.send(json.dumps(hello).encode())
+        while True:
+            ready = self._poll(self.commands.fileno(), host)
+            if host in ready:
+                break
+            if self.commands.fileno() in ready and not self._obey():
+                break
+        for ward in self.wards.values():
+            self.end(ward)
+        while self.wards:
+            self._poll()
+
+    def spawn(self, spec: Spec, control: socket.socket, lease: socket.socket) -> None:
+        """Fork a sandbox, whose agent says over `control` whether it works."""
+        uid = _uid(spec.slot)
+        spec = replace(spec, read_only=READ_ONLY, hidden=HIDDEN, cpu_quota="cpu" in self._controllers())
+        ward = SandboxProcess(0, control, lease, time.monotonic() + spec.lifetime, [], None)
+        going: int | None = None
+        try:
+            if self.tier != "jail":
+                ward.home = homes.make(spec.slot, uid if self.tier == "landlock" else os.getuid())
+                spec = replace(spec, home=str(ward.home / homes.WORK), visible=landlock.visible(spec))
+            name = f"{homes.MARK}-{spec.slot}"
+            ward.folders = cgroups.make(
+                self.hierarchies, name, memory=spec.memory, processes=spec.processes + jail.SPARE, cpus=spec.cpus
+            )
+            go, going = os.pipe2(os.O_CLOEXEC)
+            ward.pid = syscalls.clone(jail.NAMESPACES) if self.tier == "jail" else os.fork()
+            if ward.pid == 0:
+                os.close(going)
+                self._become(spec, control.fileno(), go, uid)
+            os.close(go)
+            if self.tier == "jail":
+                jail.map_ids(ward.pid, uid, uid if os.geteuid() == 0 else os.getegid())
+            cgroups.join(ward.folders, ward.pid)
+            os.write(going, b"!")
+        except OSError as error:
+            _report(control, error)
+            ward.status = None if ward.pid else 1
+            self.end(ward)
+        finally:
+            if going is not None:
+                os.close(going)
+        self.wards[spec.slot] = ward
+
+    def end(self, ward: SandboxProcess) -> None:
+        """Kill a sandbox by its cgroup or its first process; where neither takes all along, have its agent do it."""
+        if ward.ending:
+            return
+        ward.ending, ward.expires = True, time.monotonic() + PATIENCE
+        with contextlib.suppress(OSError):
+            ward.control.shutdown(socket.SHUT_RDWR)
+        cgroups.kill(ward.folders)
+        if self.tier == "jail" and ward.pid and not ward.dead:
+            os.kill(ward.pid, signal.SIGKILL)
+
+    def _obey(self) -> bool:
+        """Do what the host asks for; return whether there is a host."""
+        message, fds, _, _ = socket.recv_fds(self.commands, CHUNK, 2)
+        if not message:
+            return False
+        control, lease = (socket.socket(fileno=fd) for fd in fds)
+        lease.setblocking(False)
+        self.spawn(Spec(**json.loads(message)), control, lease)
+        return True
+
+    def _poll(self, *others: int) -> set[int]:
+        """Wait for something, and see to the sandboxes; return which of `others` is readable."""
+        events = select.poll()
+        leases = {ward.lease.fileno(): ward for ward in self.wards.values() if not ward.ending}
+        for fd in (self.wake, *others, *leases):
+            events.register(fd, select.POLLIN)
+        now = time.monotonic()
+        times = [RETRY if ward.dead else ward.expires - now for ward in self.wards.values()]
+        ready = {fd for fd, _ in events.poll(max(0.0, min(times)) * 1000 + 1 if times else None)}
+        if self.wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake, CHUNK)
+            self._reap()
+        now = time.monotonic()
+        for fd, ward in leases.items():
+            if fd in ready or ward.expires <= now:
+                self.end(ward)
+        for slot, ward in list(self.wards.items()):
+            if not ward.dead and ward.ending and ward.expires <= now:
+                os.kill(ward.pid, signal.SIGKILL)
+            if ward.dead and self._forget(ward):
+                del self.wards[slot]
+        return ready & set(others)
+
+    def _reap(self) -> None:
+        pids = {ward.pid: ward for ward in self.wards.values()}
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                if ended[0] in pids:
+                    pids[ended[0]].status = os.waitstatus_to_exitcode(ended[1])
+
+    def _forget(self, ward: SandboxProcess) -> bool:
+        """Remove what is left of a sandbox that has ended; return whether that is all gone."""
+        ward.folders = cgroups.remove(ward.folders)
+        if ward.folders:
+            cgroups.kill(ward.folders)  # where nothing else bounds them, some may have got away
+            return False
+        if ward.home is not None:
+            homes.remove(ward.home)
+        ward.control.close()
+        ward.lease.close()
+        return True
+
+    def _become(self, spec: Spec, control: int, go: int, uid: int) -> None:
+        """Become the sandbox's agent in the process that was just forked; never return."""
+        try:
+            signal.set_wakeup_fd(-1)
+            _keep_only(control, go)
+            if os.read(4, 1) != b"!":
+                os._exit(1)
+            os.close(4)
+            confine = {"jail": jail.confine, "landlock": landlock.confine, "unsafe": jail.confine}[self.tier]
+            if self.tier == "jail":
+                jail.enter(spec)
+            elif self.tier == "landlock":
+                landlock.enter(spec, uid if os.geteuid() == 0 else None)
+            host = socket.socket(fileno=3)
+            agent = Agent(3, 3, home=spec.home, confine=lambda: confine(spec), receive=lambda: receive(host))
+            if self.tier == "landlock":  # the kernel sends it when the zygote ends; code can't
+                signal.signal(signal.SIGTERM, lambda *_: agent.stop())
+            if self.tier != "unsafe" and "memory" not in self._controllers():
+                agent.processes.on_start = Watchdog(agent.processes.kill, spec.memory).check_soon
+            agent.serve()
+        except BaseException as error:
+            _report(socket.socket(fileno=3), error)
+        finally:
+            os._exit(1)
+
+    def _try(self) -> str | None:
+        """Make a sandbox; return why that doesn't work, or None if it does."""
+        ours, control = socket.socketpair()
+        lease, theirs = socket.socketpair()
+        ours.settimeout(PATIENCE)
+        with ours, lease:
+            reason = _refusal(self.tier)
+            if reason is not None:
+                return reason
+            self.spawn(PROBE, control, theirs)
+            ward = self.wards[PROBE.slot]
+            while not ward.dead and ours.fileno() not in self._poll(ours.fileno()):
+                pass
+            if ward.dead:
+                ours.setblocking(False)
+            head = _first_frame(ours, ward)
+        while self.wards:
+            self._poll()
+        return None if head.get("ready") is True else str(head.get("failed", head))
+
+    def _controllers(self) -> list[str]:
+        return [name for hierarchy in self.hierarchies for name in hierarchy.controllers]
+
+
+def _refusal(tier: str) -> str | None:
+    """Return what rules a tier out before it is tried."""
+    if not seccomp.supported():
+        return f"there is no table of system calls for {os.uname().machine}"
+    if tier == "landlock" and landlock.abi() < landlock.MIN_ABI:
+        return f"the kernel has Landlock {max(0, landlock.abi())}; {landlock.MIN_ABI} is needed (Linux 6.12)"
+    if tier == "landlock" and os.geteuid() == 0:
+        closed = [path for path in _ways(READ_ONLY) if not path.stat().st_mode & stat.S_IXOTH]
+        if closed:
+            return f"code runs as another user, who can't reach {sys.executable} through {closed[0]}"
+    return None
+
+
+def _ways(paths: tuple[str, ...]) -> list[Path]:
+    """Return these folders and all above them."""
+    return [folder for path in paths for folder in (Path(path), *Path(path).parents)]
+
+
+def _first_frame(connection: socket.socket, ward: SandboxProcess) -> Head:
+    frames = Frames()
+    while (frame := frames.pop()) is None:
+        try:
+            data = connection.recv(CHUNK)
+        except OSError:
+            data = b""
+        if not data:
+            return {"failed": f"its first process {describe_exit(ward.status) if ward.dead else 'did not answer'}"}
+        frames.feed(data)
+    return frame[0]
+
+
+def _uid(slot: int) -> int:
+    """Return which user of the host's a sandbox's code is."""
+    if os.geteuid() != 0:
+        return os.getuid()
+    uid = FIRST_UID + os.getpid() % (1 << 18) * 1024 + slot % 1024
+    ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return uid if any(start <= uid < start + count for start, _, count in ranges) else landlock.NOBODY
+
+
+def _keep_only(control: int, go: int) -> None:
+    """Make these two descriptors 3 and 4, and close all others but /dev/null in place of the first three."""
+    null = os.open(os.devnull, os.O_RDWR)
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (control, go, null)]
+    for target, fd in ((3, above[0]), (4, above[1]), (0, above[2]), (1, above[2]), (2, above[2])):
+        os.dup2(fd, target, inheritable=target < 3)
+    os.closerange(5, os.sysconf("SC_OPEN_MAX"))
+
+
+def _report(control: socket.socket, error: BaseException) -> None:
+    """Tell the host why there is no sandbox."""
+    with contextlib.suppress(OSError):
+        control.send(pack({"failed": str(error) or type(error).__name__}))
+
+
+def main() -> None:
+    """Serve the host at the descriptor that the first argument names; the second lists the tiers to try."""
+    gc.collect()
+    gc.freeze()  # so that the garbage collector of a fork doesn't copy these pages
+    zygote = Zygote(socket.socket(fileno=int(sys.argv[1])))
+    zygote.choose_tier(tuple(sys.argv[2].split(",")))
+    zygote.serve()
