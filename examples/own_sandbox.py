@@ -39,7 +39,8 @@ class SubprocessSandboxes:
         folder = tempfile.mkdtemp(prefix="own-sandbox-")
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen([self.python, "-c", ENTRY], stdin=theirs, stdout=theirs, cwd=folder)
+            socket_id = theirs.fileno()
+            process = subprocess.Popen([self.python, "-c", ENTRY], stdin=socket_id, stdout=socket_id, cwd=folder)
 
         def kill() -> None:
             """Close nothing: the agent ends everything when its stdin is at its end, which it is by now."""

@@ -1,1 +1,1 @@
-"""Where model-written code runs: one interface (`base`), several backends (`backends` lists them)."""
+"""Where model-written code runs: one interface (`base`), several backends (`registry` lists them)."""

@@ -1,4 +1,4 @@
-"""Sandboxes: the interface that every backend implements, and what comes back from it.
+"""Sandboxes: the interface of every backend, and its results.
 
 What the model's code did wrong is a result; only a failure of the place itself raises (`SandboxError`), so that the
 episode is a failed one and is not scored.
@@ -15,17 +15,17 @@ from typing import Protocol, runtime_checkable
 from agent_rl.errors import ConfigError
 
 WORK = "/work"
-"""The folder that code starts in, and the one place besides /tmp where it can write. Relative paths are below it."""
+"""The folder that code starts in; it can write there and in /tmp only. Relative paths are below it."""
 DEFAULT_TIMEOUT = 30.0
 MAX_OUTPUT = 64 * 1024
-"""Bytes kept of each of stdout and stderr unless told otherwise: half from the beginning, half from the end."""
+"""Bytes kept of each of stdout and stderr by default: half from the beginning, half from the end."""
 MAX_FILE = 16 * 1024 * 1024
 MAX_KEPT = 16 * 1024 * 1024
 """Bytes of each of stdout and stderr that a call may ask for, at most."""
 
 
 class Guarantee(StrEnum):
-    """What a sandbox may promise about code that runs in it."""
+    """A promise of a sandbox about the code in it."""
 
     FILES = "files"
     """It can't read or write the host's files, other sandboxes' files, or the parent's memory and environment."""
@@ -111,7 +111,7 @@ class FileAccessError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that a sandbox is to run; `Sandbox.exec` says what its fields are."""
+    """A command; `Sandbox.exec` describes the fields."""
 
     argv: tuple[str, ...]
     input: bytes
@@ -193,7 +193,7 @@ class Sandbox(ABC):
 
 
 class SandboxProxy(Sandbox):
-    """A sandbox that passes every call on to another one; subclasses change what they need to."""
+    """A sandbox that forwards every call to another one, for subclasses to change."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -248,7 +248,7 @@ class Sandboxes(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close every sandbox that is still open, and what they run on."""
+        """Close every open sandbox, and the backend itself."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""`agent-rl sandbox doctor`: what local sandboxes guarantee on this machine, and what to do about what they don't."""
+"""`agent-rl sandbox doctor`: the guarantees of local sandboxes on this machine, with remedies."""
 
 from __future__ import annotations
 

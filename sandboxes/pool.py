@@ -38,13 +38,13 @@ class WarmPool:
         limits: Limits | None = None,
         lifetime: float = 3600.0,
     ) -> None:
-        """Take note of what to keep ready; the first `open` or `fill` begins.
+        """Store the settings; the first `open` or `fill` begins.
 
         Args:
             backend: where the sandboxes come from; closing the pool closes it.
-            warm: how many are kept open for whoever comes next.
+            warm: how many are kept open for the next calls.
             most: how many may be open, warm ones included; further owners wait.
-            limits: of the warm ones; whoever asks for others waits for a new sandbox.
+            limits: of the warm ones; a call with others waits for a new sandbox.
             lifetime: seconds that one may be kept warm, and then again seconds that it may be held.
 
         Raises:
@@ -160,7 +160,7 @@ class WarmPool:
                 turn.set_result(None)
 
     def _refill(self) -> None:
-        """Begin to open what is missing, after whoever waits; a failure shows when one is asked for."""
+        """Begin to open the missing ones; waiting calls come first. A failure shows at the next `open`."""
         self._background = {fill for fill in self._background if not fill.get_loop().is_closed()}
         wanted = 0 if self._closed or self._waiting else self._size - len(self._ready) - len(self._background)
         for _ in range(min(wanted, self._most - self._open)):

@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 async def verify(spawn: Spawn, claims: Capabilities) -> Capabilities:
-    """Return the claims that hold: by what mechanism each guarantee is kept, or None.
+    """Return the claims that hold: the mechanism of each guarantee, or None.
 
     Raises:
         SandboxError: if no sandbox can be opened.
@@ -47,7 +47,7 @@ async def _sandbox(spawn: Spawn, limits: Limits) -> AsyncIterator[Sandbox]:
 
 
 async def _says(spawn: Spawn, code: str, limits: Limits | None = None, **names: object) -> str:
-    """Return the value of code's last line, with `names` defined; a canary that can't sing is dead."""
+    """Return the value of code's last line, with `names` defined; an exception counts as a failed check."""
     definitions = "".join(f"{name} = {value!r}\n" for name, value in names.items())
     async with _sandbox(spawn, limits or Limits(memory=256 * MIB, disk=4 * MIB)) as sandbox:
         result = await sandbox.run_python(definitions + code, timeout=20)
@@ -164,13 +164,13 @@ async def kernel(spawn: Spawn) -> bool:
 async def memory(spawn: Spawn) -> bool:
     """Three processes that take half of the limit each are not all left alive."""
     code = (
-        "import os, time\npids, held, until, (ready, told) = set(), 0, time.monotonic() + 15, os.pipe()\n"
+        "import os, time\npids, held, until, (ready, done) = set(), 0, time.monotonic() + 15, os.pipe()\n"
         "for _ in range(3):\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
         "        block = bytearray(size)\n"
         "        for i in range(0, size, 4096): block[i] = 1\n"
-        "        os.write(told, b'.')\n"
+        "        os.write(done, b'.')\n"
         "        time.sleep(30)\n"
         "    pids.add(pid)\n"
         "os.set_blocking(ready, False)\n"
@@ -202,7 +202,7 @@ async def processes(spawn: Spawn) -> bool:
 
 
 async def cpu(spawn: Spawn) -> bool:
-    """Two processes that compute, with two threads each, don't get more than the one processor that they may have."""
+    """Two computing processes with two threads each get no more than one processor."""
     code = (
         "import hashlib, os, threading, time\nstart, block = time.monotonic(), bytes(1 << 16)\n"
         "def burn():\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from tree import ROOT, python_files
 
 import agent_rl as ar
@@ -92,6 +93,19 @@ def test_shop_can_be_trained_on(tmp_path: Path) -> None:
     example("shop.py")
     run = start_run(config(tmp_path, env="shop-v0", steps=1), Progress())
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"] == [1]
+
+
+def test_own_objective_can_be_trained_with(tmp_path: Path) -> None:
+    example("own_objective.py")
+    own = {"advantage": "over-median", "objective": {"name": "soft-clip", "width": 0.1}, "aggregation": "token-mean"}
+    run = start_run(config(tmp_path, algorithm=own, steps=2), Progress())
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
+    assert len(rows) == 2 and any(row["train/samples"] for row in rows)
+
+
+def test_own_objective_ignores_one_lucky_episode() -> None:
+    scores, groups = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 0, 1, 1, 1])
+    assert example("own_objective.py").over_median(scores, groups).tolist() == [0, 0, 1, 0, -1, 0]
 
 
 def test_readme_has_the_shop_in_short() -> None:

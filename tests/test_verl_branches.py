@@ -61,7 +61,7 @@ def test_a_continuation_crosses_as_text(turn: int) -> None:
     here = run(continuation(SPEC, PARENT, turn, 77), policies[1])
     assert crossed.error is None
     assert (crossed.messages, crossed.rewards, crossed.parent) == (here.messages, here.rewards, ("first", turn))
-    # whatever the environment rolls from there on hangs on the snapshot
+    # the environment's later rolls depend on the snapshot
     assert [s.state for s in crossed.steps] == [s.state for s in here.steps]
     assert len({s.state for s in crossed.steps}) == turn + 2
     assert (crossed.seed, crossed.env_args, crossed.group_id) == (5, {"sides": 8}, "g")

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.worker.routes: what is captured, what is refused, and what the workers are told."""
+"""agent_rl.backends.verl.worker.routes: captured routes, refused settings, and the workers' instructions."""
 
 from pathlib import Path
 
@@ -109,7 +109,7 @@ def test_which_routes_the_driver_reads(moe: Path) -> None:
     assert route_fields(RoutingConfig(), verl(moe, False)) == {}
     assert route_fields(R2, verl(moe, False)) == old
     assert route_fields(R3, verl(moe, True)) == route_fields(RoutingConfig(), verl(moe, True)) == rollout | old
-    assert route_fields(R3, verl(moe, True, bypass=True)) == rollout  # old is mu: nobody scores it
+    assert route_fields(R3, verl(moe, True, bypass=True)) == rollout  # old is mu: it is not scored
     assert route_fields(R3, verl(moe, True, strategy="megatron")) == {}
 
 

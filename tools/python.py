@@ -1,4 +1,4 @@
-"""Python in a sandbox: code that a model wrote, with variables that stay from call to call."""
+"""Python in a sandbox: the model's code, with variables kept from call to call."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def described(result: PythonResult) -> str:
     if result.timed_out:
         parts.append("timeout: the code took too long and was stopped")
     if result.state_lost and not result.sandbox_lost:
-        parts.append("the interpreter was started anew: its variables are gone")
+        parts.append("the interpreter was restarted: its variables are gone")
     return "\n".join(part.rstrip("\n") for part in parts if part.strip("\n"))

@@ -14,7 +14,7 @@ MAX_OUTPUT = 8192
 
 @tool(timeout=None)  # the sandbox has a timeout of its own, that kills
 async def shell(self: HasSandbox, command: str) -> str:
-    """Run a shell command in the working folder and return what it prints. Nothing goes on in the background.
+    """Run a shell command in the working folder and return what it prints. Nothing continues in the background.
 
     Args:
         command: for `sh -c`.

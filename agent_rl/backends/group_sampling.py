@@ -53,7 +53,7 @@ def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
 
 
 def check_environment(config: RunConfig) -> EnvSpec:
-    """Check that a run can use its environment, of which an instance is made; return it.
+    """Check that a run can use its environment, by making an instance; return its spec.
 
     Raises:
         UnknownEnvError: if nothing is registered under its id.

@@ -12,15 +12,16 @@ from agent_rl.sandboxes.registry import shared_backend
 
 
 class HasSandbox(Protocol):
-    """What the tools that run code take for `self`: an environment with a sandbox."""
+    """An environment with a sandbox: `self` of the tools that run code."""
 
     sandbox: Sandbox
 
 
 class SandboxedEnv(ToolEnv):
-    """A `ToolEnv` whose `reset` calls `await self.open_sandbox()`, and whose tools then work on `self.sandbox`.
+    """A `ToolEnv` with a sandbox: `reset` awaits `self.open_sandbox()`, and tools use `self.sandbox`.
 
-    A sandbox that can't be had, or is lost, is an infrastructure failure: the episode fails and is not scored.
+    A sandbox that can't be opened is an infrastructure failure: the episode fails and is not scored. One that is lost
+    after code ran in it is the code's doing: its calls say so, and the episode is scored.
     """
 
     limits: ClassVar[Limits | None] = None
@@ -29,10 +30,10 @@ class SandboxedEnv(ToolEnv):
     """Seconds that an episode may hold its sandbox."""
 
     def __init__(self, sandbox: str = "local", sandbox_args: Mapping[str, JSON] | None = None) -> None:
-        """Take note of where the code of the episode will run.
+        """Choose the backend.
 
         Args:
-            sandbox: the backend: local, docker or e2b.
+            sandbox: the backend: local, docker, e2b, or one of `@register_sandbox`.
             sandbox_args: the backend's own options, such as `{"image": "mine:1", "warm": 8}` for docker, or
                 `{"interpreter": "jupyter"}` for e2b.
 

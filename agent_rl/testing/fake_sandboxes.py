@@ -1,4 +1,4 @@
-"""A sandbox that runs nothing: it answers by a function and keeps files in memory, for tests of what uses sandboxes."""
+"""A sandbox for tests: it runs nothing, answers by a function and keeps files in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _silent_code(code: str) -> PythonResult:
 
 @dataclass
 class FakeSandbox(Sandbox):
-    """A sandbox whose answers are given; what it was asked is in `calls`."""
+    """A sandbox with given answers; `calls` lists the requests."""
 
     on_exec: Callable[[Sequence[str]], ExecResult] = _silent_command
     on_python: Callable[[str], PythonResult] = _silent_code

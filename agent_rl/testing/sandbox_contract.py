@@ -3,8 +3,8 @@
     failures = await check_sandboxes(MySandboxes())
     assert not failures, failures
 
-Each check opens nothing: it is a function of a fresh sandbox. What the backend guarantees besides is tried by the
-canaries of `sandboxes.verification`.
+Each check is a function of a fresh sandbox. The backend's guarantees are tried by the canaries of
+`sandboxes.verification`.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ async def python_that_is_late_loses_its_variables(sandbox: Sandbox) -> None:
     """A timeout keeps the output, ends the interpreter and says so; the next call has a new one."""
     await sandbox.run_python("x = 1")
     result = await sandbox.run_python("print('so far')\nwhile True: pass", timeout=0.5)
-    told = result.stdout, result.timed_out, result.state_lost
-    _expect("stdout, timed_out, state_lost", told, ("so far\n", True, True))
+    found = result.stdout, result.timed_out, result.state_lost
+    _expect("stdout, timed_out, state_lost", found, ("so far\n", True, True))
     _expect("x afterwards", "NameError" in str((await sandbox.run_python("x")).error), True)
 
 

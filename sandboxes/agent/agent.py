@@ -1,4 +1,4 @@
-"""The process that answers for a sandbox, inside it: starts what the host asks for, drains it, and ends it.
+"""The in-sandbox agent: executes the host's requests.
 
 It speaks frames (`wire`) over a byte stream: a socket in a local jail, stdin and stdout in a container. It takes one
 request at a time, in order, and answers each with one frame that carries the request's `id`:
@@ -100,7 +100,7 @@ class Agent:
             self._serve()
         except (EOFError, ConnectionError):
             self.stop()
-        finally:  # a fault of its own: nobody is left to answer for what runs
+        finally:  # a fault of its own: no process is left to control what runs
             self.processes.end()
             os._exit(1)
 

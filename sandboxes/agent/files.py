@@ -1,7 +1,7 @@
 """Files in and out of a sandbox, by a process of their own in it, which is as confined as foreign code is.
 
-So it can't be led astray: a symlink leads to nothing that foreign code could not reach, and whoever makes a path slow
-slows down a process that has a timeout.
+Path traversal is harmless: a symlink leads to nothing that foreign code could not reach, and a slow path slows down a
+process with a timeout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class NotAFileError(OSError):
 
 
 def locate(path: str, home: str) -> str:
-    """Return where a path is: relative ones are below `home`, which stands for `WORK` where there is no such folder."""
+    """Return the absolute path: relative ones are below `home`, and so is `WORK` where there is no such folder."""
     if home != WORK and (path == WORK or path.startswith(WORK + "/")):
         path = path[len(WORK) :].lstrip("/")
     return str(Path(home, path))

@@ -22,7 +22,7 @@ CHUNK = 64 * 1024
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame: whoever sent them is broken, or lies."""
+    """A malformed or forged frame."""
 
 
 def pack(head: Head, body: bytes = b"") -> bytes:
@@ -44,20 +44,20 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Read what came over a Unix socket, and the descriptors that came along."""
+    """Read bytes and descriptors from a Unix socket."""
     data, fds, _, _ = socket.recv_fds(connection, CHUNK, 4, socket.MSG_CMSG_CLOEXEC)
     return data, fds
 
 
 class Frames:
-    """Cuts what arrives into frames, of which none is larger than this side takes."""
+    """Cuts a stream into frames, and refuses those that are too large."""
 
     def __init__(self, max_head: int = MAX_HEAD, max_body: int = MAX_BODY) -> None:
         self._buffer = bytearray()
         self._limits = max_head, max_body
 
     def feed(self, data: bytes) -> None:
-        """Take what was read, whatever it is a part of."""
+        """Take the next bytes of the stream."""
         self._buffer += data
 
     def pop(self) -> tuple[Head, bytes] | None:

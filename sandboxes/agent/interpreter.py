@@ -1,6 +1,6 @@
-"""The stateful Python interpreter as seen from outside: by the agent, or by the host where that can reach the worker.
+"""The stateful Python interpreter from outside: for the agent, or for a host with a direct line to the worker.
 
-`worker` is the other side. Whoever drives it holds an `Interpreter`, these ends of its connections; the process is the
+`worker` is the other side. An `Interpreter` holds this side's ends of its connections; the process is the
 agent's.
 """
 
@@ -25,10 +25,10 @@ Ends = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class Interpreter:
-    """One side's ends, none of which blocks, and what came over them in this call.
+    """This side's ends of the connections, none of which blocks.
 
-    They are pipes, as code can send anything over a socket that it holds. A descriptor that nobody wants is closed by
-    whoever reads the socket, and to close a TCP connection with SO_LINGER can take the reader a minute.
+    They are pipes, as code can send descriptors over a socket. A reader that discards one closes it, and closing a TCP
+    connection with SO_LINGER can block for a minute.
     """
 
     requests: io.FileIO
@@ -41,7 +41,7 @@ class Interpreter:
     """Whether the worker closed the channel, or sent what is no frame."""
 
     def begin(self, call: int, code: bytes, keep: int) -> tuple[bytes, tuple[Capture, Capture]]:
-        """Begin a call; return the frame that asks for it, and what will take the output."""
+        """Begin a call; return its request and the captures of its output."""
         self.answer = None
         captures = Capture(self.out.fileno(), keep), Capture(self.err.fileno(), keep)
         return pack({"id": call, "keep": min(keep, MAX_TEXT)}, code), captures

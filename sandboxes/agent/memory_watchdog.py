@@ -1,13 +1,13 @@
 """A watchdog over a sandbox's memory, for where no cgroup limits it: best effort.
 
-It runs in the agent, by timers and their signal, and kills everybody when all processes together hold more than they
+It runs in the agent, by timers and their signal, and kills all processes when they together hold more than they
 may. What counts is what they have mapped (a page that several share counts once), files in memory that they hold open,
 and System V segments; not the folders, which have a limit of their own, nor what the kernel holds for them, such as
 full pipes and sockets, nor what is swapped out.
 
 While a process computes, it looks every `PERIOD`. Once none does, it looks less and less often, so that a sandbox that
 waits costs next to nothing, and leaves timers on the processor time of those who are there, so that it knows when they
-go on. The kernel counts that time by its ticks: who forks and is quick about it can go unseen, for as long as the rest
+continue. The kernel counts that time by its ticks: a process that forks quickly can go unseen, for as long as the rest
 before was. Between two looks, code can take what the machine can give in that time, though no process more than the
 limit.
 """
@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 PERIOD, REST = 0.05, 60.0
-"""Seconds from look to look, while somebody computes, and at most."""
+"""Seconds from look to look, while a process computes, and at most."""
 START = 0.0001
-"""Seconds of processor time after which somebody counts as going on."""
+"""Seconds of processor time after which a process counts as active."""
 SHARE = 0.05
 """The share of a processor that may be spent on looking, however many processes there are and signals come."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -74,9 +74,9 @@ class Watchdog:
         self._looking = False
 
     def _look(self) -> bool:
-        """Kill everybody if they hold too much; return whether they rest, and will be heard if they go on."""
+        """Kill all if they hold too much; return True if all are idle and a CPU timer is armed for each."""
         if self._pause > PERIOD and self._used == _processor_times(self._used):
-            return True  # nobody ran, so nothing can have changed
+            return True  # no process ran, so nothing can have changed
         pids = list(_descendants(os.getpid()))
         if self._held(pids) > self._limit:
             self._kill()
@@ -87,7 +87,7 @@ class Watchdog:
         return idle and all(list(map(self._arm_cpu_timer, pids)))
 
     def _arm_cpu_timer(self, pid: int) -> bool:
-        """Have a signal come once a process goes on; return whether that can be had."""
+        """Arm a signal for when a process computes again; return whether that worked."""
         if pid not in self._timers:
             timer = ctypes.c_void_p()
             if self._libc.timer_create(_clock(pid), None, ctypes.byref(timer)) != 0:
@@ -100,7 +100,7 @@ class Watchdog:
         return True
 
     def _held(self, pids: list[int]) -> int:
-        """Return how many bytes are held: no more than a bound that is cheap, if that is within the limit."""
+        """Return the bytes held in all; 0 if a cheap upper bound is within the limit."""
         files = sum({key: size for pid in pids for key, size in self._files_in_memory(pid)}.values())
         shared = files + self._segments()
         resident = {pid: _resident(pid) for pid in pids}
@@ -145,20 +145,20 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _resident(pid: int) -> int:
-    """Return the bytes that a process has mapped, those that it shares included."""
+    """Return the mapped bytes of a process, shared ones included."""
     fields = _read(f"/proc/{pid}/statm").split()
     return int(fields[1]) * _PAGE if fields else 0
 
 
 def _proportional(pid: int) -> tuple[int, int] | None:
-    """Return a process's part of what it has mapped, and of that, of shared memory; None if it forbids to look."""
+    """Return a process's share of mapped bytes, and its part in shared memory; None if it can't be read."""
     rows = (line.split() for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()[1:])
     sizes = {row[0]: int(row[1]) * 1024 for row in rows}
     return (sizes["Pss:"], sizes.get("Pss_Shmem:", 0)) if "Pss:" in sizes else None
 
 
 def _processor_times(pids: Iterable[int]) -> dict[int, int]:
-    """Return the nanoseconds that processes have run; -1 for one that is gone."""
+    """Return the processor time of each process, ns; -1 if it has ended."""
     times = {}
     for pid in pids:
         try:

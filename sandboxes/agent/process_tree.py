@@ -21,7 +21,7 @@ _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
 @dataclass(slots=True)
 class Child:
-    """A process that was started, and this side's ends of its pipes, none of which blocks."""
+    """A started process and this side's non-blocking ends of its pipes."""
 
     pid: int
     stdin: int
@@ -42,7 +42,7 @@ class Child:
 
 
 class ProcessTree:
-    """All processes that descend from this one, which reaps them."""
+    """All descendants of this process, which reaps them."""
 
     def __init__(self, confine: Callable[[], None]) -> None:
         self._confine = confine
@@ -102,7 +102,7 @@ class ProcessTree:
         return Child(pid, stdin, out, err)
 
     def reap(self) -> bool:
-        """Note who has ended; return whether anybody is left."""
+        """Record the ended processes; return whether any is left."""
         try:
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 pid, status = ended
@@ -114,10 +114,10 @@ class ProcessTree:
         return True
 
     def end(self, spare: int | None = None) -> bool:
-        """Kill everybody, but for `spare` where that is possible; return whether it was.
+        """Kill all processes but `spare`; return whether that one was spared.
 
         Raises:
-            OSError: if there is somebody who can't be killed.
+            OSError: if a process can't be killed.
         """
         if spare is not None and self._bounded and self._end_others(spare):
             return True
@@ -131,15 +131,15 @@ class ProcessTree:
             time.sleep(NAP)
 
     def kill(self) -> None:
-        """Kill everybody at once: the kernel does it in one step, in which nobody can fork."""
+        """Send SIGKILL to every process: the kernel does it in one step, in which none can fork."""
         if self._bounded:
             _kill(-1)
-        else:  # whose parent ends becomes a child of this process: again and again, that finds them all but a storm
+        else:  # an orphan becomes a child of this process: repeated, that finds all but a storm
             for pid in _children():
                 _kill(pid)
 
     def _end_others(self, spare: int) -> bool:
-        """Kill all but one; return whether they are gone: somebody may go on making new ones."""
+        """Kill all but one; return whether they are gone: new ones may be made as fast."""
         until, calm = time.monotonic() + 1.0, 0
         while time.monotonic() < until:
             self.reap()
@@ -158,7 +158,7 @@ class ProcessTree:
         return False
 
     def _lives(self, pid: int, spare: int) -> bool:
-        """Whether it is one of ours that runs: not a zombie that somebody else should reap."""
+        """Whether a process is ours and runs: not a zombie of another parent."""
         if pid in (1, os.getpid(), spare):
             return False
         try:
@@ -211,7 +211,7 @@ def describe_exit(status: int | None) -> str:
 
 
 def _signals_are_bounded() -> bool:
-    """Whether `kill(-1)` from here reaches nobody outside: not even the process that started this one."""
+    """Whether `kill(-1)` reaches no process outside: not even this one's parent."""
     if os.getpid() == 1 or os.getppid() == 0:
         return True
     try:
@@ -241,7 +241,7 @@ def _stat(pid: int) -> list[bytes]:
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
-    except OSError:  # nobody there
+    except OSError:  # it has ended
         return
 
 

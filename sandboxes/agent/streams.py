@@ -1,4 +1,4 @@
-"""What flows to and from a process: input that is fed as it takes it, output that is drained and kept in part."""
+"""A process's streams: input fed as it is taken, output drained and kept in part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Capture:
         return self.total > self._head_size + self._tail_size
 
     def drain(self) -> bool:
-        """Read what is there, of a descriptor that doesn't block; return False at its end."""
+        """Read once from a non-blocking descriptor; return False at its end."""
         try:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:
@@ -36,7 +36,7 @@ class Capture:
         return bool(data)
 
     def drain_all(self) -> None:
-        """Read all that is there now, but no more than a pipe holds: somebody may go on writing."""
+        """Read all that is there now, but no more than a pipe holds: the writer may continue."""
         start = before = self.total
         while self.drain() and before < self.total < start + PIPE_SIZE:
             before = self.total
@@ -71,13 +71,13 @@ def take_all(answer: Head, captures: Sequence[Capture]) -> tuple[Head, bytes]:
 
 
 class Feed:
-    """What is to be written to a descriptor that doesn't block."""
+    """Bytes to write to a non-blocking descriptor."""
 
     def __init__(self, fd: int, data: bytes, close: Callable[[], None] = lambda: None) -> None:
         self.fd = fd
         self._left = memoryview(data)
         self._close = close
-        """Called when all is written, or nobody reads."""
+        """Called when all is written, or the reader is gone."""
 
     def push(self) -> bool:
         """Write what there is room for; return whether there is more."""
@@ -86,7 +86,7 @@ class Feed:
                 self._left = self._left[os.write(self.fd, self._left) :]
         except BlockingIOError:
             return True
-        except OSError:  # nobody reads
+        except OSError:  # the reader is gone
             self._left = self._left[:0]
         self._close()
         return False

@@ -248,7 +248,7 @@ class AgentSandbox(Sandbox):
         return head, body
 
     async def _await_answer(self, call: object, frame: bytes, timeout: float, fds: Sequence[int] = ()) -> EngineOutput:
-        """Send a frame and wait for the answer; if that is cancelled, have the agent end what it does."""
+        """Send a frame and wait for the answer; a cancellation also cancels the call in the agent."""
         self._check_held()
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
@@ -284,7 +284,7 @@ class AgentSandbox(Sandbox):
             self._lose(f"its connection broke: {error}")
 
     def _receive(self) -> None:
-        """Take what the agent sent; an answer that nobody waits for is to a call that was cancelled."""
+        """Read from the agent; drop the answers of cancelled calls."""
         try:
             data = self._sock.recv(CHUNK)
         except (BlockingIOError, InterruptedError):
@@ -308,7 +308,7 @@ class AgentSandbox(Sandbox):
             raise SandboxError(f"the sandbox was lost: {self._lost}")
 
     def _lose(self, reason: str) -> None:
-        """End the sandbox, for good; whoever waits for an answer gets to know why."""
+        """End the sandbox; a call that waits for an answer fails with the reason."""
         if self._lost is not None:
             return
         self._lost = reason

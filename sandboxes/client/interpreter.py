@@ -1,8 +1,8 @@
 """The host's own line to the interpreter of a local sandbox, without the agent in between.
 
 The agent starts the worker, and ends it. Through a call it sleeps, so that one process wakes up instead of two. What
-arrives here was written by foreign code: so frames have a limit, output is read at a limited rate, and nobody reads
-what nobody asked for.
+arrives here was written by foreign code: so frames have a limit, output is read at a limited rate, and nothing is
+read between calls.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class DirectInterpreter:
                 if not rest:
                     return
                 await _room(loop, fd, done)
-        except OSError:  # no process reads any more
+        except OSError:  # the reader is gone
             self._give_up()
 
     def _wait_awake(self, done: asyncio.Future[None]) -> None:

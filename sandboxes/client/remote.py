@@ -1,4 +1,4 @@
-"""The agent, sent to where it runs: what starts it there, and what it reads first."""
+"""The agent on another machine: its entry point, and the source texts that are sent to it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class DockerSandboxes:
         require: Collection[str] = (),
         starts: int = STARTS,
     ) -> None:
-        """Take note of where and how; the engine is reached when the first sandbox is opened.
+        """Store the settings; the engine is reached when the first sandbox is opened.
 
         Args:
             image: needs a python3 (3.10 or newer); `agent-rl sandbox build-image` makes the default.
@@ -76,7 +76,9 @@ class DockerSandboxes:
         self.image, self.runtime, self.limits = image, runtime, limits or Limits()
         self._require = frozenset(map(_guarantee, require))
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
-        self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()  # one that nobody holds ends by itself
+        self._open: weakref.WeakSet[AgentSandbox] = (
+            weakref.WeakSet()
+        )  # dropped references are collected and their containers stop
         self._verified = AsyncOnce(lambda: verify(self._spawn, MECHANISMS))
         self._closed = False
         self._tidy = False
@@ -171,7 +173,7 @@ class DockerSandboxes:
             raise
 
     def _drop(self, started: Future[tuple[str, socket.socket]]) -> None:
-        """Remove a container that nobody waits for any more."""
+        """Remove a container whose `open` was cancelled."""
         if not started.cancelled() and started.exception() is None:
             container, stream = started.result()
             stream.close()

@@ -1,4 +1,4 @@
-"""One of our containers: what it is allowed, the stream to its agent, and how it is told from others.
+"""A container: its limits and seccomp profile, the stream to its agent, and its labels.
 
 The seccomp profile lists the system calls that code may make; all others are refused.
 It starts from the list that Docker allows by default (moby/profiles, 2026, Apache-2.0), as a container of ours has no
@@ -52,7 +52,7 @@ def confinement(limits: Limits, user: int) -> Mapping[str, object]:
         user: the uid and gid that everything in it has.
     """
     memory = limits.memory + 3 * limits.disk + OVERHEAD  # what is written is memory, too
-    # data: so that a program that wants too much is told so, and not killed; sparse files have no size on a tmpfs
+    # data: so that a program that wants too much gets an error, and is not killed; sparse files have no size on a tmpfs
     ulimits = {**_ULIMITS, "data": limits.memory, "fsize": limits.disk}
     private = f"rw,nosuid,nodev,uid={user},gid={user},mode=700,nr_inodes={limits.files}"
     return {
@@ -127,7 +127,7 @@ _SOCKETS = (1, 2, 10)
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _NO_SUCH_CALL = 38
-"""ENOSYS: told that there is no clone3, the C library uses clone, whose flags a filter can read."""
+"""ENOSYS: where there is no clone3, the C library uses clone, whose flags a filter can read."""
 
 
 def seccomp_profile() -> str:
@@ -167,7 +167,7 @@ class Demultiplexer:
         self._kind, self._left = 0, 0
 
     def feed(self, data: bytes) -> bytes:
-        """Take what was read, whatever it is a part of; return the part that is stdout."""
+        """Take the next bytes; return those of stdout."""
         self._buffer += data
         out = []
         while self._left or len(self._buffer) >= _HEADER.size:
@@ -210,7 +210,7 @@ def identity(pid: int) -> str:
 
 
 def collect(engine: Engine) -> list[str]:
-    """Remove the containers whose process has ended, or whose lifetime has; return their ids.
+    """Remove containers of ended processes and of ended lifetimes; return their ids.
 
     Raises:
         SandboxError: if the engine can't be reached.
@@ -223,7 +223,7 @@ def collect(engine: Engine) -> list[str]:
 
 
 def is_orphan(about: dict[str, str]) -> bool:
-    """Whether labels say that nobody uses a container; of a process elsewhere only its lifetime is known."""
+    """Whether a container is unused by its labels; of another machine's, only the lifetime is known."""
     if time.time() > float(about[EXPIRES]):
         return True
     here, _, _ = identity(os.getpid()).rsplit("/", 2)

@@ -26,7 +26,7 @@ class Engine:
     """A Docker engine; it is reached when it is first needed."""
 
     def __init__(self, host: str | None = None) -> None:
-        """Take note of where the engine is.
+        """Store the engine's address.
 
         Args:
             host: such as "unix:///var/run/docker.sock"; $DOCKER_HOST, or Docker's own default, if None.
@@ -46,7 +46,7 @@ class Engine:
             from docker import APIClient
 
             if self.host.startswith("unix://"):
-                _connect(self.host).close()  # the SDK leaves a socket open that reached nobody
+                _connect(self.host).close()  # the SDK leaves a failed connection's socket open
             self._api = APIClient(self.host, timeout=TIMEOUT, max_pool_size=_CONNECTIONS)
         return self._api
 

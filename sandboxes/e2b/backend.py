@@ -7,8 +7,7 @@ template such as E2B's code-interpreter-v1, which has numpy, pandas and the like
 sandbox belongs to the event loop that it was opened in.
 
 Covers what the service does: a kernel of its own, on a machine that is not yours, without internet unless asked for.
-Of `Limits` nothing: size and speed are the template's. Whatever becomes of us, the service ends a sandbox when its
-lifetime is over.
+`Limits` are ignored: the template decides. If the host dies, the service ends a sandbox when its lifetime is over.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class E2BSandboxes:
         api_key: str | None = None,
         internet: bool = False,
     ) -> None:
-        """Take note of what to ask for.
+        """Store the settings.
 
         Args:
             interpreter: where Python runs: "agent", in our own worker, or "jupyter", in the template's kernel.

@@ -4,7 +4,7 @@ The kernel is one of our own (a "code context"), in `WORK`, so that commands and
 gives up the rights of root before it sees the model's code. What differs from the agent's interpreter:
 
 - Code may use IPython's own lines (`%timeit`). Values come as their `repr`, whatever richer form they have; what is
-  displayed besides, such as a plot, is dropped.
+  displayed beyond that, such as a plot, is dropped.
 - What Python leaves running ends with the next timeout or with the sandbox, not with the next command.
 - The order of what Python and its subprocesses print is not kept.
 - E2B's template lets every process of the microVM become root (its Jupyter server runs as root and asks for no token).
@@ -93,7 +93,7 @@ class JupyterSandbox(LinkedSandbox):
         start = loop.time()
         heard = _Heard(keep)
         running: asyncio.Task[Execution] = loop.create_task(self._execute(code, heard))
-        running.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if nobody looks any more
+        running.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks it as retrieved
         gone = loop.create_task(self._gone.wait())
         try:
             await asyncio.wait((running, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -105,7 +105,7 @@ class JupyterSandbox(LinkedSandbox):
                 await asyncio.wait((running,), timeout=PATIENCE if self._lost is None else 0)
         except asyncio.CancelledError:
             replacing = loop.create_task(self._replace())
-            while not replacing.done():  # whoever comes next would be swept away, too
+            while not replacing.done():  # else the next call would be killed, too
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait((replacing,))
             raise
@@ -151,7 +151,7 @@ class JupyterSandbox(LinkedSandbox):
         return execution.text, error and (error.traceback or f"{error.name}: {error.value}"), False
 
     async def _replace(self) -> None:
-        """Kill what Python left, and start another kernel; the sandbox is lost if that fails."""
+        """Kill Python's processes and start another kernel; if that fails, the sandbox is lost."""
         if self._lost is not None:
             return
         with contextlib.suppress(SandboxError):
@@ -180,7 +180,7 @@ class JupyterSandbox(LinkedSandbox):
 
 
 class _Heard:
-    """What is kept of what a call prints, as it comes."""
+    """The captured output of a call."""
 
     def __init__(self, keep: int) -> None:
         self.out, self.err = Capture(-1, keep), Capture(-1, keep)

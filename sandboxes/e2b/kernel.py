@@ -1,4 +1,4 @@
-"""Functions that are sent into a microVM as source text, each by itself: so each imports what it uses."""
+"""Functions for a microVM, sent as source text one by one: each imports what it uses."""
 
 # no `from __future__ import annotations`: where a function is sent to, its annotations are looked at
 from typing import Any

@@ -74,7 +74,7 @@ class Link:
         self._tasks += [asyncio.create_task(self._send()), asyncio.create_task(self._watch(command))]
 
     def kill(self) -> None:
-        """End the sandbox; a loop that is closed leaves that to the service."""
+        """End the sandbox; with a closed loop, the service does it."""
         self._theirs.close()
         self.gone.set()
         if self._killing is None:
@@ -102,7 +102,7 @@ class Link:
     async def _receive(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
         data = b"".join(map(base64.b64decode, lines))
-        with contextlib.suppress(OSError):  # nobody waits any more
+        with contextlib.suppress(OSError):  # the sandbox was closed
             await asyncio.get_running_loop().sock_sendall(self._theirs, data)
 
     async def _send(self) -> None:
@@ -111,7 +111,7 @@ class Link:
             while data := await loop.sock_recv(self._theirs, CHUNK):
                 async with asyncio.timeout(START_TIMEOUT):
                     await self.machine.commands.send_stdin(self._pid, data)
-        except Exception:  # of the network or the service: whoever waits for an answer learns that there is none
+        except Exception:  # of the network or the service: the waiting call fails
             self._theirs.close()
 
     async def _watch(self, command: AsyncCommandHandle[None]) -> None:

@@ -183,7 +183,7 @@ class LocalSandboxes:
 
 
 class _Zygote:
-    """The process that forks sandboxes, and what it found out.
+    """The process that forks sandboxes, from the host's side.
 
     Raises:
         SandboxError: if it doesn't start, or no kind of sandbox works here.
@@ -277,6 +277,6 @@ async def _await_end(lease: socket.socket) -> None:
         async with asyncio.timeout(START_TIMEOUT):
             await asyncio.get_running_loop().sock_recv(lease, 1)
     except (TimeoutError, OSError) as error:
-        raise SandboxError(f"a sandbox that was told to end did not, or its zygote is gone: {error!r}") from error
+        raise SandboxError(f"a sandbox did not end, or its zygote is gone: {error!r}") from error
     finally:
         lease.close()

@@ -1,4 +1,4 @@
-"""Cgroups: limits on all processes of a sandbox together, where there is a hierarchy that may be written to.
+"""Cgroups: limits on all processes of a sandbox together, in a writable hierarchy.
 
 Of version 2 there is one hierarchy; of version 1 one for each controller, and the same folder is made in each. Folders
 carry the process id and the start time of the zygote that made them, so that the next one can tell what is left over.
@@ -147,7 +147,7 @@ def kill(folders: Sequence[Path]) -> None:
 
 
 def remove(folders: Sequence[Path]) -> list[Path]:
-    """Remove a cgroup whose processes have ended; return the folders that are still busy."""
+    """Remove a cgroup without processes; return the folders that are still busy."""
     busy = []
     for folder in folders:
         try:
@@ -160,7 +160,7 @@ def remove(folders: Sequence[Path]) -> list[Path]:
 
 
 def collect(hierarchies: Sequence[Hierarchy], alive: Callable[[str], bool]) -> int:
-    """Remove the cgroups of zygotes that are gone, with whatever still runs in them; return how many there were.
+    """Remove the cgroups of ended zygotes, and kill the processes in them; return their number.
 
     Args:
         hierarchies: where to look.

@@ -1,4 +1,4 @@
-"""Folders of sandboxes that have no mount namespace, and the mark by which leftovers are told from what is in use."""
+"""Folders of sandboxes without a mount namespace, marked by the process that uses them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARK = _mark(os.getpid()) or f"{os.getpid()}.0"
 
 
 def alive(mark: str) -> bool:
-    """Whether the process that has this mark still runs; a mark that is none counts as running."""
+    """Whether the process with this mark runs; an invalid mark counts as running."""
     pid = mark.partition(".")[0]
     return not pid.isdigit() or _mark(int(pid)) == mark
 

@@ -1,4 +1,4 @@
-"""A jail: a process in namespaces of its own, with a root file system that holds what it may read and little else."""
+"""A jail: a process in its own namespaces, with a root file system of readable paths only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPARE = 8
 """Processes that the agent can have when the code has used up its own."""
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
 _ROOT = "/tmp"
-"""Where the new root is put together: any folder would do, as nobody else sees it."""
+"""Where the new root is put together: any folder would do, as no other process sees it."""
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _FILES = {
     "etc/passwd": f"root:x:0:0::/:/bin/sh\nsandbox:x:{UID}:{UID}::/work:/bin/sh\n",
@@ -47,7 +47,7 @@ class _Source:
 
     @property
     def magic(self) -> str:
-        """A path that leads to what was opened, whoever may see the way there."""
+        """A path to the opened file that needs no access to its folders."""
         return f"/proc/self/fd/{self.fd}"
 
     def make_target(self, root: Path) -> str:
@@ -106,7 +106,7 @@ def enter(spec: Spec) -> None:
 
 
 def confine(spec: Spec) -> None:
-    """Limit this process, which is about to run foreign code, to what the code may use."""
+    """Limit this process before it runs foreign code."""
     limit(spec, processes=spec.processes, memory=spec.memory)
 
 
@@ -136,7 +136,7 @@ def limit(spec: Spec, *, processes: int, memory: int | None = None) -> None:
 
 
 def _existing(paths: Sequence[str]) -> list[str]:
-    """Leave out what isn't there, and what is below another that is."""
+    """Return the existing paths, without those below another one."""
     there = [path for path in dict.fromkeys(paths) if Path(path).exists()]
     return [path for path in there if not any(path.startswith(f"{other}/") for other in there)]
 

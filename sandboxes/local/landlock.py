@@ -1,7 +1,7 @@
-"""Landlock: a process that can open, connect to and signal only what it was allowed, without any namespace.
+"""Landlock: a process without namespaces that can open, connect to and signal only what is allowed.
 
 For where user namespaces are refused, as in a default container. There are two domains, one in the other: the agent's
-bounds only what it can signal, so that killing everybody kills its sandbox; the inner one, of each process that runs
+bounds only what it can signal, so that `kill(-1)` kills its sandbox; the inner one, of each process that runs
 foreign code, bounds files and sockets too, and can't reach the agent.
 
 It guards what is in files, not what is said of them: code sees by `stat` which files exist. `seccomp` keeps it from
@@ -21,7 +21,7 @@ from . import seccomp, syscalls
 from .jail import DEVICES, HIDDEN, SPARE, SYSTEM, limit, pin
 from .spec import Spec
 
-NOBODY = 65534
+SHARED_UID = 65534
 """The user that code is where root has no numbers of its own to give away."""
 MIN_ABI = 6
 """Of Linux 6.12, the first that bounds signals and abstract sockets."""
@@ -40,7 +40,7 @@ def abi() -> int:
 
 
 def enter(spec: Spec, uid: int | None) -> None:
-    """Make this process the agent's: it can signal nobody outside.
+    """Make this process the agent's: it can signal no process outside.
 
     Args:
         spec: the sandbox.
@@ -56,7 +56,7 @@ def enter(spec: Spec, uid: int | None) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)
     if not spec.cpu_quota:
         pin(spec)
-    seccomp.install(seccomp.program(namespaces=False, shares_user=uid in (None, NOBODY)))
+    seccomp.install(seccomp.program(namespaces=False, shares_user=uid in (None, SHARED_UID)))
     _restrict(_ruleset(0, 0), ())
     limit(spec, processes=_processes() + spec.processes + SPARE)
 
@@ -73,7 +73,7 @@ _NODES = _MAKE_CHAR | _MAKE_BLOCK
 
 
 def visible(spec: Spec) -> tuple[str, ...]:
-    """Return the paths that rules have to name, so that all is readable but what is hidden."""
+    """Return the paths for the rules: all readable ones, without the hidden ones."""
     hidden = {str(path) for pattern in HIDDEN for path in Path("/").glob(pattern)} | set(spec.hidden)
     devices = [f"/dev/{name}" for name in DEVICES]
     paths = dict.fromkeys(os.path.realpath(path) for path in (*SYSTEM, *spec.read_only))

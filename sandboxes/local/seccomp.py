@@ -3,8 +3,8 @@
 It is a list of what is refused, with a ceiling, rather than of what is allowed. Each call below is one of those that no
 capability check stops, or that has let code out of namespaces before: tracing, keys, namespaces, mounts, modules, BPF,
 performance counters, io_uring, userfaultfd, handles, clocks, memory policies. Nothing is lost by a call that is missing
-here and asks for a capability, as there are none. Calls newer than `CEILING` don't exist: what nobody has read about
-here, nobody gets. An allow-list of the some 350 calls that programs do make would differ in little but its length.
+here and asks for a capability, as there are none. Calls newer than `CEILING` don't exist: unknown ones are
+denied. An allow-list of the some 350 calls that programs do make would differ in little but its length.
 
 Sockets are of families that a network namespace bounds. AF_VSOCK is not (it reaches the hypervisor), AF_NETLINK, AF_ALG
 and AF_PACKET are doors into the kernel. Of another architecture's calls (i386, x32) none is allowed.
@@ -15,7 +15,7 @@ sight, no owners, modes and times either. For owners and attributes it gets the 
 without rights and of file systems without attributes. For modes and times the answer is a lie, as under fakeroot or on
 FAT: the call succeeds and does nothing. With an error, `git init`, `tar`, `cp -p` and `shutil.copy` would stop. They go
 on, and what is lost is what they asked for: a file is executable only if it was made so, its time is that of the last
-write, and nobody but its user gets at a file in a sandbox, whatever its mode.
+write, and only its user can access a file in a sandbox, whatever its mode.
 """
 
 from __future__ import annotations

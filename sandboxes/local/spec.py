@@ -19,7 +19,7 @@ class Spec:
     lifetime: float
     """Seconds."""
     read_only: tuple[str, ...] = ()
-    """Absolute paths that it can read, besides the system's. This and what follows, the zygote fills in."""
+    """Absolute paths that it can read, in addition to the system's. The zygote fills in this and what follows."""
     hidden: tuple[str, ...] = ()
     """Folders below them that it can't."""
     cpu_quota: bool = False

@@ -89,7 +89,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def bind(source: str, target: str) -> None:
-    """Show what is at `source`, with what is mounted below it, at `target`: read-only, no devices, no set-user-id."""
+    """Bind `source` to `target` with all mounts below: read-only, no devices, no set-user-id."""
     mount(source, target, None, MS_BIND | MS_REC)
     attributes = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0)
     result = syscall(_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, attributes, len(attributes))

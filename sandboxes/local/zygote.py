@@ -30,7 +30,7 @@ from . import cgroups, homes, jail, landlock, seccomp, syscalls
 from .spec import Spec
 
 FIRST_UID = 1 << 28
-"""Under root, the code of each sandbox is a user of its own, of numbers that nobody else uses."""
+"""Under root, the code of each sandbox is a user of its own, of numbers that no other user has."""
 RETRY = 0.002
 """Seconds until a cgroup that was still busy is tried again."""
 PATIENCE = 5.0
@@ -42,13 +42,13 @@ PROBE = Spec(slot=0, memory=256 << 20, processes=8, cpus=1, disk=1 << 20, files=
 
 @dataclass(slots=True)
 class SandboxProcess:
-    """A sandbox that runs, or of which something is left."""
+    """A sandbox, from its start until its last traces are removed."""
 
     pid: int
     control: socket.socket
     lease: socket.socket
     expires: float
-    """When it is told to end, and after that, when it is killed; as `time.monotonic` counts."""
+    """When it has to end, and after that, when it is killed; as `time.monotonic` counts."""
     folders: list[Path]
     """Of its cgroup."""
     home: Path | None
@@ -63,7 +63,7 @@ class SandboxProcess:
 
 
 class Zygote:
-    """What it knows of its sandboxes, and of what the kernel lets it do."""
+    """Forks sandboxes, ends them, and removes their traces."""
 
     def __init__(self, commands: socket.socket) -> None:
         self.commands = commands
@@ -126,7 +126,8 @@ class Zygote:
             if self.tier == "jail":
                 jail.map_ids(ward.pid, uid, uid if os.geteuid() == 0 else os.getegid())
             cgroups.join(ward.folders, ward.pid)
-            os.write(going, b"!")
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, and how is seen when it is reaped
+                os.write(going, b"!")
         except OSError as error:
             _report(control, error)
             ward.status = None if ward.pid else 1
@@ -189,7 +190,7 @@ class Zygote:
                     pids[ended[0]].status = os.waitstatus_to_exitcode(ended[1])
 
     def _forget(self, ward: SandboxProcess) -> bool:
-        """Remove what is left of a sandbox that has ended; return whether that is all gone."""
+        """Remove the traces of an ended sandbox; return whether all are gone."""
         ward.folders = cgroups.remove(ward.folders)
         if ward.folders:
             cgroups.kill(ward.folders)  # where nothing else bounds them, some may have got away
@@ -286,7 +287,7 @@ def _uid(slot: int) -> int:
         return os.getuid()
     uid = FIRST_UID + os.getpid() % (1 << 18) * 1024 + slot % 1024
     ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    return uid if any(start <= uid < start + count for start, _, count in ranges) else landlock.NOBODY
+    return uid if any(start <= uid < start + count for start, _, count in ranges) else landlock.SHARED_UID
 
 
 def _keep_only(control: int, go: int) -> None:

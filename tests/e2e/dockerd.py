@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own: its data, sockets and processes are nobody else's, and it has no network."""
+"""A Docker engine of the tests' own: with its own data, sockets and processes, and without a network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Dockerd:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start it, again if need be: one that was killed leaves things that its successor first trips over."""
+        """Start it, up to four times: leftovers of a killed one can make a start fail."""
         for _ in range(4):
             if (process := self._try_to_start()) is not None:
                 return process

@@ -1,4 +1,4 @@
-"""The docker backend against a real engine: what it promises, and what is left when something dies."""
+"""The docker backend against a real engine: its promises, and leftovers after a crash."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_restart_of_the_engine_fails_what_runs_and_nothing_else(
 
 
 def refuses(host: str, image: str = IMAGE) -> str:
-    """What `open` says that can't open anything."""
+    """Return the error of an `open` that fails."""
 
     async def main() -> str:
         sandboxes = DockerSandboxes(host=host, image=image)
@@ -195,7 +195,7 @@ def test_an_engine_that_is_not_there_is_a_typed_failure() -> None:
 
 
 def test_an_image_that_can_t_be_used_is_a_typed_failure(engine: Engine) -> None:
-    assert "build-image" in refuses(engine.host, "nobody/has:this")
+    assert "build-image" in refuses(engine.host, "missing/image:1")
     engine.api.import_image(src=b"\0" * 1024, repository="agent-rl/empty", tag="1")
     assert "python3" in refuses(engine.host, "agent-rl/empty:1")
 

@@ -1,4 +1,4 @@
-"""verl on CPU, with what few algorithms have: a critic, a reference, updates that see the whole batch first."""
+"""verl on CPU with a critic, with a reference, and with updates prepared on the whole batch."""
 
 from __future__ import annotations
 

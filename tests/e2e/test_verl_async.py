@@ -1,4 +1,4 @@
-"""Asynchronous training on verl: no token is older than promised, some are stale, and a killed run goes on."""
+"""Asynchronous training on verl: no token is older than promised, some are stale, and a killed run is resumed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def slow(folder: Path, pause: float) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run in `separate` that was killed in its sixth or seventh step, and resumed: what was seen on the way."""
+    """Observations of a run in `separate` that was killed in its sixth or seventh step and resumed."""
     folder = tmp_path_factory.mktemp("separate")
     asynchronous = {"mode": "separate", "max_staleness": 2}
     settings = RUN | slow(folder, 4.0) | {"start_from": str(warm), "async": asynchronous, "steps": 1000}
@@ -115,7 +115,7 @@ def test_a_resumed_run_has_one_record_of_every_step(separate: dict[str, Any]) ->
     killed, resumed = separate["killed"], separate["resumed"]
     assert [row["step"] for row in resumed.rows()] == [0, 1, 2, 3, 4, 5, 6]
     assert resumed.rows()[: CHECKPOINT + 1] == killed["rows"][: CHECKPOINT + 1]
-    assert resumed.rows()[CHECKPOINT + 1] != killed["rows"][CHECKPOINT + 1]  # run anew
+    assert resumed.rows()[CHECKPOINT + 1] != killed["rows"][CHECKPOINT + 1]  # run again
     trained = [e.id for e in training(resumed.run)]
     done = CHECKPOINT * GROUPS * SAMPLES
     assert trained[:done] == killed["episodes"][:done]

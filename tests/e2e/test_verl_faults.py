@@ -1,4 +1,4 @@
-"""Faults on verl: whatever breaks, a step is completed or the run ends with the reason, in a bounded time."""
+"""Faults on verl: a fault costs an episode, or ends the run with its reason in a bounded time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 def killed(python: Path, folder: Path, warm: Path, command: str) -> dict[str, Any]:
-    """A run of which a process is killed after two steps: the one whose command line holds `command`."""
+    """Kill the process with `command` in its command line, two steps into a run."""
     settings = SETTINGS | {"env_args": {"counted": str(folder / "counted")}, "start_from": str(warm)}
     running = begin(python, folder, json.dumps(settings))
     try:
@@ -50,7 +50,7 @@ def killed(python: Path, folder: Path, warm: Path, command: str) -> dict[str, An
 
 @pytest.fixture(scope="module")
 def faulty(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run whose environment crashes and hangs now and then, and whose vLLM is killed after two steps."""
+    """A run with an environment that crashes and hangs at times; vLLM is killed after two steps."""
     return killed(verl_python, tmp_path_factory.mktemp("faulty"), warm, "EngineCore")
 
 

@@ -43,7 +43,7 @@ def groups_of(folder: Path, step: int) -> dict[str, list[Episode]]:
 def steps_of(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     steps = {row["step"]: row["data"] for row in rows if row["step"] > 0}
     assert list(steps) == [1, 2]
-    for data in steps.values():  # what was sampled besides did not hold up the weights
+    for data in steps.values():  # the other samples did not hold up the weights
         assert data["actor/agent_rl/ratio"] == pytest.approx(1.0, abs=0.02)
         assert data["training/off_policy/trajectory_staleness/max"] == 0
     return steps

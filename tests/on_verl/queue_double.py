@@ -42,7 +42,7 @@ class Queue:
 
 
 class Rollout:
-    """Runs what a trainer submits, at once: group `i` of training holds the episodes that `play(i)` gives."""
+    """Runs submitted prompts at once: group `i` of training holds the episodes of `play(i)`."""
 
     def __init__(self, queue: Queue, play: Callable[[int], Sequence[Episode]]) -> None:
         self.queue, self.play, self.step = queue, play, 1

@@ -34,7 +34,7 @@ class Answered(Env):
 
 @register("judged-v0", tasks=lambda split, index: {"number": index})
 class Judged(Answered):
-    """Its judge answers nobody before everybody has asked."""
+    """Its judge answers only once all episodes have asked."""
 
     asked: ClassVar[asyncio.Barrier]
 
@@ -58,7 +58,7 @@ class Simulated(Answered):
 
 
 class Server:
-    """verl's client, which marks tokens with the version of the weights and remembers what it was asked."""
+    """verl's client: marks tokens with a version of the weights, and remembers its requests."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -67,8 +67,8 @@ class Server:
         self.asked.append(sampling_params)
         await asyncio.sleep(0)
         ids, fields = [40, min(sampling_params["stop_token_ids"])], {"min_global_steps": 2, "max_global_steps": 2}
-        told = {"log_probs": [-1.0, -0.5], "routed_experts": None, "stop_reason": "completed", "extra_fields": fields}
-        return SimpleNamespace(token_ids=ids, **told)
+        output = {"log_probs": [-1.0, -0.5], "routed_experts": None, "stop_reason": "completed", "extra_fields": fields}
+        return SimpleNamespace(token_ids=ids, **output)
 
 
 @functools.cache

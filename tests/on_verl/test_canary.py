@@ -43,8 +43,8 @@ class Server:
 
     def answer(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Any:
         assert sampling_params == {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0}
-        told = [[-token / 10 + self.off] for token in prompt_ids[1:]] + [[0.0]]  # verl pads the last
-        return SimpleNamespace(extra_fields={"prompt_logprobs": told}, stop_reason="completed")
+        scores = [[-token / 10 + self.off] for token in prompt_ids[1:]] + [[0.0]]  # verl pads the last
+        return SimpleNamespace(extra_fields={"prompt_logprobs": scores}, stop_reason="completed")
 
 
 @pytest.fixture(autouse=True)

@@ -155,7 +155,7 @@ def test_at_the_end_of_a_run_every_episode_is_cancelled_and_waited_for(monkeypat
 
 
 def dead(number: int) -> Future[str | None]:
-    """The answer of a process that Ray has lost, or of one that is busy."""
+    """The answer of a process: lost by Ray for number 1, pending for 0."""
     answer: Future[str | None] = Future()
     if number:
         answer.set_exception(ActorUnavailableError("Worker exit type: SYSTEM_ERROR", b"7" * 16))

@@ -1,4 +1,4 @@
-"""verl's own engines, without Ray: what they compute of a batch is what the embedded backend computes."""
+"""verl's own engines, without Ray, compute the same of a batch as the embedded backend."""
 
 from __future__ import annotations
 

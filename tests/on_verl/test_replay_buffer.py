@@ -184,7 +184,7 @@ def test_states_are_valued_by_continuations_that_leave_no_trace(
     before = [row["seed"] for row in setup.rows]
     again = Setup(tmp_path / "again", monkeypatch, VINE, groups)
     again.sample()
-    assert [row["seed"] for row in again.rows] == before  # they hang on the run's seed and the step
+    assert [row["seed"] for row in again.rows] == before  # they depend on the run's seed and the step only
 
 
 def test_a_continuation_that_does_not_come_back_is_not_passed_over(
@@ -238,7 +238,7 @@ def test_a_plain_training_batch_is_verl_s_own_and_left_to_the_trainer_to_store(
     assert setup.buffer.poll_interval == 0.0  # what the buffer doesn't define is verl's
 
 
-@register("judged-v0")
+@register("compared-v0")
 class Judged(Env):
     """Rewards the longest answer of a group; counts how often it is asked."""
 
@@ -264,7 +264,7 @@ def test_group_rewards_count_in_filters_and_in_the_batch_and_are_asked_for_once(
         ]
         for i in range(9)
     }
-    setup = Setup(tmp_path, monkeypatch, algorithm, groups, env="judged-v0")
+    setup = Setup(tmp_path, monkeypatch, algorithm, groups, env="compared-v0")
     setup.sample()
     assert setup.rollout.submitted == [2]  # the filters drop none of them
     sampled = ReceivedBatch([*groups[0], *groups[1]], [])

@@ -131,10 +131,10 @@ def by_verl(engine: RoutedEngine, algorithm: Algorithm, packed: bool) -> tuple[f
     tu.assign_non_tensor(data, **{RECORD: False, REPLAY: {"none": "", "R2": OLD, "R3": ROLLOUT}[replay]})
     with engine.train_mode(zero_grad_on_exit=False):
         engine.optimizer_zero_grad()
-        told = engine.forward_backward_batch(data, loss_function(algorithm.config))["metrics"]
+        reported = engine.forward_backward_batch(data, loss_function(algorithm.config))["metrics"]
     gradients = {name: p.grad.full_tensor() for name, p in engine.module.named_parameters()}
     engine.optimizer_zero_grad()
-    loss = float(told["agent_rl/loss"].aggregate())
+    loss = float(reported["agent_rl/loss"].aggregate())
     return loss, torch.cat([gradients[name].flatten() for name in sorted(gradients)]), weighed.metrics
 
 
@@ -171,12 +171,12 @@ def test_loss_and_gradient_are_the_embedded_trainer_s(
     routing: dict[str, object], packed: bool, engine: RoutedEngine, model: PreTrainedModel
 ) -> None:
     algorithm = algorithm_of(**routing)
-    expected_loss, expected, told = embedded(model, algorithm)
+    expected_loss, expected, reported = embedded(model, algorithm)
     loss, gradient, metrics = by_verl(engine, algorithm, packed)
     assert not any(router._forward_hooks for router in routers(engine.module))
     assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-5 * float(expected.norm()))
-    assert metrics == pytest.approx(metrics | told, rel=1e-4, abs=1e-5) and "routing/agreement" in metrics
+    assert metrics == pytest.approx(metrics | reported, rel=1e-4, abs=1e-5) and "routing/agreement" in metrics
     assert metrics["routing/flipped_tokens"] > 0
     if routing == {"replay": "R3"}:
         _, free, _ = embedded(model, algorithm_of())

@@ -1,4 +1,4 @@
-"""Which workers verl's trainers start for a run that replays routes."""
+"""The workers of verl's trainers in a run that replays routes."""
 
 from __future__ import annotations
 

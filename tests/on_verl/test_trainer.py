@@ -279,18 +279,18 @@ def test_checkpoints_are_kept_by_number_and_by_evaluation(setup, tmp_path: Path,
 
 
 def test_the_first_step_that_learns_must_report_every_feature(setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, told = setup("grpo", "kl.where=loss"), {}
-    monkeypatch.setattr(trainer_base.PPOTrainer, "step", lambda self, metrics, timing: metrics.update(told))
-    told |= {"actor/agent_rl/loss": 0.1, "actor/agent_rl/ratio": 1.0, "train/samples": 3.0}
+    made, reported = setup("grpo", "kl.where=loss"), {}
+    monkeypatch.setattr(trainer_base.PPOTrainer, "step", lambda self, metrics, timing: metrics.update(reported))
+    reported |= {"actor/agent_rl/loss": 0.1, "actor/agent_rl/ratio": 1.0, "train/samples": 3.0}
     made.trainer.global_steps = 1
     made.trainer.step({}, {})  # only the critic learns so far
     made.trainer.global_steps = 2
-    told["train/samples"] = 0.0
+    reported["train/samples"] = 0.0
     made.trainer.step({}, {})
-    told["train/samples"] = 3.0
+    reported["train/samples"] = 3.0
     with pytest.raises(ConfigError, match=r"a KL penalty \(algorithm.kl\) must report actor/agent_rl/reference_kl"):
         made.trainer.step({}, {})
-    told["actor/agent_rl/reference_kl"] = 0.0
+    reported["actor/agent_rl/reference_kl"] = 0.0
     made.trainer.step({}, {})
-    del told["actor/agent_rl/reference_kl"]
+    del reported["actor/agent_rl/reference_kl"]
     made.trainer.step({}, {})  # once is enough

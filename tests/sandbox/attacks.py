@@ -138,7 +138,7 @@ try: {change}
 except OSError: pass
 after = attempt(os.stat, own)
 reached = before and after and after.st_ctime_ns != before.st_ctime_ns"""
-"""Every change of metadata is seen by its time, which nobody can set."""
+"""Every change of metadata is seen by its time, which no call can set."""
 _ON_METADATA = [
     Attack(what, FILES, _CHANGED.format(change=change))
     for what, change in {

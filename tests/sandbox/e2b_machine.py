@@ -80,7 +80,7 @@ class Machine:
         await asyncio.get_running_loop().sock_sendall(self.jail._sock, data)
 
     async def _carry(self) -> None:
-        """Tell what answers the host from what answers us."""
+        """Separate the answers for the host from those for the stand-in."""
         frames = Frames()
         try:
             while data := await asyncio.get_running_loop().sock_recv(self.jail._sock, CHUNK):

@@ -70,7 +70,7 @@ class Service(Process):
         yield pb.StartResponse(event=event(event=Oneof("end", end)))
 
     async def _agent(self, machine: Machine) -> AsyncIterator[bytes]:
-        """Yield what the command prints that runs the agent."""
+        """Yield the output of the agent's command."""
         while not machine.greeted:
             await asyncio.sleep(0.005)
         data = pack({"ready": True})

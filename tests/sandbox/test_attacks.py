@@ -31,7 +31,7 @@ def test_an_attack_fails(attack: Attack, backend: Backend, sandboxes: Sandboxes,
             assert (result.value, result.error) == ("False", None)
         assert aims.harmed() == []
     result = run(box.run_python("1 + 1"))
-    assert (result.value, result.error) == ("2", None), "the sandbox should go on"
+    assert (result.value, result.error) == ("2", None), "the sandbox should still work"
 
 
 @pytest.mark.sandbox

@@ -1,4 +1,4 @@
-"""What the e2b backend sends into a microVM's kernel, in a real one; and how it kills what that leaves, as root."""
+"""The code that the e2b backend sends into a microVM: in a real Jupyter kernel, and its sweep as root."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from agent_rl.sandboxes.e2b import kernel
 
-SOMEBODY = "games"
+USER = "games"
 """A user of whom nothing runs."""
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which a kernel of E2B's is at first")
 TALK = """
@@ -36,7 +36,7 @@ print(json.dumps(answers))
 def ask_a_kernel(folder: Path, *codes: str, prepared: bool = True) -> list[dict[str, dict[str, object]]]:
     """Return the last event of each kind that each code leads to, in a kernel of its own."""
     pytest.importorskip("ipykernel", reason="needs a Jupyter kernel: pip install ipykernel")
-    prepare = f"{inspect.getsource(kernel.prepare)}\nprepare(get_ipython(), {str(folder)!r}, {SOMEBODY!r})\ndel prepare"
+    prepare = f"{inspect.getsource(kernel.prepare)}\nprepare(get_ipython(), {str(folder)!r}, {USER!r})\ndel prepare"
     home = {"HOME": str(folder), "IPYTHONDIR": str(folder / "ipython")}
     ran = subprocess.run(
         [sys.executable, "-c", TALK],
@@ -80,7 +80,7 @@ def test_a_prepared_kernel_is_where_and_who_it_shall_be(tmp_path: Path) -> None:
     code = "import os\nnnp = [line for line in open('/proc/self/status') if line.startswith('NoNewPrivs')]"
     who = "os.getcwd(), os.getresuid(), os.getgroups(), nnp[0].split()[1], 'prepare' in globals()"
     _, answer = ask_a_kernel(tmp_path, code, who)
-    uid = pwd.getpwnam(SOMEBODY).pw_uid
+    uid = pwd.getpwnam(USER).pw_uid
     assert value_of(answer) == repr((str(tmp_path), (uid,) * 3, [], "1", False))
 
 
@@ -110,7 +110,7 @@ print(before > 0, count(), pathlib.Path(f"/proc/{ours}").exists())
 def after_a_crowd(sweep: str) -> str:
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare, of util-linux")
-    entry = pwd.getpwnam(SOMEBODY)
+    entry = pwd.getpwnam(USER)
     code = f"UID, GID = {entry.pw_uid}, {entry.pw_gid}\n{CROWD.replace('SWEEP', sweep)}"
     namespace = ["prlimit", "--nproc=100", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     shell = ["sh", "-c", '"$@"; exit $?', "sh"]  # reaps
@@ -120,7 +120,7 @@ def after_a_crowd(sweep: str) -> str:
 
 @needs_root
 def test_the_sweep_ends_a_storm_of_a_users_processes_and_nobody_elses() -> None:
-    assert after_a_crowd(f"{inspect.getsource(kernel.sweep)}\nsweep({SOMEBODY!r})") == "True 0 True"
+    assert after_a_crowd(f"{inspect.getsource(kernel.sweep)}\nsweep({USER!r})") == "True 0 True"
 
 
 @needs_root

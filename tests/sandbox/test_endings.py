@@ -1,4 +1,4 @@
-"""Nothing gets away: what code does to outlive its timeout, and to deceive or disable whoever watches it."""
+"""Code that tries to outlive its timeout, or to deceive or disable its agent."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ while time.monotonic() < stop:
 
 
 def test_a_storm_of_forks_is_ended(box, run):
-    """Each process makes the next one and ends: nobody is there for long enough to be killed by its number."""
+    """Each process makes the next one and ends: none lives long enough to be killed by its number."""
     run(box.run_python(f"import os\nif os.fork() == 0: exec({STORM!r})"))
     time.sleep(1)
     assert run(box.exec(["true"], timeout=20)).returncode == 0

@@ -1,4 +1,4 @@
-"""Grading: what is right passes, and what only pretends to be fails."""
+"""Grading: right answers pass, and cheats fail."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_what_pretends_fails(graded: Graded, cheat: str) -> None:
 
 
 def test_each_test_has_a_place_of_its_own(graded: Graded) -> None:
-    """A solution that knows how often it was called passes what it should not, if calls share a place."""
+    """A solution that counts its calls would pass if tests shared a sandbox."""
     counting = (
         "import os\ndef add(a, b):\n    seen = os.path.exists('seen')\n    open('seen', 'w').close()\n"
         "    return 'again' if seen else a + b\n"

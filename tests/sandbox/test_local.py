@@ -49,7 +49,7 @@ def started(pid: int) -> int:
 
 
 def descendants(of: int) -> set[int]:
-    """The processes below one, whoever has adopted them."""
+    """All descendants of a process, adopted ones included."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -206,7 +206,7 @@ def test_what_is_required_and_missing_is_refused(run):
 
 
 def test_a_claim_that_is_not_true_is_not_reported(run):
-    """The canaries die where nothing is guaranteed, whatever is claimed."""
+    """Canaries die where nothing is guaranteed."""
 
     async def examine() -> dict[Guarantee, str | None]:
         sandboxes = LocalSandboxes(LIMITS, tier="unsafe", allow_unsafe=True)

@@ -38,7 +38,7 @@ class Counted:
 
 
 class Counting:
-    """A backend that notes what it is asked."""
+    """A backend that records its calls."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.made: list[Counted] = []

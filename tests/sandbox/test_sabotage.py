@@ -1,4 +1,4 @@
-"""Code that aims at its own sandbox or at the trainer, so that its episode hangs or is left unscored."""
+"""Attacks on the sandbox itself or the trainer: to block it, or to leave the episode unscored."""
 
 from __future__ import annotations
 

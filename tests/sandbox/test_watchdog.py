@@ -1,4 +1,4 @@
-"""The watchdog over memory where no cgroup limits it: what it kills, what it leaves alone, and what it costs."""
+"""The watchdog over memory without a cgroup: its kills, and its cost."""
 
 from __future__ import annotations
 
@@ -106,5 +106,5 @@ def test_a_sandbox_that_waits_is_left_alone(watched: Sandboxes, run):
     time.sleep(1)
     first = turns(pids)
     time.sleep(1)
-    assert turns(pids) - first <= 5, "while somebody computes, it looks twenty times a second"
+    assert turns(pids) - first <= 5, "while a process computes, it looks twenty times a second"
     run(box.close())

@@ -1,4 +1,4 @@
-"""What an attack aims at: things of the host's own that code in a sandbox must not reach, made for one test."""
+"""The targets of attacks: things of the host that code in a sandbox must not reach."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Victims:
     listeners: list[socket.socket]
     file: Path
     own: Path
-    """A file of the user's; nobody else may do anything with it."""
+    """A file of the user's; no other user may access it."""
     memory: ctypes.Array[ctypes.c_char] = field(repr=False)
 
     def __post_init__(self) -> None:
         self._before = self.own.stat().st_ctime_ns, self.own.parent.stat().st_ctime_ns
 
     def harmed(self) -> list[str]:
-        """Return what happened to them, whatever the attack says of itself."""
+        """Return the harm that was done."""
         beside = {path.name for path in self.file.parent.iterdir()}
         found = {
             "the process was killed": self.process.poll() is not None,
@@ -147,7 +147,7 @@ def unprotected(code: str, names: dict[str, object], folder: Path, *, timeout: f
 
 
 def definitions(names: dict[str, object]) -> str:
-    """Return code that defines names, and what most attacks use."""
+    """Return code that defines names and helpers."""
     common = (
         "import ctypes, errno, os, socket, sys\nfrom pathlib import Path\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"

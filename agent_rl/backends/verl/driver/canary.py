@@ -29,7 +29,7 @@ TEXT = (
     "The quick brown fox jumps over the lazy dog. 12 + 34 = 46, and 7 * 8 = 56.\n"
     "def area(width, height):\n    return width * height\n\n"
     '{"name": "search", "arguments": {"query": "rivers of Asia"}}\n'
-    "Paris is the capital of France; water boils at 100 degrees. Why did the ship turn north? Nobody on deck could say."
+    "Paris is the capital of France; water boils at 100 degrees. Why did the ship turn north? The captain kept quiet."
 )
 """Prose, numbers, code and a tool call: likely and unlikely tokens. It is repeated if it has too few."""
 ROLLOUT_GAP = "actor/agent_rl/rollout_gap"
@@ -96,13 +96,13 @@ class Canary:
             raise InfrastructureError(
                 f"an inference server has not scored {len(self.ids)} tokens within {PATIENCE_S:.0f} s of a weight sync"
             ) from None
-        told = [output.extra_fields.get("prompt_logprobs") for output in outputs]
-        if None in told:
+        scores = [output.extra_fields.get("prompt_logprobs") for output in outputs]
+        if None in scores:
             raise InfrastructureError(
-                f"inference server {told.index(None)} refused to score tokens after a weight sync: "
-                f"it ended with '{outputs[told.index(None)].stop_reason}'"
+                f"inference server {scores.index(None)} refused to score tokens after a weight sync: "
+                f"it ended with '{outputs[scores.index(None)].stop_reason}'"
             )
-        return [torch.tensor(rows, dtype=torch.float32)[: len(self.ids) - 1, 0] for rows in told]
+        return [torch.tensor(rows, dtype=torch.float32)[: len(self.ids) - 1, 0] for rows in scores]
 
 
 def check_rollout_gap(reported: Mapping[str, Sequence[float]], limit: float, step: int) -> None:

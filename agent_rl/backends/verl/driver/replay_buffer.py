@@ -1,4 +1,4 @@
-"""The replay buffer of a run: verl's, with what an algorithm asks of the rollout besides rows.
+"""The replay buffer of a run: verl's, extended by an algorithm's other requests to the rollout.
 
 A training batch is sampled as verl does. Then, while the inference servers are still awake, groups that the filters
 drop are replaced (dynamic sampling), greedy episodes are set apart, and states are valued by continuations.

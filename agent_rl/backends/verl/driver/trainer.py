@@ -164,7 +164,7 @@ class AlgorithmTrainer(PPOTrainer):
         return dict(super()._consume_sync_metrics()) | self._synced
 
     def step(self, metrics: dict[str, float], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """Take a step; the first one that learns must report all that the algorithm has.
+        """Take a step; the first learning step must report every feature of the algorithm.
 
         Raises:
             ConfigError: if a feature of the algorithm left no trace in the metrics.
@@ -261,7 +261,7 @@ class AlgorithmTrainer(PPOTrainer):
             global_batch_size=len(batch),
             mini_batch_size=len(batch),
             epochs=updates,
-            seed=0,  # of an order that nobody shuffles
+            seed=0,  # of a shuffle that is off
             dataloader_kwargs={"shuffle": False},
             temperature=self.config.actor_rollout_ref.rollout.temperature,
             calculate_entropy=self.algorithm.config.entropy > 0,
@@ -316,7 +316,7 @@ def _responses(batch: KVBatchMeta, name: str) -> Tensor:
 
 
 def _put(batch: KVBatchMeta, fields: TensorDict) -> KVBatchMeta:
-    """Send fields; return the batch that leads workers to them: one from before may list the fields that it had."""
+    """Send fields; return a batch that lists them, as an earlier one may list the old fields only."""
     return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
 
@@ -337,7 +337,7 @@ class ColocateAsyncTrainer(AlgorithmTrainer, PPOTrainerColocateAsync):
     """They take turns on the same devices; a step trains on what was begun during the one before."""
 
     def get_llm_client(self) -> LLMServerClient:
-        """Return a client that hands on aborted requests: `ResumingEngine` goes on with them."""
+        """Return a client that passes on aborted requests: `ResumingEngine` continues them."""
         return self.llm_server_manager.get_client()
 
 
@@ -352,7 +352,7 @@ class SeparateAsyncTrainer(AlgorithmTrainer, PPOTrainerSeparateAsync):
         super()._setup()
 
     def get_llm_client(self) -> LLMServerClient:
-        """Return a client that hands on aborted requests: `ResumingEngine` goes on with them."""
+        """Return a client that passes on aborted requests: `ResumingEngine` continues them."""
         return self.standalone_server_manager.get_client()
 
 

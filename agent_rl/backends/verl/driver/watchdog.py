@@ -129,7 +129,7 @@ class Watchdog:
 
 
 def _loss(error: BaseException) -> BaseException | None:
-    """Return the error, or the one behind it, by which Ray says that it lost a process."""
+    """Return the error of Ray's about a lost process: this one or a cause of it; None otherwise."""
     from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, WorkerCrashedError
 
     kinds: tuple[type[BaseException], ...] = (ActorDiedError, ActorUnavailableError, NodeDiedError, WorkerCrashedError)
@@ -200,7 +200,7 @@ def _engine_fault(server: Any) -> str | None:
 
 
 def stop_episodes(loops: Any) -> None:
-    """Cancel the episodes that are running, so that their environments are closed; wait for that, but not for long."""
+    """Cancel all running episodes, and wait up to `CLOSE_S` for their environments to close."""
     import ray
     from ray.exceptions import RayError
 
@@ -219,7 +219,7 @@ def stop_episodes(loops: Any) -> None:
 
 
 def _cancel(worker: Any) -> None:
-    """Run in a worker: cancel its tasks, which cancel the episodes that they wait for."""
+    """Run in a worker: cancel its tasks, and with them their episodes."""
     for task in worker.background_tasks:
         task.cancel()
 

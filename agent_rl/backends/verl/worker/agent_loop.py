@@ -164,7 +164,7 @@ def outputs_of(episode: Episode) -> list[AgentLoopOutput]:
 
 
 class RoutedOutput(AgentLoopOutput):
-    """An output whose routes travel as they are: verl's would be of 16 bits, with expert 0 for what is not known."""
+    """An output with unchanged routes: verl's would have 16 bits, and expert 0 where none is known."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row's fields."""
@@ -172,7 +172,7 @@ class RoutedOutput(AgentLoopOutput):
 
 
 def with_routes(outputs: list[AgentLoopOutput], shape: RouteShape, strategy: str) -> list[AgentLoopOutput]:
-    """Give every output routes of the shape that all rows of a batch must have, in the form that its engine reads."""
+    """Give every output routes of the batch's common shape, in the form for its engine."""
     for output in outputs:
         length = len(output.prompt_ids) + len(output.response_ids)
         output.routed_experts = shape.row(output.routed_experts, length)

@@ -1,4 +1,4 @@
-"""Routes on verl: which are captured, how they travel, and who replays them."""
+"""Routes on verl: captured by the rollout, carried in the queue, replayed by the engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROLLOUT, OLD = "routed_experts", "agent_rl_old_experts"
 REPLAYED = {"none": "", "R2": OLD, "R3": ROLLOUT}
 """The field whose routes an update takes, by `algorithm.routing.replay`."""
 REPLAY, RECORD = "agent_rl_replay", "agent_rl_record"
-"""What a call to the workers is told: the field whose routes they take, or "", and whether to send back their own."""
+"""Settings of a call to the workers: the field of the routes to take, or "", and whether to send back their own."""
 CAPTURE = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
 STRATEGY = "actor_rollout_ref.actor.strategy"
 _ULYSSES = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
@@ -58,7 +58,7 @@ def routing_settings(routing: RoutingConfig, strategy: object) -> dict[str, Json
 
 
 def captured_routes(routing: RoutingConfig, verl: DictConfig) -> RouteShape | None:
-    """Check what a run does about routes; return what those that its rollout captures look like, None if it does not.
+    """Check a run's use of routes; return the shape of captured routes, None if none are captured.
 
     Args:
         routing: the algorithm's.
@@ -90,7 +90,7 @@ def captured_routes(routing: RoutingConfig, verl: DictConfig) -> RouteShape | No
 
 
 def route_shape(model: str) -> RouteShape:
-    """Return what the routes of a model look like, which must be a Qwen3-MoE with experts in every layer.
+    """Return the shape of a model's routes; it must be a Qwen3-MoE with experts in every layer.
 
     Raises:
         ConfigError: if it is another.
@@ -110,12 +110,12 @@ def route_shape(model: str) -> RouteShape:
             "leave algorithm.routing out"
         )
     if config.mlp_only_layers or config.decoder_sparse_step != 1:
-        raise ConfigError(f"some layers of '{model}' have no experts: routes can't be told which layer they belong to")
+        raise ConfigError(f"some layers of '{model}' have no experts: the layer of a route is ambiguous")
     return RouteShape(config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
 
 
 def route_fields(routing: RoutingConfig, verl: DictConfig) -> dict[str, str]:
-    """Return which routes the driver finds in verl's queue, by their field of `Rows` or `ScoredRows`."""
+    """Return the fields of verl's queue with routes, by their names in `Rows` or `ScoredRows`."""
     from omegaconf import OmegaConf
 
     if OmegaConf.select(verl, STRATEGY) not in FSDP_STRATEGIES:
@@ -128,9 +128,9 @@ def route_fields(routing: RoutingConfig, verl: DictConfig) -> dict[str, str]:
 
 @contextmanager
 def replay_routes(calls: dict[str, Any], replay: str, record: bool = False) -> Iterator[None]:
-    """Tell the workers' calls inside which routes to take; `calls` is the `extra_info` of verl's batch.
+    """Set the routes for the workers' calls inside; `calls` is the `extra_info` of verl's batch.
 
-    Afterwards they are told nothing: the reference, where it is scored by the same workers, routes for itself.
+    Reset afterwards, so that the reference model, which the same workers may score, is not replayed.
     """
     calls.update({REPLAY: replay, RECORD: record})
     try:

@@ -33,7 +33,7 @@ SNAPSHOTS = "agent_rl_snapshots"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What verl trains on: one trajectory, cut at the first token that the policy sampled."""
+    """A row of verl's: one trajectory, cut at the first sampled token."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -91,7 +91,7 @@ def rewards_of(episode: Episode) -> dict[str, float]:
 
 
 def check_row(episode: Episode, number: int, what: str, sent: Sequence[int], received: Sequence[int]) -> None:
-    """Compare a row that verl is about to train on with the trajectory that was sampled.
+    """Compare one of verl's rows with the sampled trajectory, before it is trained on.
 
     Args:
         episode: the row's.
@@ -140,7 +140,7 @@ def dump_branch(branch: Branch) -> str:
 
 
 def load_continuation(text: str, spec: EnvSpec, budget: Budget) -> Job:
-    """Return the job that runs on from a branch that `dump_branch` wrote, within an episode's budget."""
+    """Return the job that continues a branch from `dump_branch`, within an episode's budget."""
     row = json.loads(text)
     snapshot = pickle.loads(base64.b64decode(row["snapshot"]))
     turn = int(row["turn"])
