@@ -1,5 +1,7 @@
 """agent_rl: a gym and trainer for multi-turn, tool-using language-model agents."""
 
+from typing import TYPE_CHECKING
+
 from agent_rl.api import Run, evaluate, run, train
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall, ToolErrorKind
@@ -34,6 +36,10 @@ from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.by_name import register_renderer
 from agent_rl.sandboxes.registry import register_sandbox
 from agent_rl.version import __version__
+
+if TYPE_CHECKING:
+    from agent_rl.algorithms.components import advantage, objective, shaping
+    from agent_rl.algorithms.components import episode_filter as filter
 
 __all__ = [
     "__version__",
@@ -83,13 +89,16 @@ __all__ = [
     "Trajectory",
     "TrajectoryError",
     "UnknownEnvError",
+    "advantage",
     "demonstrator",
     "env_ids",
     "group_reward",
     "evaluate",
+    "filter",
     "load_file",
     "load_renderer",
     "make",
+    "objective",
     "oracle",
     "register",
     "register_policy",
@@ -97,8 +106,19 @@ __all__ = [
     "register_sandbox",
     "reward",
     "run",
+    "shaping",
     "spec",
     "tool",
     "train",
     "train_tokenizer",
 ]
+
+_NEED_TORCH = {"advantage": "advantage", "filter": "episode_filter", "objective": "objective", "shaping": "shaping"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _NEED_TORCH:  # imported where they are used: `import agent_rl` needs no torch
+        from agent_rl.algorithms import components
+
+        return getattr(components, _NEED_TORCH[name])
+    raise AttributeError(f"module 'agent_rl' has no attribute '{name}'")
