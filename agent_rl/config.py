@@ -120,7 +120,7 @@ def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tupl
 
 
 def _presets(key: str, known: Mapping[str, bool]) -> list[str]:
-    """Return the presets that a key chooses from; none for a key that is no section."""
+    """Return the presets of a section; none for any other key."""
     return choices(key) if known.get(key, True) and not _is_free(key) else []
 
 

@@ -42,7 +42,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.rendering.hermes import CLOSE, OPEN
-from agent_rl.runs.metrics import MetricsLog, Row, read_metrics
+from agent_rl.runs.metrics import MetricsFile, Row, read_metrics
 
 OUT = Path("runs") / "retokenisation"
 ARMS = {"sampled": "the sampled ids", "re-rendered": "calls through json.dumps"}
@@ -116,7 +116,7 @@ def run(arm: str, seed: int, start: Path, overrides: list[str]) -> list[Row]:
     trainer = Trainer(env, actor, config)
     if arm == "re-rendered":
         trainer.algorithm = TextAlgorithm(config.algorithm, actor)
-    with MetricsLog(folder) as log:
+    with MetricsFile(folder) as log:
         while trainer.step < config.steps:
             result = trainer.train_step()
             log.write("train", trainer.step, result.metrics | {CHANGED: changed_turns(result.episodes, actor)})

@@ -3,17 +3,22 @@
 import json
 from pathlib import Path
 
-from agent_rl.runs.metrics import MetricsLog, read_metrics
+import numpy as np
+import pytest
+
+from agent_rl.runs.metrics import MetricsFile, read_metrics, rewind_metrics
 
 
 def test_rows_are_written_once_per_key_and_survive_a_torn_tail(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path) as log:
+    with MetricsFile(tmp_path) as log:
         log.write("train", 1, {"loss": 0.5, "broken": float("nan")})
         log.write("eval", 1, {"split": "dev", "sampling": "greedy", "success": 0.5})
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(file.read_bytes() + b'{"kind": "train", "st')
     assert len(read_metrics(file)) == 2
-    with MetricsLog(tmp_path) as log:
+    with pytest.warns(UserWarning, match="torn"):
+        log = MetricsFile(tmp_path)
+    with log:
         log.write("train", 1, {"loss": 9.0})  # a resumed run repeats the step
         log.write("train", 2, {"loss": 0.25})
         log.write("eval", 1, {"split": "dev", "sampling": "sampled", "success": 0.25})
@@ -25,6 +30,31 @@ def test_rows_are_written_once_per_key_and_survive_a_torn_tail(tmp_path: Path) -
         ("eval", 1, None, "sampled"),
     ]
     assert rows[0]["broken"] is None
+    assert (tmp_path / "metrics.jsonl.torn-1").read_bytes() == b'{"kind": "train", "st'
+
+
+def test_metrics_of_an_old_run_on_verl_are_read_as_rows(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    old = [(0, {"val-core/x/test/reward/mean@1": 0.5}), (1, {"actor/loss": 1.0, "val-aux/y": 2.0}), (2, {"a": None})]
+    file.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in old))
+    rows = [
+        {"kind": "validation", "step": 0, "val-core/x/test/reward/mean@1": 0.5},
+        {"kind": "train", "step": 1, "actor/loss": 1.0},
+        {"kind": "validation", "step": 1, "val-aux/y": 2.0},
+        {"kind": "train", "step": 2, "a": None},
+    ]
+    assert read_metrics(file) == rows
+    rewind_metrics(file, 1)  # a resumed run writes them anew
+    assert [json.loads(line) for line in file.read_text().splitlines()] == rows[:3]
+    rewind_metrics(file, 0)
+    assert file.read_text() == ""
+
+
+def test_metrics_file_writes_numpy_numbers(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path) as log:
+        log.write("train", 1, {"a": np.int64(3), "b": np.float64("nan"), "c": float("inf"), "d": np.float32(0.5)})
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert row == {"kind": "train", "step": 1, "a": 3, "b": None, "c": None, "d": 0.5}
 
 
 def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:

@@ -152,12 +152,12 @@ def test_the_index_outlives_what_is_appended_but_not_what_is_changed(tmp_path: P
 def test_the_tokens_must_mean_what_they_meant(folder: Path) -> None:
     stored = index_groups(folder, "calculator-v0", algorithm())
     actor = load_actor(folder / "checkpoint", slots=1)
-    stored.check_tokens(actor)
+    stored.check_tokens(len(actor.tokenizer), actor.decode)
     with pytest.raises(ConfigError, match=r"have the token id 9999, but there are 4\d\d tokens: start from"):
-        replace(stored, largest_token=9999).check_tokens(actor)
+        replace(stored, largest_token=9999).check_tokens(len(actor.tokenizer), actor.decode)
     other = train_tokenizer(["a quite different text, of which nothing is about sums"] * 50, 480)
     with pytest.raises(ConfigError, match=r"don't read .* with this tokenizer: they were made by another"):
-        replace(stored, largest_token=1).check_tokens(replace(actor, tokenizer=other))
+        replace(stored, largest_token=1).check_tokens(len(other), replace(actor, tokenizer=other).decode)
 
 
 # --- runs ---

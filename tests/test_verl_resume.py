@@ -3,26 +3,21 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from agent_rl.backends.verl.driver.resume import (
-    METRICS,
-    MetricsFile,
-    last_checkpoint,
-    record_position,
-    rewind_to_checkpoint,
-)
+from agent_rl.backends.verl.driver.resume import MetricsLogger, last_checkpoint, record_position, rewind_to_checkpoint
 from agent_rl.backends.verl.driver.run import resume
 from agent_rl.cli import main
 from agent_rl.errors import CheckpointError, ConfigError, StoreError
+from agent_rl.runs.folder import METRICS
+from agent_rl.runs.metrics import MetricsFile
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from tests.doubles import example_episode
 
 
 def killed_run(folder: Path, *, checkpoint: int = 2, steps: int = 3) -> Path:
     """A run that stored an episode and reported a row per step, noted a checkpoint, and was killed in mid-line."""
-    metrics = MetricsFile(folder / METRICS)
+    metrics = MetricsLogger(MetricsFile(folder, mirror=False))
     metrics.log({"success": 0.5}, 0)
     with EpisodeWriter(folder) as store:
         for step in range(1, steps + 1):
@@ -76,13 +71,6 @@ def test_rewind_refuses_a_running_run(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path), pytest.raises(StoreError, match="another writer"):
         rewind_to_checkpoint(tmp_path)
     assert ids(tmp_path) == ["e1", "e2", "e3"] and len((tmp_path / METRICS).read_bytes().split(b"\n")) == 5
-
-
-def test_metrics_file_writes_plain_numbers(tmp_path: Path) -> None:
-    metrics = MetricsFile(tmp_path / METRICS)
-    metrics.log({"a": np.int64(3), "b": np.float64("nan"), "c": float("inf"), "d": np.float32(0.5)}, 1)
-    metrics.finish()
-    assert json.loads((tmp_path / METRICS).read_text()) == {"step": 1, "data": {"a": 3, "b": None, "c": None, "d": 0.5}}
 
 
 def test_resume_refuses_a_complete_run(tmp_path: Path) -> None:

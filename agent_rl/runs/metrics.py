@@ -1,66 +1,111 @@
-"""metrics.jsonl: one JSON object a line, appended once per key, so that a resumed run counts nothing twice."""
+"""metrics.jsonl: one JSON object a line, written once for each key, so that a resumed run counts nothing twice."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
+
+import numpy as np
 
 from agent_rl.core.messages import JSON
+from agent_rl.runs.folder import METRICS
+from agent_rl.store.tail import heal
 
+T = TypeVar("T")
 Row: TypeAlias = dict[str, JSON]
+Number: TypeAlias = float | int | str | np.generic
 KEY = ("kind", "step", "split", "sampling")
-"""What tells one row from another."""
+"""The fields that tell one row from another."""
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Return the rows of a metrics file; a torn last line, left by a kill, is not one."""
+    """Return the rows of a metrics file; without a torn last line, as a kill leaves.
+
+    Runs on verl once wrote `{"step": ..., "data": {...}}`; such a line is read as a row of its kind.
+    """
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines if line]
+    return [row for line in lines if line for row in _rows(json.loads(line))]
 
 
-class MetricsLog:
-    """Appends rows; mirrors numbers to TensorBoard if it is installed."""
+def rewind_metrics(path: Path, step: int) -> None:
+    """Drop the rows after a step from a file, all of them for step 0: the run begins there again."""
+    kept = [row for row in read_metrics(path) if step and int(str(row["step"])) <= step]
+    if path.exists():
+        new = path.with_suffix(".new")
+        new.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        new.replace(path)
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / "metrics.jsonl"
-        self._seen = {_key(row) for row in read_metrics(path)}
-        if path.exists():  # heal a torn tail before appending to it
-            data = path.read_bytes()
-            path.write_bytes(data[: data.rfind(b"\n") + 1])
-        self._file = path.open("a", encoding="utf-8")
-        self._board = _tensorboard(folder)
 
-    def write(self, kind: str, step: int, values: Mapping[str, float | int | str]) -> None:
+class MetricsFile:
+    """Appends rows to a run's metrics.jsonl, and mirrors numbers to TensorBoard if it is installed."""
+
+    def __init__(self, folder: Path, *, mirror: bool = True) -> None:
+        """Open the file, and heal it.
+
+        Args:
+            folder: the run's.
+            mirror: whether to write for TensorBoard, too.
+        """
+        self._path = folder / METRICS
+        self._seen = {_key(row) for row in read_metrics(self._path)}
+        with self._path.open("ab+") as file:
+            heal(file.fileno(), self._path)
+        self._board = _tensorboard(folder) if mirror else None
+
+    def write(self, kind: str, step: int, values: Mapping[str, Number]) -> None:
         """Append a row, unless the file has it already. What is not finite becomes null."""
         row: Row = {"kind": kind, "step": step}
-        for name, value in values.items():
-            row[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        row |= {name: _plain(value) for name, value in values.items()}
         if _key(row) in self._seen:
             return
         self._seen.add(_key(row))
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
         if self._board is not None:
             prefix = "/".join(str(row[k]) for k in ("kind", "split", "sampling") if k in row)
             for name, value in values.items():
                 if isinstance(value, int | float):
                     self._board.add_scalar(f"{prefix}/{name}", value, step)
 
-    def __enter__(self) -> MetricsLog:
+    def close(self) -> None:
+        """Finish what is written for TensorBoard."""
+        if self._board is not None:
+            self._board.close()
+
+    def __enter__(self) -> MetricsFile:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        self.close()
+
+
+def rows_of_verl(data: Mapping[str, T]) -> Iterator[tuple[str, dict[str, T]]]:
+    """Yield the kind and the values of each row for one report of verl's: `train`, and `validation` for evaluations."""
+    for kind, is_validation in (("train", False), ("validation", True)):
+        values = {name: value for name, value in data.items() if name.startswith("val-") == is_validation}
+        if values:
+            yield kind, values
+
+
+def _rows(line: dict[str, JSON]) -> Iterator[Row]:
+    data = line.get("data")
+    if "kind" in line or not isinstance(data, dict):
+        yield line
+    else:
+        yield from ({"kind": kind, "step": line["step"], **values} for kind, values in rows_of_verl(data))
+
+
+def _plain(value: Number) -> JSON:
+    plain: JSON = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
 def _key(row: Row) -> tuple[JSON, ...]:

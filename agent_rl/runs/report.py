@@ -1,19 +1,19 @@
-"""What a run leaves behind to read: summary.json and report.html, both made from the run's own files."""
+"""The report of a run on any backend: summary.json and report.html, both made from the run's own files."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import platform
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
-import torch
-
-from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.core.episode import Episode, Origin
-from agent_rl.errors import StoreError
+from agent_rl.core.episode import Episode
 from agent_rl.rollout import Rate
+from agent_rl.runs.config import RunConfig
+from agent_rl.runs.folder import EPISODES, METRICS, REPORT, SUMMARY
 from agent_rl.runs.metrics import Row, read_metrics
 from agent_rl.store.episodes import read_episodes
 from agent_rl.version import __version__
@@ -22,18 +22,12 @@ from agent_rl.view.html import Comparison, Estimate, write_report
 
 SHOWN = 6
 """How many tasks the report shows before and after."""
-
-
-class Evaluated(TypedDict):
-    """Success rates on the reported split, sampled at the training temperature unless the name says otherwise."""
-
-    before: float
-    after: float
-    n: int
-    before_greedy: float
-    after_greedy: float
-    before_low_temperature: float
-    after_low_temperature: float
+SAMPLINGS = {
+    "sampled": ("", "sampled"),
+    "greedy": ("_greedy", "greedy"),
+    "low-temperature": ("_low_temperature", "sampled at a low temperature"),
+}
+"""How evaluations sample: what their names in summary.json end with, and what people call them."""
 
 
 class Summary(TypedDict):
@@ -42,112 +36,128 @@ class Summary(TypedDict):
     env: str
     seed: int
     steps: int
-    eval: Evaluated
+    eval: dict[str, float]
+    """Success rates on the reported split, `before` and `after`, `before_greedy` and so on; and `n`, the tasks."""
     intervals: dict[str, tuple[float, float]]
     """95 % Wilson intervals, by the names in `eval`."""
     demonstrations: dict[str, int]
     wall_s: float
-    peak_rss_mib: float
+    peak_rss_mib: NotRequired[float]
 
 
-def summarise_run(folder: Path, config: TrainConfig, *, wall_s: float, peak_rss_mib: float) -> Summary:
-    """Write summary.json from metrics.jsonl."""
-    rows = read_metrics(folder / "metrics.jsonl")
-    rates = {name: (_rate(rows, config, 0, name), _rate(rows, config, config.steps, name)) for name in _NAMES}
-    flat = {
-        f"{when}{suffix}": rates[name][side]
-        for name, suffix in _NAMES.items()
-        for side, when in enumerate(("before", "after"))
+def write_reports(
+    folder: Path,
+    config: RunConfig,
+    facts: Mapping[str, str],
+    *,
+    wall_s: float,
+    peak_rss_mib: float | None = None,
+) -> Path:
+    """Write summary.json and report.html of a finished run; return the latter's path.
+
+    Args:
+        folder: the run's.
+        config: the run's settings.
+        facts: more to say about the run, by name: what is the backend's own.
+        wall_s: how long it took.
+        peak_rss_mib: the memory that it took at most, if one process has it all.
+    """
+    rows = read_metrics(folder / METRICS)
+    demonstrations = next((row for row in rows if row["kind"] == "demonstrations"), {})
+    rates = {
+        name: (first, last)
+        for name in SAMPLINGS
+        if (first := _rate(rows, config, 0, name)) and (last := _rate(rows, config, config.steps, name))
     }
-    shown = next((row for row in rows if row["kind"] == "demonstrations"), {})
+    flat = {
+        f"{when}{SAMPLINGS[name][0]}": rate
+        for name, both in rates.items()
+        for when, rate in zip(("before", "after"), both, strict=True)
+    }
     summary = Summary(
         env=config.env,
         seed=config.seed,
         steps=config.steps,
-        eval=Evaluated(n=flat["after"].n, **{key: rate.value for key, rate in flat.items()}),  # type: ignore[typeddict-item]
+        eval={"n": max((rate.n for rate in flat.values()), default=0)} | {k: rate.value for k, rate in flat.items()},
         intervals={key: rate.interval for key, rate in flat.items()},
-        demonstrations={key: int(str(shown.get(key, 0))) for key in ("n", "failed")},
+        demonstrations={key: int(str(demonstrations.get(key, 0))) for key in ("n", "failed")},
         wall_s=round(wall_s, 1),
-        peak_rss_mib=round(peak_rss_mib, 1),
     )
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    return summary
-
-
-_NAMES = {"sampled": "", "greedy": "_greedy", "low-temperature": "_low_temperature"}
-
-
-def _rate(rows: list[Row], config: TrainConfig, step: int, sampling: str) -> Rate:
-    wanted = {"kind": "eval", "step": step, "split": config.eval.split, "sampling": sampling}
-    for row in rows:
-        if all(row.get(key) == value for key, value in wanted.items()):
-            return Rate(int(str(row["successes"])), int(str(row["n"])))
-    raise StoreError(f"metrics.jsonl has no evaluation {wanted}")
-
-
-def write_run_report(folder: Path, config: TrainConfig, summary: Summary) -> Path:
-    """Write report.html: the learning curve, the evaluations, and a few tasks before and after."""
-    rows = read_metrics(folder / "metrics.jsonl")
-    comparisons = [
-        Comparison(_LABELS[name], *(_estimate(_rate(rows, config, step, name)) for step in (0, config.steps)))
-        for name in _NAMES
-    ]
-    results = summary["eval"]
-    before, after = (_shown_episodes(folder, config, step) for step in (0, config.steps))
+    if peak_rss_mib is not None:
+        summary["peak_rss_mib"] = round(peak_rss_mib, 1)
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    before = list(islice(_evaluated(folder, config, 0), SHOWN))
+    large = {f"{when.replace('_', ' ')}": f"{rate.value:.1%}" for when, rate in flat.items() if "low" not in when}
     return write_report(
-        folder / "report.html",
+        folder / REPORT,
         title=f"{config.env}, {config.algorithm.name}, seed {config.seed}",
-        summary={
-            "before": f"{results['before']:.1%}",
-            "after": f"{results['after']:.1%}",
-            "greedy after": f"{results['after_greedy']:.1%}",
-            "seconds": f"{summary['wall_s']:.0f}",
-        },
-        curve_svg=_curve(rows, config),
-        facts=_facts(config, summary),
-        comparisons=comparisons,
+        summary=large | {"seconds": f"{wall_s:.0f}"},
+        curve_svg=_curve(rows),
+        facts=_facts(config, summary, facts),
+        comparisons=[Comparison(SAMPLINGS[name][1], *map(_estimate, both)) for name, both in rates.items()],
         before=before,
-        after=after,
+        after=list(_evaluated(folder, config, config.steps, [e.seed for e in before])),
     )
 
 
-_LABELS = {
-    "sampled": "sampled at the training temperature",
-    "greedy": "greedy",
-    "low-temperature": "sampled at a low temperature",
-}
+def _rate(rows: list[Row], config: RunConfig, step: int, sampling: str) -> Rate | None:
+    wanted = {"kind": "eval", "step": step, "split": config.eval.split, "sampling": sampling}
+    found = (row for row in rows if all(row.get(key) == value for key, value in wanted.items()))
+    row = next(found, None)
+    return None if row is None else Rate(int(str(row["successes"])), int(str(row["n"])))
 
 
 def _estimate(rate: Rate) -> Estimate:
     return Estimate(rate.value, *rate.interval, rate.n)
 
 
-def _curve(rows: list[Row], config: TrainConfig) -> str:
+def _curve(rows: list[Row]) -> str:
     # a step on stored episodes has no rollouts
-    train = [(int(str(r["step"])), float(str(r["rollout/success"]))) for r in rows if "rollout/success" in r]
-    evals = {}  # the reported split before and after, the dev split in between
+    train = [
+        (int(str(r["step"])), float(str(r["rollout/success"]))) for r in rows if r.get("rollout/success") is not None
+    ]
+    evals = {}  # of an embedded run: the reported split before and after, the dev split in between
     for row in rows:
-        if row["kind"] == "eval" and row["sampling"] == "sampled":
+        if row["kind"] == "eval" and row["sampling"] != "low-temperature":
             rate = Rate(int(str(row["successes"])), int(str(row["n"])))
-            evals[int(str(row["step"]))] = (rate.value, *rate.interval)
+            step = int(str(row["step"]))
+            if step not in evals or row["sampling"] == "sampled":
+                evals[step] = (rate.value, *rate.interval)
     return learning_curve_svg(train, [(step, *point) for step, point in sorted(evals.items())])
 
 
-def _shown_episodes(folder: Path, config: TrainConfig, step: int) -> list[Episode]:
-    """Return the first episodes of an evaluation; those at the training temperature are stored first."""
-    wanted = Origin("eval", config.eval.split, step, greedy=config.rollout.temperature == 0)
-    return list(islice((e for e in read_episodes(folder / "episodes.jsonl") if e.origin == wanted), SHOWN))
+def _evaluated(folder: Path, config: RunConfig, step: int, seeds: Sequence[int] = ()) -> Iterator[Episode]:
+    """Yield an evaluation's episodes as stored, or one for each seed: sampled ones, which are stored first."""
+    wanted = set(seeds)
+    for episode in read_episodes(folder / EPISODES):
+        origin = episode.origin
+        if (origin.purpose, origin.split, origin.step) != ("eval", config.eval.split, step):
+            continue
+        if not seeds or episode.seed in wanted:
+            yield episode
+            wanted.discard(episode.seed)
+        if seeds and not wanted:
+            return
 
 
-def _facts(config: TrainConfig, summary: Summary) -> list[tuple[str, str]]:
-    shown = summary["demonstrations"]
+def _facts(config: RunConfig, summary: Summary, more: Mapping[str, str]) -> list[tuple[str, str]]:
+    packages = ("torch", "transformers", "verl", "vllm")
+    versions = [f"{name} {version}" for name in packages if (version := _version(name))]
+    took = f"{summary['wall_s']:.0f} s"
+    if "peak_rss_mib" in summary:
+        took += f", {summary['peak_rss_mib']:.0f} MiB"
     return [
         ("environment", config.env),
         ("seed", str(config.seed)),
-        ("demonstrations", f"{shown['n']}, of which {shown['failed']} fail"),
-        ("training", config.describe_training()),
+        *more.items(),
         ("held out", f"split '{config.eval.split}', {summary['eval']['n']} distinct tasks"),
-        ("control", "rewards are shuffled" if config.shuffle_rewards else "none"),
-        ("wall time, peak memory", f"{summary['wall_s']:.0f} s, {summary['peak_rss_mib']:.0f} MiB"),
-        ("software", f"agent_rl {__version__}, torch {torch.__version__}, Python {platform.python_version()}"),
+        ("wall time, peak memory" if "peak_rss_mib" in summary else "wall time", took),
+        ("software", ", ".join([f"agent_rl {__version__}", *versions, f"Python {platform.python_version()}"])),
     ]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

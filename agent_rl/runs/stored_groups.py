@@ -1,14 +1,13 @@
-"""Stored groups: training episodes of an earlier run to learn from, found once and read again when their turn comes."""
+"""Stored groups: episodes of an earlier run to learn from, indexed once and read from disk for each batch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent_rl.algorithms import Algorithm, ScoredRows
-from agent_rl.backends.embedded.actor import Actor
 from agent_rl.core.episode import Episode, group_episodes
 from agent_rl.errors import ConfigError, StoreError
 from agent_rl.gym.tasks import task_key
@@ -30,7 +29,7 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroups:
-    """Where a file has groups that there is something to learn from; the episodes themselves stay on disk."""
+    """The groups of an episode file to learn from; the episodes themselves stay on disk."""
 
     file: Path
     groups: tuple[StoredGroup, ...]
@@ -38,7 +37,7 @@ class StoredGroups:
     """The largest token id of their episodes."""
 
     def batch(self, seed: int, step: int, size: int) -> list[Episode]:
-        """Return the episodes of a step's groups, which hang on nothing but these three numbers.
+        """Return the episodes of a step's groups; they depend on these three numbers only.
 
         Every epoch has the groups in another order. What is left over for no whole batch waits for the next epoch, and
         a batch has no group twice: it is smaller than `size` if there are fewer.
@@ -61,19 +60,24 @@ class StoredGroups:
         # a file put together from two runs has different tasks under one id
         return [replace(e, group_id=f"stored-{index}") for e in episodes]
 
-    def check_tokens(self, actor: Actor) -> None:
-        """Check that the token ids mean to the student what they meant to the policy that sampled them.
+    def check_tokens(self, vocab_size: int, decode: Callable[[list[int]], str]) -> None:
+        """Check that the token ids are those of the tokenizer in use.
+
+        Args:
+            vocab_size: of that tokenizer.
+            decode: its function from token ids to text.
 
         Raises:
             ConfigError: if they were made by another tokenizer.
         """
         hint = "start from the checkpoint that sampled them, or one trained on from it: start_from=RUN/checkpoint"
-        if self.largest_token >= (size := len(actor.tokenizer)):
+        if self.largest_token >= vocab_size:
             raise ConfigError(
-                f"episodes={self.file} have the token id {self.largest_token}, but there are {size} tokens: {hint}"
+                f"episodes={self.file} have the token id {self.largest_token}, but there are {vocab_size} tokens: "
+                f"{hint}"
             )
         for episode in (e for index in range(min(CHECKED, len(self.groups))) for e in self.read(index)):
-            text = _squeezed("".join(actor.decode(t.token_ids.tolist()) for t in episode.trajectories))
+            text = _squeezed("".join(decode(t.token_ids.tolist()) for t in episode.trajectories))
             for said in _said(episode):
                 if _squeezed(said) not in text:
                     raise ConfigError(
@@ -82,7 +86,7 @@ class StoredGroups:
                     )
 
     def save(self, path: Path) -> None:
-        """Write down where the groups are: a resumed run takes the same, whatever the file has gained since."""
+        """Write the groups' places to a file; a resumed run learns from the same groups, even if the file has grown."""
         groups = [{"id": g.id, "places": g.places} for g in self.groups]
         row = {"file": str(self.file), "largest_token": self.largest_token, "groups": groups}
         path.write_text(json.dumps(row) + "\n")
@@ -151,7 +155,7 @@ def _teaches(episodes: list[Episode], algorithm: Algorithm) -> bool:
 
 
 def _said(episode: Episode) -> list[str]:
-    """What must stand in an episode's tokens: its opening, and what was read from the replies."""
+    """Return the texts in an episode's tokens: its opening, and the contents and tool names of its replies."""
     said, begun = [], False
     for message in episode.messages:
         begun = begun or message.role == "assistant"

@@ -13,17 +13,16 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 from agent_rl.core.episode import Episode
 from agent_rl.errors import DamagedEpisodeError, StoreError, did_you_mean
 from agent_rl.store.codec import dump_line, load_line
+from agent_rl.store.tail import heal
 
 FILE_NAME = "episodes.jsonl"
-_CHUNK = 1 << 16
 _ID = re.compile(rb'\{"schema":\d+,"id":"([^"\\]+)"')  # how every line that dump_line wrote begins, save for odd ids
 
 
@@ -57,7 +56,7 @@ class EpisodeWriter:
         self._fd: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             _lock_file(self._fd, self.path)
-            _heal(self._fd, self.path)
+            heal(self._fd, self.path)
         except BaseException:
             self.close()
             raise
@@ -247,38 +246,3 @@ def _append(fd: int, line: bytes) -> None:
     except BaseException:
         os.ftruncate(fd, start)
         raise
-
-
-def _heal(fd: int, path: Path) -> None:
-    """Move an unterminated last line into a file beside this one, so that the next line is readable."""
-    size = os.fstat(fd).st_size
-    end = _end_of_last_line(fd, size)
-    if end == size:
-        return
-    with _torn_file(path) as aside:
-        for at in range(end, size, _CHUNK):
-            aside.write(os.pread(fd, min(_CHUNK, size - at), at))
-        aside.flush()
-        os.fsync(aside.fileno())
-    os.ftruncate(fd, end)
-    warnings.warn(
-        f"{path} ended in a torn line of {size - end} bytes, as a kill leaves; it was moved to {aside.name}",
-        stacklevel=3,
-    )
-
-
-def _end_of_last_line(fd: int, size: int) -> int:
-    stop = size
-    while stop > 0:
-        start = max(0, stop - _CHUNK)
-        newline = os.pread(fd, stop - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        stop = start
-    return 0
-
-
-def _torn_file(path: Path) -> BinaryIO:
-    """Create the first `<path>.torn-<n>` that is not there yet; the lock on `path` keeps others from taking it."""
-    names = (Path(f"{path}.torn-{n}") for n in count(1))
-    return next(name for name in names if not name.exists()).open("xb")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_rl.runs.metrics import read_metrics
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MARK = "AGENT_RL_TEST_RUN"
@@ -36,9 +38,12 @@ class Running:
         return self.folder / "runs" / "latest"
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, `{"step": ..., "data": ...}`."""
-        file = self.run / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+        """What verl reported of each step: `{"step": ..., "data": ...}`."""
+        steps: dict[int, dict[str, Any]] = {}
+        for row in read_metrics(self.run / "metrics.jsonl"):
+            if row["kind"] in ("train", "validation"):
+                steps.setdefault(int(str(row["step"])), {}).update(row)
+        return [{"step": step, "data": data} for step, data in sorted(steps.items())]
 
     def finish(self, timeout: float) -> int:
         """Wait for the end; return the exit status."""

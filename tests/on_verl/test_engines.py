@@ -151,7 +151,7 @@ def test_a_critic_begins_at_zero_and_learns_what_the_embedded_one_does(folder: P
     loss.backward()
     assert sum(output["loss"]) == pytest.approx(loss.item(), rel=TOLERANCE)
     assert_same(found, gradient(critic))
-    assert int(batch.valued.sum()) == int(data["agent_rl_whole"][0, 2])
+    assert int(batch.critic.valued.sum()) == int(data["agent_rl_whole"][0, 2])
 
 
 def test_the_canary_is_scored_as_by_the_model(folder: Path) -> None:

@@ -17,12 +17,13 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.driver import replay_buffer as module
 from agent_rl.backends.verl.driver.exchange import ReceivedBatch
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
-from agent_rl.core.episode import Episode, EpisodeGroup, Outcome, Reward
+from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Outcome, Reward
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import register
 from agent_rl.gym.reward import group_reward
+from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from on_verl.queue_double import Queue, Rollout, prompts_of
 
@@ -58,10 +59,12 @@ class Setup:
         self.rows: list[dict[str, Any]] = []
         verls = kind("sync", {}, 2, "drop", {}, poll_interval=0.0, refill_fn=self.rollout.refill, train_batch_size=2)
         self.store, self.folder = EpisodeWriter(folder), folder
+        self.metrics = MetricsFile(folder, mirror=False)
         self.buffer = EpisodeReplayBuffer(
             verls,
             Algorithm(AlgorithmConfig.model_validate(algorithm)),
             self.store,
+            self.metrics,
             self.submit,
             env=env,
             samples=2,
@@ -204,9 +207,12 @@ def test_evaluations_are_stored_once_and_are_verl_s_own(tmp_path: Path, monkeypa
     fork = Trajectory(Fork(0, 4))
     fork.append([1, 2, 3], Source.PROMPT, 0)
     fork.append_completion(Completion((10, 30), (-0.5, -1.0), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
-    plain = example_episode("test-00000-sampled-0000")
-    branching = example_episode("test-00000-sampled-0001", trajectories=(*plain.trajectories, fork))
-    failed = example_episode("test-00000-sampled-0002", trajectories=(), outcome=Outcome.FAILED, rewards=())
+    origin = Origin("eval", "test", 0)
+    plain = example_episode("test-00000-sampled-0000", origin=origin)
+    branching = example_episode("test-00000-sampled-0001", origin=origin, trajectories=(*plain.trajectories, fork))
+    failed = example_episode(
+        "test-00000-sampled-0002", origin=origin, trajectories=(), outcome=Outcome.FAILED, rewards=()
+    )
     for evaluated in ([plain, branching, failed], [plain, failed]):  # by a run, and again by its resumption
         setup = Setup(tmp_path, monkeypatch, DAPO, {})
         for number, found in enumerate(evaluated):
@@ -215,8 +221,12 @@ def test_evaluations_are_stored_once_and_are_verl_s_own(tmp_path: Path, monkeypa
         assert prompts_of(batch) == [f"val{number}" for number in range(len(evaluated))] and metrics == {}
         assert setup.stored() == [plain.id, branching.id, failed.id]
         setup.store.close()
+        setup.metrics.close()
     stored = list(read_episodes(tmp_path))
     assert len(stored[1].trajectories) == 2 and stored[2].outcome is Outcome.FAILED
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert (row["kind"], row["split"], row["sampling"]) == ("eval", "test", "sampled")
+    assert (row["n"], row["failed"]) == (2, 1)  # a failed episode does not count
 
 
 def test_a_plain_training_batch_is_verl_s_own_and_left_to_the_trainer_to_store(

@@ -40,7 +40,7 @@ class Actor:
         return SamplingParams(temperature=temperature, max_tokens=max_tokens or own)
 
     def policy(self, params: SamplingParams, interrupt: InterruptionConfig | None = None) -> TokenPolicy:
-        """Return a policy that samples with `params`, and interrupts replies that are too long."""
+        """Return a policy over the model, with `params` and the interruption of long replies."""
         given = None if interrupt is None else interrupt.with_ids(self._encode)
         return TokenPolicy(self.engine, self.renderer, params, given)
 

@@ -54,7 +54,7 @@ def find_checkpoint(folder: Path) -> Path:
     for candidate in (folder, folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")):
         if (candidate / STATE).exists():
             return candidate
-    raise CheckpointError(f"no checkpoint in '{folder}': the run stopped before its first one; start it anew")
+    raise CheckpointError(f"no checkpoint in '{folder}': the run stopped before its first one; start it again")
 
 
 def load_state(folder: Path, optimizer: Optimizer, critic: Critic | None = None) -> int:

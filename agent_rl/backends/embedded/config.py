@@ -150,7 +150,7 @@ class TrainConfig(RunConfig):
 
 
 def _async_problem(config: AsyncConfig, episodes: str | None) -> str | None:
-    """Return what one process can't do of `async`, and what to set instead; None if it can do all."""
+    """Return why one process can't run `async` as configured; None if it can."""
     if config.mode == "separate":
         return (
             "async.mode=separate samples and trains at the same time, and this backend is one process that takes turns:"

@@ -27,9 +27,9 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks, task_key
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
-from agent_rl.runs.folder import EPISODES, new_folder, read_config, save_config
-from agent_rl.runs.metrics import MetricsLog
-from agent_rl.runs.report import summarise_run, write_run_report
+from agent_rl.runs.folder import EPISODES, METRICS, new_folder, read_config, save_config
+from agent_rl.runs.metrics import MetricsFile, read_metrics
+from agent_rl.runs.report import write_reports
 from agent_rl.runs.stop import Stop
 from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import EpisodeWriter, episode_ids
@@ -61,7 +61,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
         if Algorithm(config.algorithm).needs_reference:
             actor.save(folder / REFERENCE)
         if stored is not None:
-            stored.check_tokens(actor)
+            stored.check_tokens(len(actor.tokenizer), actor.decode)
             stored.save(folder / STORED)
         trainer = Trainer(env, actor, config, _reference(folder), stored)
         run.evaluate(trainer, "before")
@@ -71,7 +71,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
 
 
 def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
-    """Check all that can be checked before a run; return its environment, and the stored groups that it learns from.
+    """Check a run before it begins; return its environment, and the stored groups of `episodes`.
 
     Raises:
         ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
@@ -137,7 +137,7 @@ class _Run:
     def __enter__(self) -> _Run:
         self.known = episode_ids(self.folder / EPISODES)
         with ExitStack() as opened:
-            self.metrics = opened.enter_context(MetricsLog(self.folder))
+            self.metrics = opened.enter_context(MetricsFile(self.folder))
             self.episodes = opened.enter_context(EpisodeWriter(self.folder / EPISODES))
             opened.enter_context(self.stop.on_ctrl_c())
             self._open = opened.pop_all()
@@ -233,8 +233,7 @@ class _Run:
         self.episodes.flush()
         wall = time.monotonic() - self.started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == "linux" else 1024) / 1024
-        summary = summarise_run(self.folder, self.config, wall_s=wall, peak_rss_mib=peak)
-        report = write_run_report(self.folder, self.config, summary)
+        report = write_reports(self.folder, self.config, self.facts(), wall_s=wall, peak_rss_mib=peak)
         say = self.progress.say
         say(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {report}")
         say("Try next:")
@@ -244,6 +243,16 @@ class _Run:
         other = "search-v0" if self.env.id != "search-v0" else "calculator-v0"
         say(f"  agent-rl train env={other}")
         return self.folder
+
+    def facts(self) -> dict[str, str]:
+        """Return what the report says about this backend's part of the run."""
+        config = self.config
+        demonstrated = next((r for r in read_metrics(self.folder / METRICS) if r["kind"] == "demonstrations"), None)
+        facts = {} if demonstrated is None else {"demonstrations": "{n}, of which {failed} fail".format(**demonstrated)}
+        return facts | {
+            "training": config.describe_training(),
+            "control": "rewards are shuffled" if config.shuffle_rewards else "none",
+        }
 
     def write(self, episodes: list[Episode]) -> None:
         """Store episodes, except those that the run stored before it was killed."""

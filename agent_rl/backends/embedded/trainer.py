@@ -42,7 +42,6 @@ class StepResult:
     """What one step did; `metrics` has the field's names."""
 
     episodes: list[Episode]
-    evaluation: Evaluation
     metrics: dict[str, float]
 
 
@@ -84,7 +83,6 @@ class Trainer:
         metrics = self.update(sampled.experience(self.algorithm)) | sampled.metrics
         done = time.perf_counter()
         self.step += 1
-        evaluation = summarise(episodes)
         metrics |= rollout_metrics(episodes) | {
             "rollout/rounds": float(sampling.rounds),
             "rollout/batch_filled": len(sampling.selected) / sampling.target,
@@ -92,7 +90,7 @@ class Trainer:
             "perf/update_s": done - started,
             "perf/sampled_tokens_per_s": sampled.tokens / sampled.seconds,
         }
-        return StepResult(episodes, evaluation, metrics)
+        return StepResult(episodes, metrics)
 
     def _next(self) -> StepBatch:
         """Return this step's batch, after sampling those that are due with the present weights."""
@@ -113,7 +111,7 @@ class Trainer:
         metrics = self.update(self.algorithm.experience(group_episodes(episodes)))
         self.step += 1
         metrics |= {"perf/read_s": read - started, "perf/update_s": time.perf_counter() - read}
-        return StepResult([], summarise(episodes), metrics)
+        return StepResult([], metrics)
 
     def update(self, x: Experience) -> dict[str, float]:
         """Take `updates_per_batch` gradient steps on what was experienced; none if there is nothing to learn from."""

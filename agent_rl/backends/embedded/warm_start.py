@@ -128,7 +128,7 @@ def warm_start(
         config: lengths, gates and learning rates.
         tokenizer: the model's; its special tokens, space and newline separate the strings to copy.
         seed: of the order of demonstrations and of the strings to copy.
-        on_step: told about every step.
+        on_step: called after every step.
 
     Raises:
         ConfigError: if there are no demonstrations.
@@ -188,7 +188,7 @@ def _weighted(trajectory: Trajectory, env_weight: float) -> tuple[list[int], lis
 
 
 def _epochs(rows: _Rows, batch: int, rng: np.random.Generator) -> Iterator[_Rows]:
-    """Batches without end, shuffled anew each time through; what doesn't fill a batch waits for the next time.
+    """Yield batches without end, in another order each epoch; what doesn't fill a batch is left out of the epoch.
 
     Their composition is random, not by length: Muon takes a step of full size whatever the gradient's size, and a
     batch of nothing but short guesses would spend it on noise.

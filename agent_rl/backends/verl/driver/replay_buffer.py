@@ -32,7 +32,8 @@ from agent_rl.backends.verl.driver.exchange import ReceivedBatch
 from agent_rl.backends.verl.worker.rows import dump_branch, episode_of
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
 from agent_rl.gym.registry import spec
-from agent_rl.rollout import Job, score_groups
+from agent_rl.rollout import Job, score_groups, summarise
+from agent_rl.runs.metrics import MetricsFile
 from agent_rl.seeds import Stream, rng
 from agent_rl.store.episodes import EpisodeWriter, episode_ids
 
@@ -52,6 +53,7 @@ class EpisodeReplayBuffer:
         buffer: ReplayBuffer,
         algorithm: Algorithm,
         store: EpisodeWriter,
+        metrics: MetricsFile,
         submit: Callable[[TensorDict], object],
         *,
         env: str,
@@ -64,12 +66,14 @@ class EpisodeReplayBuffer:
             buffer: verl's.
             algorithm: what to sample for.
             store: where the episodes of evaluations and of dropped groups go.
+            metrics: where the results of evaluations go.
             submit: verl's `_submit_batch_to_rollout`.
             env: the environment's id.
             samples: episodes per task; a session with this number or a higher one is greedy.
             seed: the run's.
         """
         self._buffer, self._algorithm, self._store, self._submit = buffer, algorithm, store, submit
+        self._metrics = metrics
         self._env, self._samples, self._seed = env, samples, seed
         self._stored = episode_ids(store.path)
         self._greedy: list[Episode] = []
@@ -106,12 +110,17 @@ class EpisodeReplayBuffer:
         return scored
 
     def _store_evaluation(self, batch: KVBatchMeta) -> None:
-        """Store the episodes of an evaluation; a resumed run repeats one, and stores it once."""
-        for episode in carried(batch):
-            if episode is not None and episode.id not in self._stored:
+        """Store an evaluation: its episodes and its result. A resumed run repeats one, and stores it once."""
+        episodes = [episode for episode in carried(batch) if episode is not None]
+        for episode in episodes:
+            if episode.id not in self._stored:
                 self._store.write(episode)
                 self._stored.add(episode.id)
         self._store.flush()
+        if episodes:
+            origin = episodes[0].origin
+            row = summarise(episodes).row(origin.split, "greedy" if origin.greedy else "sampled")
+            self._metrics.write("eval", origin.step or 0, row)
 
     def _sample_groups(self, step: int, target: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Sample groups until the batch is full, and all that the algorithm needs with them."""

@@ -8,21 +8,18 @@ what was stored of them is cut.
 from __future__ import annotations
 
 import json
-import math
 import os
-import shutil
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
 
-import numpy as np
-
 from agent_rl.errors import CheckpointError
+from agent_rl.runs.folder import METRICS
+from agent_rl.runs.metrics import MetricsFile, rewind_metrics, rows_of_verl
 from agent_rl.store.episodes import EpisodeWriter, episode_file
+from agent_rl.store.tail import cut
 
 STATE = "agent_rl.json"
 """Beside verl's files in a checkpoint."""
-METRICS = "metrics.jsonl"
 
 
 def record_position(checkpoint: Path, store: EpisodeWriter) -> None:
@@ -53,47 +50,25 @@ def rewind_to_checkpoint(folder: Path) -> int:
         if not state.exists():
             raise CheckpointError(f"'{state}' is missing: {checkpoints} was not written by agent_rl's trainer")
         stored = int(json.loads(state.read_text())["episodes_bytes"])
-    with EpisodeWriter(episode_file(folder)) as store:  # its lock shows that no other process writes
-        _cut(store.path, stored)
-    metrics = folder / METRICS
-    if metrics.exists():
-        lines = metrics.read_bytes().split(b"\n")[:-1]  # a torn last line is none
-        kept = [line for line in lines if step and json.loads(line)["step"] <= step]
-        new = metrics.with_suffix(".new")
-        new.write_bytes(b"".join(line + b"\n" for line in kept))
-        new.replace(metrics)
+    # the writer's lock shows that no other process writes
+    with EpisodeWriter(episode_file(folder)) as store, store.path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) > stored:
+            cut(file.fileno(), store.path, stored, "undone")
+    rewind_metrics(folder / METRICS, step)
     return step
 
 
-def _cut(file: Path, size: int) -> None:
-    """Cut a file to a size; move the rest into a file beside it."""
-    if file.stat().st_size <= size:
-        return
-    aside = next(path for n in count(1) if not (path := Path(f"{file}.undone-{n}")).exists())
-    with file.open("rb+") as handle, aside.open("xb") as rest:
-        handle.seek(size)
-        shutil.copyfileobj(handle, rest)
-        rest.flush()
-        os.fsync(rest.fileno())
-        handle.truncate(size)
+class MetricsLogger:
+    """One of verl's loggers: writes what verl reports to metrics.jsonl."""
 
-
-class MetricsFile:
-    """One of verl's loggers: `metrics.jsonl`; verl's own file logger empties it when a run is resumed."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file.open("ab", buffering=0)
+    def __init__(self, metrics: MetricsFile) -> None:
+        self._metrics = metrics
 
     def log(self, data: Mapping[str, float], step: int) -> None:
-        """Append a line, `{"step": ..., "data": {...}}`; infinite numbers and NaN become null."""
-        numbers = {name: _number(value) for name, value in data.items()}
-        self._file.write(json.dumps({"step": step, "data": numbers}).encode() + b"\n")
+        """Write what verl reports of a step."""
+        for kind, values in rows_of_verl(data):
+            self._metrics.write(kind, step, values)
 
     def finish(self) -> None:
         """Close the file."""
-        self._file.close()
-
-
-def _number(value: float | np.generic) -> float | None:
-    number: float = value.item() if isinstance(value, np.generic) else value
-    return number if math.isfinite(number) else None
+        self._metrics.close()

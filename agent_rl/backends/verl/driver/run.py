@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from agent_rl.backends.verl.driver.watchdog import (
     stop_with,
     watched_processes,
 )
-from agent_rl.errors import AgentRLError, CheckpointError, ConfigError, InfrastructureError
-from agent_rl.runs.folder import new_folder
+from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError
+from agent_rl.runs.folder import CONFIG, new_folder, read_config
+from agent_rl.runs.report import write_reports
 
-CONFIG = "config.yaml"
 _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
 
 
@@ -73,9 +74,7 @@ def resume(folder: Path, *, steps: int | None = None) -> Path:
         StoreError: if the run is still going.
     """
     folder = folder.resolve()
-    if not (folder / CONFIG).exists():
-        raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
-    config = VerlConfig.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG), resolve=True))
+    config = read_config(folder, VerlConfig)
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
     if (done := last_checkpoint(folder / "checkpoints")) >= config.steps:
@@ -113,6 +112,7 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
     (folder / FAULT).unlink(missing_ok=True)
     composed.trainer.val_before_train = step == 0  # the checkpoint was evaluated
     try:
+        started = time.monotonic()
         run_ppo(composed, task_runner_class=ray.remote(Runner))
     except RayError as error:  # its traceback is the driver's: what says more comes first
         if (fault := read_fault(folder)) is not None:
@@ -121,6 +121,13 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
         if isinstance(cause := getattr(error, "cause", None), AgentRLError):
             raise cause from None
         raise
+    rollout = config.rollout
+    facts = {
+        "model": config.start_from,
+        "training": f"{config.steps} steps of {rollout.groups} tasks x {rollout.samples} episodes on verl, "
+        f"async.mode={config.asynchrony.mode}",
+    }
+    write_reports(folder, config, facts, wall_s=time.monotonic() - started)
     return folder
 
 

@@ -40,7 +40,7 @@ from agent_rl.backends.verl.driver.exchange import (
 )
 from agent_rl.backends.verl.driver.metrics_check import require_metrics
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
-from agent_rl.backends.verl.driver.resume import METRICS, MetricsFile, record_position
+from agent_rl.backends.verl.driver.resume import MetricsLogger, record_position
 from agent_rl.backends.verl.driver.staleness import check_staleness
 from agent_rl.backends.verl.driver.watchdog import server_managers
 from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
@@ -56,6 +56,7 @@ from agent_rl.backends.verl.worker.routes import (
 from agent_rl.core.episode import Episode
 from agent_rl.gym.registry import load_once
 from agent_rl.rollout.evaluation import rollout_metrics
+from agent_rl.runs.metrics import MetricsFile
 from agent_rl.store.episodes import EpisodeWriter
 
 
@@ -64,6 +65,7 @@ class AlgorithmTrainer(PPOTrainer):
 
     algorithm: Algorithm
     store: EpisodeWriter
+    metrics: MetricsFile
     replay_buffer: Any
     routes: dict[str, str]
     """Those in verl's queue, see `routes.route_fields`"""
@@ -85,6 +87,7 @@ class AlgorithmTrainer(PPOTrainer):
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
         self.routes = route_fields(self.algorithm.config.routing, self.config)
         self.store = EpisodeWriter(settings.episodes)
+        self.metrics = MetricsFile(self.store.path.parent, mirror=False)
         super()._setup()
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))
         if self.use_critic:
@@ -93,6 +96,7 @@ class AlgorithmTrainer(PPOTrainer):
             self.replay_buffer,
             self.algorithm,
             self.store,
+            self.metrics,
             self._submit_batch_to_rollout,
             env=settings.env,
             samples=samples,
@@ -137,7 +141,7 @@ class AlgorithmTrainer(PPOTrainer):
 
     @logger.setter
     def logger(self, loggers: Tracking) -> None:
-        loggers.logger["agent_rl"] = MetricsFile(self.store.path.with_name(METRICS))
+        loggers.logger["agent_rl"] = MetricsLogger(self.metrics)
         self._logger = loggers
 
     # A step, in verl's order
