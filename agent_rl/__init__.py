@@ -1,6 +1,5 @@
 """agent_rl: a gym and trainer for multi-turn, tool-using language-model agents."""
 
-import importlib
 import typing
 
 from agent_rl.api import Run, evaluate, run, train
@@ -133,4 +132,6 @@ def __getattr__(name: str) -> object:
     """Import the decorators of algorithms when they are asked for: they need torch."""
     if name not in _NEEDS_TORCH:
         raise AttributeError(f"module 'agent_rl' has no attribute '{name}'")
-    return getattr(importlib.import_module("agent_rl.algorithms.components"), _NEEDS_TORCH[name])
+    from agent_rl.algorithms import components
+
+    return getattr(components, _NEEDS_TORCH[name])
