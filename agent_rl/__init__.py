@@ -1,8 +1,10 @@
 """agent_rl: a gym and trainer for multi-turn, tool-using language-model agents."""
 
+import typing
+
 from agent_rl.api import Run, evaluate, run, train
-from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
-from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall, ToolErrorKind
+from agent_rl.core.episode import Episode, EpisodeGroup, Failure, Origin, Outcome, Reward, StopReason
+from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import (
@@ -26,79 +28,110 @@ from agent_rl.gym.env import Env, Observation, Script, ToolEnv
 from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, spec
 from agent_rl.gym.reward import group_reward, reward
 from agent_rl.gym.sandboxed import SandboxedEnv
-from agent_rl.gym.tasks import TaskSource, TaskStream
 from agent_rl.gym.tool import Tool, ToolSpec, tool
-from agent_rl.policy import TokenPolicy, demonstrator, oracle
+from agent_rl.policy import Policy, TokenPolicy, demonstrator, oracle
 from agent_rl.policy.by_name import register_policy
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.by_name import register_renderer
+from agent_rl.rollout import Evaluation, Job, run_jobs
 from agent_rl.sandboxes.registry import register_sandbox
+from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.version import __version__
+
+if typing.TYPE_CHECKING:
+    from agent_rl.algorithms.components import advantage, objective, shaping
+    from agent_rl.algorithms.components import episode_filter as filter
 
 __all__ = [
     "__version__",
-    "AgentRLError",
-    "Budget",
-    "CheckpointError",
-    "Completion",
-    "ConfigError",
-    "DamagedEpisodeError",
-    "DefinitionError",
+    # environments
     "Env",
-    "EnvSpec",
-    "Episode",
-    "Failure",
-    "FinishReason",
-    "Fork",
-    "InfrastructureError",
-    "JSON",
-    "Message",
-    "NameCollisionError",
-    "Observation",
-    "Outcome",
-    "PolicyError",
-    "RegistryError",
-    "RenderError",
-    "Reward",
-    "Run",
-    "SandboxError",
-    "SandboxedEnv",
-    "SamplingParams",
-    "Script",
-    "Source",
-    "Span",
-    "Step",
-    "StepRecord",
-    "StopReason",
-    "StoreError",
-    "Task",
-    "TaskSource",
-    "TaskStream",
-    "Tool",
-    "ToolCall",
-    "TokenPolicy",
     "ToolEnv",
-    "ToolErrorKind",
-    "ToolSpec",
-    "Trajectory",
-    "TrajectoryError",
-    "UnknownEnvError",
-    "demonstrator",
-    "env_ids",
-    "group_reward",
-    "evaluate",
-    "load_file",
-    "load_renderer",
-    "make",
-    "oracle",
+    "SandboxedEnv",
+    "Budget",
+    "Observation",
+    "Script",
     "register",
+    "make",
+    "spec",
+    "env_ids",
+    "load_file",
+    "EnvSpec",
+    # what an environment declares
+    "tool",
+    "Tool",
+    "ToolSpec",
+    "reward",
+    "group_reward",
+    # nouns
+    "Message",
+    "ToolCall",
+    "Step",
+    "Task",
+    "JSON",
+    "Episode",
+    "EpisodeGroup",
+    "Origin",
+    "Reward",
+    "Failure",
+    "Outcome",
+    "StopReason",
+    "Trajectory",
+    "Span",
+    "Source",
+    "Fork",
+    "Completion",
+    "FinishReason",
+    # running and training
+    "run",
+    "evaluate",
+    "train",
+    "Run",
+    "Evaluation",
+    "Job",
+    "run_jobs",
+    "Policy",
+    "TokenPolicy",
+    "SamplingParams",
+    "oracle",
+    "demonstrator",
+    "load_renderer",
+    "train_tokenizer",
+    # stored episodes
+    "read_episodes",
+    "EpisodeWriter",
+    # parts of one's own
+    "advantage",
+    "objective",
+    "shaping",
+    "filter",
     "register_policy",
     "register_renderer",
     "register_sandbox",
-    "reward",
-    "run",
-    "spec",
-    "tool",
-    "train",
-    "train_tokenizer",
+    # errors
+    "AgentRLError",
+    "ConfigError",
+    "RegistryError",
+    "UnknownEnvError",
+    "NameCollisionError",
+    "DefinitionError",
+    "TrajectoryError",
+    "RenderError",
+    "StoreError",
+    "DamagedEpisodeError",
+    "CheckpointError",
+    "InfrastructureError",
+    "PolicyError",
+    "SandboxError",
 ]
+
+_NEEDS_TORCH = {"advantage": "advantage", "objective": "objective", "shaping": "shaping", "filter": "episode_filter"}
+
+
+def __getattr__(name: str) -> object:
+    """Import the decorators of algorithms when they are asked for: they need torch."""
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'agent_rl' has no attribute '{name}'")
+    from agent_rl.algorithms import components
+
+    return getattr(components, _NEEDS_TORCH[name])
