@@ -167,6 +167,7 @@ def _scored(rows: Rows, positions: Positions, data: TensorDict, routes: Mapping[
 def _sent(batch: WeightedRows, whole: Denominators, positions: Positions, lengths: Sequence[int]) -> TensorDict:
     """Lay out what the losses read, by verl's row."""
     arrays = {"advantages": batch.advantages, "weights": batch.weights, "counted": batch.counted.float()}
+    arrays["returns"] = batch.advantages  # verl's metrics ask for some, as its own estimators give them
     if batch.critic is not None:
         arrays |= {"returns": batch.critic.returns, "valued": batch.critic.valued.float()}
     sent = {SENT[name]: to_verl_rows(positions, array, lengths) for name, array in arrays.items()}
