@@ -96,10 +96,10 @@ def test_node_check_passes_a_complete_node(tmp_path: Path) -> None:
 def test_node_check_names_what_is_missing(tmp_path: Path) -> None:
     own = tmp_path / "mine.py"
     own.write_text("import not_installed_here\n")
-    asked = request(tmp_path, imports=[str(own)])
+    asked = request(tmp_path)
     (tmp_path / "model").mkdir()
     asked = Request(
-        asked.config.model_copy(update={"start_from": str(tmp_path / "model")}),
+        asked.config.model_copy(update={"start_from": str(tmp_path / "model"), "imports": (str(own),)}),
         asked.marker,
         {"not_installed_either": "pip install it"},
         10**15,
