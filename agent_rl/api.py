@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from rich.console import Console
-
 from agent_rl.concurrency import outside_loop
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode, Origin
@@ -25,8 +23,6 @@ from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec, env_ids, spec
 from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy
 from agent_rl.rollout import Evaluation, group_jobs, run_groups, run_jobs, summarise
-from agent_rl.store.episodes import read_episodes
-from agent_rl.view.progress import Progress
 
 if TYPE_CHECKING:
     from agent_rl.backends.embedded.config import TrainConfig
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
     from agent_rl.runs.metrics import Row
     from agent_rl.runs.report import Summary
     from agent_rl.runs.stop import Stop
+    from agent_rl.view.progress import Progress
 
 BACKENDS = ("embedded", "verl")
 PolicyChoice: TypeAlias = AnyPolicy | str | Path | Mapping[str, JSON]
@@ -245,6 +242,8 @@ class Run:
 
     def episodes(self) -> Iterator[Episode]:
         """Read the stored episodes, of training and evaluation, in their order."""
+        from agent_rl.store.episodes import read_episodes
+
         return read_episodes(self.folder / "episodes.jsonl")
 
     def policy(self, temperature: float = 1.0, *, max_tokens: int | None = None) -> TokenPolicy:
@@ -326,7 +325,10 @@ def _resume(folder: Path, backend: str, steps: int | None, progress: bool) -> Pa
 
 def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:
     """Run with a display, until it ends or is asked to stop."""
+    from rich.console import Console
+
     from agent_rl.runs.stop import Stop
+    from agent_rl.view.progress import Progress
 
     with Progress(Console(quiet=not progress)) as shown:
         stop = Stop(shown.say)
