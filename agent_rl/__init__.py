@@ -1,9 +1,6 @@
 """agent_rl: a gym and trainer for multi-turn, tool-using language-model agents."""
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING
+import typing
 
 from agent_rl.api import Run, evaluate, run, train
 from agent_rl.core.episode import Episode, EpisodeGroup, Failure, Origin, Outcome, Reward, StopReason
@@ -39,113 +36,108 @@ from agent_rl.rendering.by_name import register_renderer
 from agent_rl.rollout import Evaluation, Job, run_jobs
 from agent_rl.runs.stop import Interrupted
 from agent_rl.sandboxes.registry import register_sandbox
+from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.version import __version__
 
-if TYPE_CHECKING:
-    from agent_rl.algorithms.components import advantage, episode_filter, objective, shaping
-    from agent_rl.store.episodes import EpisodeWriter, read_episodes
+if typing.TYPE_CHECKING:
+    from agent_rl.algorithms.components import advantage, objective, shaping
+    from agent_rl.algorithms.components import episode_filter as filter
 
 __all__ = [
     "__version__",
     # environments
-    "Budget",
     "Env",
-    "EnvSpec",
-    "Observation",
-    "SandboxedEnv",
-    "Script",
     "ToolEnv",
+    "SandboxedEnv",
+    "Budget",
+    "Observation",
+    "Script",
+    "register",
+    "make",
+    "spec",
     "env_ids",
     "load_file",
-    "make",
-    "register",
-    "spec",
-    # declarations
+    "EnvSpec",
+    # what an environment declares
+    "tool",
     "Tool",
     "ToolSpec",
-    "group_reward",
     "reward",
-    "tool",
+    "group_reward",
     # nouns
-    "Completion",
+    "Message",
+    "ToolCall",
+    "Step",
+    "Task",
+    "JSON",
     "Episode",
     "EpisodeGroup",
-    "Failure",
-    "FinishReason",
-    "Fork",
-    "JSON",
-    "Message",
     "Origin",
-    "Outcome",
     "Reward",
-    "Source",
-    "Span",
-    "Step",
+    "Failure",
+    "Outcome",
     "StopReason",
-    "Task",
-    "ToolCall",
     "Trajectory",
-    # running
-    "AnyPolicy",
+    "Span",
+    "Source",
+    "Fork",
+    "Completion",
+    "FinishReason",
+    # running and training
+    "run",
+    "evaluate",
+    "train",
+    "Run",
     "Evaluation",
     "Job",
-    "Policy",
-    "Run",
-    "SamplingParams",
-    "TokenPolicy",
-    "demonstrator",
-    "evaluate",
-    "load_renderer",
-    "oracle",
-    "run",
     "run_jobs",
-    "train",
+    "Policy",
+    "AnyPolicy",
+    "TokenPolicy",
+    "SamplingParams",
+    "oracle",
+    "demonstrator",
+    "load_renderer",
     "train_tokenizer",
-    # stored
-    "EpisodeWriter",
+    # stored episodes
     "read_episodes",
-    # extending
+    "EpisodeWriter",
+    # parts of one's own
     "advantage",
-    "episode_filter",
     "objective",
+    "shaping",
+    "filter",
     "register_policy",
     "register_renderer",
     "register_sandbox",
-    "shaping",
     # errors
     "AgentRLError",
-    "CheckpointError",
     "ConfigError",
-    "DamagedEpisodeError",
+    "RegistryError",
+    "UnknownEnvError",
+    "NameCollisionError",
     "DefinitionError",
+    "TrajectoryError",
+    "RenderError",
+    "StoreError",
+    "DamagedEpisodeError",
+    "CheckpointError",
     "InfrastructureError",
     "Interrupted",
-    "NameCollisionError",
     "PolicyError",
-    "RegistryError",
-    "RenderError",
     "SandboxError",
-    "StoreError",
-    "TrajectoryError",
-    "UnknownEnvError",
 ]
 
-_LAZY = {
-    "EpisodeWriter": "agent_rl.store.episodes",
-    "advantage": "agent_rl.algorithms.components",
-    "episode_filter": "agent_rl.algorithms.components",
-    "objective": "agent_rl.algorithms.components",
-    "read_episodes": "agent_rl.store.episodes",
-    "shaping": "agent_rl.algorithms.components",
-}
-"""Names that are imported when they are asked for, as their modules take long or need torch."""
+_NEEDS_TORCH = {"advantage": "advantage", "objective": "objective", "shaping": "shaping", "filter": "episode_filter"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LAZY:
+    """Import the decorators of algorithms when they are asked for: they need torch."""
+    if name not in _NEEDS_TORCH:
         raise AttributeError(f"module 'agent_rl' has no attribute '{name}'")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return value
+    from agent_rl.algorithms import components
+
+    return getattr(components, _NEEDS_TORCH[name])
 
 
 for _name in __all__:  # tracebacks say agent_rl.ConfigError; other classes need their module's names for annotations

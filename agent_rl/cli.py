@@ -160,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     cluster.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as of train")
     cluster.set_defaults(command=_doctor)
-    algorithms = commands.add_parser("algorithms", help="list the algorithms, each with its formula")
+    algorithms = commands.add_parser(
+        "algorithms", parents=[imports], help="list the algorithms and the parts that they are made of, with formulas"
+    )
     algorithms.set_defaults(command=_algorithms)
     view = commands.add_parser("view", help="read stored episodes", description=VIEW_HELP, formatter_class=raw)
     view.add_argument("file", help="an episodes.jsonl, or a run's folder")
@@ -191,7 +193,7 @@ def _envs(arguments: argparse.Namespace) -> int:
 
 def _algorithms(arguments: argparse.Namespace) -> int:
     require_torch()
-    from agent_rl.algorithms import formula
+    from agent_rl.algorithms.explain import KINDS, formula
     from agent_rl.backends.embedded.config import TrainConfig
 
     table = Table("algorithm=", "formula", box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -199,6 +201,11 @@ def _algorithms(arguments: argparse.Namespace) -> int:
         config = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"])
         table.add_row(name, Text(formula(config.algorithm)))
     Console().print(table)
+    parts = Table("part", "name", "formula", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for kind, registry in KINDS.items():
+        for name in registry:
+            parts.add_row(kind, name, Text(registry[name].formula))
+    Console().print(parts)
     return 0
 
 

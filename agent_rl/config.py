@@ -59,7 +59,9 @@ def load_config(name: str, schema: type[M], overrides: Sequence[str] = (), setti
             composed = compose(name, presets)
         with open_dict(composed):
             for key, value in values:
-                OmegaConf.update(composed, key, value, merge=True, force_add=True)
+                # a component with its name replaces another, whose settings are not its own
+                named = isinstance(value, Mapping) and "name" in value and known.get(key) is False
+                OmegaConf.update(composed, key, value, merge=not named, force_add=True)
         container = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error

@@ -11,10 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms.components import Positive, advantage, objective
+import agent_rl as ar
+from agent_rl.algorithms.components import Positive
 
 
-@advantage("over-median", formula="A = score - median of the group")
+@ar.advantage("over-median", formula="A = score - median of the group")
 def over_median(scores: Tensor, groups: Tensor) -> Tensor:
     """Compare each episode with the median of its group, which one lucky episode does not move.
 
@@ -29,7 +30,7 @@ def over_median(scores: Tensor, groups: Tensor) -> Tensor:
     return advantages.nan_to_num()
 
 
-@objective("soft-clip", formula="L = -A width tanh((theta/old - 1) / width)")
+@ar.objective("soft-clip", formula="L = -A width tanh((theta/old - 1) / width)")
 def soft_clip(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, width: Positive = 0.2) -> Tensor:
     """Hold the policy near the old one by a bound that bends, where PPO's has a corner.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, field_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.config import Section
@@ -84,6 +85,14 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
+
+    @field_validator("imports")
+    @classmethod
+    def _loaded(cls, files: tuple[str, ...]) -> tuple[str, ...]:
+        for file in files:  # before the algorithm is checked, which may name what the files register
+            if Path(file).is_file():
+                load_once(file)
+        return files
 
     def load_env(self) -> EnvSpec:
         """Import the user's files and return the environment, with the budget that the run gives it.

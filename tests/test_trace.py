@@ -1,0 +1,53 @@
+"""How much of the house one update enters: a reader of plain GRPO has to read no more."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from agent_rl.algorithms import Experience
+from agent_rl.backends.embedded.run import start_run
+from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.view.progress import Progress
+from tests.runs import config
+from tests.tree import ROOT
+
+OFF = ("critic", "value.py", "routes.py", "balance.py", "agreement.py", "sequence.py", "pairwise.py", "corrections.py")
+"""Files of features that plain GRPO does not have."""
+
+
+def entered(call: Callable[[], object]) -> set[tuple[str, str]]:
+    """Return the file and name of every function of ours that a call enters."""
+    seen: set[tuple[str, str]] = set()
+    ours = str(ROOT / "agent_rl")
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(ours):
+            seen.add((frame.f_code.co_filename.removeprefix(ours), frame.f_code.co_qualname))
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def test_a_plain_grpo_update_enters_few_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, updates = Trainer.update, list[set[tuple[str, str]]]()
+
+    def traced(self: Trainer, x: Experience) -> dict[str, float]:
+        result: list[dict[str, float]] = []
+        updates.append(entered(lambda: result.append(real(self, x))))
+        return result[0]
+
+    monkeypatch.setattr(Trainer, "update", traced)
+    start_run(config(tmp_path, steps=4), Progress())
+    seen = {place for place in max(updates, key=len) if "test_" not in place[1]}
+    files = {file for file, _ in seen}
+    print(len(seen), "functions in", len(files), "files:", *sorted(seen), sep="\n")
+    assert any(name == "Trainer._accumulate" for _, name in seen), "no update had anything to learn"
+    assert len(seen) <= 45 and len(files) <= 12
+    assert not [file for file in files if any(part in file for part in OFF)]
