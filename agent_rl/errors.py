@@ -1,7 +1,7 @@
 """Every exception that agent_rl raises on purpose.
 
     AgentRLError
-    ├── ConfigError            a setting that has no meaning, or a key that nobody reads
+    ├── ConfigError            a setting that has no meaning, or a key without a reader
     ├── RegistryError
     │   ├── UnknownEnvError    no environment of that id (with a did-you-mean)
     │   └── NameCollisionError two environments claim one id
@@ -29,7 +29,7 @@ class AgentRLError(Exception):
 
 
 class ConfigError(AgentRLError, ValueError):
-    """A setting that has no meaning, or a key that nobody reads."""
+    """A setting that has no meaning, or a key without a reader."""
 
 
 class RegistryError(AgentRLError, LookupError):

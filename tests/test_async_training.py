@@ -18,6 +18,7 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.group_sampling import greedy_of
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode
+from agent_rl.errors import CheckpointError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.runs.metrics import read_metrics
@@ -161,3 +162,10 @@ def test_stored_episodes_are_not_sampled_ahead(tmp_path: Path) -> None:
 def test_the_section_is_set_on_the_command_line() -> None:
     chosen = load_config("backend/embedded", TrainConfig, ["async.mode=one_step_off", "async.max_staleness=3"])
     assert chosen.steps_ahead == 3 and load_config("backend/embedded", TrainConfig, []).steps_ahead == 0
+
+
+def test_load_sampled_refuses_batches_of_an_earlier_version(tmp_path: Path) -> None:
+    refill = {"target": 1, "max_rounds": 1, "oversampling": 1.0, "expected_rate": 1.0, "offered": 1, "taken": (0,)}
+    torch.save([{"episodes": "", "greedy": "", "refill": refill}], tmp_path / "ahead.pt")
+    with pytest.raises(CheckpointError, match="earlier version of agent_rl"):
+        load_sampled(tmp_path / "ahead.pt")

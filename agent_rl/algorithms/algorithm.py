@@ -317,7 +317,7 @@ def _trained(x: Experience) -> Tensor:
 
 
 def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
-    """What objectives read, with zeros where nothing was sampled.
+    """The inputs of objectives, 0 at tokens that were not sampled.
 
     Before any arithmetic: 0 * NaN is NaN, so what is outside the mask would come back with the gradient.
     """

@@ -120,7 +120,7 @@ class Rows(Stage):
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows(Stage):
-    """Rows, and what models said about their tokens; None is a model that was not asked."""
+    """Rows with the scores of their tokens; None for a score that was not computed."""
 
     rows: Rows
     old_logprobs: Tensor
@@ -149,7 +149,7 @@ class CriticTargets:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What the policy's loss reads of a micro-batch, and all that verl's workers are sent; `[B, T]` but for shares."""
+    """The inputs of the policy's loss on a micro-batch, as sent to verl's workers; `[B, T]` but for shares."""
 
     loss_mask: Tensor
     rollout_logprobs: Tensor
@@ -222,7 +222,7 @@ class Denominators:
 def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
     """Turn episodes into samples, one per trajectory that the policy sampled tokens of.
 
-    A turn's reward goes on the last sampled token of that turn, one of the whole episode on its very last: none falls
+    A turn's reward is put on the last sampled token of that turn, one of the whole episode on its very last: none falls
     on a token that is not trained on. What a fork repeats of its parent is sampled there, not here. A component that
     is not scored counts as 0; the scores decide whether its episode is trained on at all.
     """

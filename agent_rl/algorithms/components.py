@@ -43,7 +43,7 @@ ComponentConfig = dict[str, JsonValue]
 
 
 class Part(Generic[R]):
-    """A function with its knobs set: call it with objects whose attributes it reads, the first that has one wins."""
+    """A function with its knobs set, called with the objects that hold its inputs; the first that has one wins."""
 
     def __init__(self, name: str, function: Callable[..., R], knobs: Mapping[str, object]) -> None:
         self.name = name
@@ -130,7 +130,7 @@ class Component(Generic[R]):
 
 
 class ComponentRegistry(Generic[R]):
-    """The components of one kind: a decorator that adds one, and the annotation of a config field that picks one."""
+    """The components of one kind: the decorator to add one, and the annotation of config fields."""
 
     def __init__(self, kind: str, *known: str, optional: bool = False) -> None:
         """Start without components.

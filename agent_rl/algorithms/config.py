@@ -50,7 +50,7 @@ class KLConfig(Section):
 
 
 class CriticConfig(Section):
-    """What predicts returns, for the advantages that are taken over such values."""
+    """The predictor of returns, for advantages over its values."""
 
     where: Literal["none", "shared", "separate"] = "none"
     """`shared`: a value head on the policy's own trunk, which then learns from both losses. `separate`: a model of its

@@ -40,7 +40,7 @@ def mismatch(
     hides what they should show. Rows with nothing sampled take no part in the means over rows; verl counts them as
     perplexity 1. KL is KL(mu || old), in nats per token.
 
-    Besides:
+    Also:
 
     - `mismatch/gap_mean`, `gap_max`: of |log w|; with `turn_0` … `turn_7` and `turn_8+` its mean by turn, and with
       `source_NAME` by source, e.g. of the token before, which is what the two engines may have read differently.
@@ -84,7 +84,7 @@ def mismatch(
 
 
 def correction_metrics(weights: Weights, mask: Tensor) -> dict[str, float]:
-    """Say what a correction did: how much it rejected, and how the weights of what is left are spread.
+    """Return how much a correction rejected, and the spread of the weights that are left.
 
     `rollout_corr/rollout_rs_masked_fraction` is the share of sampled tokens that are rejected, and
     `rollout_rs_seq_masked_fraction` the share of rows that lost any (verl's; it counts rows with nothing sampled, too).

@@ -1,4 +1,4 @@
-"""Experience: a step's rows together with what their episodes scored; what advantages and filters are computed from."""
+"""Experience: a step's rows and the scores of their episodes, the input of advantages and filters."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _routing(routing: RoutingConfig) -> list[str]:
 
 
 def _critic(config: CriticConfig) -> list[str]:
-    """Say what predicts values, and by which loss it learns to."""
+    """Describe the critic and its loss."""
     if config.where == "none":
         return []
     kinds = {"shared": "a head on the policy's trunk", "separate": "a copy of the first policy, with a head"}

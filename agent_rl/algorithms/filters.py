@@ -1,4 +1,4 @@
-"""Filters: which episodes are worth a gradient, and which groups are worth a place in the batch.
+"""Filters: choose the episodes and groups to train on.
 
 A filter returns a bool mask `[E]`, True for the episodes to keep; filters combine with `&`. It changes nothing else: a
 dropped episode keeps its place in its group's statistics. Whether it still counts in the denominators of the loss is
@@ -39,7 +39,7 @@ def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: NotNegative = TO
     varied; verl keeps it. DAPO fills the batch up with other groups (`dynamic_sampling`) and counts only kept ones.
 
     Args:
-        scores: `[E]`, NaN for an episode that is not scored: it has no say and is not kept, even in a kept group.
+        scores: `[E]`, NaN for an episode that is not scored: it does not count and is not kept, even in a kept group.
         groups: int64 `[E]`.
         tolerance: the largest difference that is still rounding.
     """

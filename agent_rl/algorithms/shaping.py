@@ -32,8 +32,8 @@ def soft_overlong(
 ) -> Tensor:
     """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13): long episodes lose up to `penalty`.
 
-    Nothing up to `max_length - buffer`, then linearly more, `penalty` at `max_length` and beyond. verl goes on
-    linearly beyond `max_length`, which its responses can't reach; multi-turn episodes can. TRL is as here.
+    Nothing up to `max_length - buffer`, then linearly more, `penalty` at `max_length` and beyond. verl's is
+    linear beyond `max_length`, which its responses can't reach; multi-turn episodes can. TRL is as here.
 
     Args:
         scores: `[E]`.
@@ -173,7 +173,7 @@ def scale(scores: Tensor, *, factor: float, shift: float = 0.0) -> Tensor:
 
 
 def format_gate(scores: Tensor, formatted: Tensor, *, value: float = 0.0) -> Tensor:
-    """Replace the score by `value` where the format was not kept, whatever else was right.
+    """Replace the score by `value` where the format was not kept.
 
     Args:
         scores: `[E]`.
@@ -233,7 +233,7 @@ def component_gate(
 
 
 def _targets_of(tasks: Sequence[Task], target: int | str) -> Tensor:
-    """Return the length that each episode was to have, float64 `[E]`; NaN where its task asks for none."""
+    """Return each episode's target length, float64 `[E]`; NaN for a task without one."""
     if isinstance(target, int):
         return torch.full((len(tasks),), target, dtype=torch.float64)
     for task in tasks:

@@ -1,4 +1,4 @@
-"""VinePPO's vine: which states of a step's episodes are valued by running on from them, and what comes of it.
+"""Monte-Carlo state values: choose states, average the returns of episodes continued from them.
 
 Kazemnejad et al. 2024 (arXiv 2410.01679): the value of a state is the mean return of K episodes that are continued from
 it. Here states are the boundaries of turns. Nothing in this file runs an episode: a backend does, between `plan` and
@@ -34,7 +34,7 @@ class StateValueConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class ContinuationStart:
-    """One episode to run: from which turn of which episode of the step, with which seed."""
+    """One continuation to run: the episode and turn to start from, and its seed."""
 
     episode: int
     turn: int

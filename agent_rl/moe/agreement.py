@@ -13,7 +13,7 @@ from agent_rl.errors import ConfigError
 
 
 class RoutingConfig(Section):
-    """What is done about experts that rollout and training don't agree on; for a mixture of experts only."""
+    """The remedy for experts on which rollout and training disagree; for a mixture of experts only."""
 
     replay: Literal["none", "R2", "R3"] = "none"
     """R2: the update takes the routes of old's own forward pass, so that they stay the same over several updates
@@ -94,7 +94,7 @@ def routing_metrics(rollout: Tensor | None, old: Tensor | None, gaps: Tensor, ma
 
 
 def route_agreement(rollout_experts: Tensor, training_experts: Tensor) -> Tensor:
-    """Return which share of the top-k experts both engines took, whatever their order.
+    """Return the share of the top-k experts that both engines took, in any order.
 
     Args:
         rollout_experts: distinct expert ids, int `[B, T, layers, top_k]`, by input position; -1 for missing.
@@ -120,7 +120,7 @@ def route_agreement(rollout_experts: Tensor, training_experts: Tensor) -> Tensor
 
 
 def token_agreement(routes: Tensor) -> Tensor:
-    """Return the share of layers whose experts all agree at the position that each token was sampled from.
+    """Return the share of layers with equal experts at the position that each token was sampled from.
 
     Token t is sampled from the output at position t - 1, so that routes of input positions move by one.
 

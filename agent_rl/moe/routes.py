@@ -65,7 +65,7 @@ def replayed(model: nn.Module, given: Tensor) -> Iterator[None]:
     Args:
         model: a Qwen3-MoE, sharded by FSDP or not.
         given: integers `[B, T, layers, top_k]` by input position: the route of position t is that of the input token
-            t. `T` may exceed what is fed, since nobody feeds the last token. A position with a -1 routes for itself.
+            t. `T` may exceed what is fed, since the last token is never fed. A position with a -1 routes for itself.
 
     Raises:
         ConfigError: if the routes don't fit the model or what it is fed, or it has no routers to give them to.

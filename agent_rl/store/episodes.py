@@ -131,7 +131,7 @@ def episode_at(path: str | os.PathLike[str], place: int) -> Episode:
 
 
 def find_episode(path: str | os.PathLike[str], episode_id: str) -> Episode:
-    """Return the episode with that id, or with the only id of that beginning.
+    """Return the episode of an id, or of the only id with that beginning.
 
     Raises:
         StoreError: if no id or more than one fits.

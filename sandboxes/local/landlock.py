@@ -1,4 +1,4 @@
-"""Landlock: a process without namespaces that can open, connect to and signal only what is allowed.
+"""Landlock: a process without namespaces, limited to allowed files, connections and signals.
 
 For where user namespaces are refused, as in a default container. There are two domains, one in the other: the agent's
 bounds only what it can signal, so that `kill(-1)` kills its sandbox; the inner one, of each process that runs

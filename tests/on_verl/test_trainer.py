@@ -146,7 +146,12 @@ def test_updates_are_of_the_whole_batch(setup) -> None:
     (update,) = made.step(OLD, *LEARN)
     assert update["epochs"] == UPDATES and update["mini_batch_size"] == update["global_batch_size"] == len(TAGS)
     assert update["temperature"] == 0.7 and update["calculate_entropy"] is True
-    assert {"advantages", "agent_rl_weights", "agent_rl_whole"} <= update.keys()
+    assert {
+        "advantages",
+        "returns",
+        "agent_rl_weights",
+        "agent_rl_whole",
+    } <= update.keys()  # verl's metrics read returns
     assert made.metrics["actor/loss"] == 1.0 and made.metrics["train/samples"] > 0
 
 

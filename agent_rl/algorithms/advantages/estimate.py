@@ -1,4 +1,4 @@
-"""What an advantage returns, where it is not a plain tensor of episodes `[E]` or tokens `[B, T]`."""
+"""Results of an advantage other than a plain tensor of episodes `[E]` or tokens `[B, T]`."""
 
 from __future__ import annotations
 

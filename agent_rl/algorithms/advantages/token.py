@@ -1,6 +1,6 @@
 """Advantages of tokens: returns, GAE, whitening and a baseline for every step of a row.
 
-All take and return `[B, T]` and know only the tokens that the policy sampled, wherever they stand in a row: what the
+All take and return `[B, T]` and know only the tokens that the policy sampled, wherever they are in a row: what the
 environment inserts between them changes nothing. Results are float64, 0 outside the mask, and carry no gradient. A NaN
 reward means not scored: what follows from it is NaN, what does not is as if it had not been in the batch.
 """
@@ -20,7 +20,7 @@ WHITEN_EPS = 1e-8
 def settle(rewards: Tensor, mask: Tensor) -> Tensor:
     """Move each reward to the nearest sampled token at or before it, so that none is lost.
 
-    A reward may stand on a tool's result or on the template's closing tokens. verl's estimators multiply by the mask or
+    A reward may be on a tool's result or on the template's closing tokens. verl's estimators multiply by the mask or
     skip such tokens, and the reward is gone without a word. Before the first sampled token, a reward goes to that one.
 
     Args:

@@ -215,7 +215,7 @@ def over_states(
 def over_state_values(
     turn_rewards: Tensor, turn_sampled: Tensor, state_values: Tensor, *, gamma: Fraction = 1.0
 ) -> TurnAdvantages:
-    """VinePPO: what a turn changed in the value of the state, which continuations measure."""
+    """VinePPO: the change of the state's value by a turn, measured by continuations."""
     numbers = torch.arange(turn_sampled.shape[1], device=turn_sampled.device)
     final = torch.where(turn_sampled, numbers, -1).amax(-1)
     return TurnAdvantages(from_state_values(turn_rewards, state_values, final, gamma=gamma))

@@ -1,4 +1,4 @@
-"""What every objective returns, and the clamp that keeps ratios finite.
+"""The result of every objective, and the clamp of ratios.
 
 Three policies may be involved: `mu` sampled the tokens, `old` is the proximal policy that clipping is relative to, and
 `theta` is being trained. An objective reads some of these, all `[B, T]`: `logprobs`, `old_logprobs`, `rollout_logprobs`

@@ -94,11 +94,11 @@ def kl_in_reward(
 ) -> Tensor:
     """Return `rewards - coefficient * KL` at sampled tokens, `rewards` elsewhere; float64 `[B, T]`, without gradient.
 
-    Tokens of the environment have no penalty: they would add what nobody chose to the returns of the turns before them
+    Tokens of the environment have no penalty: it would be added to the returns of the turns before them
     (slime#1370). InstructGPT's penalty (Ouyang et al. 2022, eq. 2) is k1, as is verl's default; a `+` changes nothing.
 
     Args:
-        rewards: `[B, T]`; they may stand on any token.
+        rewards: `[B, T]`; they may be on any token.
         old_logprobs: `[B, T]` under old; anything where nothing was sampled.
         reference_logprobs: `[B, T]` under the reference; anything where nothing was sampled.
         mask: bool `[B, T]`, True at sampled tokens.

@@ -148,7 +148,7 @@ def off_policy_sequences(
 
     Args:
         logprobs: under theta (TRL) or old (slime), `[B, T]`.
-        rollout_logprobs: under mu; slime has old here unless told otherwise.
+        rollout_logprobs: under mu; slime has old here by default.
         advantages: `[B, T]`; a sequence's is the mean over its tokens.
         mask: see `base`.
         delta: the bound, in nats per token; slime has 1e-4.

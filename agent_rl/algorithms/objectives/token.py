@@ -1,4 +1,4 @@
-"""Objectives per token that keep the policy near the one that is being corrected for: PPO and its relatives.
+"""Objectives per token that keep the policy near a proximal one: PPO and its relatives.
 
 `base` explains the arguments that all share. Losses weighted with theta / mu correct for stale or mismatched rollouts
 by themselves: a weight old / mu on top would count that gap twice.
@@ -268,7 +268,7 @@ def _policy_gradient(logprobs: Tensor, advantages: Tensor, weight: Tensor | floa
 
 
 def _beyond(moved: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """True where a token has moved too far in the direction that its advantage pushes it."""
+    """True where a token has moved too far in its advantage's direction."""
     return ((advantages > 0) & (moved > high)) | ((advantages < 0) & (moved < -low))
 
 

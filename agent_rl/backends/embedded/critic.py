@@ -24,7 +24,7 @@ class Critic(nn.Module):
     """Predicts the return from the state before each token. It begins with 0 for every state.
 
     So it does in a run that starts from another run's checkpoint, as a return means something else there: only a run
-    that is resumed goes on with its critic.
+    that is resumed continues with its critic.
     """
 
     trunk: nn.Module | None
@@ -106,7 +106,7 @@ class Critic(nn.Module):
         torch.save({"weights": self.state_dict(), "optimizer": self.optimizer.state_dict()}, folder / FILE)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote."""
+        """Load the state that `save` wrote."""
         state = torch.load(folder / FILE, weights_only=True)
         self.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -27,6 +27,7 @@ from agent_rl.backends.group_sampling import (
 )
 from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Reward, group_episodes
 from agent_rl.engines.base import SamplingParams
+from agent_rl.errors import CheckpointError
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import RL_START, TaskStream
 from agent_rl.policy.token import TokenPolicy
@@ -179,11 +180,21 @@ def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:
 
 
 def load_sampled(file: Path) -> list[StepBatch]:
-    """Read what `save_sampled` wrote, without the episodes' snapshots: their states have values already."""
+    """Read what `save_sampled` wrote, without the episodes' snapshots: their states have values already.
+
+    Raises:
+        CheckpointError: if an earlier version wrote it in another form.
+    """
     found = []
     for row in torch.load(file, weights_only=True):
         groups = group_episodes(_episodes(row.pop("episodes")), _episodes(row.pop("greedy")))
-        found.append(StepBatch(groups, DynamicSampling(**row.pop("refill")), **row))
+        try:
+            found.append(StepBatch(groups, DynamicSampling(**row.pop("refill")), **row))
+        except TypeError:
+            raise CheckpointError(
+                f"{file} holds batches that an earlier version of agent_rl sampled ahead: finish the run with that "
+                f"version, or start a new one from its weights: start_from={file.parent}"
+            ) from None
     return found
 
 

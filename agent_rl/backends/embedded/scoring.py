@@ -1,7 +1,7 @@
-"""Scoring: what the model says about the tokens of a padded batch, with a gradient where training needs one.
+"""Scoring: log-probabilities and entropies of a padded batch, with a gradient for training.
 
 Logits are the largest thing in training: those of 4096 tokens and Qwen's vocabulary take 2.3 GiB, several times over.
-Here they exist for some tokens at a time and are computed anew for the gradient; a small vocabulary's fit at once and
+Here they exist for some tokens at a time and are computed again for the gradient; a small vocabulary's fit at once and
 are kept. By hand rather than through `torch.utils.checkpoint`, which took 1.3 times as long and more memory (measured).
 """
 
@@ -39,7 +39,7 @@ class Scores:
     def hidden(self) -> Tensor:
         """`[B, T, hidden]`: the state that each token was predicted from, after the last norm; a value head reads it.
 
-        Made anew by every access.
+        Computed by every access.
         """
         return F.pad(self.states, (0, 0, 1, 0))
 

@@ -68,7 +68,7 @@ Positions = Sequence[tuple[int, slice] | None]
 
 @dataclass(frozen=True, slots=True)
 class SentBatch:
-    """A batch that is ready for its losses, or for `prepare`, and what goes back to verl of it."""
+    """A batch ready for its losses or `prepare`, and its part that is sent to verl."""
 
     batch: WeightedRows
     """Every row, in our order."""
@@ -82,7 +82,7 @@ class SentBatch:
     metrics: dict[str, float]
 
     def by_token(self, responses: Sequence[Tensor]) -> Tensor:
-        """Put what verl's rows have at the tokens of their responses where our rows have these, `[B, T]`."""
+        """Move values from the responses of verl's rows to the same tokens of ours, `[B, T]`."""
         return from_verl_rows(self.positions, responses, self.batch.rows.rollout_logprobs)
 
 
@@ -167,6 +167,7 @@ def _scored(rows: Rows, positions: Positions, data: TensorDict, routes: Mapping[
 def _sent(batch: WeightedRows, whole: Denominators, positions: Positions, lengths: Sequence[int]) -> TensorDict:
     """Lay out what the losses read, by verl's row."""
     arrays = {"advantages": batch.advantages, "weights": batch.weights, "counted": batch.counted.float()}
+    arrays["returns"] = batch.advantages  # verl's metrics ask for some, as its own estimators give them
     if batch.critic is not None:
         arrays |= {"returns": batch.critic.returns, "valued": batch.critic.valued.float()}
     sent = {SENT[name]: to_verl_rows(positions, array, lengths) for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""Metrics check: whether verl called what replaces its own, so that no part of an algorithm is dropped silently.
+"""Metrics check: verl called our loss, weights and critic, so that no part is dropped silently.
 
 Everything that a loss reads must be there when it is called; but a verl that takes another way might not call ours at
 all. Metrics that only our code reports show that it did.
@@ -13,7 +13,7 @@ from agent_rl.errors import ConfigError
 
 
 def require_metrics(config: AlgorithmConfig, metrics: Mapping[str, object]) -> None:
-    """Check that a step in which there was something to learn went through our loss, weights and critic.
+    """Check that a step with something to learn went through our loss, weights and critic.
 
     Raises:
         ConfigError: naming what left no trace, its setting, and the metric that is not there.

@@ -107,7 +107,7 @@ def critic_loss(
 
 
 def received(data: TensorDict, device: torch.device) -> tuple[dict[str, Tensor], Denominators]:
-    """Read what was sent of a micro-batch's rows, padded to `[B, T]`, by our names; and what the whole batch counts."""
+    """Read a micro-batch's rows, padded to `[B, T]`, by our names, and the whole batch's denominators."""
     padded = data.select(*set(data.keys()).intersection(SENT.values()), WHOLE).to_padded_tensor()
     known = set(padded.keys())
     columns = {ours: padded[theirs].to(device) for ours, theirs in SENT.items() if theirs in known}
