@@ -29,11 +29,12 @@ from agent_rl.gym.registry import EnvSpec, env_ids, load_file, make, register, s
 from agent_rl.gym.reward import group_reward, reward
 from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.gym.tool import Tool, ToolSpec, tool
-from agent_rl.policy import Policy, TokenPolicy, demonstrator, oracle
+from agent_rl.policy import AnyPolicy, Policy, TokenPolicy, demonstrator, oracle
 from agent_rl.policy.by_name import register_policy
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.by_name import register_renderer
 from agent_rl.rollout import Evaluation, Job, run_jobs
+from agent_rl.runs.stop import Interrupted
 from agent_rl.sandboxes.registry import register_sandbox
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.version import __version__
@@ -91,6 +92,7 @@ __all__ = [
     "Job",
     "run_jobs",
     "Policy",
+    "AnyPolicy",
     "TokenPolicy",
     "SamplingParams",
     "oracle",
@@ -121,6 +123,7 @@ __all__ = [
     "DamagedEpisodeError",
     "CheckpointError",
     "InfrastructureError",
+    "Interrupted",
     "PolicyError",
     "SandboxError",
 ]
@@ -135,3 +138,8 @@ def __getattr__(name: str) -> object:
     from agent_rl.algorithms import components
 
     return getattr(components, _NEEDS_TORCH[name])
+
+
+for _name in __all__:  # tracebacks say agent_rl.ConfigError; other classes need their module's names for annotations
+    if isinstance(_value := globals().get(_name), type) and issubclass(_value, BaseException):
+        _value.__module__ = "agent_rl"

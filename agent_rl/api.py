@@ -20,10 +20,9 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError, StoreError, did_you_mean
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
-from agent_rl.gym.registry import EnvSpec, env_ids, spec
+from agent_rl.gym.registry import EnvSpec, env_ids, load_once, spec
 from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy
 from agent_rl.rollout import Evaluation, group_jobs, run_groups, run_jobs, summarise
-from agent_rl.store.episodes import read_episodes
 
 if TYPE_CHECKING:
     from agent_rl.backends.embedded.config import TrainConfig
@@ -120,7 +119,9 @@ def train(
     if resume is None:
         return Run(_start(training_config(env, backend=backend, imports=imports, **settings), progress))
     folder = Path(resume)
-    given = {"env": env, "imports": imports or None} | settings
+    for file in imports:  # of a run that began before its imports were stored
+        load_once(str(Path(file).resolve()))
+    given = {"env": env} | settings
     if odd := ", ".join(sorted(name for name, value in given.items() if value is not None and name != "steps")):
         raise ConfigError(f"{odd} can't change when a run is resumed: it keeps its own settings (but for steps)")
     steps = given.get("steps")
@@ -243,6 +244,8 @@ class Run:
 
     def episodes(self) -> Iterator[Episode]:
         """Read the stored episodes, of training and evaluation, in their order."""
+        from agent_rl.store.episodes import read_episodes
+
         return read_episodes(self.folder / "episodes.jsonl")
 
     def policy(self, temperature: float = 1.0, *, max_tokens: int | None = None) -> TokenPolicy:

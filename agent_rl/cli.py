@@ -17,7 +17,7 @@ from agent_rl.api import checked_config, require_torch, run, sampling_params, tr
 from agent_rl.config import Section, choices, list_settings, load_config, parse_setting, write_config
 from agent_rl.core.episode import Episode
 from agent_rl.errors import AgentRLError, ConfigError
-from agent_rl.gym.registry import env_ids, load_file, spec
+from agent_rl.gym.registry import env_ids, load_once, spec
 from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.rollout import summarise
 from agent_rl.runs.stop import Interrupted
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         for file in getattr(arguments, "imports", None) or []:
-            load_file(file)
+            load_once(str(Path(file).resolve()))
         return command(arguments)
     except AgentRLError as error:
         print(f"agent-rl: {error}", file=sys.stderr)
@@ -210,11 +210,11 @@ def _algorithms(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    settings = dict(map(parse_setting, arguments.overrides))
+    settings = _settings(arguments)
     checks = {f"--{name}": getattr(arguments, name.replace("-", "_")) for name in ("config", "explain", "dry-run")}
     if not any(checks.values()):
         try:
-            done = train(imports=arguments.imports or (), **settings)  # type: ignore[arg-type]  # checked by the schema
+            done = train(**settings)  # type: ignore[arg-type]  # checked by the schema
         except Interrupted as hint:
             print(f"Stopped; {hint}")
             return 130
@@ -224,7 +224,7 @@ def _train(arguments: argparse.Namespace) -> int:
         asked = ", ".join(name for name, is_asked in checks.items() if is_asked)
         raise ConfigError(f"{asked} can't change when a run is resumed: it keeps its own settings (but for steps)")
     require_torch()
-    config = training_config(imports=arguments.imports or (), **settings)  # type: ignore[arg-type]
+    config = training_config(**settings)  # type: ignore[arg-type]
     if arguments.config:
         print(write_config(config))
     elif arguments.explain:
@@ -236,17 +236,24 @@ def _train(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
+def _settings(arguments: argparse.Namespace) -> dict[str, object]:
+    """Return the settings of a command line; `--import` adds to `imports`."""
     settings = dict(map(parse_setting, arguments.overrides))
+    named = settings.get("imports", [])
+    files = [*(named if isinstance(named, list) else [named]), *(arguments.imports or ())]
+    return settings | ({"imports": [str(Path(str(file)).resolve()) for file in files]} if files else {})
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments)
     if settings.pop("backend", None) != "verl":
         raise ConfigError("doctor looks at Ray's cluster: write agent-rl doctor backend=verl, and settings as of train")
     require_torch()
     from agent_rl.backends.verl.config.settings import VerlConfig
     from agent_rl.backends.verl.driver import run as verl_run
 
-    files = [str(Path(file).resolve()) for file in arguments.imports or ()]
-    given = {"start_from": "MODEL", "imports": files, **settings}
-    return verl_run.doctor(load_config("backend/verl", VerlConfig, settings=given), print)
+    config = load_config("backend/verl", VerlConfig, settings={"start_from": "MODEL", **settings})
+    return verl_run.doctor(config, print)
 
 
 def _rollout(arguments: argparse.Namespace) -> int:

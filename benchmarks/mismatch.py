@@ -29,7 +29,6 @@ from agent_rl.backends.embedded.scoring import score_rows
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
 from agent_rl.core.episode import group_episodes
-from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import distinct_tasks
@@ -121,7 +120,7 @@ def settings() -> TrainConfig:
 def probe(actor: Actor) -> dict[str, float]:
     """Sample 128 episodes and score them twice, with and without their routes replayed."""
     trainer = Trainer(spec(ENV), actor, settings())
-    _, episodes = trainer.evaluate(distinct_tasks(spec(ENV).tasks, "dev", 128), trainer.rollouts.params, "probe")
+    _, episodes = trainer.evaluate(distinct_tasks(spec(ENV).tasks, "dev", 128), trainer.rollouts.params, "dev", "probe")
     batch = Experience.of(group_episodes(episodes)).rows
     routes = batch.routed_experts
     if routes is None:
@@ -184,8 +183,8 @@ def float32_success(folder: Path) -> float:
         config = settings()
         trainer = Trainer(spec(ENV), load(folder, "float32"), config)
         tasks = distinct_tasks(spec(ENV).tasks, config.eval.split, config.eval.n)
-        params = SamplingParams(temperature=1.0, max_tokens=config.rollout.max_tokens)
-        evaluation, _ = trainer.evaluate(tasks, params, "float32")
+        params = trainer.actor.params(1.0, config.rollout.max_tokens)
+        evaluation, _ = trainer.evaluate(tasks, params, settings().eval.split, "float32")
         known.write_text(json.dumps({"success": evaluation.success.value}))
     return float(json.loads(known.read_text())["success"])
 

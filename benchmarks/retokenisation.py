@@ -38,7 +38,6 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
-from agent_rl.engines.base import SamplingParams
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.rendering.hermes import CLOSE, OPEN
@@ -120,10 +119,11 @@ def run(arm: str, seed: int, start: Path, overrides: list[str]) -> list[Row]:
         while trainer.step < config.steps:
             result = trainer.train_step()
             log.write("train", trainer.step, result.metrics | {CHANGED: changed_turns(result.episodes, actor)})
-        tasks = distinct_tasks(env, config.eval.split, config.eval.n)
+        tasks = distinct_tasks(env.tasks, config.eval.split, config.eval.n)
         for name, temperature in {"sampled": config.rollout.temperature, "greedy": 0.0}.items():
-            params = SamplingParams(temperature=temperature, max_tokens=config.rollout.max_tokens)
-            log.write("eval", trainer.step, trainer.evaluate(tasks, params, name)[0].row(config.eval.split, name))
+            params = actor.params(temperature, config.rollout.max_tokens)
+            evaluation, _ = trainer.evaluate(tasks, params, config.eval.split, name)
+            log.write("eval", trainer.step, evaluation.row(config.eval.split, name))
     print(f"finished {arm}, seed {seed}", file=sys.stderr, flush=True)
     return read_metrics(folder / "metrics.jsonl")
 

@@ -34,7 +34,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_actor(folder / "checkpoint").model.state_dict()
 
 
-def told(folder: Path) -> list[dict[str, object]]:
+def metrics_of(folder: Path) -> list[dict[str, object]]:
     """The metrics of a run, without those that measure time."""
     rows = read_metrics(folder / "metrics.jsonl")
     return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
@@ -57,7 +57,7 @@ def killed_run(settings: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def assert_same_run(one: Path, two: Path) -> None:
-    """Check that two runs end with the same weights and told the same metrics, bit for bit."""
+    """Check that two runs have the same weights and metrics, bit for bit."""
     first, second = weights(one), weights(two)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert told(one) == told(two)
+    assert metrics_of(one) == metrics_of(two)

@@ -22,19 +22,19 @@ def test_run_returns_episodes_in_the_order_of_the_tasks() -> None:
     assert all(e.success for e in episodes) and len({e.seed for e in episodes}) == 6
 
 
-def test_evaluate_summarises() -> None:
+def test_evaluate_returns_success_rates() -> None:
     assert ar.evaluate("search-v0", "oracle", n=5, split="dev").success.value == 1.0
     assert 0 < ar.evaluate("search-v0", "demonstrator", n=60, split="dev").success.value < 1
 
 
-def test_both_work_inside_a_running_loop() -> None:
+def test_run_works_in_a_running_loop() -> None:
     async def notebook() -> int:
         return len(ar.run("calculator-v0", n=2))
 
     assert asyncio.run(notebook()) == 2
 
 
-def test_an_unknown_policy_is_named() -> None:
+def test_run_names_an_unknown_policy() -> None:
     with pytest.raises(ar.ConfigError, match="Did you mean 'oracle'"):
         ar.run("calculator-v0", "oracel")
 

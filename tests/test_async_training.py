@@ -1,4 +1,4 @@
-"""`async.mode=one_step_off` on the embedded backend: whose weights sampled what, and what a kill leaves of it."""
+"""`async.mode=one_step_off` on the embedded backend: token ages, and resuming."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -43,7 +43,7 @@ def trainer_of(chosen: TrainConfig) -> Trainer:
 
 
 def lines(episodes: Iterable[Episode]) -> list[bytes]:
-    """All that there is to tell of episodes, but for the time that they took."""
+    """Episodes without the times that they took."""
     return [dump_line(replace(e, seconds=0.0), experts=True) for e in episodes]
 
 

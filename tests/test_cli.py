@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.cli import main
-from agent_rl.config import choices
+from agent_rl.config import choices, load_config
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from tests.doubles import example_episode
 
@@ -23,7 +25,7 @@ def test_envs_lists_the_built_in_ones(capsys: pytest.CaptureFixture[str]) -> Non
     assert status == 0 and "calculator-v0" in out and "search-v0" in out
 
 
-def test_a_users_file_is_imported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_envs_imports_a_users_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "import agent_rl as ar\n"
@@ -78,7 +80,7 @@ def test_view_shows_which_tokens_were_sampled(capsys: pytest.CaptureFixture[str]
     assert re.search(r"⟦.*1[0-3].*⟧", tokens)
 
 
-def test_each_stored_line_is_json_with_readable_messages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_rollout_stores_readable_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     call(capsys, "rollout", "n=1", f"out={tmp_path}/e.jsonl")
     (row,) = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     assert row["messages"][0]["role"] == "user" and row["messages"][0]["content"].startswith("compute")
@@ -103,7 +105,7 @@ def test_each_stored_line_is_json_with_readable_messages(capsys: pytest.CaptureF
         (["view", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
-def test_mistakes_get_one_line_and_status_1(
+def test_main_reports_mistakes_in_one_line(
     capsys: pytest.CaptureFixture[str], argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -113,15 +115,44 @@ def test_mistakes_get_one_line_and_status_1(
     assert not (tmp_path / "runs").exists()  # nothing is begun before the settings are known to be right
 
 
-def test_algorithms_are_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_algorithms_lists_formulas_and_train_explains_one(capsys: pytest.CaptureFixture[str]) -> None:
     status, listed, _ = call(capsys, "algorithms")
     assert status == 0 and all(name in listed for name in choices("algorithm"))
     status, explained, _ = call(capsys, "train", "algorithm=icepop", "algorithm.weight.low=0.4", "--explain")
     assert status == 0 and "icepop (low=0.4, high=5.0)" in explained and "old is recomputed" in explained
 
 
-def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("train", "rollout", "view"):
         with pytest.raises(SystemExit) as stop:
             main([command, "--help"])
         assert stop.value.code == 0 and "examples:" in capsys.readouterr().out
+
+
+def test_train_config_prints_every_setting_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "train", "--config", "algorithm=gspo", "rollout.groups=4")
+    assert status == 0 and "# Tasks per step.\n  groups: 4" in out
+    config = TrainConfig.model_validate(yaml.safe_load(out))
+    assert config == load_config("backend/embedded", TrainConfig, ["algorithm=gspo", "rollout.groups=4"])
+
+
+def test_train_help_lists_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    out = capsys.readouterr().out
+    assert "rollout.groups=16" in out and "Tasks per step" in out and "optimizer.KEY=VALUE" in out
+
+
+def test_train_dry_run_of_the_embedded_backend_checks_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "train", "--dry-run", "steps=3")
+    assert status == 0 and yaml.safe_load(out)["steps"] == 3
+    for mistake, why in (
+        ("env=calculater-v0", "Did you mean 'calculator-v0'"),
+        ("split=tran", "Did you mean 'train'"),
+        ("env_args.levl=2", "no argument 'levl'"),
+        ("imports=[nowhere.py]", "nowhere.py is no Python file"),
+    ):
+        status, _, err = call(capsys, "train", "--dry-run", mistake)
+        assert status == 1 and why in err
+    status, _, err = call(capsys, "train", "--dry-run", "algorithm=vineppo", "env=python-v0")
+    assert status == 1 and "has no snapshots" in err

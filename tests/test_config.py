@@ -1,4 +1,4 @@
-"""Configs: what is composed, and what is refused with a way out."""
+"""agent_rl.config: presets, settings, and errors."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def load(*overrides: str) -> TrainConfig:
     return load_config("backend/embedded", TrainConfig, overrides)
 
 
-def test_the_defaults_compose_and_groups_are_chosen_by_file() -> None:
+def test_load_config_composes_presets() -> None:
     config = load()
     assert config.env == "calculator-v0" and config.algorithm.name == "grpo" and config.model.architecture == "qwen3"
     assert load("model=tiny_moe").model.architecture == "qwen3_moe"
@@ -48,7 +48,7 @@ def test_section_defaults_do_not_depend_on_the_section_that_holds_them(schema: t
     assert [name for name, kind, default in found if default != kind()] == []
 
 
-def test_overrides_reach_keys_of_the_file_and_keys_that_only_the_schema_knows() -> None:
+def test_load_config_sets_any_key_of_the_schema() -> None:
     config = load("steps=3", "rollout.groups=5", "warm_start.batch=7", "env_args.level=2", "optimizer.beta1=0.8")
     assert (config.steps, config.rollout.groups, config.warm_start.batch) == (3, 5, 7)
     assert config.env_args == {"level": 2} and config.optimizer.beta1 == 0.8
@@ -68,13 +68,13 @@ def test_overrides_reach_keys_of_the_file_and_keys_that_only_the_schema_knows() 
         ("episodes=runs/a", "episodes=runs/a: objective=ppo-clip learns from rollouts of the policy as it is"),
     ],
 )
-def test_what_has_no_meaning_is_refused_by_name(override: str, message: str) -> None:
+def test_load_config_names_wrong_settings(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(override)
     assert message in str(error.value)
 
 
-def test_settings_that_do_not_go_together_are_named_without_listing_all_the_others() -> None:
+def test_load_config_names_settings_that_exclude_each_other() -> None:
     with pytest.raises(ConfigError) as error:
         load("algorithm.routing.replay=R3")
     assert str(error.value).startswith("algorithm.routing is about a mixture") and "model=tiny_moe" in str(error.value)
@@ -84,7 +84,7 @@ def test_settings_that_do_not_go_together_are_named_without_listing_all_the_othe
     assert load("model=tiny_moe", "algorithm.routing.replay=R3").algorithm.routing.replay == "R3"
 
 
-def test_a_budget_larger_than_the_model_is_refused() -> None:
+def test_context_refuses_budgets_larger_than_the_model() -> None:
     config = load("model.max_positions=64")
     with pytest.raises(ConfigError, match="max_positions=64"):
         config.context(256)
@@ -95,7 +95,7 @@ def test_the_rollout_file_has_exactly_the_keys_of_its_schema() -> None:
     assert set(load_config("rollout", RolloutSettings, []).model_dump()) == set(RolloutSettings.model_fields)
 
 
-def test_a_section_with_a_name_is_chosen_by_it() -> None:
+def test_load_config_chooses_a_section_by_its_name() -> None:
     settings = load_config("rollout", RolloutSettings, ["policy=vllm", "policy.model=m", "policy.engine.dtype=float32"])
     assert settings.policy == PolicyConfig(name="vllm", model="m", engine={"dtype": "float32"})
     later = load_config("rollout", RolloutSettings, ["policy.url=http://h:1", "policy=vllm"])

@@ -29,7 +29,7 @@ from agent_rl.gym.registry import spec
 from agent_rl.view.progress import Progress
 from tests.batches import weigh
 from tests.doubles import example_episode, example_sample
-from tests.runs import config, told, weights
+from tests.runs import config, metrics_of, weights
 
 WHERE = ("shared", "separate")
 TINY = ModelConfig(hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, intermediate=64)
@@ -168,7 +168,7 @@ def test_a_killed_run_goes_on_bit_for_bit_critic_and_all(
     monkeypatch.undo()
     killed = (tmp_path / "runs" / "latest").resolve()
     resume_run(killed, Progress())
-    assert same(weights(folder), weights(killed)) and told(folder) == told(killed)
+    assert same(weights(folder), weights(killed)) and metrics_of(folder) == metrics_of(killed)
     one, two = (torch.load(f / "checkpoint" / FILE, weights_only=True) for f in (folder, killed))
     assert same(one["weights"], two["weights"]) and any(w.any() for w in one["weights"].values())
-    assert [float(row["critic/vf_loss"]) > 0 for row in told(folder) if row["kind"] == "train"] == [True] * 4
+    assert [float(row["critic/vf_loss"]) > 0 for row in metrics_of(folder) if row["kind"] == "train"] == [True] * 4

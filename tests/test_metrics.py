@@ -9,7 +9,7 @@ import pytest
 from agent_rl.runs.metrics import MetricsFile, read_metrics, rewind_metrics
 
 
-def test_rows_are_written_once_per_key_and_survive_a_torn_tail(tmp_path: Path) -> None:
+def test_metrics_file_writes_each_key_once_and_heals_a_torn_tail(tmp_path: Path) -> None:
     with MetricsFile(tmp_path) as log:
         log.write("train", 1, {"loss": 0.5, "broken": float("nan")})
         log.write("eval", 1, {"split": "dev", "sampling": "greedy", "success": 0.5})
@@ -44,7 +44,7 @@ def test_metrics_of_an_old_run_on_verl_are_read_as_rows(tmp_path: Path) -> None:
         {"kind": "train", "step": 2, "a": None},
     ]
     assert read_metrics(file) == rows
-    rewind_metrics(file, 1)  # a resumed run writes them anew
+    rewind_metrics(file, 1)  # a resumed run writes them again
     assert [json.loads(line) for line in file.read_text().splitlines()] == rows[:3]
     rewind_metrics(file, 0)
     assert file.read_text() == ""
@@ -57,5 +57,5 @@ def test_metrics_file_writes_numpy_numbers(tmp_path: Path) -> None:
     assert row == {"kind": "train", "step": 1, "a": 3, "b": None, "c": None, "d": 0.5}
 
 
-def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
+def test_read_metrics_of_a_missing_file_is_empty(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl") == []

@@ -98,10 +98,10 @@ def test_tokens_whose_routes_differ_weigh_nothing_but_are_counted() -> None:
         mask = batch.rows.loss_mask[row]
         assert torch.equal(batch.weights[row][mask] != 0, before[original, : len(mask)][mask])
     assert (free.weights[free.rows.loss_mask] == 1).all() and (batch.weights[batch.rows.loss_mask] == 0).any()
-    told = strict.diagnose(x, scored)
+    metrics_of = strict.diagnose(x, scored)
     lost = 1 - before[x.rows.loss_mask].double().mean()
-    assert told["mismatch/weight_zero_fraction"] == pytest.approx(float(lost))
-    assert told["routing/flipped_tokens"] == pytest.approx(float(lost))
+    assert metrics_of["mismatch/weight_zero_fraction"] == pytest.approx(float(lost))
+    assert metrics_of["routing/flipped_tokens"] == pytest.approx(float(lost))
 
 
 def test_which_routes_are_replayed() -> None:
@@ -125,13 +125,13 @@ def test_r3_has_a_meaning_without_it() -> None:
 
 
 def test_routing_is_explained() -> None:
-    def told(**routing: object) -> str:
+    def metrics_of(**routing: object) -> str:
         return explain(AlgorithmConfig.model_validate(RECOMPUTED | {"routing": routing}))
 
-    assert "routing" not in told()
-    assert "R2: the update takes the experts of old's forward pass" in told(replay="R2")
-    assert "the rollout's experts" in told(replay="R3") and "2510.11370" in told(replay="R3")
-    assert "less than 0.7 of the layers" in told(min_agreement=0.7)
+    assert "routing" not in metrics_of()
+    assert "R2: the update takes the experts of old's forward pass" in metrics_of(replay="R2")
+    assert "the rollout's experts" in metrics_of(replay="R3") and "2510.11370" in metrics_of(replay="R3")
+    assert "less than 0.7 of the layers" in metrics_of(min_agreement=0.7)
 
 
 def test_rows_keep_their_routes_when_a_batch_is_cut() -> None:

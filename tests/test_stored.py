@@ -1,4 +1,4 @@
-"""Learning from stored episodes: which are taken, in which order, what is refused, and a run from start to resume."""
+"""Learning from stored episodes: indexing, order, errors, and a run from start to resume."""
 
 import json
 from collections import Counter
@@ -24,7 +24,7 @@ from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.view.progress import Progress
 from tests.doubles import example_episode
-from tests.runs import config, told, weights
+from tests.runs import config, metrics_of, weights
 
 DPO = {"name": "dpo", "objective": "dpo", "advantage": "best-against-worst", "aggregation": "token-sum"}
 
@@ -182,7 +182,7 @@ def test_a_run_on_stored_episodes(folder: Path, tmp_path: Path) -> None:
     assert {e.origin.purpose for e in read_episodes(run)} == {"eval"}  # nothing was sampled to train on
     start, reference = (weights_in(f) for f in (folder / "checkpoint", run / "reference"))
     assert all(torch.equal(start[name], reference[name]) for name in start)
-    assert not (folder / "reference").exists()  # nobody needs it there
+    assert not (folder / "reference").exists()  # it is not needed there
     assert not all(torch.equal(start[name], value) for name, value in weights(run).items())
     places = json.loads((run / "stored_groups.json").read_text())
     known = {e.id for e in read_episodes(folder) if e.origin.purpose == "train"}
@@ -209,8 +209,8 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_a_killed_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = start_run(settings(tmp_path, folder), Progress())
-    first = next(row for row in told(whole) if row["kind"] == "train")
-    # theta is the reference, whoever sampled the episodes
+    first = next(row for row in metrics_of(whole) if row["kind"] == "train")
+    # theta is the reference, as for any stored episodes
     assert first["train/loss"] == pytest.approx(np.log(2), abs=1e-9) and first["rewards/margins"] == 0
     real = Trainer.train_step
 
@@ -228,7 +228,7 @@ def test_a_killed_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path, monkeypa
     resume_run(killed, Progress())
     one, two = weights(whole), weights(killed)
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert told(killed) == told(whole)
+    assert metrics_of(killed) == metrics_of(whole)
 
 
 def test_the_tokens_are_trained_on_as_they_were_sampled(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names: ids, origins and seeds of a verl run's episodes, as on the embedded backend."""
+"""Names: the ids and seeds of a run's episodes, the same on every backend."""
 
 from __future__ import annotations
 
@@ -10,40 +10,47 @@ from agent_rl.core.messages import Task
 from agent_rl.gym.tasks import EVALUATION_SEED, episode_seed
 
 EVALUATION = "evaluation"
-"""The column that tells the rows of an evaluation from those of training."""
+"""The column of verl's rows that tells those of an evaluation from those of training."""
 
 
 def origin_of(row: Mapping[str, Any], *, greedy: bool = False) -> Origin:
-    """Return why a row's episode is run; arguments as of `names_of`."""
-    purpose: Purpose = "eval" if row[EVALUATION] else "train"
-    sample = 0 if greedy else int(row["session_id"])
-    return Origin(purpose, str(row["split"]), int(row["global_steps"]), sample, greedy)
-
-
-def names_of(row: Mapping[str, Any], *, greedy: bool = False) -> tuple[str, str]:
-    """Return the group id and the id of a row's episode, for people to read.
-
-    A training episode is `train-<step>-<task>-<sample>`, whatever its split is called, in a group of its task; the
-    one that the others are compared with, if an algorithm does that, has `greedy` for its number. One of
-    an evaluation is `<split>-<step>-sampled-<task>`, or `greedy` for `sampled` at temperature 0, all in one group.
+    """Return the origin of the episode of one of verl's rows.
 
     Args:
         row: what verl hands to an agent loop: a row of `TaskDataset`, with `global_steps` and `session_id`.
         greedy: whether the likeliest tokens are taken.
     """
-    step, index, session = int(row["global_steps"]), int(row["index"]), int(row["session_id"])
-    if not row[EVALUATION]:
-        group = f"train-{step:05d}-{index:07d}"
-        return group, f"{group}-greedy" if greedy else f"{group}-{session:02d}"
-    group = f"{row['split']}-{step:05d}-{'greedy' if greedy else 'sampled'}"
-    return group, f"{group}-{index:04d}" + (f"-{session:02d}" if session else "")
+    purpose: Purpose = "eval" if row[EVALUATION] else "train"
+    sample = 0 if greedy else int(row["session_id"])
+    return Origin(purpose, str(row["split"]), int(row["global_steps"]), sample, greedy)
 
 
-def seed_of(row: Mapping[str, Any], task: Task, run_seed: int, *, greedy: bool = False) -> int:
-    """Return the seed of a row's episode.
+def names_of(origin: Origin, task: int, *, sampling: str = "", digits: int = 3) -> tuple[str, str]:
+    """Return the group id and the id of an episode, for people to read.
 
-    Every evaluation of a task has the same, so that two can be compared; a greedy episode that of its group's first,
-    so that it plays in the same world.
+    A training episode is `train-<step>-<task>-<sample>`, whatever its split is called, in a group of its task; a greedy
+    one has `greedy` for its number. One of an evaluation is `<split>-<step>-<sampling>-<task>`, all in one group.
+
+    Args:
+        origin: why it is run.
+        task: the number of its task, in the step or evaluation.
+        sampling: how an evaluation samples; "sampled" or "greedy" if left out.
+        digits: of the task's number in a training episode.
     """
-    rounds = EVALUATION_SEED if row[EVALUATION] else run_seed * 1_000_003 + int(row["global_steps"])
-    return episode_seed(rounds, task, 0 if greedy else int(row["session_id"]))
+    step, sample = origin.step or 0, f"{origin.sample:02d}"
+    if origin.purpose == "train":
+        group = f"train-{step:05d}-{task:0{digits}d}"
+        return group, f"{group}-{'greedy' if origin.greedy else sample}"
+    group = f"{origin.split}-{step:05d}-{sampling or ('greedy' if origin.greedy else 'sampled')}"
+    return group, f"{group}-{task:04d}" + (f"-{sample}" if origin.sample else "")
+
+
+def seed_of(origin: Origin, task: Task, run_seed: int) -> int:
+    """Return the seed of an episode.
+
+    In training it depends on the step, as a finite split has a task again in a later step. Every evaluation of a task
+    has the same, so that two can be compared; a greedy episode has that of its group's first, so that it plays in the
+    same world.
+    """
+    rounds = EVALUATION_SEED if origin.purpose == "eval" else run_seed * 1_000_003 + (origin.step or 0)
+    return episode_seed(rounds, task, 0 if origin.greedy else origin.sample)

@@ -29,9 +29,10 @@ from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Reward, group_e
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.tasks import RL_START, TaskStream, episode_seed
+from agent_rl.gym.tasks import RL_START, TaskStream
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rollout import Job, run_groups, run_jobs
+from agent_rl.rollout.naming import names_of, seed_of
 from agent_rl.seeds import Stream, rng
 from agent_rl.store.codec import dump_line, load_line
 
@@ -143,20 +144,18 @@ class RolloutSampler:
         stride = int(config.rollout.groups * config.algorithm.refill.most)
         for group in groups:
             task = self.tasks.at(RL_START + step * stride + group)
-            name = f"train-{step:05d}-{group:03d}"
-            # a finite split meets a task again in a later step; the step keeps its episodes from repeating
-            round_seed = config.seed * 1_000_003 + step
             for sample in range(config.rollout.samples):
-                seed = episode_seed(round_seed, task, sample)
+                origin = Origin("train", config.split, step, sample)
+                group_id, id = names_of(origin, group)
                 jobs.append(
                     Job(
                         self.spec,
                         task,
-                        seed,
-                        name,
+                        seed_of(origin, task, config.seed),
+                        group_id,
                         env_args=config.env_args,
-                        id=f"{name}-{sample:02d}",
-                        origin=Origin("train", config.split, step, sample),
+                        id=id,
+                        origin=origin,
                         snapshots=self.algorithm.needs_values,
                     )
                 )

@@ -197,7 +197,7 @@ class _Run:
         for name, temperature in _samplings(config).items():
             params = trainer.actor.params(temperature, config.rollout.max_tokens)
             split = config.eval.split
-            result, episodes = trainer.evaluate(tasks, params, split, f"{split}-{trainer.step:05d}-{name}")
+            result, episodes = trainer.evaluate(tasks, params, split, name)
             self.write(episodes)
             self.metrics.write("eval", trainer.step, result.row(config.eval.split, name))
             self.progress.say(f"  {_label(name, temperature):34s} {result.success}")
@@ -213,8 +213,8 @@ class _Run:
             self.write(result.episodes)
             self.metrics.write("train", trainer.step, result.metrics)
             if config.eval.every and trainer.step % config.eval.every == 0:
-                split, tag = config.eval.dev_split, f"dev-{trainer.step:05d}"
-                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, split, tag)
+                split = config.eval.dev_split
+                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, split)
                 self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
                 self.dev = f"{evaluation.success.value:.1%} of {evaluation.success.n} {config.eval.dev_split} tasks"
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -27,12 +27,12 @@ from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.tasks import EVALUATION_SEED, episode_seed
 from agent_rl.moe.agreement import RoutingConfig, replayed_routes
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import replayed, routers
 from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
 from agent_rl.rollout.evaluation import rollout_metrics
+from agent_rl.rollout.naming import names_of, seed_of
 from agent_rl.runs.stored_groups import StoredGroups
 from agent_rl.seeds import Stream, rng
 
@@ -224,24 +224,17 @@ class Trainer:
         tasks: Sequence[Task],
         params: SamplingParams,
         split: str,
-        tag: str,
-        on_episode: Callable[[Episode], None] | None = None,
+        sampling: str = "",
     ) -> tuple[Evaluation, list[Episode]]:
-        """Run each task of a split once; the same weights give the same episodes, whose ids begin with `tag`."""
+        """Run each task of a split once; the same weights give the same episodes. Their ids name the sampling."""
         self.actor.engine.update_weights(self.step)
         origin = Origin("eval", split, self.step, greedy=params.temperature == 0)
+        args, seed = self.config.env_args, self.config.seed
         jobs = [
-            Job(
-                self.spec,
-                task,
-                episode_seed(EVALUATION_SEED, task, 0),
-                tag,
-                env_args=self.config.env_args,
-                id=f"{tag}-{i:04d}",
-                origin=origin,
-            )
+            Job(self.spec, task, seed_of(origin, task, seed), group, env_args=args, id=id, origin=origin)
             for i, task in enumerate(tasks)
+            for group, id in [names_of(origin, i, sampling=sampling)]
         ]
         policy = self.rollouts.policy(params)
-        episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.actor.engine.slots, on_episode=on_episode))
+        episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.actor.engine.slots))
         return summarise(episodes), episodes

@@ -116,16 +116,17 @@ class EnvAgentLoop(AgentLoopBase):
         if "branch" in row:
             return load_continuation(row["branch"], self._spec, self._budget)
         task, greedy = json.loads(row["task"]), params.temperature == 0
-        group, id = names_of(row, greedy=greedy)
+        origin = origin_of(row, greedy=greedy)
+        group, id = names_of(origin, int(row["index"]), digits=7)
         return Job(
             self._spec,
             task,
-            seed_of(row, task, self._seed, greedy=greedy),
+            seed_of(origin, task, self._seed),
             group,
             self._budget,
             env_args=self._env_args,
             id=id,
-            origin=origin_of(row, greedy=greedy),
+            origin=origin,
             snapshots=bool(row.get("snapshots")),
         )
 

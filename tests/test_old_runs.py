@@ -1,0 +1,28 @@
+"""Resuming runs of earlier versions."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent_rl.backends.embedded.run import resume_run
+from agent_rl.errors import CheckpointError
+from agent_rl.view.progress import Progress
+from tests.runs import assert_same_run, config, killed_run
+
+
+def test_run_whose_config_lacks_newer_settings_resumes_bit_for_bit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = killed_run(config(tmp_path), monkeypatch)
+    old = yaml.safe_load((killed / "config.yaml").read_text())
+    del old["imports"], old["rollout"]["budget"]
+    (killed / "config.yaml").write_text(yaml.safe_dump(old))
+    resume_run(killed, Progress())
+    assert_same_run(folder, killed)
+
+
+def test_run_with_settings_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("env: calculator-v0\nrollout: {grops: 3}\nlearning_rate: 1\n")
+    with pytest.raises(CheckpointError, match=r"is not one of this version, .*rollout.grops.*; learning_rate"):
+        resume_run(tmp_path, Progress())
