@@ -96,13 +96,21 @@ if os.fork() == 0:
         try:
             if os.fork(): os._exit(0)
         except OSError: pass
-time.sleep(0.3)
 def count():
-    status = [file.read_text() for file in pathlib.Path("/proc").glob("[0-9]*/status")]
+    status = [text for file in pathlib.Path("/proc").glob("[0-9]*/status") if (text := read(file))]
     return sum(f"\\nUid:\\t{UID}\\t" in text and "zombie" not in text for text in status)
-before = count()
+def read(file):
+    try: return file.read_text()
+    except OSError: return ""  # it ended meanwhile
+def last_pid(): return pathlib.Path("/proc/loadavg").read_text().split()[-1]
+def storm():  # a scan may miss whom it is looking for, as they change their ids; then ids are being given out
+    last = last_pid()
+    return any(count() or last_pid() != last for _ in range(20) if not time.sleep(0.01))
+deadline = time.monotonic() + 20
+while not storm() and time.monotonic() < deadline: pass
+before = storm()
 SWEEP
-print(before > 0, count(), pathlib.Path(f"/proc/{ours}").exists())
+print(before, storm(), pathlib.Path(f"/proc/{ours}").exists())
 """
 """Runs in a pid namespace of its own, where "every process of a user" is none of the machine's."""
 
@@ -120,9 +128,9 @@ def after_a_crowd(sweep: str) -> str:
 
 @needs_root
 def test_the_sweep_ends_a_storm_of_a_users_processes_and_nobody_elses() -> None:
-    assert after_a_crowd(f"{inspect.getsource(kernel.sweep)}\nsweep({USER!r})") == "True 0 True"
+    assert after_a_crowd(f"{inspect.getsource(kernel.sweep)}\nsweep({USER!r})") == "True False True"
 
 
 @needs_root
 def test_its_twin_ends_nothing() -> None:
-    assert after_a_crowd("pass").split()[1] != "0"
+    assert after_a_crowd("pass") == "True True True"
