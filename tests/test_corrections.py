@@ -71,7 +71,7 @@ def test_geometric_tis_by_hand():
     close(geometric_tis(*given_ratios(ROWS), cap=1.5)[0], [0, 1.5, 1.5, 0, 1.5, 0])
 
 
-def test_icepop_masks_what_is_outside_instead_of_capping_it():
+def test_icepop_masks_ratios_outside_the_bounds():
     row = [0.49, 0.51, 1.0, 4.9, 5.1, None]
     close(token_icepop(*given_ratios([row])), [[0, 0.51, 1, 4.9, 0, 0]])
     # both ends included
@@ -98,7 +98,7 @@ def test_weights_of_zero_can_t_be_normalised(over):
     close(batch_normalised(torch.ones(2, 2), ~mask & False, over=over), [[0.0, 0.0], [0.0, 0.0]])
 
 
-def test_tis_is_normalised_after_the_cap_and_in_its_own_unit():
+def test_tis_normalises_after_the_cap():
     # capped at 3: .5, 2, 3 and .2, mean 5.7 / 4
     close(token_tis(*given_ratios(ROWS), cap=3.0, normalise=True)[0], [0, 0.5 / 1.425, 2 / 1.425, 0, 3 / 1.425, 0])
     # rows 5 and .2, mean 2.6, though the first has three tokens
@@ -107,7 +107,7 @@ def test_tis_is_normalised_after_the_cap_and_in_its_own_unit():
     close(geometric_tis(*given_ratios(ROWS), cap=1.5, normalise=True)[:, 1], [1.5 / 0.85, 0, 0.2 / 0.85])
 
 
-def test_route_mask_drops_tokens_with_other_experts_and_keeps_the_unknown():
+def test_route_mask_keeps_tokens_of_unknown_agreement():
     weight = torch.tensor([[1.5, 1.0, 0.5, 0.25, 0.0]])
     agreement = torch.tensor([[1.0, 0.89, 0.9, NAN, 0.1]])
     got = route_mask(weight, agreement, min_agreement=0.9)

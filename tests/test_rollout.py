@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from agent_rl.core.episode import Outcome, Reward, StepRecord, StopReason
-from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.messages import Message, Step, ToolCall
 from agent_rl.core.trajectory import Source
 from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tasks import TaskSource
 from agent_rl.rollout import Job, run_episode, run_jobs
 from tests.doubles import CALL, Dice, dice_spec, play, run_dice, small_renderer, token_policy
 
@@ -188,3 +191,37 @@ def test_an_episode_says_what_it_was():
     assert "agent_rl" in episode.versions
     sources = [s.source for s in episode.trajectories[0].spans]
     assert sources == [Source.PROMPT, Source.POLICY, Source.TEMPLATE, Source.ENV, Source.POLICY]
+
+
+# What environments do
+
+
+@pytest.mark.parametrize("spoil", [lambda task: task.pop("answer"), lambda task: task["notes"].append("!")])
+def test_reset_changes_only_its_own_copy_of_the_task(spoil):
+    class Spoiling(Env):
+        def reset(self, task, rng):
+            spoil(task)
+            return str(task)
+
+        def step(self, action):
+            return Step((), terminated=True)
+
+    task = {"answer": 6, "notes": ["?"]}
+    spec = EnvSpec("", "spoiling", 0, Spoiling, TaskSource({"train": [task]}), Budget())
+    episodes = [asyncio.run(run_episode(Job(spec, task, seed), play("done"))) for seed in range(2)]
+    assert task == {"answer": 6, "notes": ["?"]} and [e.task for e in episodes] == [task, task]
+    assert episodes[0].messages[0] == episodes[1].messages[0]
+
+
+def test_final_text_is_the_answer_also_where_the_environment_speaks_last():
+    class Farewell(Env):
+        def reset(self, task, rng):
+            return "?"
+
+        def step(self, action):
+            return Step("bye", terminated=True)
+
+    spec = EnvSpec("", "farewell", 0, Farewell, TaskSource(), Budget())
+    episode = asyncio.run(run_episode(Job(spec, {}, 0), play("6")))
+    assert episode.messages[-1] == Message("user", "bye") and episode.final_text == "6"
+    assert run_dice(play(CALL), budget=Budget(turns=1)).final_text == ""
