@@ -125,7 +125,7 @@ def test_docker_canary_detects_missing_protection(
     async def main() -> None:
         sandboxes = DockerSandboxes(host=engine.host)
         try:
-            assert not await CANARIES[guarantee](sandboxes._spawn)
+            assert not await CANARIES[guarantee](sandboxes.spawn)
             with pytest.raises(SandboxError, match=guarantee):
                 await DockerSandboxes(host=engine.host, require=[guarantee]).open()
         finally:

@@ -10,7 +10,7 @@ from tree import ROOT
 
 import agent_rl as ar
 from agent_rl.cli import main
-from agent_rl.sandboxes.base import Capabilities, Guarantee, Sandbox, SandboxProxy
+from agent_rl.sandboxes.base import Capabilities, Guarantee
 from agent_rl.sandboxes.registry import SANDBOXES, make_backend
 from agent_rl.testing import FakeSandboxes, check_sandboxes
 
@@ -68,16 +68,3 @@ def test_check_sandboxes_finds_broken_promises(run):
     assert "BrokenContractError" in failures["command_has_a_status_and_two_outputs"]
     assert "its canary broke it" in failures[Guarantee.KILL_ALL]
     assert "files_come_back_as_they_went" in failures and "closed_sandbox_says_so" not in failures
-
-
-def test_proxy_passes_every_call(run):
-    async def use() -> None:
-        inner = await FakeSandboxes().open()
-        proxy: Sandbox = SandboxProxy(inner)
-        await proxy.write_file("a", b"data")
-        assert await proxy.read_file("a") == b"data"
-        assert (await proxy.exec(["ls"])).returncode == 0 and (await proxy.run_python("x")).error is None
-        await proxy.close()
-        assert inner.calls == ["ls", "x"] and inner.closed
-
-    run(use())

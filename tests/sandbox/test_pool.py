@@ -11,6 +11,7 @@ from agent_rl.concurrency import AsyncOnce
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, PythonResult, Sandbox
 from agent_rl.sandboxes.pool import WarmPool
+from agent_rl.testing import FakeSandboxes
 
 
 class Counted:
@@ -93,6 +94,19 @@ def test_warm_pool_hands_out_warm_sandboxes() -> None:
         assert pool.ready == 2 and len(backend.made) == 3
 
     pooled(use)
+
+
+def test_pooled_sandbox_passes_every_call() -> None:
+    async def use() -> None:
+        fakes = FakeSandboxes()
+        held = await WarmPool(fakes, warm=1).open()
+        await held.write_file("a", b"data")
+        assert await held.read_file("a") == b"data"
+        assert (await held.exec(["ls"])).returncode == 0 and (await held.run_python("x")).error is None
+        await held.close()
+        assert fakes.opened[0].calls == ["ls", "x"] and fakes.opened[0].closed
+
+    asyncio.run(use())
 
 
 def test_warm_pool_reuses_no_sandbox() -> None:
