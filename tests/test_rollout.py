@@ -184,7 +184,7 @@ def test_episode_ids_are_given_or_unique():
     assert run_dice(play("6"), id="mine").id == "mine"
 
 
-def test_an_episode_says_what_it_was():
+def test_episode_records_its_job():
     episode = run_dice(token_policy(CALL, "6"), {"name": "n"}, group_id="g", env_args={"sides": 4})
     assert (episode.env, episode.task, episode.seed, episode.group_id) == ("dice-v0", {"name": "n"}, 0, "g")
     assert episode.env_args == {"sides": 4}
