@@ -181,7 +181,7 @@ def test_rejection_can_drop_the_whole_batch():
 
 @pytest.mark.parametrize("f", [token_icepop, token_rejection, sequence_rejection, geometric_rejection])
 @pytest.mark.parametrize("bounds", [(0.2, 0.5), (1.2, 5.0), (2.0, 0.5), (-1.0, 2.0), (NAN, 2.0)])
-def test_corrections_refuse_bounds_that_exclude_1(f, bounds):
+def test_corrections_refuse_bounds_without_1(f, bounds):
     low, high = bounds
     with pytest.raises(ConfigError, match=rf"\[{low}, {high}\].*between"):
         f(*given_ratios([[1.0]]), low=low, high=high)

@@ -193,7 +193,7 @@ def test_e2b_run_python_cancelled_ends_the_kernel(monkeypatch: pytest.MonkeyPatc
     with_jupyter(monkeypatch, use)
 
 
-def test_e2b_ends_microvm_that_ignores_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_ends_microvm_past_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         monkeypatch.setattr(jupyter, "PATIENCE", 0.5)
         machine.deaf = True
