@@ -1,4 +1,4 @@
-"""What an algorithm does about routes: which are replayed, how their agreement is measured, what it costs a token."""
+"""Routes in an algorithm: their replay, the metrics of their agreement, and the mask of disagreeing tokens."""
 
 import math
 from dataclasses import replace

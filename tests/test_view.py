@@ -224,7 +224,7 @@ def test_report_without_content_is_valid(tmp_path: Path) -> None:
     assert page.tags.count("h2") == 1
 
 
-def test_episodes_are_paired_by_task() -> None:
+def test_pair_by_task_matches_episodes() -> None:
     def on(task: str, episode_id: str) -> Episode:
         return example_episode(episode_id, task={"q": task})
 
