@@ -33,8 +33,8 @@ def export_problems(module: str, source: str) -> list[str]:
     public = {name for name in _bound(tree, module) if not re.match(r"_(?!_)", name)}
     listed: list[str] = []
     for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            listed = ast.literal_eval(node.value)
+        if isinstance(node, (ast.Assign, ast.AugAssign)) and ast.unparse(node).startswith("__all__ "):
+            listed += ast.literal_eval(node.value)
     twice = sorted({name for name in listed if listed.count(name) > 1})
     missing, extra = sorted(public - set(listed)), set(listed) - public
     if "__getattr__" in public:  # lazy names: they must be there when asked for
@@ -67,6 +67,7 @@ def test_packages_list_their_exports() -> None:
     [
         ("from agent_rl.view.text import a, b\n__all__ = ['a']", "does not list ['b']"),
         ("def a(): ...\n__all__ = ['a', 'a']", "lists twice ['a']"),
+        ("def a(): ...\n__all__ = ['a']\n__all__ += ['a']", "lists twice ['a']"),
         ("from agent_rl.errors import e\n__all__ = ['e']", "nothing has that name: ['e']"),
         ("class A: ...", "does not list ['A']"),
         ("X = 1\n_y = 2", "does not list ['X']"),
