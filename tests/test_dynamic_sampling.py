@@ -113,7 +113,7 @@ def test_dynamic_sampling_ends_and_never_overfills(target, max_rounds, oversampl
 
 @given(target=st.integers(1, 30), every=st.integers(1, 3))
 @settings(deadline=None, max_examples=30)
-def test_dynamic_sampling_wastes_at_most_one_group_at_a_steady_rate(target, every):
+def test_dynamic_sampling_wastes_one_group_at_most(target, every):
     state = DynamicSampling(target, oversampling=4)
     while n := state.groups_to_sample():
         state = state.update([(state.sampled + i) % every == 0 for i in range(n)])

@@ -116,7 +116,7 @@ def reference(name: str) -> tuple[float, Tensor, dict[str, float]]:
     st.integers(0, 49),
     st.permutations(range(len(LENGTHS))),
 )
-def test_the_gradient_does_not_hang_on_how_the_batch_is_cut_padded_or_ordered(name, budget, pad_id, order):
+def test_gradient_is_invariant_to_cut_and_padding(name, budget, pad_id, order):
     batch, whole = weigh_in_order(name, list(order), pad_id)
     loss, grad, sums = gradient(name, batch.cut(budget), whole)
     expected_loss, expected, expected_sums = reference(name)
@@ -127,7 +127,7 @@ def test_the_gradient_does_not_hang_on_how_the_batch_is_cut_padded_or_ordered(na
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_token_that_the_policy_did_not_sample_has_no_loss(name):
+def test_loss_ignores_unsampled_tokens(name):
     batch, whole = weigh_in_order(name, list(range(len(LENGTHS))))
     scores = score_tokens(model(), batch.rows.token_ids)
     inputs, mask = batch.inputs, batch.rows.loss_mask
@@ -164,7 +164,7 @@ def test_a_token_that_the_policy_did_not_sample_has_no_loss(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_fills_the_gaps_changes_no_advantage_and_no_weight(name):
+def test_advantages_ignore_values_in_gaps(name):
     order = list(range(len(LENGTHS)))
     x = experience(samples_of(order), [i // 4 for i in order])
     rows, squares = x.rows, torch.full_like(x.rows.rollout_logprobs, 0.5)
@@ -177,7 +177,7 @@ def test_what_fills_the_gaps_changes_no_advantage_and_no_weight(name):
     assert torch.equal(again.advantages, batch.advantages) and torch.equal(again.weights, batch.weights)
 
 
-def test_a_token_that_nothing_sampled_comes_after_changes_no_gradient():
+def test_gradient_ignores_tokens_after_the_last_sample():
     def gradients(*changed: int) -> Tensor:
         sample = example_sample(12, [3, 4, 8], seed=1)
         sample.token_ids[list(changed)] = (sample.token_ids[list(changed)] + 7) % 50

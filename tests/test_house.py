@@ -47,7 +47,7 @@ def _bound(tree: ast.Module, module: str) -> Iterator[str]:
             yield from (target.id for target in targets if isinstance(target, ast.Name) and target.id != "__all__")
 
 
-def test_every_package_lists_what_it_exports() -> None:
+def test_packages_list_their_exports() -> None:
     packages = {module: file for module, file in SOURCES.items() if file.name == "__init__.py"}
     assert len(packages) > 5
     found = [line for module, file in packages.items() for line in export_problems(module, file.read_text())]
@@ -64,7 +64,7 @@ def test_every_package_lists_what_it_exports() -> None:
         ("X = 1\n_y = 2", "does not list ['X']"),
     ],
 )
-def test_a_wrong_list_of_exports_is_found(source: str, problem: str) -> None:
+def test_wrong_export_lists_are_found(source: str, problem: str) -> None:
     (found,) = export_problems("agent_rl.view", source)
     assert problem in found
 
@@ -88,7 +88,7 @@ def _lines(file: Path) -> int:
     return len(file.read_text().splitlines())
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_modules_have_docstrings() -> None:
     files = python_files(*FOLDERS, "tests", "benchmarks", "examples")
     mute = [str(file) for file in files if not ast.get_docstring(ast.parse(file.read_text()))]
     assert not mute
@@ -111,7 +111,7 @@ def test_input_is_not_checked_by_assert() -> None:
     assert not found, "raise, with the offending value and what to do about it"
 
 
-def test_a_checking_assert_is_found() -> None:
+def test_validating_asserts_are_found() -> None:
     narrowing = "assert x.y is not None\nassert isinstance(x, int) and isinstance(y, str)\n"
     assert validating_asserts(narrowing + "assert x > 0\nassert isinstance(x, int) and x") == [3, 4]
 
@@ -119,7 +119,7 @@ def test_a_checking_assert_is_found() -> None:
 # --- the wheel ---
 
 
-def test_the_wheel_holds_every_file_as_a_file(tmp_path: Path) -> None:
+def test_wheel_packs_every_source_file(tmp_path: Path) -> None:
     """Built offline, from a copy, as a build in the tree would find the leftovers of the last one."""
     tree, out = tmp_path / "tree", tmp_path / "out"
     for name in FOLDERS:
@@ -145,7 +145,7 @@ def test_the_wheel_holds_every_file_as_a_file(tmp_path: Path) -> None:
 # --- conftest's guard ---
 
 
-def test_other_machines_are_out_of_reach(refused: list[object]) -> None:
+def test_remote_hosts_are_unreachable(refused: list[object]) -> None:
     with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
         for attempt in (
             lambda: tcp.connect(("192.0.2.1", 80)),
@@ -159,16 +159,16 @@ def test_other_machines_are_out_of_reach(refused: list[object]) -> None:
     refused.clear()  # else this test fails, as every other would
 
 
-def test_this_machine_is_within_reach() -> None:
+def test_local_host_is_reachable() -> None:
     with socket.create_server(("localhost", 0)) as server, socket.create_connection(server.getsockname()) as client:
         client.sendall(b"x")
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "8.8.8.8", "example.org", b"example.org", "localhost.example.org", "::"])
-def test_what_is_not_local(host: object) -> None:
+def test_is_local_refuses_remote_hosts(host: object) -> None:
     assert not is_local(host)
 
 
 @pytest.mark.parametrize("host", [None, "", "localhost", "127.0.0.1", "127.8.8.8", "::1", b"127.0.0.1"])
-def test_what_is_local(host: object) -> None:
+def test_is_local_accepts_local_hosts(host: object) -> None:
     assert is_local(host)

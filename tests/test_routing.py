@@ -42,7 +42,7 @@ OLD = torch.tensor(
 )
 
 
-def test_agreement_by_hand() -> None:
+def test_route_metrics_by_hand() -> None:
     batch = scored_rows(ROLLOUT, OLD, [1, 2, 4], [0.1, -0.3, 0.5])
     # tokens 1, 2 and 4 come from positions 0, 1 and 3
     expected = {
@@ -64,7 +64,7 @@ def test_agreement_by_hand() -> None:
     assert routing_metrics(both, torch.full(mask.shape, 0.1), mask) == pytest.approx(got)
 
 
-def test_routes_that_are_not_known_take_no_part() -> None:
+def test_route_metrics_skip_unknown_routes() -> None:
     rollout = ROLLOUT.clone()
     rollout[0] = -1  # token 1's
     rollout[1, 1, 1] = -1  # half of token 2's layer 1; its layer 0 agrees
@@ -88,7 +88,7 @@ def routed_experience(agreeing: Tensor) -> tuple[Experience, ScoredRows]:
     return x, ScoredRows(x.rows, x.rows.rollout_logprobs, old_experts=old)
 
 
-def test_tokens_whose_routes_differ_weigh_nothing_but_are_counted() -> None:
+def test_min_agreement_masks_tokens_but_counts_them() -> None:
     x = experience(samples_of(list(range(8))), [i // 4 for i in range(8)])
     agreeing = torch.rand(x.rows.token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.6
     x, scored = routed_experience(agreeing)
@@ -108,7 +108,7 @@ def test_tokens_whose_routes_differ_weigh_nothing_but_are_counted() -> None:
     assert metrics_of["routing/flipped_tokens"] == pytest.approx(float(lost))
 
 
-def test_which_routes_are_replayed() -> None:
+def test_replayed_routes_chooses_by_mode() -> None:
     assert replayed_routes("R2", ROLLOUT, OLD) is OLD and replayed_routes("R3", ROLLOUT, OLD) is ROLLOUT
     for replay, whose in (("R2", "old's forward pass"), ("R3", "the rollout")):
         with pytest.raises(ConfigError, match=whose):
@@ -120,7 +120,7 @@ def test_which_routes_are_replayed() -> None:
 
 
 @pytest.mark.parametrize("routing", [{"replay": "R2"}, {"min_agreement": 0.5}])
-def test_what_needs_the_routes_of_old_is_refused_without_its_forward_pass(routing: dict[str, object]) -> None:
+def test_routing_needs_recompute_for_old_routes(routing: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="proximal=recompute"):
         AlgorithmConfig.model_validate({"routing": routing})
     AlgorithmConfig.model_validate({"routing": routing, "proximal": "recompute"})
@@ -140,7 +140,7 @@ def test_routing_is_explained() -> None:
     assert "less than 0.7 of the layers" in metrics_of(min_agreement=0.7)
 
 
-def test_rows_keep_their_routes_when_a_batch_is_cut() -> None:
+def test_routes_follow_rows_through_cuts() -> None:
     agreeing = torch.rand(8, 30, generator=torch.Generator().manual_seed(0)) < 0.5
     _, batch = routed_experience(agreeing)
     for rows in batch.cut_rows(40):

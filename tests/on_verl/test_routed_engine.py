@@ -169,7 +169,7 @@ def algorithm_of(**routing: object) -> Algorithm:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("routing", [{}, {"replay": "R2"}, {"replay": "R3"}, {"replay": "R3", "min_agreement": 0.4}])
-def test_loss_and_gradient_are_the_embedded_trainer_s(
+def test_routed_engine_matches_the_embedded_trainer(
     routing: dict[str, object], packed: bool, engine: RoutedEngine, model: PreTrainedModel
 ) -> None:
     algorithm = algorithm_of(**routing)

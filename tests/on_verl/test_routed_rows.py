@@ -47,7 +47,7 @@ def sent(strategy: str = "fsdp2") -> list[tuple[str, dict[str, object]]]:
     ]
 
 
-def test_routes_travel_in_a_byte_each_and_what_is_not_known_stays_so() -> None:
+def test_rows_send_routes_in_int8() -> None:
     rows = [fields for _, fields in sent()]
     for episode, fields in zip(EPISODES, rows, strict=False):
         routes = episode.trajectories[0].routed_experts
@@ -58,7 +58,7 @@ def test_routes_travel_in_a_byte_each_and_what_is_not_known_stays_so() -> None:
     assert not any(name.startswith("route") and name != ROLLOUT for name in rows[0])
 
 
-def test_an_engine_of_verl_s_gets_them_as_it_knows_them() -> None:
+def test_rows_send_routes_in_int16_to_megatron() -> None:
     for (_, ours), (_, theirs) in zip(sent(), sent("megatron"), strict=True):
         assert theirs[ROLLOUT].dtype == torch.int16
         assert torch.equal(theirs[ROLLOUT], ours[ROLLOUT].clamp(min=0).short())

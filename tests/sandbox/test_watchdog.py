@@ -60,6 +60,15 @@ def test_too_much_memory_costs_the_interpreter(box: Sandbox, run):
     assert run(box.run_python("1 + 1")).value == "2"
 
 
+def test_sandbox_is_usable_after_a_memory_bomb_of_segments(box: Sandbox, run):
+    take = "import ctypes, time\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\n"
+    take += "for _ in range(10):\n    segment = libc.shmget(0, 30 << 20, 0o1600)\n    if segment < 0: break\n"
+    take += "    where = ctypes.c_void_p(libc.shmat(segment, None, 0))\n"
+    take += "    ctypes.memset(where, 1, 30 << 20), libc.shmdt(where)\n"
+    run(box.run_python(f"{take}time.sleep(1)"))
+    assert run(box.run_python("import time\ntime.sleep(0.5)\n'alive'")).value == "'alive'"
+
+
 @pytest.mark.parametrize("used_before", [False, True])
 def test_too_much_memory_is_seen_after_a_rest(box: Sandbox, run, used_before: bool):
     if used_before:
@@ -75,17 +84,17 @@ def test_too_much_memory_ends_a_command(box: Sandbox, run):
     assert (ran.returncode, ran.timed_out) == (-9, False)
 
 
-def test_what_forks_share_counts_once(box: Sandbox, run):
+def test_watchdog_counts_shared_memory_once(box: Sandbox, run):
     """Eight times 100 MiB that are all the same: no more than one."""
     code = f"{TAKE}block = take(100)\nfork(7, 1)\ntime.sleep(1.5)\nlen(block) >> 20"
     assert run(box.run_python(code)).value == "100"
 
 
-def test_within_the_limit_nobody_is_killed(box: Sandbox, run):
+def test_watchdog_spares_sandboxes_within_the_limit(box: Sandbox, run):
     assert run(box.run_python(f"{TAKE}fork(2, 60)\ntime.sleep(1)\n'alive'")).value == "'alive'"
 
 
-def test_a_flood_of_its_signal_does_no_harm(box: Sandbox, run):
+def test_watchdog_survives_a_signal_flood(box: Sandbox, run):
     flood = "for _ in range(100_000):\n    for pid in (1, os.getppid()):\n        try: os.kill(pid, 14)\n"
     code = f"{TAKE}{flood}        except OSError: pass\n'alive'"
     assert run(box.run_python(code)).value == "'alive'"
@@ -97,7 +106,7 @@ def turns(pids: set[int]) -> int:
     return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[2]) for pid in pids)
 
 
-def test_a_sandbox_that_waits_is_left_alone(watched: Sandboxes, run):
+def test_watchdog_sleeps_while_the_sandbox_waits(watched: Sandboxes, run):
     before = descendants(os.getpid())
     box = run(watched.open(lifetime=60))
     run(box.run_python("x = 1"))
