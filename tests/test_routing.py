@@ -1,4 +1,4 @@
-"""What an algorithm does about routes: which are replayed, how their agreement is measured, what it costs a token."""
+"""Routes in an algorithm: their replay, the metrics of their agreement, and the mask of disagreeing tokens."""
 
 import math
 from dataclasses import replace
@@ -126,7 +126,7 @@ def test_routing_needs_recompute_for_old_routes(routing: dict[str, object]) -> N
     AlgorithmConfig.model_validate({"routing": routing, "proximal": "recompute"})
 
 
-def test_r3_has_a_meaning_without_it() -> None:
+def test_routing_r3_needs_no_recompute() -> None:
     assert AlgorithmConfig.model_validate({"routing": {"replay": "R3"}}).routing.replay == "R3"
 
 

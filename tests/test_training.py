@@ -198,12 +198,14 @@ def test_ctrl_c_stops_after_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_checkpoint_survives_a_kill_between_moves(trainer: Trainer, tmp_path: Path) -> None:
     target = tmp_path / "checkpoint"
-    save_checkpoint(target, trainer.actor, trainer.optimizer, 7)
+    trainer.step = 7
+    save_checkpoint(target, trainer)
     target.rename(tmp_path / "checkpoint.old")
     assert find_checkpoint(target).name == "checkpoint.old"
     (tmp_path / "checkpoint.new").mkdir()  # begun, not finished
     assert find_checkpoint(target).name == "checkpoint.old"
-    save_checkpoint(target, trainer.actor, trainer.optimizer, 8)
+    trainer.step = 8
+    save_checkpoint(target, trainer)
     assert torch.load(find_checkpoint(target) / "trainer_state.pt")["step"] == 8
 
 

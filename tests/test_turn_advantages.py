@@ -114,7 +114,7 @@ def test_turn_advantages_ignore_gaps(batch, data):
     rewards = settle(rewards, mask)
     width = mask.shape[-1]
     before = (turn_returns(rewards, mask, turns, gamma=0.5), *turn_gae(rewards, values, mask, turns, gamma=0.5))
-    # one column more, of tokens that nobody sampled, somewhere, in the same turn as what follows or precedes it
+    # one column more, of unsampled tokens, somewhere, in the same turn as what follows or precedes it
     at = data.draw(st.integers(0, width))
     old = torch.tensor([j for j in range(width + 1) if j != at])
 

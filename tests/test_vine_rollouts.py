@@ -27,7 +27,7 @@ VINE = {"advantage": "state-values", "vine": {"continuations": 3, "max_episodes"
 
 @pytest.fixture
 def trainer(talker: Path, tmp_path: Path) -> Trainer:
-    """A trainer that starts from a model whose episodes have several turns."""
+    """A trainer of a model with several turns per episode."""
     return Trainer(spec("calculator-v0"), load_actor(talker, slots=8, context=256), config(tmp_path, algorithm=VINE))
 
 
