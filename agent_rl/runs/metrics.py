@@ -48,12 +48,7 @@ class MetricsFile:
     """Appends rows to a run's metrics.jsonl, and mirrors numbers to TensorBoard if it is installed."""
 
     def __init__(self, folder: Path, *, mirror: bool = True) -> None:
-        """Open the file, and heal it.
-
-        Args:
-            folder: the run's.
-            mirror: whether to write for TensorBoard, too.
-        """
+        """Open the file, and heal it; `mirror` says whether to write for TensorBoard, too."""
         self._path = folder / METRICS
         self._seen = {_key(row) for row in read_metrics(self._path)}
         with self._path.open("ab+") as file:

@@ -22,6 +22,8 @@ from agent_rl.view.html import Comparison, write_report
 
 SHOWN = 6
 """How many tasks the report shows before and after."""
+PACKAGES = ("torch", "transformers", "verl", "vllm")
+"""Whose versions the report says."""
 SAMPLINGS = {
     "sampled": ("", "sampled"),
     "greedy": ("_greedy", "greedy"),
@@ -46,21 +48,11 @@ class Summary(TypedDict):
 
 
 def write_reports(
-    folder: Path,
-    config: RunConfig,
-    facts: Mapping[str, str],
-    *,
-    wall_s: float,
-    peak_rss_mib: float | None = None,
+    folder: Path, config: RunConfig, facts: Mapping[str, str], *, wall_s: float, peak_rss_mib: float | None = None
 ) -> Path:
-    """Write summary.json and report.html of a finished run; return the latter's path.
+    """Write summary.json and report.html of a finished run, with a backend's own facts; return the latter's path.
 
-    Args:
-        folder: the run's.
-        config: the run's settings.
-        facts: more to say about the run, by name: what is the backend's own.
-        wall_s: how long it took.
-        peak_rss_mib: the memory that it took at most, if one process has it all.
+    `wall_s` is how long it took, `peak_rss_mib` the most memory that it took, if one process has it all.
     """
     rows = read_metrics(folder / METRICS)
     demonstrations = next((row for row in rows if row["kind"] == "demonstrations"), {})
@@ -132,23 +124,14 @@ def _evaluated(folder: Path, config: RunConfig, step: int, seeds: Sequence[int] 
 
 
 def _facts(config: RunConfig, summary: Summary, more: Mapping[str, str]) -> list[tuple[str, str]]:
-    packages = ("torch", "transformers", "verl", "vllm")
-    versions = [f"{name} {version}" for name in packages if (version := _version(name))]
-    took = f"{summary['wall_s']:.0f} s"
-    if "peak_rss_mib" in summary:
-        took += f", {summary['peak_rss_mib']:.0f} MiB"
+    installed = (found for name in PACKAGES for found in importlib.metadata.distributions(name=name))
+    versions = [f"{found.name} {found.version}" for found in installed]
+    wall, memory = ("wall time", f"{summary['wall_s']:.0f} s"), summary.get("peak_rss_mib")
     return [
         ("environment", config.env),
         ("seed", str(config.seed)),
         *more.items(),
         ("held out", f"split '{config.eval.split}', {summary['eval']['n']} distinct tasks"),
-        ("wall time, peak memory" if "peak_rss_mib" in summary else "wall time", took),
+        wall if memory is None else ("wall time, peak memory", f"{wall[1]}, {memory:.0f} MiB"),
         ("software", ", ".join([f"agent_rl {__version__}", *versions, f"Python {platform.python_version()}"])),
     ]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -62,11 +62,7 @@ class StoredGroups:
         return [replace(e, group_id=f"stored-{index}") for e in episodes]
 
     def check_tokens(self, vocab_size: int, decode: Callable[[list[int]], str]) -> None:
-        """Check that the token ids are those of the tokenizer in use.
-
-        Args:
-            vocab_size: of that tokenizer.
-            decode: its function from token ids to text.
+        """Check that the token ids are those of a tokenizer, by its size and its function from ids to text.
 
         Raises:
             ConfigError: if they were made by another tokenizer.

@@ -67,7 +67,7 @@ def write_report(
         curve_svg: the learning curve, as `learning_curve_svg` gives it. It is put in as it is: don't pass a stranger's.
         facts: (name, value) rows about the run: model, seed, versions, hardware.
         comparisons: the evaluation table.
-        before: episodes of the untrained policy; those of the tasks in `after` are shown side by side with them.
+        before: episodes of the untrained policy, to be shown beside those of the same tasks in `after`.
         after: episodes of the trained policy.
 
     Raises:

@@ -21,13 +21,9 @@ _ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool
 
 
 def print_episode(episode: Episode, console: Console, *, tokens: bool = False, decode: Decode | None = None) -> None:
-    """Print one episode: what it is, its rewards, and the conversation turn by turn.
+    """Print one episode, made harmless to the terminal: what it is, its rewards, the conversation turn by turn.
 
-    Args:
-        episode: what to print; its texts are made harmless to the terminal first.
-        console: where to.
-        tokens: whether to show the trajectories token by token as well.
-        decode: token ids to text, for `tokens`; the ids themselves are printed without it.
+    With `tokens` also the trajectories, token by token; `decode` as of `print_tokens`.
     """
     console.print(Rule(Text(clean(episode.id), style="bold"), align="left"))
     console.print(_facts(episode))

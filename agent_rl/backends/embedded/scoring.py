@@ -96,17 +96,10 @@ def score_rows(
     given: Tensor | None = None,
     log: RouteLog | None = None,
 ) -> list[Tensor]:
-    """Return some of a model's `Scores` of whole rows, each float32 `[B, T]`; 0 outside the mask.
+    """Return some of a model's `Scores` of whole rows by their names, each float32 `[B, T]`; 0 outside the mask.
 
-    Args:
-        model: whose scores.
-        rows: scored in micro-batches, without gradient.
-        names: fields of `Scores`.
-        temperature: as in `score_tokens`.
-        precision: as in `score_tokens`.
-        token_budget: padded tokens of a micro-batch.
-        given: routes that a mixture of experts takes, `[B, T, layers, top_k]`.
-        log: stores the routes that it would have taken.
+    They are scored without gradient in micro-batches of `token_budget` padded tokens. A mixture of experts takes the
+    routes `given`, `[B, T, layers, top_k]`; `log` stores those that it would have taken.
     """
     whole = [torch.zeros_like(rows.rollout_logprobs) for _ in names]
     for indices in rows.cut_rows(token_budget):

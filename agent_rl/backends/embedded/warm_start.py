@@ -117,15 +117,10 @@ def warm_start(
     seed: int,
     on_step: Callable[[WarmStep], None] = lambda _: None,
 ) -> None:
-    """Train `model` in place.
+    """Train a fresh model in place on trajectories of scripted episodes.
 
-    Args:
-        model: a fresh model.
-        demonstrations: trajectories of scripted episodes.
-        config: lengths, gates and learning rates.
-        tokenizer: the model's; its special tokens, space and newline separate the strings to copy.
-        seed: of the order of demonstrations and of the strings to copy.
-        on_step: called after every step.
+    The special tokens, space and newline of the tokenizer separate the strings to copy. The seed is of the order of
+    demonstrations and of these strings. `on_step` is called after every step.
 
     Raises:
         ConfigError: if there are no demonstrations.
