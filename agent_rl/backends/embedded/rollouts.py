@@ -154,17 +154,15 @@ class RolloutSampler:
 
 def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:
     """Write batches of later steps; a resumed run can't sample them again, since their weights are gone."""
+    kept = ("state_values", "metrics", "seconds", "tokens")
     rows = [
         {
-            "episodes": _lines(b.episodes),
-            "greedy": _lines(greedy_of(b.groups)),
-            "refill": asdict(b.sampling),
-            "state_values": b.state_values,
-            "metrics": b.metrics,
-            "seconds": b.seconds,
-            "tokens": b.tokens,
+            "episodes": _lines(batch.episodes),
+            "greedy": _lines(greedy_of(batch.groups)),
+            "refill": asdict(batch.sampling),
         }
-        for b in batches
+        | {name: getattr(batch, name) for name in kept}
+        for batch in batches
     ]
     torch.save(rows, file)
 
