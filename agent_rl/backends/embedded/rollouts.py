@@ -156,13 +156,9 @@ def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:
     """Write batches of later steps; a resumed run can't sample them again, since their weights are gone."""
     kept = ("state_values", "metrics", "seconds", "tokens")
     rows = [
-        {
-            "episodes": _lines(batch.episodes),
-            "greedy": _lines(greedy_of(batch.groups)),
-            "refill": asdict(batch.sampling),
-        }
-        | {name: getattr(batch, name) for name in kept}
-        for batch in batches
+        {"episodes": _lines(b.episodes), "greedy": _lines(greedy_of(b.groups)), "refill": asdict(b.sampling)}
+        | {name: getattr(b, name) for name in kept}
+        for b in batches
     ]
     torch.save(rows, file)
 
