@@ -47,7 +47,7 @@ def made(algorithm: Algorithm, values: list[float | None], samples: list[Sample]
 
 
 def stepwise(**knobs: object) -> WeightedRows:
-    """Rows whose first and second tokens stand at different places; the third row goes on for one more."""
+    """Rows with first and second tokens at different places; the third row has one token more."""
     algorithm = Algorithm(AlgorithmConfig(advantage={"name": "optimal-baseline", **knobs}, proximal="recompute"))
     places = [[1, 3], [1, 2], [1, 2, 3]]
     samples = [example_sample(4, p, reward=(1, 0, 9)[e], episode=e) for e, p in enumerate(places)]

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from agent_rl.backends.embedded.actor import load_actor
-from agent_rl.backends.embedded.checkpoint import load_ahead
+from agent_rl.backends.embedded.checkpoint import AHEAD
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
 from agent_rl.backends.embedded.run import resume_run, start_run
@@ -120,10 +120,10 @@ def test_one_step_off_resumes_bit_for_bit(
     chosen = settings(tmp_path, talker, k, **changes)
     whole, killed = whole_and_killed(chosen, monkeypatch)
     assert "async" in OmegaConf.load(killed / "config.yaml")
-    assert len(load_ahead(killed / "checkpoint")) == min(k, 2)
+    assert len(load_sampled(killed / "checkpoint" / AHEAD)) == min(k, 2)
     resume_run(killed, Progress())
     assert_same_run(whole, killed)
-    assert not load_ahead(killed / "checkpoint")
+    assert not (killed / "checkpoint" / AHEAD).exists()
     stored, resumed = ({e.id: e for e in read_episodes(folder)} for folder in (whole, killed))
     assert lines(stored[id] for id in sorted(stored)) == lines(resumed[id] for id in sorted(resumed))
     trained = [row for row in read_metrics(killed / "metrics.jsonl") if row["kind"] == "train"]

@@ -95,7 +95,7 @@ def test_kl_without_a_reference_is_an_error() -> None:
         weigh(rewarded, x)
 
 
-def test_own_parts_train_from_the_command_line(
+def test_user_parts_train_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     used: list[tuple[str, str]] = []

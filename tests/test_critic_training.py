@@ -1,4 +1,4 @@
-"""The critic of the embedded trainer: whom its loss reaches, that it learns, and that a killed run loses none of it."""
+"""The critic of the embedded trainer: the parameters its loss reaches, its learning, and its exact resume."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def fixed_batch(algorithm: Algorithm) -> tuple[WeightedRows, Denominators]:
-    """Rows whose reward stands in their first token."""
+    """Rows whose first token encodes the reward."""
     x = Experience.of(group_episodes([example_episode(str(e)) for e in range(8)]))
     rows = [example_sample(12, [4, 5, 8, 9, 11], reward=float(e % 2), seed=e, episode=e) for e in range(8)]
     for e, row in enumerate(rows):

@@ -77,7 +77,7 @@ def test_m2po_masks_the_whole_batch_by_weights():
     mu = torch.tensor([[0.0, -1.3, -1.1], [0.0, -1.1, -1.1]])
     mask = batch.loss_mask
     batch = weighted(replace(batch, rollout_logprobs=mu), advantages=mask.float(), weights=0.5 * mask)
-    theta = torch.tensor([[9.0, -1.0, -1.0], [math.nan, -1.0, -1.0]])  # what nobody sampled has no say
+    theta = torch.tensor([[9.0, -1.0, -1.0], [math.nan, -1.0, -1.0]])  # unsampled tokens have no effect
     default, strict = (Algorithm(AlgorithmConfig(objective={"name": "m2po", "second_moment": m})) for m in (0.04, 0.02))
     prepared, metrics = default.prepare(theta, batch)
     assert prepared.weights.tolist() == [[0, 0.5, 0.5]] * 2 and metrics == {"train/clip_fraction": 0.0}

@@ -1,4 +1,4 @@
-"""Slow environments and judges: while one episode waits, the others go on; on a server and on the embedded engine."""
+"""Slow environments and judges overlap between episodes, on a server and on the embedded engine."""
 
 import asyncio
 import copy
@@ -41,7 +41,7 @@ class Answered(Env):
 
 
 class Judged(Answered):
-    """Its judge answers nobody before everybody has asked."""
+    """Its judge answers once all episodes have asked."""
 
     asked: ClassVar[asyncio.Barrier]
 

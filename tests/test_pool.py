@@ -189,7 +189,7 @@ def test_run_jobs_returns_episodes_in_order():
     assert [e.task["wait"] for e in episodes] == [20, 1, 10]
 
 
-def test_run_jobs_draws_jobs_lazily():
+def test_stream_jobs_draws_jobs_lazily():
     drawn: list[int] = []
 
     def jobs():

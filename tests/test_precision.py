@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agent_rl.backends.embedded.actor import load_actor
-from agent_rl.backends.embedded.checkpoint import load_state, save_checkpoint
+from agent_rl.backends.embedded.checkpoint import restore, save_checkpoint
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -118,9 +118,9 @@ def test_trainer_resumes_bit_for_bit_under_autocast(format: str, folder: Path, t
         one.optimizer.backward(sum(p.sum() for p in one.actor.model.parameters()) * 1e38)
         one.optimizer.step(1.0)
     go(one, 2)
-    save_checkpoint(tmp_path / "checkpoint", one.actor, one.optimizer, one.step)
+    save_checkpoint(tmp_path / "checkpoint", one)
     two = trainer(tmp_path / "checkpoint", tmp_path, autocast=format)
-    two.step = load_state(tmp_path / "checkpoint", two.optimizer)
+    restore(tmp_path / "checkpoint", two)
     expected = go(one, 2)
     assert go(two, 2) == expected and all(m["train/samples"] for m in expected)
     assert two.optimizer.loss_scale == one.optimizer.loss_scale == {"bfloat16": 1, "float16": 2**15}[format]

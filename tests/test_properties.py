@@ -1,4 +1,4 @@
-"""What holds of every preset, whatever the numbers: how rewards and rows enter, and where it starts from REINFORCE.
+"""Properties of every preset, for any numbers: invariance to rewards and rows, and the start from REINFORCE.
 
 Shaping and filters act before: what is compared here starts from the scores that they return.
 """

@@ -184,7 +184,7 @@ def test_episode_ids_are_given_or_unique():
     assert run_dice(play("6"), id="mine").id == "mine"
 
 
-def test_an_episode_says_what_it_was():
+def test_episode_records_its_job():
     episode = run_dice(token_policy(CALL, "6"), {"name": "n"}, group_id="g", env_args={"sides": 4})
     assert (episode.env, episode.task, episode.seed, episode.group_id) == ("dice-v0", {"name": "n"}, 0, "g")
     assert episode.env_args == {"sides": 4}
@@ -197,7 +197,7 @@ def test_an_episode_says_what_it_was():
 
 
 @pytest.mark.parametrize("spoil", [lambda task: task.pop("answer"), lambda task: task["notes"].append("!")])
-def test_reset_changes_only_its_own_copy_of_the_task(spoil):
+def test_reset_changes_its_own_task_only(spoil):
     class Spoiling(Env):
         def reset(self, task, rng):
             spoil(task)
@@ -213,7 +213,7 @@ def test_reset_changes_only_its_own_copy_of_the_task(spoil):
     assert episodes[0].messages[0] == episodes[1].messages[0]
 
 
-def test_final_text_is_the_answer_also_where_the_environment_speaks_last():
+def test_final_text_is_the_last_assistant_answer():
     class Farewell(Env):
         def reset(self, task, rng):
             return "?"

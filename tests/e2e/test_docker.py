@@ -199,7 +199,7 @@ def test_docker_raises_sandbox_error_for_unusable_image(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py", "test_endings.py"])
-def test_containers_pass_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
+def test_docker_passes_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
     command = [sys.executable, "-m", "pytest", "-m", "sandbox", f"tests/sandbox/{suite}", "-k", "docker", "--tb=short"]
     ran = subprocess.run(
         command, env={**os.environ, "AGENT_RL_DOCKER_HOST": engine.host}, capture_output=True, text=True

@@ -123,7 +123,7 @@ def moved(data: TensorDict, seed: int) -> torch.Tensor:
 
 
 def computed(algorithm: Algorithm, data: TensorDict) -> dict[str, torch.Tensor]:
-    """What verl's engines have computed by the time that the batch is weighed, but for a critic's values."""
+    """Return the columns of verl's engines at the time of weighing, except a critic's values."""
     recompute = algorithm.config.proximal == "recompute"
     found = {"old_log_probs": moved(data, 1) if recompute else data["rollout_log_probs"]}
     if algorithm.needs_reference:
@@ -204,8 +204,8 @@ def test_gradient_matches_on_both_backends(case: tuple[str, ...], ranks: int, mo
             if algorithm.config.entropy:
                 output["entropy"] = as_engine([x.entropy[0] for x in scores])
             tu.assign_non_tensor(part, dp_size=ranks)
-            loss, told = function(output, part)
-            value += float(told["agent_rl/loss"].values[0])
+            loss, metrics = function(output, part)
+            value += float(metrics["agent_rl/loss"].values[0])
             total += gradient(loss, model) / ranks
     assert float(expected.norm()) > 1e-3
     assert value == pytest.approx(expected_loss.item(), rel=1e-6, abs=1e-6)

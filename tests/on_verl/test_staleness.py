@@ -95,7 +95,7 @@ def test_replay_buffer_bounds_staleness(
     assert (dropped > 0) == (on_stale == "drop")
 
 
-def test_two_warmup_batches_break_the_staleness_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_buffer_exceeds_staleness_with_two_warmup_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = dict(asynchronous(AsyncConfig(mode="separate", max_staleness=1, on_stale="wait")))
     settings["trainer.v1.separate_async.num_warmup_batches"] = 2
     found, _ = simulate(monkeypatch, settings, 0)

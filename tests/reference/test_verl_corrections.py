@@ -78,7 +78,7 @@ def test_normalised_icepop_matches_verl(seed):
 
 
 def test_verl_weights_take_masks_of_any_dtype():
-    """So that what the other tests pass, a mask of floats, is no special case."""
+    """The other tests pass a mask of floats, which is no special case."""
     batch = rows(0, spread=1.0)
     for mask in (batch.mask, batch.mask.long(), batch.mask.float()):
         weight, _ = verl.compute_rollout_correction_weights(gaps(batch), mask, "token", 2.0)

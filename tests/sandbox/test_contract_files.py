@@ -45,7 +45,7 @@ shutil.copy2('folder/inner/file', 'two')
 [open(path).read() for path in ('unpacked/folder/inner/file', 'copied/inner/file', 'one', 'two')]"""
 
 
-def test_sandbox_runs_programs_that_set_modes(box, run):
+def test_sandbox_runs_programs_setting_modes(box, run):
     result = run(box.run_python(COPIES))
     assert (result.error, result.value) == (None, "['x', 'x', 'x', 'x']")
     script = "touch one && cp -p one three && chmod +x three && mkdir again && tar -xpf folder.tar -C again"

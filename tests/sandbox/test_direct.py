@@ -98,8 +98,8 @@ def test_direct_line_limits_the_rate_of_output(jails, run):
             result = await box.run_python("import os\nwhile True: os.write(1, bytes(65536))", timeout=1)
             assert time.process_time() - before < 0.25
             assert result.timed_out and result.truncated
-            told = int(result.stdout.split("[... ")[1].split()[0])
-            assert 3_000_000 < told < 100_000_000
+            printed = int(result.stdout.split("[... ")[1].split()[0])
+            assert 3_000_000 < printed < 100_000_000
 
     run(main())
 

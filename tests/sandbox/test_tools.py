@@ -206,7 +206,7 @@ def test_python_splits_share_no_task() -> None:
     assert not train & dev and not train & test and not dev & test and len(train) > 250
 
 
-def test_demonstrations_have_the_form_but_often_fail(runner: asyncio.Runner) -> None:
+def test_demonstrations_are_well_formed_but_often_fail(runner: asyncio.Runner) -> None:
     result = summarise(played(runner, "train", demonstrator(), 60))
     assert result.failed == 0 and 0.1 < result.success.value < 0.7
 

@@ -52,7 +52,7 @@ def box(watched: Sandboxes, runner: asyncio.Runner) -> Iterator[Sandbox]:
     runner.run(opened.close())
 
 
-def test_too_much_memory_costs_the_interpreter(box: Sandbox, run):
+def test_watchdog_kills_an_oversized_interpreter(box: Sandbox, run):
     result = run(box.run_python(TAKE + "print('so far', flush=True)\nfork(5, 60)\ntime.sleep(15)"))
     assert (result.state_lost, result.timed_out, result.stdout) == (True, False, "so far\n")
     assert "out of memory" in result.error
@@ -60,8 +60,17 @@ def test_too_much_memory_costs_the_interpreter(box: Sandbox, run):
     assert run(box.run_python("1 + 1")).value == "2"
 
 
+def test_sandbox_is_usable_after_a_memory_bomb_of_segments(box: Sandbox, run):
+    take = "import ctypes, time\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\n"
+    take += "for _ in range(10):\n    segment = libc.shmget(0, 30 << 20, 0o1600)\n    if segment < 0: break\n"
+    take += "    where = ctypes.c_void_p(libc.shmat(segment, None, 0))\n"
+    take += "    ctypes.memset(where, 1, 30 << 20), libc.shmdt(where)\n"
+    run(box.run_python(f"{take}time.sleep(1)"))
+    assert run(box.run_python("import time\ntime.sleep(0.5)\n'alive'")).value == "'alive'"
+
+
 @pytest.mark.parametrize("used_before", [False, True])
-def test_too_much_memory_is_seen_after_a_rest(box: Sandbox, run, used_before: bool):
+def test_watchdog_sees_memory_after_a_rest(box: Sandbox, run, used_before: bool):
     if used_before:
         run(box.run_python("x = 1"))
     time.sleep(3)
@@ -69,7 +78,7 @@ def test_too_much_memory_is_seen_after_a_rest(box: Sandbox, run, used_before: bo
     assert result.state_lost
 
 
-def test_too_much_memory_ends_a_command(box: Sandbox, run):
+def test_watchdog_kills_an_oversized_command(box: Sandbox, run):
     run(box.write_file("bomb.py", f"{TAKE}fork(5, 60)\ntime.sleep(15)".encode()))
     ran = run(box.exec(["python3", "bomb.py"], timeout=20))
     assert (ran.returncode, ran.timed_out) == (-9, False)
