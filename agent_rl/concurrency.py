@@ -17,7 +17,10 @@ from typing import Any, Generic, TypeVar, cast
 T = TypeVar("T")
 
 QUICK = 2e-4
-"""Seconds that a call in a worker thread may hold up the event loop, if it is likely to return by then."""
+"""Seconds within which a call in a worker thread is quick: the next of that name may hold up the event loop."""
+HOLD = 5e-3
+"""Seconds that it holds it up at most. A shorter wait costs 5 µs more: the kernel has to set a timer before its next
+tick."""
 
 
 async def maybe_await(value: T | Awaitable[T]) -> T:
@@ -55,23 +58,21 @@ class WorkerCall(Generic[T]):
     is left behind, as nothing can kill it: it holds up neither other calls nor the exit.
     """
 
-    __slots__ = ("_context", "_finished", "_function", "_outcome", "_waiter", "seconds")
+    __slots__ = ("_context", "_finished", "_function", "_name", "_outcome", "_waiter")
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
         """Begin.
 
         Args:
             function: what to call.
-            name: of the thread while it is at it.
+            name: of the thread while it is at it; calls of one name are expected to take as long as the last of them.
         """
-        self._function = function
+        self._function, self._name = function, name
         self._context = contextvars.copy_context()
         self._finished = threading.Lock()
         self._finished.acquire()
         self._outcome: tuple[T | None, BaseException | None] | None = None
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
-        self.seconds = 0.0
-        """How long the function took."""
         try:
             worker = _idle.pop()
         except IndexError:
@@ -79,9 +80,17 @@ class WorkerCall(Generic[T]):
         worker.name = name
         worker.calls.put(self)
 
-    def returns_within(self, seconds: float) -> bool:
-        """Wait, holding up the event loop, which is cheaper than waiting on it; return whether the call returned."""
-        return self._finished.acquire(timeout=seconds)
+    def returns_quickly(self) -> bool:
+        """Hold up the event loop for a call that is likely to be quick, as that is cheaper than waiting on the loop.
+
+        Returns:
+            Whether the call has returned.
+        """
+        if self._name in _slow:
+            return False
+        if not (returned := self._finished.acquire(timeout=HOLD)):
+            _slow.add(self._name)
+        return returned
 
     async def result(self) -> T:
         """Wait on the event loop; return the function's result, or raise its exception."""
@@ -109,7 +118,10 @@ class WorkerCall(Generic[T]):
             outcome = self._context.run(self._function), None
         except BaseException as error:
             outcome = None, error
-        self.seconds = time.perf_counter() - started
+        if time.perf_counter() - started < QUICK:
+            _slow.discard(self._name)
+        else:
+            _slow.add(self._name)
         if worker is not None:
             _idle.append(worker)  # before the result is known: the next call is to find this worker
         self._outcome = outcome
@@ -139,6 +151,8 @@ class _Worker(threading.Thread):
 
 MOST_IDLE = 64
 _idle: list[_Worker] = []
+_slow: set[str] = set()
+"""The names whose last call was not quick."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # threads don't survive a fork
 
@@ -154,11 +168,11 @@ async def in_thread(function: Callable[[], T], name: str, *, quick: bool = False
     Args:
         function: what to call.
         name: of the thread while it is at it.
-        quick: whether it is likely to return within `QUICK` seconds.
+        quick: whether it may hold up the event loop, see `WorkerCall.returns_quickly`.
     """
     running = WorkerCall(function, name)
-    if quick:
-        running.returns_within(QUICK)
+    if quick and running.returns_quickly():
+        return running.finished()
     return await running.result()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import reprlib
-from collections.abc import Awaitable, Generator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -53,8 +53,8 @@ class Env:
     """Whether sync methods take long enough to keep others waiting (a simulator, `time.sleep`, a blocking HTTP client).
     Each call then runs in a worker thread while other episodes continue; one that the budget's seconds run out on
     continues in the background. Without it, all but `close` and rewards run on the event loop, one after the other."""
-    unscored: Set[str] = frozenset()
-    """The rewards that `score` still waits for, by name."""
+    unscored: tuple[str, ...] = ()
+    """The names of the rewards that `score` still waits for."""
     _calls_tools: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -149,23 +149,24 @@ class Env:
         """
         components = self.reward_components
         in_turn = [] if self.blocking else [c for c in components if not c.is_async]
-        parts = [part for part in (in_turn, *([c] for c in components if c not in in_turn)) if part]
-        self.unscored = {c.name for c in components}
-        found = await run_together([functools.partial(self._score_part, part, episode) for part in parts])
-        by_name = {reward.name: reward for rewards in found for reward in rewards}
-        return tuple(by_name[c.name] for c in components)
+        alone = [[c] for c in components if self.blocking or c.is_async]
+        scores: dict[str, Reward] = {}
 
-    async def _score_part(self, part: Sequence[RewardComponent], episode: Episode) -> list[Reward]:
-        """Call one async method, or sync ones one after the other in a thread, as one may never return."""
-        methods = [cast(RewardMethod, getattr(self, c.attribute)) for c in part]
-        names = [f"{type(self).__name__}.{c.attribute}" for c in part]
-        if part[0].is_async:
-            values = [methods[0](episode)]
-        else:
-            values = await in_thread(lambda: [m(episode) for m in methods], names[0], quick=not self.blocking)
-        checked = [checked_reward(await maybe_await(v), name) for v, name in zip(values, names, strict=True)]
-        self.unscored = self.unscored - {c.name for c in part}
-        return [Reward(c.name, value, c.weight) for c, value in zip(part, checked, strict=True)]
+        async def score_part(part: Sequence[RewardComponent]) -> None:
+            """Call one async method, or sync ones one after the other in a thread, as one may never return."""
+            methods: list[RewardMethod] = [getattr(self, c.attribute) for c in part]
+            names = [f"{type(self).__name__}.{c.attribute}" for c in part]
+            if part[0].is_async:
+                values = [methods[0](episode)]
+            else:
+                values = await in_thread(lambda: [m(episode) for m in methods], names[0], quick=not self.blocking)
+            for c, value, name in zip(part, values, names, strict=True):
+                scores[c.name] = Reward(c.name, checked_reward(await maybe_await(value), name), c.weight)
+            self.unscored = tuple(c.name for c in components if c.name not in scores)
+
+        self.unscored = tuple(c.name for c in components)
+        await run_together([functools.partial(score_part, part) for part in (in_turn, *alone) if part])
+        return tuple(scores[c.name] for c in components)
 
     def oracle(self) -> Script:
         """Play a solution of the task that `reset` was given."""
