@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar, cast
 
-from agent_rl.concurrency import call, in_thread, maybe_await
+from agent_rl.concurrency import in_thread, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import PolicyError
+from agent_rl.gym.budget import overdue
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Resumable
 from agent_rl.rollout.job import Branch, Job
@@ -63,6 +64,8 @@ class _Run:
 
     async def run_within_budget(self) -> StopReason:
         self.env = env = self.job.spec.make(**self.job.env_args)
+        if self.budget.seconds is None:
+            return await self.interact(env)
         try:
             async with asyncio.timeout(self.budget.seconds) as clock:
                 return await self.interact(env)
@@ -70,7 +73,7 @@ class _Run:
             if not clock.expired():  # the environment's own
                 raise
             if self.stage in ("reset", "restore"):  # the policy never had a chance
-                raise _overdue(self.stage, self.budget.seconds) from None
+                raise overdue(self.stage, self.budget.seconds) from None
             return StopReason.SECONDS
 
     async def interact(self, env: Env) -> StopReason:
@@ -144,9 +147,10 @@ class _Run:
         """Call a method of the environment, sync or async; in a worker thread if it may hold up the event loop."""
         self.stage = stage
         if self.job.spec.cls.blocking:
-            bound = functools.partial(method, *args, **kwargs)
-            return await maybe_await(await in_thread(bound, f"{self.job.spec.id} {stage}"))
-        return await maybe_await(method(*args, **kwargs))
+            value = await in_thread(functools.partial(method, *args, **kwargs), f"{self.job.spec.id} {stage}")
+        else:
+            value = method(*args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
 
     def record(self, messages: int, reward: float, terminated: bool, truncated: bool) -> None:
         """Store the environment's answer."""
@@ -172,14 +176,7 @@ class _Run:
         outcome = Outcome.TERMINATED if stop is StopReason.DONE else Outcome.TRUNCATED
         self.stage = "score"
         episode = self.episode(stop, outcome)
-        try:
-            async with asyncio.timeout(self.budget.score_seconds) as clock:
-                rewards = await self.env.score(episode)
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            waiting = f" (of {', '.join(self.env.unscored)})" if self.env.unscored else ""
-            raise _overdue(f"score{waiting}", self.budget.score_seconds) from None
+        rewards = await self.env.score(episode, self.budget.score_seconds)
         steps = (Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
         return replace(episode, rewards=(*rewards, *steps))
 
@@ -219,11 +216,17 @@ class _Run:
     async def close(self) -> None:
         """Free what the episode holds. The episode itself is complete, so that a failure is only a warning."""
         problems = []
-        if self.conversation is not None:
-            problems.append(await _problem_of(call(self.conversation.close)))
-        if self.env is not None:
-            problems.append(await _problem_of(close_env(self.env, self.budget.close_seconds)))
-        for problem in filter(None, problems):
+        for holder in (self.conversation, self.env):
+            try:
+                if isinstance(holder, Env):
+                    await close_env(holder, self.budget.close_seconds)
+                elif holder is not None:
+                    holder.close()
+            except (Exception, asyncio.CancelledError) as error:
+                if _from_outside(error):
+                    raise
+                problems.append(f"{type(error).__name__}: {error}")
+        for problem in problems:
             warnings.warn(f"{self.job.spec.id}: close() failed: {problem}", RuntimeWarning, stacklevel=2)
 
 
@@ -244,27 +247,12 @@ async def close_env(env: Env, seconds: float | None) -> None:
     except TimeoutError:
         if not clock.expired():
             raise
-        raise _overdue("close", seconds) from None
+        raise overdue("close", seconds) from None
 
 
 @functools.cache
 def _sees_env(policy: type[AnyPolicy]) -> bool:
     return issubclass(policy, EnvPolicy)  # 3 µs, which every episode would pay again
-
-
-def _overdue(what: str, seconds: float | None) -> TimeoutError:
-    return TimeoutError(f"{what} took more than the budget's {seconds:g} s")
-
-
-async def _problem_of(closing: Awaitable[object]) -> str | None:
-    """Wait for something to close; return what went wrong."""
-    try:
-        await closing
-    except (Exception, asyncio.CancelledError) as error:
-        if _from_outside(error):
-            raise
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def _from_outside(error: BaseException) -> bool:
