@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
@@ -19,8 +18,7 @@ T = TypeVar("T")
 QUICK = 2e-4
 """Seconds within which a call in a worker thread is quick: the next of that name may hold up the event loop."""
 HOLD = 5e-3
-"""Seconds that it holds it up at most. A shorter wait costs 5 µs more: the kernel has to set a timer before its next
-tick."""
+"""Seconds that it holds it up at most. A shorter wait costs 5 µs more, as the kernel sets a timer for it."""
 
 
 async def maybe_await(value: T | Awaitable[T]) -> T:
@@ -61,12 +59,7 @@ class WorkerCall(Generic[T]):
     __slots__ = ("_context", "_finished", "_function", "_name", "_outcome", "_waiter")
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
-        """Begin.
-
-        Args:
-            function: what to call.
-            name: of the thread while it is at it; calls of one name are expected to take as long as the last of them.
-        """
+        """Begin; the thread has the name meanwhile. A call is expected to take as long as the last of its name."""
         self._function, self._name = function, name
         self._context = contextvars.copy_context()
         self._finished = threading.Lock()
@@ -81,14 +74,11 @@ class WorkerCall(Generic[T]):
         worker.calls.put(self)
 
     def returns_quickly(self) -> bool:
-        """Hold up the event loop for a call that is likely to be quick, as that is cheaper than waiting on the loop.
-
-        Returns:
-            Whether the call has returned.
-        """
+        """Wait for a call that is likely to be quick, holding up the event loop; return whether the call returned."""
         if self._name in _slow:
             return False
-        if not (returned := self._finished.acquire(timeout=HOLD)):
+        returned = self._finished.acquire(timeout=HOLD)
+        if not returned:
             _slow.add(self._name)
         return returned
 
@@ -163,13 +153,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 async def in_thread(function: Callable[[], T], name: str, *, quick: bool = False) -> T:
-    """Call a function in a worker thread, see `WorkerCall`; return its result.
-
-    Args:
-        function: what to call.
-        name: of the thread while it is at it.
-        quick: whether it may hold up the event loop, see `WorkerCall.returns_quickly`.
-    """
+    """Return the result of a `WorkerCall`; `quick` for one that may hold up the event loop: `returns_quickly`."""
     running = WorkerCall(function, name)
     if quick and running.returns_quickly():
         return running.finished()
@@ -237,21 +221,12 @@ def outside_loop(work: Callable[[], T], on_interrupt: Callable[[], object] | Non
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
-    context, done = contextvars.copy_context(), Future[T]()
-
-    def run() -> None:
+    running, is_running = WorkerCall(work, "agent_rl"), True
+    while is_running:
         try:
-            done.set_result(context.run(work))
-        except BaseException as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        try:
-            thread.join(0.2)  # not for ever: a signal that another thread received wakes nothing
+            is_running = not running.returns_within(0.2)  # a signal that another thread received wakes nothing
         except KeyboardInterrupt:
             if on_interrupt is None:
                 raise
             on_interrupt()
-    return done.result()
+    return running.finished()

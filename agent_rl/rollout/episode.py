@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import time
@@ -78,7 +79,8 @@ class _Run:
 
     async def interact(self, env: Env) -> StopReason:
         generator = rng(Stream.ENVIRONMENT, self.job.seed)
-        observation = messages_of(await self.call("reset", env.reset, self.job.task, generator))
+        task = copy.deepcopy(self.job.task)  # the data set's own, which others are given, too
+        observation = messages_of(await self.call("reset", env.reset, task, generator))
         if self.job.branch is None:
             self.stage = "policy"
             self.conversation = conversation = self.start(env)
