@@ -55,7 +55,7 @@ def trainer_of(settings: TrainConfig) -> Trainer:
 
 @dataclass(frozen=True)
 class Forward:
-    """What a training forward was given and did."""
+    """The inputs and results of a training forward."""
 
     learns: bool
     ids: Tensor

@@ -1,4 +1,4 @@
-"""An episode file loses nothing, whenever the writing process is killed."""
+"""The episode file: it loses nothing when its writer is killed."""
 
 from __future__ import annotations
 
