@@ -206,7 +206,7 @@ def test_a_continuation_that_does_not_come_back_is_not_passed_over(
 def test_evaluations_are_stored_once_and_are_verl_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork = Trajectory(Fork(0, 4))
     fork.append([1, 2, 3], Source.PROMPT, 0)
-    fork.append_completion(Completion((10, 30), (-0.5, -1.0), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
+    fork.append_completion(Completion((10, 30), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
     origin = Origin("eval", "test", 0)
     plain = example_episode("test-00000-sampled-0000", origin=origin)
     branching = example_episode("test-00000-sampled-0001", origin=origin, trajectories=(*plain.trajectories, fork))
