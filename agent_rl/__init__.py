@@ -43,90 +43,26 @@ if typing.TYPE_CHECKING:
     from agent_rl.algorithms.components import advantage, objective, shaping
     from agent_rl.algorithms.components import episode_filter as filter
 
-__all__ = [
-    "__version__",
-    # environments
-    "Env",
-    "ToolEnv",
-    "SandboxedEnv",
-    "Budget",
-    "Observation",
-    "Script",
-    "register",
-    "make",
-    "spec",
-    "env_ids",
-    "load_file",
-    "EnvSpec",
-    # what an environment declares
-    "tool",
-    "Tool",
-    "ToolSpec",
-    "reward",
-    "group_reward",
-    # nouns
-    "Message",
-    "ToolCall",
-    "Step",
-    "Task",
-    "JSON",
-    "Episode",
-    "EpisodeGroup",
-    "Origin",
-    "Reward",
-    "Failure",
-    "Outcome",
-    "StopReason",
-    "Trajectory",
-    "Span",
-    "Source",
-    "Fork",
-    "Completion",
-    "FinishReason",
-    # running and training
-    "run",
-    "evaluate",
-    "train",
-    "Run",
-    "Evaluation",
-    "Job",
-    "run_jobs",
-    "Policy",
-    "AnyPolicy",
-    "TokenPolicy",
-    "SamplingParams",
-    "oracle",
-    "demonstrator",
-    "load_renderer",
-    "train_tokenizer",
-    # stored episodes
-    "read_episodes",
-    "EpisodeWriter",
-    # parts of one's own
-    "advantage",
-    "objective",
-    "shaping",
-    "filter",
-    "register_policy",
-    "register_renderer",
-    "register_sandbox",
-    # errors
-    "AgentRLError",
-    "ConfigError",
-    "RegistryError",
-    "UnknownEnvError",
-    "NameCollisionError",
-    "DefinitionError",
-    "TrajectoryError",
-    "RenderError",
-    "StoreError",
-    "DamagedEpisodeError",
-    "CheckpointError",
-    "InfrastructureError",
-    "Interrupted",
-    "PolicyError",
-    "SandboxError",
-]
+__all__ = ["__version__"]
+# environments
+__all__ += ["Env", "ToolEnv", "SandboxedEnv", "Budget", "Observation", "Script", "register", "make", "spec", "env_ids"]
+__all__ += ["load_file", "EnvSpec"]
+# what an environment declares
+__all__ += ["tool", "Tool", "ToolSpec", "reward", "group_reward"]
+# nouns
+__all__ += ["Message", "ToolCall", "Step", "Task", "JSON", "Episode", "EpisodeGroup", "Origin", "Reward", "Failure"]
+__all__ += ["Outcome", "StopReason", "Trajectory", "Span", "Source", "Fork", "Completion", "FinishReason"]
+# running and training
+__all__ += ["run", "evaluate", "train", "Run", "Evaluation", "Job", "run_jobs", "Policy", "AnyPolicy", "TokenPolicy"]
+__all__ += ["SamplingParams", "oracle", "demonstrator", "load_renderer", "train_tokenizer"]
+# stored episodes
+__all__ += ["read_episodes", "EpisodeWriter"]
+# parts of one's own
+__all__ += ["advantage", "objective", "shaping", "filter", "register_policy", "register_renderer", "register_sandbox"]
+# errors
+__all__ += ["AgentRLError", "ConfigError", "RegistryError", "UnknownEnvError", "NameCollisionError", "DefinitionError"]
+__all__ += ["TrajectoryError", "RenderError", "StoreError", "DamagedEpisodeError", "CheckpointError"]
+__all__ += ["InfrastructureError", "Interrupted", "PolicyError", "SandboxError"]
 
 _NEEDS_TORCH = {"advantage": "advantage", "objective": "objective", "shaping": "shaping", "filter": "episode_filter"}
 
@@ -138,8 +74,3 @@ def __getattr__(name: str) -> object:
     from agent_rl.algorithms import components
 
     return getattr(components, _NEEDS_TORCH[name])
-
-
-for _name in __all__:  # tracebacks say agent_rl.ConfigError; other classes need their module's names for annotations
-    if isinstance(_value := globals().get(_name), type) and issubclass(_value, BaseException):
-        _value.__module__ = "agent_rl"

@@ -142,9 +142,6 @@ def training_config(
     Raises:
         ConfigError: naming the setting that is wrong, and the nearest right one.
     """
-    from agent_rl.backends.embedded.config import TrainConfig
-    from agent_rl.backends.verl.config.settings import VerlConfig
-
     if backend not in (None, *BACKENDS):
         raise ConfigError(f"no backend '{backend}'.{did_you_mean(backend, BACKENDS)} There are: {', '.join(BACKENDS)}")
     given = {name.rstrip("_"): value for name, value in settings.items()}
@@ -152,14 +149,12 @@ def training_config(
         given["env"] = _id_of(env)
     if imports:
         given["imports"] = [str(Path(file).resolve()) for file in imports]
-    if backend == "verl":
-        if "episodes" in given:
-            raise ConfigError(
-                f"episodes={given['episodes']}: learning from stored episodes is the embedded backend's; on verl, "
-                "algorithm=dpo learns from pairs of its own rollouts: leave out episodes, or backend=verl"
-            )
-        return load_config("backend/verl", VerlConfig, settings=given)
-    return load_config("backend/embedded", TrainConfig, settings=given)
+    if backend == "verl" and "episodes" in given:
+        raise ConfigError(
+            f"episodes={given['episodes']}: learning from stored episodes is the embedded backend's; on verl, "
+            "algorithm=dpo learns from pairs of its own rollouts: leave out episodes, or backend=verl"
+        )
+    return load_config(f"backend/{backend or 'embedded'}", _schema_of(backend), settings=given)
 
 
 def checked_config(config: TrainConfig | VerlConfig) -> str:
@@ -196,12 +191,9 @@ class Run:
         Raises:
             CheckpointError: if the folder is no run.
         """
-        from agent_rl.backends.embedded.config import TrainConfig
-        from agent_rl.backends.verl.config.settings import VerlConfig
         from agent_rl.runs.folder import read_config
 
-        embedded = _backend_of(self.folder) == "embedded"
-        return read_config(self.folder, TrainConfig) if embedded else read_config(self.folder, VerlConfig)
+        return read_config(self.folder, _schema_of(_backend_of(self.folder)))
 
     @property
     def metrics(self) -> list[Row]:
@@ -337,17 +329,18 @@ def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:
         return outside_loop(lambda: work(shown, stop), stop.interrupt)
 
 
+def _schema_of(backend: str | None) -> type[TrainConfig] | type[VerlConfig]:
+    from agent_rl.backends.embedded.config import TrainConfig
+    from agent_rl.backends.verl.config.settings import VerlConfig
+
+    return VerlConfig if backend == "verl" else TrainConfig
+
+
 def _backend_of(folder: Path) -> str:
-    """Return the backend of a run's folder."""
     return "verl" if (folder / "verl.yaml").exists() else "embedded"
 
 
 def _id_of(env: str | type[Env]) -> str:
-    """Return the id of a registered environment or class.
-
-    Raises:
-        ConfigError: if the class is not registered.
-    """
     if isinstance(env, str):
         return env
     found = next((id for id in env_ids() if spec(id).cls is env), None)

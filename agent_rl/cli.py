@@ -6,7 +6,9 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import Field, JsonValue
 from rich.console import Console
@@ -15,7 +17,6 @@ from rich.text import Text
 
 from agent_rl.api import checked_config, require_torch, run, sampling_params, train, training_config
 from agent_rl.config import Section, choices, list_settings, load_config, parse_setting, write_config
-from agent_rl.core.episode import Episode
 from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.gym.registry import env_ids, load_once, spec
 from agent_rl.policy.by_name import PolicyConfig, open_policy
@@ -25,8 +26,7 @@ from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, r
 from agent_rl.version import __version__
 from agent_rl.view.text import failure_lines, print_episode, print_table
 
-EXAMPLES = {
-    "train": """
+TRAIN_EXAMPLES = """
 examples:
   agent-rl train
   agent-rl train env=search-v0 seed=1
@@ -34,8 +34,9 @@ examples:
   agent-rl train algorithm=gspo algorithm.objective.clip_high_eps=1e-3 --explain
   agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint optimizer.lr=1e-3
   agent-rl train resume=runs/latest                            continue a run; with steps=N, up to there
-  agent-rl train backend=verl start_from=MODEL env=search-v0 hardware=gpu_8x80gb --dry-run""",
-    "rollout": """
+  agent-rl train backend=verl start_from=MODEL env=search-v0 hardware=gpu_8x80gb --dry-run"""
+
+ROLLOUT_EXAMPLES = """
 policies: oracle, demonstrator, vllm, a checkpoint's folder, or your own (@ar.register_policy)
   policy.model=DIR         of vllm: run vLLM here, on this folder or name
   policy.url=URL           of vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
@@ -50,8 +51,7 @@ examples:
   agent-rl rollout env=search-v0
   agent-rl rollout policy=runs/latest/checkpoint temperature=0 n=64
   agent-rl rollout policy=vllm policy.model=Qwen/Qwen3-4B max_tokens=1024 policy.context=8192
-  agent-rl rollout policy=vllm policy.url=http://localhost:8000""",
-}
+  agent-rl rollout policy=vllm policy.url=http://localhost:8000"""
 
 VIEW_HELP = """\
 Read stored episodes.
@@ -83,6 +83,9 @@ class RolloutSettings(Section):
     """Where the episodes go; null for runs/<time>-rollout/episodes.jsonl."""
 
 
+Command: TypeAlias = Callable[[argparse.Namespace], int]
+
+
 class _Parser(argparse.ArgumentParser):
     """Adds a command's settings to its help when it is asked for: those of training import torch."""
 
@@ -98,19 +101,17 @@ def _train_settings() -> str:
     from agent_rl.backends.embedded.config import TrainConfig
 
     more = "With their whole meaning: agent-rl train --config, or agent-rl train backend=verl --config"
-    return (
-        f"\n\nsettings:\n{list_settings(load_config('backend/embedded', TrainConfig))}\n\n{more}\n{EXAMPLES['train']}"
-    )
+    return f"\n\nsettings:\n{list_settings(load_config('backend/embedded', TrainConfig))}\n\n{more}\n{TRAIN_EXAMPLES}"
 
 
 def _rollout_settings() -> str:
-    return f"\n\nsettings:\n{list_settings(load_config('rollout', RolloutSettings))}\n{EXAMPLES['rollout']}"
+    return f"\n\nsettings:\n{list_settings(load_config('rollout', RolloutSettings))}\n{ROLLOUT_EXAMPLES}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
     arguments = _parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], int] = arguments.command
+    command: Command = arguments.command
     try:
         for file in getattr(arguments, "imports", None) or []:
             load_once(str(Path(file).resolve()))
@@ -136,34 +137,28 @@ def _parser() -> argparse.ArgumentParser:
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
     )
 
-    envs = commands.add_parser("envs", parents=[imports], help="list the registered environments")
-    envs.set_defaults(command=_envs)
+    def add(name: str, command: Command, text: str, *, description: str | None = None, settings: str = "") -> _Parser:
+        added = commands.add_parser(name, parents=[imports], help=text, description=description, formatter_class=raw)
+        added.set_defaults(command=command)
+        if settings:
+            added.add_argument("overrides", nargs="*", metavar="key=value", help=settings)
+        return added
+
+    add("envs", _envs, "list the registered environments")
     about = "Train a model on an environment; by default a small one: warm start, then reinforcement learning."
-    training = commands.add_parser("train", parents=[imports], help=about, description=about, formatter_class=raw)
-    training.set_defaults(command=_train)
+    training = add("train", _train, about, description=about, settings="settings; backend=verl; resume=FOLDER")
     training.list_settings = _train_settings
-    training.add_argument("overrides", nargs="*", metavar="key=value", help="settings; backend=verl; resume=FOLDER")
-    training.add_argument("--config", action="store_true", help="print every setting and its meaning; train nothing")
-    training.add_argument("--explain", action="store_true", help="print the algorithm's formula; train nothing")
-    training.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check the settings and the environment, print the full config; train nothing",
-    )
+    for option, text in {
+        "--config": "print every setting and its meaning; train nothing",
+        "--explain": "print the algorithm's formula; train nothing",
+        "--dry-run": "check the settings and the environment, print the full config; train nothing",
+    }.items():
+        training.add_argument(option, action="store_true", help=text)
     about = "Run episodes without training, print them as a table, and store them."
-    rollout = commands.add_parser("rollout", parents=[imports], help=about, description=about, formatter_class=raw)
-    rollout.set_defaults(command=_rollout)
-    rollout.list_settings = _rollout_settings
-    rollout.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
-    cluster = commands.add_parser(
-        "doctor", parents=[imports], help="say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
-    )
-    cluster.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as of train")
-    cluster.set_defaults(command=_doctor)
-    algorithms = commands.add_parser(
-        "algorithms", parents=[imports], help="list the algorithms and the parts that they are made of, with formulas"
-    )
-    algorithms.set_defaults(command=_algorithms)
+    add("rollout", _rollout, about, description=about, settings="settings").list_settings = _rollout_settings
+    about = "say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
+    add("doctor", _doctor, about, settings="settings, as of train")
+    add("algorithms", _algorithms, "list the algorithms and the parts that they are made of, with formulas")
     view = commands.add_parser("view", help="read stored episodes", description=VIEW_HELP, formatter_class=raw)
     view.add_argument("file", help="an episodes.jsonl, or a run's folder")
     view.add_argument("id", nargs="?", help="an episode's id, or the beginning of one")
@@ -288,12 +283,9 @@ def _view(arguments: argparse.Namespace) -> int:
     if arguments.id is not None:
         print_episode(find_episode(file, arguments.id), console, tokens=arguments.tokens, decode=decode)
         return 0
-    first: list[Episode] = []
-    count = 0
-    for episode in read_episodes(file):
-        count += 1
-        if len(first) < arguments.limit:
-            first.append(episode)
+    stored = read_episodes(file)
+    first = list(islice(stored, max(1, arguments.limit)))
+    count = len(first) + sum(1 for _ in stored)
     if not first:
         raise ConfigError(f"{file} has no episodes yet")
     if count > 1:

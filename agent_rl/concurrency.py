@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
@@ -58,12 +57,7 @@ class WorkerCall(Generic[T]):
     __slots__ = ("_context", "_finished", "_function", "_outcome", "_waiter", "seconds")
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
-        """Begin.
-
-        Args:
-            function: what to call.
-            name: of the thread while it is at it.
-        """
+        """Begin; the thread has the name meanwhile."""
         self._function = function
         self._context = contextvars.copy_context()
         self._finished = threading.Lock()
@@ -81,7 +75,7 @@ class WorkerCall(Generic[T]):
 
     def returns_within(self, seconds: float) -> bool:
         """Wait, holding up the event loop, which is cheaper than waiting on it; return whether the call returned."""
-        return self._finished.acquire(timeout=seconds)
+        return self._outcome is not None or self._finished.acquire(timeout=seconds)
 
     async def result(self) -> T:
         """Wait on the event loop; return the function's result, or raise its exception."""
@@ -149,13 +143,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 async def in_thread(function: Callable[[], T], name: str, *, quick: bool = False) -> T:
-    """Call a function in a worker thread, see `WorkerCall`; return its result.
-
-    Args:
-        function: what to call.
-        name: of the thread while it is at it.
-        quick: whether it is likely to return within `QUICK` seconds.
-    """
+    """Return the result of a `WorkerCall`; `quick` for one that is likely to return within `QUICK` seconds."""
     running = WorkerCall(function, name)
     if quick:
         running.returns_within(QUICK)
@@ -223,21 +211,12 @@ def outside_loop(work: Callable[[], T], on_interrupt: Callable[[], object] | Non
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
-    context, done = contextvars.copy_context(), Future[T]()
-
-    def run() -> None:
+    running, is_running = WorkerCall(work, "agent_rl"), True
+    while is_running:
         try:
-            done.set_result(context.run(work))
-        except BaseException as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        try:
-            thread.join(0.2)  # not for ever: a signal that another thread received wakes nothing
+            is_running = not running.returns_within(0.2)  # a signal that another thread received wakes nothing
         except KeyboardInterrupt:
             if on_interrupt is None:
                 raise
             on_interrupt()
-    return done.result()
+    return running.finished()

@@ -10,13 +10,12 @@ from types import MappingProxyType, UnionType
 from typing import TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic.fields import FieldInfo
 
 from agent_rl.errors import ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 
-FREE = ("env_args", "verl", "policy")
+FREE = ("env_args.", "verl.", "policy.")
 """Keys below which anything goes: the environment's constructor, verl or the policy's factory checks them."""
 SHORT = 8
 """The fields of a section whose settings a help text lists one by one."""
@@ -65,10 +64,7 @@ def load_config(name: str, schema: type[M], overrides: Sequence[str] = (), setti
         container = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error
-    try:
-        return schema.model_validate(container)
-    except ValidationError as error:
-        raise ConfigError("; ".join(_explain(e["loc"], e["msg"], e["input"]) for e in error.errors())) from error
+    return check_config(schema, container)
 
 
 def parse_setting(text: str) -> tuple[str, object]:
@@ -104,7 +100,7 @@ def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tupl
     Raises:
         ConfigError: if there is no such key or preset.
     """
-    if _is_free(key):
+    if key.startswith(FREE):
         yield key.replace(".+", ".", 1), value  # a `+`, with which Hydra adds a key, is not needed
     elif isinstance(value, Mapping) and known.get(key):
         for inner, found in value.items():
@@ -121,29 +117,20 @@ def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tupl
 
 def _presets(key: str, known: Mapping[str, bool]) -> list[str]:
     """Return the presets of a section; none for any other key."""
-    return choices(key) if known.get(key, True) and not _is_free(key) else []
-
-
-def _is_free(key: str) -> bool:
-    return any(key.startswith(f"{free}.") for free in FREE)
+    return choices(key) if known.get(key, True) and not key.startswith(FREE) else []
 
 
 def _keys(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, bool]]:
     """Yield every settable key, and whether it is a section."""
-    for name, field, section in fields_of(schema):
-        yield prefix + name, section is not None
-        if section is not None:
-            yield from _keys(section, f"{prefix}{name}.")
-        for choices in (m for m in field.metadata if hasattr(m, "settings")):  # components.ComponentRegistry
-            yield from ((f"{prefix}{name}.{key}", False) for key in choices.settings())
-
-
-def fields_of(schema: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, type[BaseModel] | None]]:
-    """Yield the name of every field in a config, the field, and its schema if it is a section."""
     for attribute, field in schema.model_fields.items():
+        key = prefix + (field.alias or attribute)
         kinds = get_args(field.annotation) if get_origin(field.annotation) in (UnionType, Union) else [field.annotation]
-        sections = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-        yield field.alias or attribute, field, next(sections, None)
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        yield key, section is not None
+        if section is not None:
+            yield from _keys(section, f"{key}.")
+        for components in (m for m in field.metadata if hasattr(m, "settings")):  # components.ComponentRegistry
+            yield from ((f"{key}.{knob}", False) for knob in components.settings())
 
 
 def write_config(config: BaseModel) -> str:
@@ -151,56 +138,66 @@ def write_config(config: BaseModel) -> str:
     return "\n".join(_written(config, ""))
 
 
+def _written(config: BaseModel, indent: str) -> Iterator[str]:
+    for name, about, section, value in _entries(config):
+        for paragraph in about.split("\n\n"):
+            about = " ".join(paragraph.split())
+            yield from textwrap.wrap(about, 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        if section is None:
+            yield f"{indent}{name}: {json.dumps(value)}"
+        else:
+            yield f"{indent}{name}:"
+            yield from _written(section, f"{indent}  ")
+
+
 def list_settings(config: BaseModel) -> str:
     """Return a config's settings for a help text: each with its value and its docstring's first sentence.
 
     Larger sections, and those in sections, are one line each.
     """
-    lines = (
-        textwrap.wrap(f"  {key:32s} {about}", 118, subsequent_indent=" " * 35, break_on_hyphens=False)
-        for key, about in _listed(config, "")
-    )
+    lines = (textwrap.wrap(line, 118, subsequent_indent=" " * 35, break_on_hyphens=False) for line in _listed(config))
     return "\n".join(line for wrapped in lines for line in wrapped)
 
 
-def _listed(config: BaseModel, prefix: str) -> Iterator[tuple[str, str]]:
-    values = config.model_dump(mode="json", by_alias=True)
-    for (name, field, section), attribute in zip(fields_of(type(config)), type(config).model_fields, strict=True):
-        about = " ".join(_about(field, section).split()).split(". ")[0].rstrip(".")
-        inner = getattr(config, attribute)
-        if not isinstance(inner, BaseModel):
-            value = values[name]
-            yield f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value)}", about
+def _listed(config: BaseModel, prefix: str = "") -> Iterator[str]:
+    for name, about, section, value in _entries(config):
+        key, about = prefix + name, " ".join(about.split()).split(". ")[0].rstrip(".")
+        if section is None:
+            setting = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
         elif presets := choices(name):
-            yield f"{prefix}{name}=NAME", f"{about}; one of {', '.join(presets)}; or {prefix}{name}.KEY=VALUE"
-        elif prefix or len(values[name]) > SHORT:
-            yield f"{prefix}{name}.KEY=VALUE", about
+            setting, about = f"{key}=NAME", f"{about}; one of {', '.join(presets)}; or {key}.KEY=VALUE"
+        elif prefix or len(type(section).model_fields) > SHORT:
+            setting = f"{key}.KEY=VALUE"
         else:
-            yield from _listed(inner, f"{prefix}{name}.")
+            yield from _listed(section, f"{key}.")
+            continue
+        yield f"  {setting:32s} {about}"
 
 
-def _about(field: FieldInfo, section: type[BaseModel] | None) -> str:
-    return field.description or (section.__doc__ if section else None) or ""
-
-
-def _written(config: BaseModel, indent: str) -> Iterator[str]:
+def _entries(config: BaseModel) -> Iterator[tuple[str, str, BaseModel | None, object]]:
+    """Yield the name of every setting, its docstring, its section if it is one, and its value in JSON."""
     values = config.model_dump(mode="json", by_alias=True)
-    for (name, field, section), attribute in zip(fields_of(type(config)), type(config).model_fields, strict=True):
-        for paragraph in _about(field, section).split("\n\n"):
-            yield from textwrap.wrap(
-                " ".join(paragraph.split()), 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-            )
-        value = getattr(config, attribute)
-        if isinstance(value, BaseModel):
-            yield f"{indent}{name}:"
-            yield from _written(value, f"{indent}  ")
-        else:
-            yield f"{indent}{name}: {json.dumps(values[name])}"
+    for attribute, field in type(config).model_fields.items():
+        name, value = field.alias or attribute, getattr(config, attribute)
+        section = value if isinstance(value, BaseModel) else None
+        yield name, field.description or (section and section.__doc__) or "", section, values[name]
+
+
+def check_config(schema: type[M], values: object) -> M:
+    """Return values as a config.
+
+    Raises:
+        ConfigError: naming every key or value that is wrong.
+    """
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(e["loc"], e["msg"], e["input"]) for e in error.errors())) from error
 
 
 def _explain(where: tuple[int | str, ...], message: str, value: object) -> str:
-    message = message[0].lower() + message[1:]
-    if isinstance(value, dict):  # about settings that don't go together: the message names them
-        message = message.removeprefix("value error, ")
-        return f"{'.'.join(map(str, where))}: {message}" if where else message
-    return f"{'.'.join(map(str, where))}={value!r}: {message}"
+    key, message = ".".join(map(str, where)), message[0].lower() + message[1:]
+    if not isinstance(value, dict):
+        return f"{key}={value!r}: {message}"
+    message = message.removeprefix("value error, ")  # about settings that don't go together: the message names them
+    return f"{key}: {message}" if key else message

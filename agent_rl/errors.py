@@ -27,6 +27,13 @@ from collections.abc import Iterable
 class AgentRLError(Exception):
     """The root of all errors of agent_rl."""
 
+    __module__ = "agent_rl"
+
+    def __init_subclass__(cls) -> None:
+        """Let tracebacks name our own errors as users import them."""
+        if cls.__module__ == __name__:
+            cls.__module__ = "agent_rl"
+
 
 class ConfigError(AgentRLError, ValueError):
     """A setting that has no meaning, or a key without a reader."""

@@ -2,10 +2,10 @@
 
 Run `python benchmarks/engine.py [--quick]`. One process, one model (the default one, 0.7 M parameters), 64 episodes at
 once. A turn appends 20 environment tokens (the first: a 20-token prompt) and samples U(6, 34) tokens at temperature 1;
-no episode ends early, so that everybody samples exactly as much.
+no episode ends early, so all contestants sample the same number of tokens.
 
-- *generate* prefills the whole left-padded context anew each turn and stops row by row; a turn takes as long as its
-  longest row.
+- *generate* prefills the whole left-padded context again each turn and stops row by row; a turn takes as long as
+  its longest row.
 - *ours* and *continuous batching* (transformers' `ContinuousBatchingManager`) are made before the clock, since a run
   keeps them; an episode's next turn is submitted as soon as its last one is back.
 - *flatness*: 64 turns of U(2, 6) sampled and 4 environment tokens (532 tokens at the end), by groups of turns. What
@@ -196,7 +196,7 @@ def check(name: str, value: str, passed: bool) -> bool:
 
 
 def speed(model: PreTrainedModel, turns: int, repetitions: int, bar: float, limit: float | None) -> bool:
-    """Tokens per second of everybody, and whether ours reaches `bar` times generate's."""
+    """Print the tokens per second of each contestant; return whether ours reaches `bar` times generate's."""
     work = workload(turns)
     engine = make_engine(model, work)
     print(f"\n{turns} turns, {work.tokens} sampled tokens, contexts up to {work.longest}", flush=True)
@@ -270,7 +270,7 @@ def flatness(model: PreTrainedModel, repetitions: int, bar: float) -> bool:
 
 
 def late_turn(model: PreTrainedModel, work: Workload, turn: int) -> float:
-    """Seconds that generate takes for one turn, on random contexts of that turn's lengths."""
+    """Return the seconds of one turn of generate, on random contexts of the turn's lengths."""
     rng = random.Random(turn)
     known = [PROMPT + sum(row[:turn]) + work.env * turn for row in work.lengths]
     contexts = [[rng.randrange(10, VOCAB) for _ in range(n)] for n in known]

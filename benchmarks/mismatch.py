@@ -1,4 +1,4 @@
-"""What a rollout in low precision does to the training of a mixture of experts, and what helps; see BENCHMARKS.md.
+"""Effect of low-precision rollouts on the training of a mixture of experts, and its remedies; see BENCHMARKS.md.
 
     python benchmarks/mismatch.py [--formats int4 ...] [--treatments none tis r3 ...] [--seeds 0 1 2] [key=value ...]
 
@@ -50,7 +50,7 @@ TREATMENTS = {
     "r3": ["algorithm.proximal=recompute", "algorithm.routing.replay=R3"],
     "r3+tis": ["algorithm.proximal=recompute", "algorithm.weight=token-tis", "algorithm.routing.replay=R3"],
 }
-"""Settings on top of grpo; bypass takes mu for old, the others compute old anew."""
+"""Settings on top of grpo; bypass takes mu for old, the others recompute old."""
 
 
 def main() -> None:

@@ -144,7 +144,7 @@ def play_singly(policy: AnyPolicy, episodes: int) -> None:
 
 
 def play_built_in(id: str, episodes: int) -> tuple[Callable[[], object], int]:
-    """Return what plays an environment's tasks by its oracle, and how many turns that takes."""
+    """Return a function that plays an environment's tasks by its oracle, and the number of turns."""
     env = spec(id)
     work = [Job(env, env.tasks.get("train", i), i) for i in range(episodes)]
 

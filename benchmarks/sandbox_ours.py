@@ -48,7 +48,7 @@ async def docker() -> AsyncIterator[Contestant[Sandbox]]:
 
 @contextlib.asynccontextmanager
 async def docker_warm() -> AsyncIterator[Contestant[Sandbox]]:
-    """Containers that are warm when they are asked for; that the pool fills up again is not counted."""
+    """Containers from a warm pool; the refill of the pool is not measured."""
     pool = WarmPool(DockerSandboxes(), warm=WARM)
 
     async def close(box: Sandbox) -> None:

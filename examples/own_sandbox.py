@@ -17,24 +17,27 @@ import subprocess
 import sys
 import tempfile
 import time
-import weakref
 
 import agent_rl as ar
-from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, Sandbox
-from agent_rl.sandboxes.client import ENTRY, AgentSandbox, greeting
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
+from agent_rl.sandboxes.client import ENTRY, AgentSandbox, AgentSandboxes, greeting
 
 START_TIMEOUT = 30.0
 
 
 @ar.register_sandbox("subprocess")
-class SubprocessSandboxes:
+class SubprocessSandboxes(AgentSandboxes):
     """Processes of this machine, each in a temporary folder."""
 
     def __init__(self, python: str = sys.executable) -> None:
+        super().__init__()
         self.python = python
-        self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
 
-    async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> Sandbox:
+    async def claims(self) -> Capabilities:
+        """Return that nothing is guaranteed: code is a process like any other."""
+        return dict.fromkeys(Guarantee)
+
+    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
         """Start an agent in a new folder; no limit is kept."""
         folder = tempfile.mkdtemp(prefix="own-sandbox-")
         ours, theirs = socket.socketpair()
@@ -51,15 +54,7 @@ class SubprocessSandboxes:
             shutil.rmtree(folder, ignore_errors=True)
 
         sandbox = AgentSandbox(ours, name=owner, kill=kill, ended=ended, expires=time.monotonic() + lifetime)
-        self._open.add(sandbox)
-        await asyncio.get_running_loop().sock_sendall(ours, greeting(lifetime, home=folder))
-        await sandbox.ready(START_TIMEOUT)
+        async with self.starting(sandbox):
+            await asyncio.get_running_loop().sock_sendall(ours, greeting(lifetime, home=folder))
+            await sandbox.ready(START_TIMEOUT)
         return sandbox
-
-    async def capabilities(self) -> Capabilities:
-        """Return that nothing is guaranteed: code is a process like any other."""
-        return dict.fromkeys(Guarantee)
-
-    async def close(self) -> None:
-        """Close every sandbox that is still open."""
-        await asyncio.gather(*(sandbox.close() for sandbox in tuple(self._open)))

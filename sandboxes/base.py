@@ -192,40 +192,6 @@ class Sandbox(ABC):
         """End everything in it and give back what it held. A second call does nothing."""
 
 
-class SandboxProxy(Sandbox):
-    """A sandbox that forwards every call to another one, for subclasses to change."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    @property
-    def sandbox(self) -> Sandbox:
-        """The sandbox that calls go to."""
-        return self._sandbox
-
-    async def run_command(self, command: Command) -> ExecResult:
-        """Run a command there."""
-        return await self.sandbox.run_command(command)
-
-    async def run_python(
-        self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
-    ) -> PythonResult:
-        """Run code there."""
-        return await self.sandbox.run_python(code, timeout=timeout, max_output=max_output)
-
-    async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
-        """Return the bytes of a file there."""
-        return await self.sandbox.read_file(path, max_bytes=max_bytes)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file there."""
-        await self.sandbox.write_file(path, data)
-
-    async def close(self) -> None:
-        """Close the other sandbox."""
-        await self._sandbox.close()
-
-
 @runtime_checkable
 class Sandboxes(Protocol):
     """A backend: it opens sandboxes, each new, and counts them so that none outlives its owner."""

@@ -14,7 +14,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.base import Capabilities, Limits, Sandbox, Sandboxes, SandboxProxy
+from agent_rl.sandboxes.base import (
+    DEFAULT_TIMEOUT,
+    MAX_FILE,
+    MAX_OUTPUT,
+    Capabilities,
+    Command,
+    ExecResult,
+    Limits,
+    PythonResult,
+    Sandbox,
+    Sandboxes,
+)
 
 HEALTH_TIMEOUT = 5.0
 """Seconds that a warm sandbox has to answer before it is handed out."""
@@ -201,14 +212,13 @@ class WarmPool:
             self._refill()
 
 
-class _PooledSandbox(SandboxProxy):
+class _PooledSandbox(Sandbox):
     """A sandbox that is held for a time; closing it ends the sandbox."""
 
     def __init__(
         self, give_back: Callable[[_PooledSandbox], Awaitable[None]], sandbox: Sandbox, lifetime: float
     ) -> None:
-        super().__init__(sandbox)
-        self._give_back = give_back
+        self._sandbox, self._give_back = sandbox, give_back
         self._until = time.monotonic() + lifetime
         self._expired: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(lifetime, self._expire)
@@ -216,19 +226,27 @@ class _PooledSandbox(SandboxProxy):
     def _expire(self) -> None:
         self._expired = asyncio.ensure_future(self.close())
 
-    @property
-    def sandbox(self) -> Sandbox:
-        """The sandbox, until its lifetime is over.
-
-        Raises:
-            SandboxError: if it is.
-        """
+    def _held(self) -> Sandbox:
+        """Return the sandbox, until its lifetime is over."""
         if time.monotonic() >= self._until:  # the timer may have gone with its loop
             raise SandboxError("the sandbox was held for longer than its lifetime; ask for more in open(lifetime=...)")
         return self._sandbox
 
+    async def run_command(self, command: Command) -> ExecResult:
+        return await self._held().run_command(command)
+
+    async def run_python(
+        self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
+    ) -> PythonResult:
+        return await self._held().run_python(code, timeout=timeout, max_output=max_output)
+
+    async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
+        return await self._held().read_file(path, max_bytes=max_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        await self._held().write_file(path, data)
+
     async def close(self) -> None:
-        """Give the sandbox back to its pool, which closes it."""
         self._timer.cancel()
         await self._give_back(self)
 

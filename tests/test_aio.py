@@ -14,7 +14,7 @@ async def where() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     return asyncio.get_running_loop(), threading.current_thread()
 
 
-def test_every_caller_s_loop_reaches_the_same_one() -> None:
+def test_loop_thread_is_shared_by_callers() -> None:
     loop = LoopThread("there")
     places = [asyncio.run(loop.run(where())), asyncio.run(loop.run(where())), loop.wait(where())]
     assert len(set(places)) == 1 and places[0][1] is not threading.current_thread()
@@ -22,7 +22,7 @@ def test_every_caller_s_loop_reaches_the_same_one() -> None:
     assert places[0][0].is_closed() and not places[0][1].is_alive()
 
 
-def test_errors_come_back_and_cancellations_go_there() -> None:
+def test_loop_thread_passes_errors_and_cancellations() -> None:
     cancelled = threading.Event()
 
     async def fails() -> None:
@@ -47,7 +47,7 @@ def test_errors_come_back_and_cancellations_go_there() -> None:
     loop.close()
 
 
-def test_close_cancels_what_still_runs() -> None:
+def test_loop_thread_close_cancels_running_tasks() -> None:
     ended: list[str] = []
 
     async def forever() -> None:

@@ -51,7 +51,7 @@ EPISODES = [
         ({"filters": ["varied-groups"]}, Denominators(tokens=8, sequences=2)),
     ],
 )
-def test_what_has_no_gradient_is_dropped_and_counts_as_the_config_says(settings, whole):
+def test_zero_advantage_rows_count_as_configured(settings, whole):
     algorithm = Algorithm(AlgorithmConfig(advantage={"name": "group-relative", "std": False}, **settings))
     batch, counted = weigh(algorithm, algorithm.experience(group_episodes(EPISODES)))
     assert batch.rows.episode.tolist() == [0, 1] and counted == whole
@@ -60,7 +60,7 @@ def test_what_has_no_gradient_is_dropped_and_counts_as_the_config_says(settings,
     assert not batch.advantages[~mask].any()
 
 
-def test_a_stale_episode_is_left_out_but_stays_in_its_group():
+def test_max_staleness_keeps_stale_episodes_in_statistics():
     settings = {
         "filters": [{"name": "max-staleness", "steps": 1}],
         "advantage": {"name": "group-relative", "std": False},
@@ -78,7 +78,7 @@ def test_a_stale_episode_is_left_out_but_stays_in_its_group():
     assert batch.advantages.amin().item() == -0.5  # "win" still counts in the mean
 
 
-def test_a_greedy_episode_is_the_baseline_of_its_group():
+def test_over_greedy_takes_the_group_baseline():
     algorithm = Algorithm(AlgorithmConfig(advantage="over-greedy"))
     assert algorithm.needs_greedy
     x = algorithm.experience(group_episodes(EPISODES, [episode("greedy", 0.25, "a"), episode("none", None, "b")]))
@@ -101,7 +101,7 @@ def test_shaping_comes_before_the_advantage():
     assert x.rows.rewards.sum(-1).tolist()[:2] == [3.0, 1.0]
 
 
-def test_a_gate_names_the_component_that_it_lacks():
+def test_format_gate_names_a_missing_component():
     algorithm = Algorithm(AlgorithmConfig(shaping=[{"name": "format-gate", "component": "rr"}]))
     with pytest.raises(ConfigError, match=r"no reward component 'rr'\. Did you mean 'r'"):
         algorithm.experience(group_episodes(EPISODES))
@@ -118,7 +118,7 @@ def corrected(**settings: object) -> tuple[Algorithm, Experience, ScoredRows]:
     return algorithm, x, scored(x.rows, old_logprobs=old)
 
 
-def test_a_weight_multiplies_each_token_s_loss():
+def test_weight_multiplies_the_token_loss():
     algorithm, x, old = corrected(
         weight={"name": "token-tis", "cap": 2.0}, advantage={"name": "group-relative", "std": False}
     )
@@ -132,7 +132,7 @@ def test_a_weight_multiplies_each_token_s_loss():
 
 
 @pytest.mark.parametrize(("denominators", "whole"), [("original", Denominators(4, 2)), ("kept", Denominators(2, 1))])
-def test_a_rejection_loses_no_reward_and_says_which_denominator_it_keeps(denominators, whole):
+def test_rejection_keeps_rewards_and_chosen_denominators(denominators, whole):
     algorithm, x, old = corrected(rejection={"name": "sequence", "low": 0.5, "high": 2.0}, denominators=denominators)
     batch, counted = algorithm.compute_weights(x, old)  # products e^.5 and e^3: the second row goes ...
     assert counted == whole and len(batch) == 1
@@ -140,7 +140,7 @@ def test_a_rejection_loses_no_reward_and_says_which_denominator_it_keeps(denomin
     assert batch.advantages[0, 1].item() == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
 
 
-def test_the_gap_between_mu_and_old_is_measured():
+def test_diagnose_measures_the_gap_to_old():
     algorithm, x, old = corrected(rejection={"name": "sequence", "low": 0.5, "high": 2.0}, weight="icepop")
     found = algorithm.diagnose(x, old)  # log-ratios 1, -.5, 3, 0
     assert found["mismatch/gap_mean"] == pytest.approx(4.5 / 4) and found["mismatch/turn_0"] == pytest.approx(4.5 / 4)
@@ -149,7 +149,7 @@ def test_the_gap_between_mu_and_old_is_measured():
     assert found["policy_version/staleness_0"] == 1
 
 
-def test_entropy_is_taken_from_the_loss_and_keeps_rows_without_advantage():
+def test_entropy_bonus_keeps_rows_without_advantage():
     algorithm = Algorithm(AlgorithmConfig(entropy=0.5))
     ties = group_episodes([episode("tie", 1.0, "b"), episode("too", 1.0, "b")])
     batch, whole = weigh(algorithm, algorithm.experience(ties))
@@ -178,7 +178,7 @@ def kl_rows(**kl: object) -> tuple[Algorithm, Experience, ScoredRows]:
         ("unbiased", math.exp(0.5) - 1.5, -0.5),
     ],
 )
-def test_a_kl_penalty_in_the_loss_adds_its_value_and_gradient(kind, value, slope):
+def test_kl_in_loss_adds_value_and_gradient(kind, value, slope):
     (plain, x, rows), (algorithm, _, _) = kl_rows(), kl_rows(where="loss", coefficient=0.1, kind=kind)
     results = []
     for each in (plain, algorithm):
@@ -191,7 +191,7 @@ def test_a_kl_penalty_in_the_loss_adds_its_value_and_gradient(kind, value, slope
     torch.testing.assert_close(results[1][1] - results[0][1], torch.full((8,), 0.1 * slope / 8), atol=1e-7, rtol=1e-5)
 
 
-def test_a_kl_penalty_in_the_reward_is_part_of_returns_and_scores():
+def test_kl_in_reward_enters_returns_and_scores():
     algorithm, x, rows = kl_rows(where="reward", coefficient=0.1, kind="k1")
     batch, _ = algorithm.compute_weights(x, rows)  # each of 4 tokens earns -0.1 * -.5; the last one the score of 1, too
     assert batch.advantages[0][batch.rows.loss_mask[0]].tolist() == pytest.approx([1.2, 1.15, 1.1, 1.05])
@@ -204,7 +204,7 @@ def test_a_kl_penalty_in_the_reward_is_part_of_returns_and_scores():
     assert batch.advantages.amin().item() == pytest.approx(-0.4)  # 1.2 against 1.6
 
 
-def test_what_is_reported_by_hand():
+def test_loss_sums_by_hand():
     algorithm = Algorithm(AlgorithmConfig())
     mask = torch.tensor([[False, True, True, False]])
     mu = torch.tensor([[0.0, -1.0, -2.0, 0.0]])
@@ -250,7 +250,7 @@ def test_what_is_reported_by_hand():
         ({"kl": {"where": "reward", "kind": "unbiased"}}, "for the loss"),
     ],
 )
-def test_a_config_without_a_meaning_is_refused(settings, message):
+def test_algorithm_config_refuses_meaningless_settings(settings, message):
     with pytest.raises(ValidationError, match=message):
         AlgorithmConfig(**settings)
 
@@ -263,7 +263,7 @@ def preset(name: str) -> AlgorithmConfig:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_called_by_its_file_and_explains_itself(name):
+def test_explain_names_every_preset_value(name):
     config = preset(name)
     text = explain(config)
     assert config.name == name and config.objective["name"] in text and config.aggregation["name"] in text
@@ -274,7 +274,7 @@ def test_a_preset_is_called_by_its_file_and_explains_itself(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_pushes_towards_the_better_episode(name):
+def test_preset_prefers_the_better_episode(name):
     algorithm = Algorithm(preset(name))
     x = algorithm.experience(group_episodes(EPISODES, [episode("greedy", 0.25, "a")]))
     mu = x.rows.rollout_logprobs
@@ -290,7 +290,7 @@ def test_a_preset_pushes_towards_the_better_episode(name):
     assert not {2, 3} & set(by_episode)
 
 
-def test_an_algorithm_is_explained_with_the_values_in_use():
+def test_explain_shows_the_values_in_use():
     config = load_config(
         "backend/embedded", TrainConfig, ["algorithm=gspo", "algorithm.objective.clip_low_eps=0.1"]
     ).algorithm

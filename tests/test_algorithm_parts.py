@@ -47,7 +47,7 @@ def made(algorithm: Algorithm, values: list[float | None], samples: list[Sample]
 
 
 def stepwise(**knobs: object) -> WeightedRows:
-    """Rows whose first and second tokens stand at different places; the third row goes on for one more."""
+    """Rows with first and second tokens at different places; the third row has one token more."""
     algorithm = Algorithm(AlgorithmConfig(advantage={"name": "optimal-baseline", **knobs}, proximal="recompute"))
     places = [[1, 3], [1, 2], [1, 2, 3]]
     samples = [example_sample(4, p, reward=(1, 0, 9)[e], episode=e) for e, p in enumerate(places)]
@@ -60,14 +60,14 @@ def stepwise(**knobs: object) -> WeightedRows:
     return batch
 
 
-def test_the_optimal_baseline_by_hand():
+def test_optimal_baseline_by_hand():
     # W: 1 - 2 pi + sum pi^2 summed up: .5, 1.375 and .75, 1.05; returns 1 and 0
     first, second = 0.5 / 1.25, 1.375 / 2.425
     expected = torch.tensor([[0, 1 - first, 0, 1 - second], [0, -first, -second, 0]])
     torch.testing.assert_close(stepwise().advantages, expected)
 
 
-def test_the_optimal_baseline_discounts_by_sampled_token():
+def test_optimal_baseline_discounts_by_sampled_token():
     # returns .5, 1 and 0, 0
     first, second = 0.5 * 0.5 / 1.25, 1.375 / 2.425
     expected = torch.tensor([[0, 0.5 - first, 0, 1 - second], [0, -first, -second, 0]])
@@ -75,7 +75,7 @@ def test_the_optimal_baseline_discounts_by_sampled_token():
 
 
 @pytest.mark.parametrize(("zero_tail", "last"), [(True, 1.0), (False, 0.0)])
-def test_the_optimal_baseline_of_a_step_that_one_row_reaches(zero_tail, last):
+def test_optimal_baseline_at_a_single_row_step(zero_tail, last):
     advantage = {"name": "optimal-baseline", "zero_tail": zero_tail}
     algorithm = Algorithm(AlgorithmConfig(advantage=advantage, proximal="recompute", objective="reinforce"))
     samples = [example_sample(3, [1, 2], reward=1, episode=0), example_sample(3, [1], reward=0, episode=1)]
@@ -84,7 +84,7 @@ def test_the_optimal_baseline_of_a_step_that_one_row_reaches(zero_tail, last):
     assert batch.advantages[0, 2].item() == last
 
 
-def test_the_rows_of_an_episode_are_each_compared_with_those_of_its_group():
+def test_optimal_baseline_compares_rows_within_groups():
     algorithm = Algorithm(AlgorithmConfig(advantage="optimal-baseline", proximal="recompute"))
     samples = [example_sample(2, [1], reward=v, seed=v, episode=e) for e, v in ((0, 0), (0, 1), (1, 0))]
     x = algorithm.experience(group_episodes([episode("fork", 1.0), episode("loss", 0.0)]))
@@ -120,7 +120,7 @@ def loss_of(
     return terms.loss.item(), theta.grad, terms.sums
 
 
-def test_bad_rows_that_the_policy_has_left_have_no_loss_but_still_count():
+def test_opsm_masks_bad_rows_and_counts_them():
     loss, grad, sums = loss_of(*masked(negative_mask={"name": "opsm", "delta": 0.1}))
     # -A log theta of the second and the third row, over all 7 tokens
     assert loss == pytest.approx((2 * (-1.6 - 1 - 0.6) - 3 * (-3 - 3)) / 7)
@@ -131,14 +131,14 @@ def test_bad_rows_that_the_policy_has_left_have_no_loss_but_still_count():
     assert "masked_fraction" not in loss_of(*masked())[2]
 
 
-def test_a_masked_row_keeps_its_penalties():
+def test_opsm_keeps_penalties_of_masked_rows():
     kl = {"where": "loss", "coefficient": 0.5, "kind": "k2"}
     algorithm, batch, whole = masked(negative_mask={"name": "opsm", "delta": 0.1}, kl=kl)
     _, grad, _ = loss_of(algorithm, batch, whole)
     assert grad[0, 1].item() == pytest.approx(0.5 * -0.3 / 7)
 
 
-def test_the_mask_does_not_hang_on_the_cut():
+def test_opsm_does_not_depend_on_the_cut():
     algorithm, batch, whole = masked(negative_mask={"name": "opsm", "delta": 0.1})
     parts = [loss_of(algorithm, batch.select([row]), whole) for row in range(3)]
     loss, grad, sums = loss_of(algorithm, batch, whole)
@@ -148,7 +148,7 @@ def test_the_mask_does_not_hang_on_the_cut():
         assert part[1][0].tolist() == grad[row, : part[1].shape[1]].tolist()
 
 
-def test_the_mask_is_explained():
+def test_opsm_is_explained():
     text = explain(AlgorithmConfig(negative_mask={"name": "opsm", "delta": 0.25}))
     assert "opsm (delta=0.25)" in text and "mean_t log(mu/theta) > delta" in text
 
@@ -158,7 +158,7 @@ def test_the_mask_is_explained():
 COUNTED = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]], dtype=torch.bool)
 
 
-def test_the_mean_over_prompts_by_hand_in_any_cut():
+def test_prompt_mean_by_hand_in_any_cut():
     shares = shares_of_prompts(COUNTED, torch.tensor([5, 5, 2, 9]))  # 4 tokens and 2; the third prompt has none
     assert shares.tolist() == [1 / 8, 1 / 8, 1 / 4, 0]
     loss = torch.where(COUNTED, torch.tensor([[1.0, 2, 3, 6], [4] * 4, [8, 0, 0, 2], [1] * 4]), torch.nan)
@@ -175,7 +175,7 @@ def test_the_mean_over_prompts_by_hand_in_any_cut():
 
 
 @pytest.mark.parametrize(("count", "share"), [(False, 1 / 8), (True, 1 / 16)])
-def test_prompts_without_counted_tokens_are_not_counted(count, share):
+def test_prompt_mean_skips_prompts_without_tokens(count, share):
     algorithm = Algorithm(AlgorithmConfig(aggregation="prompt-mean", advantage=PLAIN, count_zero_advantage=count))
     values = {"win": (1.0, "a"), "loss": (0.0, "a"), "tie": (1.0, "b"), "too": (1.0, "b"), "none": (None, "c")}
     x = algorithm.experience(group_episodes([episode(name, *value) for name, value in values.items()]))
@@ -183,7 +183,7 @@ def test_prompts_without_counted_tokens_are_not_counted(count, share):
     assert batch.prompt_shares.tolist() == [share, share]
 
 
-def test_the_deviation_of_the_batch_by_hand():
+def test_batch_normalised_by_hand():
     scores = torch.tensor([1.0, 0.0, 3.0, 1.0, math.nan, 7.0])
     groups, everything = torch.tensor([0, 0, 1, 1, 1, 2]), torch.ones(6, dtype=torch.bool)
     centred = torch.tensor([0.5, -0.5, 1.0, -1.0, math.nan, 0.0], dtype=torch.float64)
@@ -206,7 +206,7 @@ def shaped(tasks: list[dict[str, object]], **knobs: object) -> list[float]:
     ).scores.tolist()
 
 
-def test_lengths_are_shaped_towards_the_task_s_target():
+def test_length_l1_uses_the_target_of_tasks():
     tasks = [{"n": 7}, {"n": 1.5}, {"n": None}]
     assert shaped(tasks, name="length-l1", target="n", alpha=0.1) == pytest.approx([0.7, 0.75, 1.0])
     got = shaped(tasks, name="length-l1-max", target="n", alpha=0.1, delta=0.5)
@@ -215,7 +215,7 @@ def test_lengths_are_shaped_towards_the_task_s_target():
 
 
 @pytest.mark.parametrize(("task", "found"), [({"m": 3}, "is none of m"), ({}, "no keys"), ({"n": "7"}, "is '7'")])
-def test_a_task_without_its_target_is_an_error(task, found):
+def test_length_l1_requires_a_target_in_tasks(task, found):
     with pytest.raises(ConfigError, match=rf"length target 'n' .*{found}.* in task"):
         shaped([{"n": 7}, task], name="length-l1", target="n")
 
@@ -230,7 +230,7 @@ def test_a_task_without_its_target_is_an_error(task, found):
         ({"shaping": [{"name": "length-l1", "target": 0}]}, "target"),
     ],
 )
-def test_a_setting_without_a_meaning_is_refused(settings, message):
+def test_algorithm_parts_refuse_meaningless_settings(settings, message):
     with pytest.raises(ValidationError, match=message):
         AlgorithmConfig(**settings)
 
@@ -238,7 +238,7 @@ def test_a_setting_without_a_meaning_is_refused(settings, message):
 # Metrics
 
 
-def test_the_gap_is_told_apart_by_the_token_before():
+def test_diagnose_splits_the_gap_by_source():
     algorithm = Algorithm(AlgorithmConfig(proximal="recompute"))
     x = made(algorithm, [1.0, 0.0], [example_sample(6, [1, 2, 5], episode=0), example_sample(3, [2], episode=1)], "aa")
     prompt, policy, env, template = range(len(Source))
@@ -249,7 +249,7 @@ def test_the_gap_is_told_apart_by_the_token_before():
     assert by_source == pytest.approx({"prompt": 0.1, "policy": 0.2, "env": 0.4, "template": 0.8}, rel=1e-5)
 
 
-def test_without_a_second_look_only_the_ages_of_tokens_are_told():
+def test_diagnose_reports_token_ages_without_rescoring():
     algorithm = Algorithm(AlgorithmConfig())
     x = algorithm.experience(group_episodes([episode("a", 1.0)]))
     found = algorithm.diagnose(x, scored(x.rows))  # versions 7, 7, 7, 8
@@ -258,7 +258,7 @@ def test_without_a_second_look_only_the_ages_of_tokens_are_told():
     }
 
 
-def test_failed_tool_calls_against_advantages_by_hand():
+def test_failed_tool_calls_by_hand():
     advantages, errors = torch.tensor([1.0, -1.0, 0.0, 9.0]), torch.tensor([0, 2, 1, 5])
     found = tool_error_metrics(advantages, errors, torch.tensor([True, True, True, False]))
     names = ("with_tool_errors", "without_tool_errors", "tool_error_correlation")

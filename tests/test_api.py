@@ -15,7 +15,7 @@ from tests.doubles import Silent
 from tests.runs import SMALL, assert_same_run, config
 
 
-def test_run_returns_episodes_in_the_order_of_the_tasks() -> None:
+def test_run_returns_episodes_in_task_order() -> None:
     episodes = ar.run("calculator-v0", n=3, samples=2, split="dev")
     tasks = [ar.spec("calculator-v0").tasks.get("dev", i) for i in range(3)]
     assert [e.task for e in episodes] == [t for t in tasks for _ in range(2)]
@@ -45,7 +45,7 @@ def test_run_takes_a_registered_class() -> None:
         ar.run(type("Unregistered", (Silent,), {}))
 
 
-def test_train_is_the_run_of_the_same_settings(
+def test_train_matches_the_run_of_same_settings(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def notebook() -> ar.Run:
@@ -59,7 +59,7 @@ def test_train_is_the_run_of_the_same_settings(
     assert {e.origin.purpose for e in trained.episodes()} == {"train", "eval"}
 
 
-def test_a_trained_run_plays_by_its_policy_and_by_its_checkpoint(folder: Path) -> None:
+def test_run_policy_and_checkpoint_play(folder: Path) -> None:
     trained = ar.Run(folder)
     greedy = ar.run("calculator-v0", trained.policy(temperature=0), n=3, split="dev")
     assert [e.messages for e in greedy] == [
@@ -88,13 +88,13 @@ def test_a_trained_run_plays_by_its_policy_and_by_its_checkpoint(folder: Path) -
         ({"resume": "nowhere", "steps": "many"}, "steps=many"),
     ],
 )
-def test_train_names_what_is_wrong(settings: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_train_names_wrong_settings(settings: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(ar.AgentRLError) as error:
         ar.train(**{"runs_dir": str(tmp_path)} | settings if "resume" not in settings else settings)
     assert message in str(error.value) and not any(tmp_path.iterdir())
 
 
-def test_outside_loop_asks_the_work_to_end_when_it_is_interrupted() -> None:
+def test_outside_loop_stops_work_at_an_interrupt() -> None:
     ended = threading.Event()
 
     def work() -> str:

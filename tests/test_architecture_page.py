@@ -32,21 +32,21 @@ def test_architecture_page_has_every_room_once() -> None:
     assert sorted(TREE) == sorted(rooms())
 
 
-def test_architecture_page_has_the_rooms_in_the_order_of_imports() -> None:
+def test_architecture_page_orders_rooms_by_imports() -> None:
     named = {name: name.removesuffix("/").removesuffix(".py").replace("/", ".") for name in TREE}
     floors = ["__init__" if room == "" else room for room in FLOORS]
     places = [floors.index(room) for room in named.values()]
     assert places == sorted(places)
 
 
-def test_architecture_page_says_which_folders_are_at_the_top_level() -> None:
+def test_architecture_page_marks_top_level_folders() -> None:
     lines = re.findall(r"^(\w+)/ .*top-level folder$", PAGE, re.MULTILINE)
     links = [path.name for path in (ROOT / "agent_rl").iterdir() if path.is_symlink()]
     assert sorted(lines) == sorted(links)
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))])
-def test_page_links_to_what_is_there(page: str) -> None:
+def test_page_links_exist(page: str) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text())
     files = [link for link in links if "://" not in link]
     assert not [link for link in files if not (ROOT / page).parent.joinpath(link).exists()]

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from agent_rl.backends.embedded.actor import load_actor
-from agent_rl.backends.embedded.checkpoint import load_ahead
+from agent_rl.backends.embedded.checkpoint import AHEAD
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
 from agent_rl.backends.embedded.run import resume_run, start_run
@@ -61,7 +61,7 @@ def assert_same_batch(one: StepBatch, two: StepBatch) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2])
-def test_a_step_trains_on_tokens_of_weights_that_many_updates_ago(k: int, talker: Path, tmp_path: Path) -> None:
+def test_one_step_off_trains_k_updates_behind(k: int, talker: Path, tmp_path: Path) -> None:
     trainer = trainer_of(settings(tmp_path, talker, k, CORRECTED, steps=5))
     for step in range(5):
         result = trainer.train_step()
@@ -74,7 +74,7 @@ def test_a_step_trains_on_tokens_of_weights_that_many_updates_ago(k: int, talker
     assert versions(episodes) == {5}
 
 
-def test_a_correction_sees_how_far_theta_has_come_from_the_weights_that_sampled(talker: Path, tmp_path: Path) -> None:
+def test_one_step_off_corrections_see_the_gap(talker: Path, tmp_path: Path) -> None:
     trainer = trainer_of(settings(tmp_path, talker, 1, CORRECTED))
     first, second = (trainer.train_step().metrics for _ in range(2))
     assert first["train/samples"] and second["train/samples"]
@@ -84,7 +84,7 @@ def test_a_correction_sees_how_far_theta_has_come_from_the_weights_that_sampled(
 
 
 @pytest.mark.parametrize("algorithm", [CORRECTED, REMAX, VINE, DYNAMIC], ids=["corrected", "remax", "vine", "dynamic"])
-def test_what_waits_is_what_the_weights_before_the_update_sample(
+def test_one_step_off_samples_with_the_previous_weights(
     algorithm: dict[str, object], talker: Path, tmp_path: Path
 ) -> None:
     trainer = trainer_of(settings(tmp_path, talker, 1, algorithm))
@@ -114,17 +114,17 @@ def test_what_waits_is_what_the_weights_before_the_update_sample(
     ],
     ids=["grpo", "corrected", "remax-control", "vine", "dynamic"],
 )
-def test_a_killed_run_goes_on_bit_for_bit(
+def test_one_step_off_resumes_bit_for_bit(
     k: int, changes: dict[str, object], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings(tmp_path, talker, k, **changes)
     whole = start_run(chosen, Progress())
     killed = killed_run(chosen, monkeypatch)
     assert "async" in OmegaConf.load(killed / "config.yaml")
-    assert len(load_ahead(killed / "checkpoint")) == min(k, 2)
+    assert len(load_sampled(killed / "checkpoint" / AHEAD)) == min(k, 2)
     resume_run(killed, Progress())
     assert_same_run(whole, killed)
-    assert not load_ahead(killed / "checkpoint")
+    assert not (killed / "checkpoint" / AHEAD).exists()
     stored, resumed = ({e.id: e for e in read_episodes(folder)} for folder in (whole, killed))
     assert lines(stored[id] for id in sorted(stored)) == lines(resumed[id] for id in sorted(resumed))
     trained = [row for row in read_metrics(killed / "metrics.jsonl") if row["kind"] == "train"]
@@ -133,7 +133,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
     assert any(not torch.equal(start[name], value) for name, value in weights(killed).items())
 
 
-def test_a_finished_run_goes_on_with_what_can_still_be_sampled(talker: Path, tmp_path: Path) -> None:
+def test_one_step_off_extends_a_finished_run(talker: Path, tmp_path: Path) -> None:
     folder = start_run(settings(tmp_path, talker, 2, {}, steps=2), Progress())
     resume_run(folder, Progress(), steps=5)
     found = {e.origin.step: versions([e]) for e in read_episodes(folder) if e.origin.purpose == "train"}
@@ -148,18 +148,20 @@ def test_a_finished_run_goes_on_with_what_can_still_be_sampled(talker: Path, tmp
         ({"max_staleness": 2}, r"async\.max_staleness=2 changes nothing.*set async\.mode=one_step_off"),
     ],
 )
-def test_what_means_nothing_in_one_process_is_refused(changes: dict[str, object], problem: str, tmp_path: Path) -> None:
+def test_embedded_backend_refuses_other_async_settings(
+    changes: dict[str, object], problem: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValidationError, match=problem):
         config(tmp_path, **{"async": changes})
 
 
-def test_stored_episodes_are_not_sampled_ahead(tmp_path: Path) -> None:
+def test_stored_episodes_refuse_sampling_ahead(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="with episodes=elsewhere nothing is sampled"):
         algorithm = load_config("backend/embedded", TrainConfig, ["algorithm=dpo"]).algorithm.model_dump()
         config(tmp_path, algorithm=algorithm, episodes="elsewhere", **{"async": {"mode": "one_step_off"}})
 
 
-def test_the_section_is_set_on_the_command_line() -> None:
+def test_async_section_is_set_on_the_command_line() -> None:
     chosen = load_config("backend/embedded", TrainConfig, ["async.mode=one_step_off", "async.max_staleness=3"])
     assert chosen.steps_ahead == 3 and load_config("backend/embedded", TrainConfig, []).steps_ahead == 0
 

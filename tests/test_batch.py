@@ -20,7 +20,7 @@ SAMPLED = [False] * 3 + [True] * 2 + [False] * 2 + [True] * 2 + [False]
 # Samples
 
 
-def test_a_turn_s_reward_falls_on_its_last_sampled_token_and_the_episode_s_on_the_very_last():
+def test_to_samples_places_rewards_on_sampled_tokens():
     rewards = (
         Reward("r", 1.0),
         Reward("step", 0.25, 2.0, turn=0),
@@ -34,7 +34,7 @@ def test_a_turn_s_reward_falls_on_its_last_sampled_token_and_the_episode_s_on_th
     assert s.episode == 0
 
 
-def test_what_episodes_scored_is_laid_out_by_episode():
+def test_experience_lays_scores_out_by_episode():
     def scored(name: str, value: float | None, group: str, **changes: object):
         return example_episode(name, rewards=(Reward("r", value), Reward("form", 0.5, 0.1)), group_id=group, **changes)
 
@@ -58,7 +58,7 @@ def test_what_episodes_scored_is_laid_out_by_episode():
     assert spread[:, SAMPLED].tolist() == [[2] * 4, [0] * 4, [3] * 4] and spread.sum() == 20
 
 
-def test_other_scores_change_the_last_sampled_token_of_an_episode_s_last_row():
+def test_rescored_changes_the_last_sampled_token():
     x = Experience.of(
         group_episodes(
             [example_episode("a", rewards=(Reward("r", 1.0),)), example_episode("b", rewards=(Reward("r", 0),))]
@@ -70,7 +70,7 @@ def test_other_scores_change_the_last_sampled_token_of_an_episode_s_last_row():
     assert x.rows.rewards[0, 8] == 1
 
 
-def test_without_sampled_tokens_there_are_no_rows():
+def test_experience_without_sampled_tokens_has_no_rows():
     x = Experience.of(group_episodes([example_episode(trajectories=())]))
     assert len(x.rows) == 0 and len(x.rescored(x.scores + 1).rows) == 0
     assert collate([]).token_ids.shape == (0, 0)
@@ -89,7 +89,7 @@ def test_collate_pads_on_the_right():
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=15), st.integers(1, 200), st.randoms())
-def test_cutting_drops_nothing_keeps_the_budget_and_hangs_on_no_order(lengths, budget, random):
+def test_cut_keeps_all_rows_and_the_budget(lengths, budget, random):
     samples = [example_sample(n, [n - 1], seed=i) for i, n in enumerate(lengths)]
     batch = collate(samples)
     cuts = batch.cut_rows(budget)
@@ -119,7 +119,7 @@ MASK = ~LOSS.isnan()
         ({"name": "seq-mean-token-sum-norm", "length": 5}, (6 / 5 + 10 / 5) / 2),
     ],
 )
-def test_aggregation_by_hand_and_nothing_leaks_from_outside_the_mask(chosen, expected):
+def test_aggregate_by_hand_ignores_unmasked_tokens(chosen, expected):
     loss = LOSS.clone().requires_grad_()
     got = aggregate(chosen, loss, MASK, Denominators.of(MASK))
     assert got.item() == pytest.approx(expected)
@@ -128,12 +128,12 @@ def test_aggregation_by_hand_and_nothing_leaks_from_outside_the_mask(chosen, exp
     assert (loss.grad[~MASK] == 0).all() and (loss.grad[MASK] != 0).all()
 
 
-def test_denominators_count_what_was_sampled():
+def test_denominators_count_sampled_tokens():
     assert Denominators.of(MASK) == Denominators(tokens=4, sequences=2)
     assert Denominators.of(MASK[2:]) == Denominators.of(MASK[:0]) == Denominators(1, 1)
 
 
-def test_routes_of_two_widths_keep_their_experts() -> None:
+def test_collate_keeps_experts_of_two_widths() -> None:
     """An engine sends what its highest expert needs: one row fits in a byte, the next one does not."""
     narrow, wide = np.full((3, 1, 1), 127, np.int8), np.full((2, 1, 1), 200, np.int16)
     samples = [replace(example_sample(len(r), [1]), routed_experts=r) for r in (narrow, wide)]

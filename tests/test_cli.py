@@ -20,7 +20,7 @@ def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]
     return status, out, err
 
 
-def test_envs_lists_the_built_in_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_envs_lists_builtin_environments(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capsys, "envs")
     assert status == 0 and "calculator-v0" in out and "search-v0" in out
 
@@ -39,7 +39,7 @@ def test_envs_imports_a_users_file(capsys: pytest.CaptureFixture[str], tmp_path:
     assert status == 0 and "mine-v0" in out and "My own." in out
 
 
-def test_rollout_stores_what_it_ran_and_view_reads_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_rollout_stores_episodes_for_view(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "out" / "episodes.jsonl"
     status, out, _ = call(capsys, "rollout", "env=search", "n=3", "samples=2", f"out={file}")
     assert status == 0 and "100.0%" in out and "of 6" in out
@@ -71,7 +71,7 @@ def test_rollout_says_why_episodes_failed(capsys: pytest.CaptureFixture[str], tm
     assert "0 failed\n1 episodes in" in call(capsys, "rollout", "n=1", f"out={tmp_path}/e.jsonl")[1]
 
 
-def test_view_shows_which_tokens_were_sampled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_view_marks_sampled_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path / "episodes.jsonl") as writer:
         writer.write(example_episode())
     plain = call(capsys, "view", str(tmp_path))[1]
@@ -143,7 +143,7 @@ def test_train_help_lists_the_schema(capsys: pytest.CaptureFixture[str]) -> None
     assert "rollout.groups=16" in out and "Tasks per step" in out and "optimizer.KEY=VALUE" in out
 
 
-def test_train_dry_run_of_the_embedded_backend_checks_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_dry_run_checks_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capsys, "train", "--dry-run", "steps=3")
     assert status == 0 and yaml.safe_load(out)["steps"] == 3
     for mistake, why in (

@@ -50,7 +50,7 @@ def one(objective, *, theta, old=None, mu=None, advantage=1.0):
 @every_objective
 @quick
 @given(st.lists(st.tuples(st.floats(-12, -1e-3), st.floats(-3, 3)), min_size=1, max_size=6))
-def test_without_a_gap_the_gradient_is_reinforce_s(objective, tokens):
+def test_objective_gradient_on_policy_is_reinforce(objective, tokens):
     logprobs, advantages = row(*(p for p, _ in tokens)).requires_grad_(), row(*(a for _, a in tokens))
     same = logprobs.detach()
     token = token_loss(objective, logprobs, same, same, advantages, torch.ones_like(same, dtype=torch.bool))
@@ -66,14 +66,14 @@ def test_without_a_gap_the_gradient_is_reinforce_s(objective, tokens):
     [("ppo", -3.0), ("m2po", -3.0), ("sapo", -6.0)]
     + [(name, -3 * math.log(0.5)) for name in ("reinforce", "cispo-eps", "dppo-tv", "dppo-kl", "minirl")],
 )
-def test_the_value_without_a_gap(name, loss):
+def test_objective_value_on_policy(name, loss):
     assert one(OBJECTIVES[name], theta=0.5, advantage=3.0)[0] == pytest.approx(loss)
 
 
 @every_objective
 @pytest.mark.parametrize("gap", [-1e4, 1e4])
 @pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
-def test_an_absurd_ratio_stays_finite(objective, gap, advantage):
+def test_objective_stays_finite_at_absurd_ratios(objective, gap, advantage):
     for theta, other in ((-1.0 + min(gap, 0), -1.0 - max(gap, 0)), (-2e4 + gap, -2e4)):
         logprobs = torch.tensor([[theta, -1.0]], requires_grad=True)
         others = torch.tensor([[other, -1.0]])
@@ -89,7 +89,7 @@ def test_an_absurd_ratio_stays_finite(objective, gap, advantage):
 
 @every_objective
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e4])
-def test_nothing_outside_the_mask_matters(objective, garbage):
+def test_objective_ignores_unmasked_tokens(objective, garbage):
     mask = torch.tensor([[False, True, False, True, True], [False] * 5])
     generator = torch.Generator().manual_seed(0)
     clean = [-torch.rand(2, 5, generator=generator, dtype=torch.float64) for _ in range(3)]
@@ -105,7 +105,7 @@ def test_nothing_outside_the_mask_matters(objective, garbage):
 
 
 @every_objective
-def test_the_loss_has_the_log_probabilities_dtype_and_shape(objective):
+def test_objective_keeps_dtype_and_shape(objective):
     logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     others = torch.tensor([[-1.1, -2.2]], dtype=torch.float64)
     token = token_loss(objective, logprobs, others, others, row(1.0, -1.0), torch.ones(1, 2, dtype=torch.bool))
@@ -141,7 +141,7 @@ def test_ppo_without_dual_clip_has_no_bound():
     assert one(ppo_clip, theta=0.8, old=0.1, advantage=-2.0)[:3] == (pytest.approx(16), pytest.approx(16), False)
 
 
-def test_reinforce_reports_a_ratio_that_it_does_not_use():
+def test_reinforce_reports_the_unused_ratio():
     got = one(reinforce, theta=0.5, old=0.1, mu=0.9, advantage=-2.0)
     assert got == (pytest.approx(2 * math.log(0.5)), pytest.approx(2.0), False, pytest.approx(5.0))
 
@@ -169,7 +169,7 @@ def test_cispo_by_hand(knobs, ratio, weight, advantage):
 
 
 @pytest.mark.parametrize("knobs", [{}, {"clip_high_eps": 0.28, "clip_high_cap": 5.0}])
-def test_cispo_wants_one_upper_bound(knobs):
+def test_cispo_requires_one_upper_bound(knobs):
     with pytest.raises(ConfigError, match=r"clip_high_eps=.* clip_high_cap="):
         one(partial(cispo, **knobs), theta=0.5)
 
@@ -185,7 +185,7 @@ def test_sapo_by_hand(advantage, tau, ratio):
     assert got == (pytest.approx(want[0]), pytest.approx(want[1]), False, pytest.approx(ratio))
 
 
-def test_sapo_s_gradient_numerically():
+def test_sapo_gradient_matches_finite_differences():
     old, advantages = row(-1.0, -2.0, -0.5), row(1.0, -2.0, 0.5)
     logprobs = row(-0.8, -2.3, -1.5).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: sapo(x, old, advantages).loss, logprobs)

@@ -68,7 +68,7 @@ def test_packing_keeps_every_bit(trajectory: Trajectory) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32])
-def test_routed_experts_are_kept_only_where_asked_for(dtype: type[np.signedinteger]) -> None:
+def test_pack_keeps_routed_experts_on_request(dtype: type[np.signedinteger]) -> None:
     experts = np.arange(2 * 3 * 2, dtype=dtype).reshape(2, 3, 2)
     spans = [Span(0, 3, Source.PROMPT, 0)]
     trajectory = Trajectory.restore([5, 6, 7], spans, [], experts)
@@ -98,13 +98,13 @@ def damage(block: PackedTrajectory, name: str, **changes: Any) -> PackedTrajecto
         ("logprobs", {"zlib": "?"}, "logprobs hold 0 bytes|logprobs can't be decompressed"),
     ],
 )
-def test_a_damaged_block_is_refused(name: str, changes: dict, message: str) -> None:
+def test_unpack_refuses_damaged_blocks(name: str, changes: dict, message: str) -> None:
     block = pack(example_episode().trajectories[0])
     with pytest.raises(DamagedEpisodeError, match=message):
         unpack(damage(block, name, **changes))
 
 
-def test_a_flipped_bit_is_noticed_wherever_it_is() -> None:
+def test_unpack_detects_flipped_bits() -> None:
     block = pack(example_episode().trajectories[0])
     data = block.tokens.zlib
     for at in range(len(data) - 2):  # the last two characters may hold padding bits that mean nothing
@@ -113,7 +113,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is() -> None:
             unpack(damage(block, "tokens", zlib=changed))
 
 
-def test_spans_that_contradict_the_tokens_are_refused() -> None:
+def test_unpack_refuses_contradicting_spans() -> None:
     block = pack(example_episode().trajectories[0])
     with pytest.raises(DamagedEpisodeError, match=r"contradicts itself.*9 tokens"):
         unpack(replace(block, spans=block.spans[:-1]))
@@ -128,7 +128,7 @@ def test_spans_that_contradict_the_tokens_are_refused() -> None:
         (("logprobs", "zlib"), 3, r"trajectories\.0\.logprobs\.zlib"),
     ],
 )
-def test_damage_in_a_trajectory_is_named_by_its_path(path: tuple[str | int, ...], value: object, message: str) -> None:
+def test_decode_names_damage_by_its_path(path: tuple[str | int, ...], value: object, message: str) -> None:
     row = encode(example_episode())
     place = row["trajectories"][0]
     for step in path[:-1]:
@@ -141,7 +141,7 @@ def test_damage_in_a_trajectory_is_named_by_its_path(path: tuple[str | int, ...]
 # --- one line --------------------------------------------------------------------------------------------------------
 
 
-def test_an_episode_survives_the_line() -> None:
+def test_episode_survives_dump_and_load() -> None:
     episode = example_episode(
         parent=("old", 2), outcome=Outcome.FAILED, error=Failure("tool", "KeyError", "'x'", "Traceback\n")
     )
@@ -152,7 +152,7 @@ def test_an_episode_survives_the_line() -> None:
     assert (again.task, again.env_args, again.seconds) == (episode.task, episode.env_args, episode.seconds)
 
 
-def test_the_line_is_readable_json() -> None:
+def test_dump_line_writes_readable_json() -> None:
     line = dump_line(example_episode())
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     assert "café" in line.decode()
@@ -168,17 +168,17 @@ def test_the_line_is_readable_json() -> None:
     assert row["messages"][4] == {"role": "assistant", "content": "49"}
 
 
-def test_a_line_that_was_written_before_states_were_is_read() -> None:
+def test_decode_reads_lines_without_states() -> None:
     row = encode(example_episode())
     assert [step.pop("state") for step in row["steps"]] == ["asked", "asked; failed"]
     assert [step.state for step in decode(row).steps] == [None, None]
 
 
-def test_snapshots_are_not_stored() -> None:
+def test_codec_omits_snapshots() -> None:
     assert load_line(dump_line(example_episode(snapshots=(object(),)))).snapshots == ()
 
 
-def test_derived_and_unknown_fields_are_not_read() -> None:
+def test_decode_ignores_derived_and_unknown_fields() -> None:
     row = encode(example_episode())
     row |= {"reward": 99, "turns": "many", "from_the_future": {"x": 1}}
     row["messages"][0]["mood"] = "good"
@@ -186,7 +186,7 @@ def test_derived_and_unknown_fields_are_not_read() -> None:
 
 
 @given(st.floats(), st.floats(allow_nan=False, allow_infinity=False))
-def test_rewards_keep_every_bit(value: float, weight: float) -> None:
+def test_codec_keeps_every_bit_of_rewards(value: float, weight: float) -> None:
     episode = example_episode(rewards=(Reward("r", value, weight),), steps=(StepRecord(1, value, False, False),))
     again = load_line(dump_line(episode))
     for stored, own in (
@@ -197,7 +197,7 @@ def test_rewards_keep_every_bit(value: float, weight: float) -> None:
         assert struct.pack("d", stored) == struct.pack("d", own) or (stored != stored and own != own)
 
 
-def test_what_is_not_finite_stays_valid_json() -> None:
+def test_dump_line_writes_non_finite_numbers_as_json() -> None:
     call = ToolCall("c", "f", {"x": float("inf"), "$float": "mine"})
     message = Message("assistant", tool_calls=(call,))
     line = dump_line(example_episode(rewards=(Reward("r", float("nan")),), messages=(message,)))
@@ -213,7 +213,7 @@ def test_what_is_not_finite_stays_valid_json() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\ud83d é", "\ude00", "\ufdd0d83d", "\ud83d \ufdd0 NaN", "\U0001f600"])
-def test_half_of_a_surrogate_pair_is_kept(text: str) -> None:
+def test_codec_keeps_half_a_surrogate_pair(text: str) -> None:
     call = ToolCall("c", "f", {text: [text, float("inf")]})
     episode = example_episode(messages=(Message("assistant", text, tool_calls=(call,)),), task={"x": text})
     line = dump_line(episode)
@@ -223,20 +223,20 @@ def test_half_of_a_surrogate_pair_is_kept(text: str) -> None:
     assert load_line(b" " + line).messages == episode.messages  # also where another program wrote the line
 
 
-def test_deeply_nested_arguments_are_kept() -> None:
+def test_codec_keeps_deeply_nested_arguments() -> None:
     nested: list[object] = []
     for _ in range(220):
         nested = [nested]
     assert load_line(dump_line(example_episode(task={"x": nested}))).task == {"x": nested}
 
 
-def test_numpy_scalars_and_foreign_mappings_become_json() -> None:
+def test_codec_converts_numpy_scalars_and_mappings() -> None:
     episode = example_episode(task=MappingProxyType({"n": np.int64(3)}), rewards=(Reward("r", np.float32(0.5)),))
     again = load_line(dump_line(episode))
     assert (again.task, again.rewards[0].value) == ({"n": 3}, 0.5)
 
 
-def test_what_json_cannot_hold_is_an_error_with_the_id() -> None:
+def test_dump_line_refuses_unserialisable_tasks() -> None:
     with pytest.raises(StoreError, match=r"episode 'e0' holds something that JSON can't.*object"):
         dump_line(example_episode(task={"x": object()}))
 
@@ -245,7 +245,7 @@ def test_what_json_cannot_hold_is_an_error_with_the_id() -> None:
     "name", ["schema", "id", "env", "task", "seed", "group_id", "origin", "messages", "steps", "trajectories",
              "rewards", "stop_reason", "outcome"],
 )  # fmt: skip
-def test_a_missing_field_is_named(name: str) -> None:
+def test_decode_names_a_missing_field(name: str) -> None:
     row = encode(example_episode())
     del row[name]
     with pytest.raises(DamagedEpisodeError, match=f"field '{name}' is missing"):
@@ -266,12 +266,12 @@ def test_a_missing_field_is_named(name: str) -> None:
         ({"steps": [{"messages": 1, "reward": 0, "terminated": 0, "truncated": False}]}, r"'steps\.0\.terminated'"),
     ],
 )
-def test_a_mistyped_field_is_named(changes: dict, message: str) -> None:
+def test_decode_names_a_mistyped_field(changes: dict, message: str) -> None:
     with pytest.raises(DamagedEpisodeError, match=message):
         decode({**encode(example_episode()), **changes})
 
 
-def test_another_schema_is_not_called_damage() -> None:
+def test_decode_tells_other_schemas_from_damage() -> None:
     with pytest.raises(StoreError, match="schema 3, and this agent_rl reads schemas 1 and 2") as caught:
         decode({**encode(example_episode()), "schema": 3})
     assert not isinstance(caught.value, DamagedEpisodeError)
@@ -280,7 +280,7 @@ def test_another_schema_is_not_called_damage() -> None:
 # --- schema 1 --------------------------------------------------------------------------------------------------------
 
 
-def test_schema_1_is_read() -> None:
+def test_decode_reads_schema_1() -> None:
     lines = (Path(__file__).parent / "data/episodes_of_schema_1.jsonl").read_bytes().splitlines(keepends=True)
     plain, forked, failed, odd = map(load_line, lines)
     expected = example_episode(plain.id, group_id=plain.group_id, origin=Origin("train", step=3, sample=2))
@@ -310,7 +310,7 @@ def test_schema_1_is_read() -> None:
         ("0d3c9b1a8f1e4a6d9c1b2a3f4e5d6c7b", Origin("rollout")),
     ],
 )
-def test_schema_1_tells_the_origin_by_the_id(id: str, origin: Origin) -> None:
+def test_decode_reads_origin_of_schema_1_from_id(id: str, origin: Origin) -> None:
     row = {**encode(example_episode(id)), "schema": 1}
     del row["origin"]
     assert decode(row).origin == origin

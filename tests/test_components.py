@@ -22,7 +22,7 @@ def two_episodes() -> list[ar.Episode]:
     return [example_episode(f"e{i}", rewards=(Reward("r", float(i)),)) for i in range(2)]
 
 
-def test_reads_decide_what_an_algorithm_needs() -> None:
+def test_reads_decide_the_needs_of_algorithms() -> None:
     def needing(name: str) -> set[str]:
         settings = {"advantage": name, "proximal": "recompute"}
         if name == "state-values":
@@ -42,7 +42,7 @@ def test_reads_decide_what_an_algorithm_needs() -> None:
     }
 
 
-def test_an_unknown_parameter_is_refused_with_the_nearest_name() -> None:
+def test_advantage_refuses_an_unknown_parameter() -> None:
     with pytest.raises(DefinitionError, match=r"reads 'score', which there is not\. Did you mean 'scores'\?.*groups"):
 
         @components.advantage("test-wrong", formula="")
@@ -50,7 +50,7 @@ def test_an_unknown_parameter_is_refused_with_the_nearest_name() -> None:
             return score
 
 
-def test_a_positional_knob_and_a_knob_without_a_type_are_refused() -> None:
+def test_advantage_refuses_positional_and_untyped_knobs() -> None:
     with pytest.raises(DefinitionError, match=r"put a \* before 'eps'"):
 
         @components.advantage("test-wrong", formula="")
@@ -64,7 +64,7 @@ def test_a_positional_knob_and_a_knob_without_a_type_are_refused() -> None:
             return scores
 
 
-def test_a_wrong_shape_is_refused() -> None:
+def test_advantage_of_wrong_shape_is_refused() -> None:
     @components.advantage("test-misshapen", formula="")
     def misshapen(scores: torch.Tensor) -> torch.Tensor:
         return scores[:1]
@@ -75,13 +75,13 @@ def test_a_wrong_shape_is_refused() -> None:
         weigh(algorithm, x)
 
 
-def test_the_eps_of_advantages_is_a_knob() -> None:
+def test_advantage_eps_is_a_knob() -> None:
     for name in ("group-relative", "batch-normalised", "best-of-group", "max-likelihood", "decoupled", "step-grouped"):
         config = AlgorithmConfig.model_validate({"advantage": {"name": name, "eps": 0.25}})
         assert "eps=0.25" in explain(config)
 
 
-def test_an_advantage_over_values_without_targets_for_the_critic_is_refused() -> None:
+def test_advantage_over_values_must_return_targets() -> None:
     """Its critic would be asked, and never learn."""
 
     @components.advantage("test-declared", formula="")
@@ -101,7 +101,7 @@ def test_an_advantage_over_values_without_targets_for_the_critic_is_refused() ->
         weigh(algorithm, x, values=torch.zeros(x.rows.loss_mask.shape))
 
 
-def test_a_penalty_without_a_reference_is_an_error() -> None:
+def test_kl_without_a_reference_is_an_error() -> None:
     """It was silently against mu, and reported a KL of 0."""
     settings = {"kl": {"where": "loss", "coefficient": 1.0}, "proximal": "recompute"}
     algorithm = Algorithm(AlgorithmConfig.model_validate(settings))
@@ -115,7 +115,7 @@ def test_a_penalty_without_a_reference_is_an_error() -> None:
         weigh(rewarded, x)
 
 
-def test_own_parts_train_from_the_command_line(
+def test_user_parts_train_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     used: list[tuple[str, str]] = []

@@ -25,7 +25,7 @@ def test_load_config_composes_presets() -> None:
 
 
 @pytest.mark.parametrize(("backend", "schema"), [("embedded", TrainConfig), ("verl", VerlConfig)])
-def test_schema_defaults_are_what_the_command_line_trains(backend: str, schema: type[RunConfig]) -> None:
+def test_schema_defaults_match_the_command_line(backend: str, schema: type[RunConfig]) -> None:
     given = {"env": "calculator-v0"} | ({"start_from": "m"} if schema is VerlConfig else {})
     composed = load_config(f"backend/{backend}", schema, [f"{key}={value}" for key, value in given.items()])
     presets = {"verl"}  # hardware=
@@ -41,7 +41,7 @@ def sections(schema: type[Section]) -> Iterator[tuple[str, type[Section], object
 
 
 @pytest.mark.parametrize("schema", [TrainConfig, VerlConfig])
-def test_section_defaults_do_not_depend_on_the_section_that_holds_them(schema: type[Section]) -> None:
+def test_section_defaults_match_their_class(schema: type[Section]) -> None:
     """Else setting one key of a section would change the others."""
     found = list(sections(schema))
     assert len(found) > 8
@@ -74,7 +74,7 @@ def test_load_config_names_wrong_settings(override: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_load_config_names_settings_that_exclude_each_other() -> None:
+def test_load_config_refuses_exclusive_settings() -> None:
     with pytest.raises(ConfigError) as error:
         load("algorithm.routing.replay=R3")
     assert str(error.value).startswith("algorithm.routing is about a mixture") and "model=tiny_moe" in str(error.value)
@@ -91,7 +91,7 @@ def test_context_refuses_budgets_larger_than_the_model() -> None:
     assert config.context(32) == 32 and config.context(None) == 64
 
 
-def test_the_rollout_file_has_exactly_the_keys_of_its_schema() -> None:
+def test_rollout_preset_has_exactly_the_schema_keys() -> None:
     assert set(load_config("rollout", RolloutSettings, []).model_dump()) == set(RolloutSettings.model_fields)
 
 

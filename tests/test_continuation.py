@@ -50,7 +50,7 @@ PARENT = first(replying(CALL, TWO_CALLS, CALL, "6"))
 
 
 @pytest.mark.parametrize("turn", range(4))
-def test_it_starts_from_the_exact_ids_that_the_engine_had_seen(turn):
+def test_continuation_starts_from_exact_parent_ids(turn):
     policy = replying(CALL, "6")
     episode = then(policy, PARENT, turn)
     (old,), (new,), (session,) = PARENT.trajectories, episode.trajectories, policy.engine.sessions
@@ -66,7 +66,7 @@ def test_it_starts_from_the_exact_ids_that_the_engine_had_seen(turn):
 
 
 @pytest.mark.parametrize("turn", range(4))
-def test_it_is_a_whole_episode_in_the_same_world(turn):
+def test_continuation_is_a_whole_episode(turn):
     episode = then(replying(*[CALL, TWO_CALLS, CALL, "6"][turn:]), PARENT, turn)  # says what its parent said
     assert (episode.messages, episode.steps, episode.rewards) == (PARENT.messages, PARENT.steps, PARENT.rewards)
     assert (episode.env, episode.task, episode.seed, episode.group_id) == ("dice-v0", {}, 5, "g")
@@ -75,7 +75,7 @@ def test_it_is_a_whole_episode_in_the_same_world(turn):
     assert len({s.state for s in episode.steps}) == 4 and episode.snapshots == PARENT.snapshots[:turn]
 
 
-def test_another_reply_leads_elsewhere():
+def test_continuation_with_another_reply_diverges():
     episode = then(replying(CALL, "5"), PARENT, 1)
     assert episode.messages[:3] == PARENT.messages[:3]
     assert [m.role for m in episode.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
@@ -84,7 +84,7 @@ def test_another_reply_leads_elsewhere():
     assert episode.reward == 0.0
 
 
-def test_rewards_of_the_turns_before_are_its_own_too():
+def test_continuation_keeps_earlier_step_rewards():
     class Paying(Fair):
         async def step(self, action):
             return replace(await super().step(action), reward=0.25)
@@ -95,7 +95,7 @@ def test_rewards_of_the_turns_before_are_its_own_too():
     assert episode.rewards == (Reward("six", 0.0), *paid)
 
 
-def test_a_continuation_can_be_continued():
+def test_continuation_can_be_continued():
     middle = then(replying(CALL, CALL, "6"), PARENT, 1, snapshots=True, id="middle")
     assert len(middle.snapshots) == 4
     last = then(replying("5"), middle, 3)
@@ -111,7 +111,7 @@ def test_a_continuation_can_be_continued():
 # Forks
 
 
-def test_in_a_fork_it_starts_from_what_the_engine_saw_there():
+def test_continuation_starts_within_a_fork():
     parent = first(replying(CALL, CALL, CALL, "6", unproven=frozenset({2})))
     old, fork = parent.trajectories
     assert fork.forked_from == Fork(0, len(old))
@@ -123,7 +123,7 @@ def test_in_a_fork_it_starts_from_what_the_engine_saw_there():
         assert new.token_ids[: len(seen)].tolist() == seen.tolist()
 
 
-def test_it_can_fork_itself():
+def test_continuation_can_fork():
     episode = then(replying(CALL, CALL, "6", unproven=frozenset({2})), PARENT, 1)
     one, two = episode.trajectories
     assert two.forked_from == Fork(0, len(one))
@@ -138,19 +138,19 @@ def test_it_can_fork_itself():
 
 
 @pytest.mark.parametrize(("turns", "plays"), [(4, 2), (3, 1), (2, 0)])
-def test_turns_that_were_taken_count(turns, plays):
+def test_continuation_counts_earlier_turns(turns, plays):
     episode = then(replying(*[CALL] * 9), PARENT, 2, budget=Budget(turns=turns))
     assert (episode.stop_reason, episode.turns) == (StopReason.TURNS, 2 + plays)
     assert [m.role for m in episode.messages].count("assistant") == 2 + plays
 
 
-def test_calls_that_were_made_count():
+def test_continuation_counts_earlier_calls():
     assert then(replying(CALL, CALL, "6"), PARENT, 2, budget=Budget(tool_calls=5)).stop_reason is StopReason.DONE
     episode = then(replying(CALL, CALL, "6"), PARENT, 2, budget=Budget(tool_calls=4))  # three in the two turns before
     assert (episode.stop_reason, episode.turns) == (StopReason.TOOL_CALLS, 4)
 
 
-def test_tokens_that_were_used_count():
+def test_continuation_counts_earlier_tokens():
     start = PARENT.trajectories[0].before(2)
     assert start is not None
     episode = then(replying("x" * 40), PARENT, 2, budget=Budget(tokens=len(start) + 7))
@@ -172,14 +172,14 @@ def test_tokens_that_were_used_count():
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_however_its_parent_ended(task, replies, end):
+def test_continuation_accepts_any_parent_ending(task, replies, end):
     parent = first(replying(*replies), task=task)
     assert parent.stop_reason is end
     episode = then(replying("6"), replace(parent, task={}), 0)
     assert (episode.outcome, episode.reward, episode.turns) == (Outcome.TERMINATED, 1.0, 1)
 
 
-def test_a_parent_whose_environment_broke_can_be_continued_before_that():
+def test_continuation_precedes_a_broken_step():
     class Brittle(Fair):
         async def step(self, action):
             if action.content == "hm ":
@@ -193,7 +193,7 @@ def test_a_parent_whose_environment_broke_can_be_continued_before_that():
     assert len(episode.messages) == 6
 
 
-def test_what_breaks_is_its_outcome():
+def test_continuation_reports_broken_hooks():
     class Lost(Fair):
         async def restore(self, snapshot):
             raise KeyError("gone")
@@ -218,7 +218,7 @@ def test_what_breaks_is_its_outcome():
     assert odd.error is not None and odd.error.message == "state_hash returned 3: return a str, or None"
 
 
-def test_hooks_may_be_async():
+def test_continuation_awaits_async_hooks():
     class Slow(Fair):
         async def state_hash(self):
             return "s"
@@ -243,6 +243,6 @@ def test_hooks_may_be_async():
         (0, {"trajectories": ()}, "sampled no token in turn 0"),
     ],
 )
-def test_where_there_is_nothing_to_go_on_from(turn, changes, problem):
+def test_continuation_refuses_impossible_starts(turn, changes, problem):
     with pytest.raises(ConfigError, match=problem):
         continuation(dice_spec(Fair), replace(PARENT, **changes), turn, 0)

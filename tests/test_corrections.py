@@ -71,7 +71,7 @@ def test_geometric_tis_by_hand():
     close(geometric_tis(*given_ratios(ROWS), cap=1.5)[0], [0, 1.5, 1.5, 0, 1.5, 0])
 
 
-def test_icepop_masks_what_is_outside_instead_of_capping_it():
+def test_icepop_masks_ratios_outside_the_bounds():
     row = [0.49, 0.51, 1.0, 4.9, 5.1, None]
     close(token_icepop(*given_ratios([row])), [[0, 0.51, 1, 4.9, 0, 0]])
     # both ends included
@@ -92,13 +92,13 @@ def test_batch_normalised_over_tokens_and_over_rows():
 
 
 @pytest.mark.parametrize("over", ["token", "sequence"])
-def test_weights_of_zero_can_t_be_normalised(over):
+def test_batch_normalised_of_zero_weights_is_zero(over):
     mask = torch.tensor([[True, True], [False, False]])
     close(batch_normalised(torch.zeros(2, 2), mask, over=over), [[0.0, 0.0], [0.0, 0.0]])
     close(batch_normalised(torch.ones(2, 2), ~mask & False, over=over), [[0.0, 0.0], [0.0, 0.0]])
 
 
-def test_tis_is_normalised_after_the_cap_and_in_its_own_unit():
+def test_tis_normalises_after_the_cap():
     # capped at 3: .5, 2, 3 and .2, mean 5.7 / 4
     close(token_tis(*given_ratios(ROWS), cap=3.0, normalise=True)[0], [0, 0.5 / 1.425, 2 / 1.425, 0, 3 / 1.425, 0])
     # rows 5 and .2, mean 2.6, though the first has three tokens
@@ -107,7 +107,7 @@ def test_tis_is_normalised_after_the_cap_and_in_its_own_unit():
     close(geometric_tis(*given_ratios(ROWS), cap=1.5, normalise=True)[:, 1], [1.5 / 0.85, 0, 0.2 / 0.85])
 
 
-def test_route_mask_drops_tokens_with_other_experts_and_keeps_the_unknown():
+def test_route_mask_keeps_tokens_of_unknown_agreement():
     weight = torch.tensor([[1.5, 1.0, 0.5, 0.25, 0.0]])
     agreement = torch.tensor([[1.0, 0.89, 0.9, NAN, 0.1]])
     got = route_mask(weight, agreement, min_agreement=0.9)
@@ -127,8 +127,8 @@ def test_token_rejection_by_hand():
     assert kept(token_rejection, [[0.49, 0.51, 1.99, 2.01]]) == [[0, 1, 1, 0]]
 
 
-def test_verl_s_token_k1_bounds_are_on_the_inverse_ratio():
-    """verl's "0.5_5.0" rejects 3 and 4.9, which IcePop's "0.5_5.0" keeps, and keeps .3, which IcePop does not."""
+def test_token_rejection_bounds_are_the_inverse_of_verl():
+    """verl's "0.5_5.0" rejects 3 and 4.9 and keeps .3; IcePop's "0.5_5.0" does the opposite."""
     ratios = [0.19, 0.21, 0.3, 1.0, 1.9, 3.0, 4.9]
     verl = [int(0.5 <= 1 / w <= 5.0) for w in ratios]
     assert verl == [0, 1, 1, 1, 1, 0, 0]
@@ -137,7 +137,7 @@ def test_verl_s_token_k1_bounds_are_on_the_inverse_ratio():
     assert (token_icepop(*given_ratios([ratios]), low=0.5, high=5.0) != 0).int().tolist() == [[0, 0, 0, 1, 1, 1, 1]]
 
 
-def test_sequence_rejection_keeps_or_drops_whole_rows_by_the_product():
+def test_sequence_rejection_drops_whole_rows():
     # 4 * .4 = 1.6 stays; 4 * .6 = 2.4 and .7 * .7 = .49 go; 1.5, with gaps, stays
     rows = [[4.0, 0.4], [4.0, 0.6], [0.7, 0.7], [None, 1.5], [None, None]]
     assert kept(sequence_rejection, rows) == [[1, 1], [0, 0], [0, 0], [0, 1], [0, 0]]
@@ -167,21 +167,21 @@ def test_k3_rejection_by_hand():
     assert kept(k3_rejection, [[2.0, 0.5]]) == [[0, 0]]
 
 
-def test_one_impossible_token_vetoes_its_row():
+def test_worst_token_rejection_vetoes_rows():
     rows = [[1.0, 0.9e-4, 1.0], [1.0, 1.1e-4, 1e6], [None, 99.0, 101.0]]
     assert kept(worst_token_rejection, rows) == [[0, 0, 0], [1, 1, 1], [0, 1, 1]]
     assert kept(worst_token_rejection, rows, high=100.0) == [[0] * 3] * 3
     assert kept(worst_token_rejection, rows, low=0.0) == [[1, 1, 1], [1, 1, 1], [0, 1, 1]]
 
 
-def test_the_whole_batch_may_be_rejected():
+def test_rejection_can_drop_the_whole_batch():
     for f in REJECT[1:]:
         assert not f(*given_ratios([[1e-6, 1e-6], [1e-6, None]])).any()
 
 
 @pytest.mark.parametrize("f", [token_icepop, token_rejection, sequence_rejection, geometric_rejection])
 @pytest.mark.parametrize("bounds", [(0.2, 0.5), (1.2, 5.0), (2.0, 0.5), (-1.0, 2.0), (NAN, 2.0)])
-def test_bounds_that_equal_policies_would_break_are_refused(f, bounds):
+def test_corrections_refuse_bounds_without_1(f, bounds):
     low, high = bounds
     with pytest.raises(ConfigError, match=rf"\[{low}, {high}\].*between"):
         f(*given_ratios([[1.0]]), low=low, high=high)
@@ -202,7 +202,7 @@ def split(rows, dtype=torch.float32):
 
 @settings(deadline=None, max_examples=30)
 @given(rows_of)
-def test_equal_policies_weigh_one_and_keep_everything(rows):
+def test_corrections_keep_everything_for_equal_policies(rows):
     old, _, mask = split(rows)
     for f in WEIGH:
         assert torch.equal(f(old, old.clone(), mask), mask.float())
@@ -212,7 +212,7 @@ def test_equal_policies_weigh_one_and_keep_everything(rows):
 
 @settings(deadline=None, max_examples=30)
 @given(rows_of, st.sampled_from([NAN, INF, -INF, 1e4]), st.sampled_from([NAN, INF, -INF, -1e4]))
-def test_nothing_outside_the_mask_has_any_influence(rows, a, b):
+def test_corrections_ignore_unmasked_tokens(rows, a, b):
     old, mu, mask = split(rows)
     dirty = torch.where(mask, old, a), torch.where(mask, mu, b), mask
     for f in WEIGH:
@@ -225,7 +225,7 @@ def test_nothing_outside_the_mask_has_any_influence(rows, a, b):
 
 @settings(deadline=None, max_examples=30)
 @given(rows_of)
-def test_what_is_by_sequence_is_constant_in_a_row(rows):
+def test_sequence_corrections_are_constant_in_a_row(rows):
     old, mu, mask = split(rows)
     for f in (sequence_tis, geometric_tis):
         weight = f(old, mu, mask)
@@ -236,7 +236,7 @@ def test_what_is_by_sequence_is_constant_in_a_row(rows):
 
 
 @pytest.mark.parametrize("gap", [-1e4, 1e4, -INF, INF])
-def test_an_absurd_gap_stays_finite(gap):
+def test_corrections_stay_finite_at_absurd_gaps(gap):
     mu, mask = torch.full((1, 3), -1.0), torch.ones(1, 3).bool()
     old = mu + gap
     for f in WEIGH:
@@ -249,14 +249,14 @@ def test_an_absurd_gap_stays_finite(gap):
     assert worst_token_rejection(old, mu, mask).all() == (gap > 0)
 
 
-def test_a_row_is_clamped_after_its_sum():
+def test_tis_clamps_rows_after_the_sum():
     # +30 and -29 make 1; clamped by token they would make 20 - 20 = 0
     old, mu, mask = torch.tensor([[30.0, -29.0]]).double(), torch.zeros(1, 2).double(), torch.ones(1, 2).bool()
     close(sequence_tis(old, mu, mask, cap=9.0), [[math.e, math.e]])
     close(geometric_tis(old, mu, mask, cap=9.0), [[math.exp(0.5)] * 2])
 
 
-def test_long_rows_are_summed_in_double_precision():
+def test_long_rows_sum_in_double_precision():
     # 2^16 tokens of 2^-24 add up to 2^-8; beside -1e3, float32 would lose every one of them
     old = torch.full((1, 2**16 + 2), 2.0**-24)
     old[0, :2] = torch.tensor([1e3, -1e3])
@@ -264,7 +264,7 @@ def test_long_rows_are_summed_in_double_precision():
     assert got[0, 0].item() == pytest.approx(math.exp(2.0**-8), rel=1e-6)
 
 
-def test_a_nan_inside_the_mask_is_seen_and_stays_in_its_row():
+def test_corrections_keep_nan_in_its_row():
     old, mu, mask = torch.tensor([[NAN, 0.0], [0.0, 0.0]]), torch.zeros(2, 2), torch.ones(2, 2).bool()
     for f in (token_icepop, *TIS):
         weight = f(old, mu, mask)
@@ -276,7 +276,7 @@ def test_a_nan_inside_the_mask_is_seen_and_stays_in_its_row():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_weights_have_the_dtype_of_old_and_no_gradient(dtype):
+def test_corrections_keep_dtype_without_gradient(dtype):
     old, mu, mask = given_ratios(ROWS, dtype)
     old.requires_grad_()
     mu.requires_grad_()
@@ -289,7 +289,7 @@ def test_weights_have_the_dtype_of_old_and_no_gradient(dtype):
 
 
 @pytest.mark.parametrize("registry", [components.weight, components.rejection], ids=["weight", "rejection"])
-def test_every_correction_can_be_bound_with_its_defaults(registry):
+def test_corrections_bind_with_their_defaults(registry):
     old, mu, mask = given_ratios(ROWS)
     known = SimpleNamespace(old_logprobs=old, rollout_logprobs=mu, mask=mask)
     for name in registry:

@@ -79,7 +79,7 @@ def test_gae_by_hand(knobs: dict[str, object], rewards: tuple[Reward, ...], adva
     assert torch.equal(targets(batch).valued, batch.rows.loss_mask) and whole == Denominators(4, 1, valued=4)
 
 
-def test_turn_gae_by_hand_asks_and_trains_the_critic_at_the_turns_starts() -> None:
+def test_turn_gae_values_turn_starts_by_hand() -> None:
     judge = algorithm({"name": "turn-gae"})
     x = judge.experience(group_episodes([episode("win", 1.0)]))
     batch, whole = judge.compute_weights(x, valued(x, [0.5, 9.0, 0.25, 9.0]))
@@ -100,9 +100,7 @@ def test_turn_gae_by_hand_asks_and_trains_the_critic_at_the_turns_starts() -> No
         ("turn-gae", [[0.0, 0.0], [1.0, 1.0]], [[0.5, 0.0], [1.0, 0.0]]),
     ],
 )
-def test_what_an_episode_s_last_row_earns_reaches_its_first(
-    name: str, advantages: list[list[float]], returns: list[list[float]]
-) -> None:
+def test_gae_spans_the_rows_of_an_episode(name: str, advantages: list[list[float]], returns: list[list[float]]) -> None:
     judge = algorithm({"name": name})
     x = judge.experience(group_episodes([episode("other", 0.0), episode("win", 1.0)]))
     samples = [example_sample(6, [2, 3, 4, 5], 0.0, episode=0)]
@@ -116,7 +114,7 @@ def test_what_an_episode_s_last_row_earns_reaches_its_first(
     assert at_sampled(targets(batch).returns, batch) == [[0.0] * 4, *returns]
 
 
-def test_whitening_is_for_the_policy_not_for_the_critic() -> None:
+def test_whitening_leaves_critic_targets_unchanged() -> None:
     x = Experience.of(group_episodes([episode("win", 1.0), episode("loss", 0.0)]))
     values = valued(x, [0.5, 0.25, 0.5, 0.75], [0.5, 0.5, 0.5, 0.5])
     raw, white = (algorithm({"name": "gae", "whiten": w}).compute_weights(x, values)[0] for w in (False, True))
@@ -126,7 +124,7 @@ def test_whitening_is_for_the_policy_not_for_the_critic() -> None:
 
 
 @pytest.mark.parametrize("name", ["gae", "turn-gae"])
-def test_only_what_is_trained_on_trains_the_critic(name: str) -> None:
+def test_critic_trains_on_kept_episodes_only(name: str) -> None:
     judge = algorithm({"name": name, "whiten": True})
     episodes = [episode("win", 1.0), episode("unscored", None), episode("filtered", 5.0), episode("loss", 0.0)]
     x = judge.experience(group_episodes(episodes))
@@ -140,7 +138,7 @@ def test_only_what_is_trained_on_trains_the_critic(name: str) -> None:
     )
 
 
-def test_the_critic_learns_from_what_the_policy_has_nothing_to_learn_from() -> None:
+def test_critic_trains_on_rows_without_policy_loss() -> None:
     judge = algorithm({"name": "gae"}, count_zero_advantage=False)
     x = judge.experience(group_episodes([episode("foreseen", 1.0), episode("win", 1.0)]))
     batch, whole = judge.compute_weights(x, valued(x, [1.0] * 4, [0.0] * 4))
@@ -153,7 +151,7 @@ def test_the_critic_learns_from_what_the_policy_has_nothing_to_learn_from() -> N
     assert not batch.weights.any() and targets(batch).valued.sum() == whole.valued == 8
 
 
-def test_a_kl_penalty_in_the_reward_is_part_of_advantages_and_targets() -> None:
+def test_kl_in_reward_enters_advantages_and_targets() -> None:
     judge = algorithm({"name": "gae", "lam": 1.0}, kl={"where": "reward", "coefficient": 0.5, "kind": "k1"})
     x = judge.experience(group_episodes([episode("win", 1.0)]))
     nearer = x.rows.rollout_logprobs - 0.5 * x.rows.loss_mask  # each token costs .5 * .5
@@ -162,7 +160,7 @@ def test_a_kl_penalty_in_the_reward_is_part_of_advantages_and_targets() -> None:
     assert at_sampled(batch.advantages, batch) == [pytest.approx([-0.25, 0.0, 0.25, 0.5])]
 
 
-def test_an_episode_that_a_limit_cut_short_has_no_value_after_its_end() -> None:
+def test_gae_values_truncated_ends_at_zero() -> None:
     judge = algorithm({"name": "gae"})
     x = judge.experience(group_episodes([episode("short", 0.0)]))
     batch, _ = judge.compute_weights(replace(x, cut_short=torch.tensor([True])), valued(x, [0.5] * 4))
@@ -187,7 +185,7 @@ def rows() -> tuple[Algorithm, WeightedRows, Denominators]:
 
 
 @pytest.mark.parametrize("budget", [1, 20, 40, 10**6])
-def test_the_value_loss_is_a_mean_over_the_whole_batch_however_it_is_cut(budget: int) -> None:
+def test_value_loss_is_a_mean_in_any_cut(budget: int) -> None:
     judge, batch, whole = rows()
     assert 6 < whole.valued < whole.tokens
     scale = torch.ones((), dtype=torch.float64, requires_grad=True)
@@ -207,7 +205,7 @@ def test_the_value_loss_is_a_mean_over_the_whole_batch_however_it_is_cut(budget:
 
 
 @pytest.mark.parametrize("noise", [0.0, 7.0, math.nan, math.inf])
-def test_a_value_that_is_not_asked_for_has_no_gradient(noise: float) -> None:
+def test_value_loss_ignores_unvalued_tokens(noise: float) -> None:
     judge, batch, whole = rows()
     critic, valued = targets(batch), targets(batch).valued
     critic = replace(critic, returns=torch.where(valued, critic.returns, noise))
@@ -217,7 +215,7 @@ def test_a_value_that_is_not_asked_for_has_no_gradient(noise: float) -> None:
     assert (values.grad[~valued] == 0).all() and (values.grad[valued] != 0).all()
 
 
-def test_what_is_reported_of_a_critic() -> None:
+def test_critic_metrics_by_hand() -> None:
     mask = torch.tensor([[False, True, True, False], [False, False, True, True]])
     returns = torch.tensor([[9.0, 1.0, 2.0, 9.0], [9.0, 9.0, 3.0, 4.0]])
     found = critic_metrics(returns - torch.tensor([[0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5]]), returns, mask)
@@ -240,12 +238,12 @@ def test_what_is_reported_of_a_critic() -> None:
         ({"advantage": "gae", "critic": SHARED | {"clip_eps": 0.0}}, "clip_eps"),
     ],
 )
-def test_a_critic_without_a_meaning_is_refused(settings: dict[str, object], message: str) -> None:
+def test_critic_refuses_meaningless_settings(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         AlgorithmConfig(**settings)
 
 
-def test_the_critic_is_explained_with_the_values_in_use() -> None:
+def test_critic_is_explained_with_values_in_use() -> None:
     separate = {"where": "separate", "coefficient": 0.75, "clip_eps": 0.125, "lr": 0.003, "warmup_steps": 7}
     text = explain(AlgorithmConfig(advantage={"name": "gae", "lam": 0.875}, critic=separate))
     for said in ("lam=0.875", "critic", "separate", "0.75", "clip_eps=0.125", "lr=0.003", "7 steps", "V_old +- clip"):

@@ -1,4 +1,4 @@
-"""The critic of the embedded trainer: whom its loss reaches, that it learns, and that a killed run loses none of it."""
+"""The critic of the embedded trainer: the parameters its loss reaches, its learning, and its exact resume."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def fixed_batch(algorithm: Algorithm) -> tuple[WeightedRows, Denominators]:
-    """Rows whose reward stands in their first token."""
+    """Rows whose first token encodes the reward."""
     x = Experience.of(group_episodes([example_episode(str(e)) for e in range(8)]))
     rows = [example_sample(12, [4, 5, 8, 9, 11], reward=float(e % 2), seed=e, episode=e) for e in range(8)]
     for e, row in enumerate(rows):
@@ -64,7 +64,7 @@ def fixed_batch(algorithm: Algorithm) -> tuple[WeightedRows, Denominators]:
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_a_new_critic_knows_nothing_and_draws_no_random_number(where: str) -> None:
+def test_new_critic_predicts_zero_and_draws_nothing(where: str) -> None:
     before = torch.get_rng_state()
     policy, critic = new_critic(where)
     assert torch.equal(torch.get_rng_state(), before)
@@ -73,7 +73,7 @@ def test_a_new_critic_knows_nothing_and_draws_no_random_number(where: str) -> No
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_a_critic_that_is_fitted_explains_more_of_the_variance(where: str) -> None:
+def test_fitted_critic_explains_variance(where: str) -> None:
     policy, critic = new_critic(where)
     batch, whole = fixed_batch(critic.algorithm)
     before = explained_variance(critic.values(policy, batch.rows, 40), batch.critic.returns, batch.critic.valued)
@@ -90,7 +90,7 @@ def test_a_critic_that_is_fitted_explains_more_of_the_variance(where: str) -> No
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_the_value_loss_reaches_its_own_trunk_only_and_hangs_on_no_cut(where: str) -> None:
+def test_value_loss_reaches_its_own_trunk_only(where: str) -> None:
     policy, critic = new_critic(where)
     policy.double()
     critic.double()
@@ -116,7 +116,7 @@ def test_the_value_loss_reaches_its_own_trunk_only_and_hangs_on_no_cut(where: st
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_in_warm_up_only_the_critic_learns(where: str, folder: Path, tmp_path: Path) -> None:
+def test_warmup_trains_the_critic_only(where: str, folder: Path, tmp_path: Path) -> None:
     chosen = config(tmp_path, algorithm=settings(where, warmup_steps=2))
     trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), chosen)
     assert trainer.critic is not None
@@ -133,7 +133,7 @@ def test_in_warm_up_only_the_critic_learns(where: str, folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_values_before_the_update_are_those_that_it_starts_from(where: str, folder: Path, tmp_path: Path) -> None:
+def test_old_values_precede_the_update(where: str, folder: Path, tmp_path: Path) -> None:
     chosen = config(tmp_path, algorithm=settings(where, clip_eps=1e-4), updates_per_batch=3)
     trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), chosen)
     assert trainer.critic is not None
@@ -150,9 +150,7 @@ def test_values_before_the_update_are_those_that_it_starts_from(where: str, fold
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_a_killed_run_goes_on_bit_for_bit_critic_and_all(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_critic_run_resumes_bit_for_bit(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, real = config(tmp_path, algorithm=settings(where), eval={"n": 4, "dev_n": 4, "every": 0}), Trainer.update
     folder = start_run(chosen, Progress())
     AutoModelForCausalLM.from_pretrained(folder / "checkpoint")

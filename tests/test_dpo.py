@@ -41,10 +41,10 @@ def with_reference(batch: WeightedRows, reference: Tensor) -> WeightedRows:
 # --- values ---
 
 
-def test_by_hand() -> None:
+def test_dpo_prepare_by_hand() -> None:
     """Group 7: an episode of two rows against one of one. Group 3 is at the reference."""
     batch = pairs_of([7, 3, 7, 7, 3], [1, -1, 1, -1, 1], [[1, 2], [1], [2], [1, 2], [2]], 3)
-    nan = math.nan  # what nobody sampled
+    nan = math.nan  # not sampled
     theta = rows([nan, -1, -2], [nan, -4, nan], [nan, nan, -1.5], [nan, -1, -1], [nan, nan, -0.5])
     reference = rows([nan, -1.5, -2], [nan, -4, nan], [nan, nan, -2], [nan, -0.5, -0.5], [nan, nan, -0.5])
     batch = with_reference(batch, reference)
@@ -77,10 +77,10 @@ def test_by_hand() -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(st.permutations(range(7)), st.integers(1, 7), st.floats(0.05, 2), st.floats(0, 0.4), st.integers(0, 9))
-def test_the_gradient_is_the_losss_for_every_cut(
+def test_dpo_gradient_matches_the_loss_in_any_cut(
     order: list[int], cut: int, beta: float, smoothing: float, seed: int
 ) -> None:
-    """Three pairs, of which one has two rows on each side; theta's log-probabilities hang on shared parameters."""
+    """Three pairs, one of them with two rows on each side; theta's log-probabilities share parameters."""
     groups, sides = [0, 0, 1, 1, 2, 2, 2], [1, -1, -1, 1, 1, 1, -1]
     sampled = [[1, 2, 5], [3], [2, 4], [1, 2, 3, 4, 5], [5], [1], [2, 3]]
     batch = pairs_of([groups[i] for i in order], [sides[i] for i in order], [sampled[i] for i in order], 6)
@@ -145,7 +145,7 @@ GROUP = [
         ({"advantage": {"name": "best-against-worst", "margin": 1.0}}, {}),
     ],
 )
-def test_the_best_and_the_worst_that_are_trained_on(parts: dict[str, object], chosen: dict[int, float]) -> None:
+def test_dpo_pairs_the_best_and_worst_trainable(parts: dict[str, object], chosen: dict[int, float]) -> None:
     ours = Algorithm(AlgorithmConfig(**{"objective": "dpo", **PARTS, **parts}))  # type: ignore[arg-type]
     batch, _ = weigh(ours, ours.experience(group_episodes(GROUP)))
     sides = batch.advantages.sum(-1).sign().tolist()
@@ -153,7 +153,7 @@ def test_the_best_and_the_worst_that_are_trained_on(parts: dict[str, object], ch
     assert batch.group.tolist() == [0] * len(chosen)
 
 
-def test_it_needs_theta_and_the_reference_and_no_other_does() -> None:
+def test_dpo_alone_needs_theta_and_reference() -> None:
     assert algorithm().needs_scores_before_update and algorithm().needs_reference
     plain = Algorithm(AlgorithmConfig())
     assert not plain.needs_scores_before_update and not plain.needs_reference

@@ -28,9 +28,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-def test_dry_run_prints_the_config_and_starts_nothing(
-    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_prints_the_config_only(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["env=checked-v0", "env_args.size=3", f"runs_dir={tmp_path}/runs", "steps=7"]
     assert main(["train", "--import", own, *settings, "--dry-run"]) == 0
     assert "steps: 7" in capsys.readouterr().out and not (tmp_path / "runs").exists()
@@ -49,14 +47,14 @@ def test_dry_run_prints_the_config_and_starts_nothing(
         (["env=checked-v0", "algorithm=vineppo"], "Checked.snapshot_attributes"),
     ],
 )
-def test_dry_run_refuses_an_environment_that_can_t_be_used(
+def test_dry_run_refuses_unusable_environments(
     settings: list[str], said: str, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--import", own, *settings, "--dry-run"]) == 1
     assert said in capsys.readouterr().err
 
 
-def test_dry_run_refuses_a_file_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_refuses_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--import", str(tmp_path / "gone.py"), "--dry-run"]) == 1
     assert "is no Python file" in capsys.readouterr().err
 

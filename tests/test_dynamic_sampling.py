@@ -23,7 +23,7 @@ def test_dynamic_sampling_selects_in_order_of_sampling():
     assert (state.groups_to_sample(), state.reason) == (0, "full")
 
 
-def test_update_leaves_the_earlier_state_unchanged():
+def test_dynamic_sampling_update_keeps_the_earlier_state():
     state = DynamicSampling(target=2)
     state.update([True])
     assert state == DynamicSampling(target=2)
@@ -44,7 +44,7 @@ def test_dynamic_sampling_gives_up_with_a_reason():
     assert (state.groups_to_sample(), state.selected) == (0, (0, 3))
 
 
-def test_update_counts_late_groups_without_selecting_them():
+def test_dynamic_sampling_counts_late_groups_without_selecting():
     full = DynamicSampling(target=1).update([True])
     late = full.update([True, False, True])
     assert (late.selected, late.accepted, late.rounds, late.reason) == ((0,), 3, 1, "full")
@@ -101,7 +101,7 @@ def test_dynamic_sampling_ends_and_never_overfills(target, max_rounds, oversampl
 
 @given(target=st.integers(1, 30), every=st.integers(1, 3))
 @settings(deadline=None, max_examples=30)
-def test_dynamic_sampling_wastes_at_most_one_group_at_a_steady_rate(target, every):
+def test_dynamic_sampling_wastes_one_group_at_most(target, every):
     state = DynamicSampling(target, oversampling=4)
     while n := state.groups_to_sample():
         state = state.update([(state.sampled + i) % every == 0 for i in range(n)])

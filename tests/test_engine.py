@@ -40,9 +40,7 @@ every_forward = pytest.mark.parametrize(
 
 
 @every_forward
-def test_engine_greedy_tokens_are_the_training_forward_s_argmax(
-    architecture: str, forward: Callable[..., Forward]
-) -> None:
+def test_engine_greedy_tokens_match_the_training_argmax(architecture: str, forward: Callable[..., Forward]) -> None:
     model = tiny(architecture)
     engine = Engine(model, slots=5, max_len=160, forward=forward)
     for record in play_all(engine, ragged_plans(12)):
@@ -54,7 +52,7 @@ def test_engine_greedy_tokens_are_the_training_forward_s_argmax(
 
 
 @every_forward
-def test_engine_logprobs_are_the_training_forward_s(architecture: str, forward: Callable[..., Forward]) -> None:
+def test_engine_logprobs_match_the_training_forward(architecture: str, forward: Callable[..., Forward]) -> None:
     model = tiny(architecture)
     engine = Engine(model, slots=5, max_len=160, forward=forward)
     for temperature in (0.7, 1.0):
@@ -117,7 +115,7 @@ def test_engine_samples_do_not_depend_on_the_batch() -> None:
         np.testing.assert_allclose(alone.column("logprobs"), crowd[seed].column("logprobs"), atol=1e-5, rtol=0)
 
 
-def test_engine_gives_the_same_bits_for_the_same_opening_order() -> None:
+def test_engine_repeats_bits_for_the_same_order() -> None:
     engine = Engine(tiny("qwen3_moe"), slots=4, max_len=160)  # also: one engine serves several event loops
     first, second = (
         [(r.ids, r.column("logprobs")) for r in play_all(engine, ragged_plans(9), SamplingParams())] for _ in range(2)
@@ -125,7 +123,7 @@ def test_engine_gives_the_same_bits_for_the_same_opening_order() -> None:
     assert first == second
 
 
-def test_engine_draws_the_nth_token_with_the_seed_s_nth_number() -> None:
+def test_engine_draws_one_seeded_number_per_token() -> None:
     model = tiny()
     record = play_all(Engine(model, slots=1, max_len=160), [[([1, 2], 20), ([3], 30)]], SamplingParams())[0]
     with torch.no_grad():
@@ -142,7 +140,7 @@ def test_engine_samples_depend_on_the_seed() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 1, 7])
-def test_engine_resumes_an_aborted_sample_with_the_same_draws(k: int) -> None:
+def test_engine_resumes_aborted_samples_with_same_draws(k: int) -> None:
     engine = Engine(tiny(), slots=2, max_len=64)
     whole = run(lambda: play(engine, 5, [([1, 2, 3], 20)], SamplingParams()))
 

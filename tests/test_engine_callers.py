@@ -19,7 +19,7 @@ from tests.engines import GREEDY, NEVER, VOCAB, Record, play, play_alone, run, s
 # --- ends of a reply -------------------------------------------------------------------------------------------------
 
 
-def test_sequence_ends_a_reply_at_a_stop_id_or_max_tokens() -> None:
+def test_sequence_ends_at_stop_id_or_max_tokens() -> None:
     engine = Engine(tiny(), slots=1, max_len=64)
     free = run(lambda: play(engine, 0, [([1, 2, 3], 9)])).completions[0]
     assert (free.finish_reason, len(free.token_ids)) == (FinishReason.LENGTH, 9)
@@ -53,7 +53,7 @@ def test_sequence_ends_a_reply_at_the_context_limit() -> None:
         ([1] * 32, "32 tokens leave no room in the engine's context of 32"),
     ],
 )
-def test_sequence_refuses_bad_ids_and_stays_unchanged(ids: list[int], message: str) -> None:
+def test_sequence_refuses_bad_ids_and_stays_usable(ids: list[int], message: str) -> None:
     engine = Engine(tiny(), slots=1, max_len=32)
     sequence = engine.open(0)
 
@@ -76,7 +76,7 @@ def test_engine_refuses_impossible_sizes() -> None:
 # --- slots and callers -----------------------------------------------------------------------------------------------
 
 
-def test_sequence_samples_once_at_a_time_and_never_after_close() -> None:
+def test_sequence_refuses_concurrent_and_closed_sampling() -> None:
     engine = Engine(tiny(), slots=1, max_len=64)
     sequence = engine.open(0)
 
@@ -153,7 +153,7 @@ class Flaky:
         self.inner.refresh()
 
 
-def test_engine_survives_a_failing_step_that_every_caller_sees() -> None:
+def test_engine_survives_a_failing_step() -> None:
     model = tiny()
     engine = Engine(model, slots=2, max_len=64, forward=Flaky)
     plan = [([1, 2], 12)]

@@ -68,7 +68,7 @@ def opened() -> Shop:
     return shop
 
 
-def test_tools_are_the_methods_then_the_extra_ones():
+def test_tools_list_methods_before_extra_tools():
     assert [t.name for t in Shop().tools] == ["price", "wait", "shout"]
 
 
@@ -80,22 +80,22 @@ def test_tool_calls_are_answered_in_order():
     assert not step.truncated
 
 
-def test_a_message_without_calls_ends_the_episode():
+def test_tool_env_ends_at_a_plain_message():
     assert asyncio.run(opened().step(Message("assistant", "4"))) == Step(terminated=True)
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_on_answer_keeps_a_dialogue_going(is_async):
+def test_on_answer_continues_the_dialogue(is_async):
     class Sync(Shop):
         def on_answer(self, action):
-            return Step((Message("user", "go on"),))
+            return Step((Message("user", "continue"),))
 
     class Async(Shop):
         async def on_answer(self, action):
-            return Step((Message("user", "go on"),))
+            return Step((Message("user", "continue"),))
 
     env = Async() if is_async else Sync()
-    assert asyncio.run(env.step(Message("assistant", "4"))).observation[0].content == "go on"
+    assert asyncio.run(env.step(Message("assistant", "4"))).observation[0].content == "continue"
 
 
 def test_toolbox_may_differ_by_instance():
@@ -109,7 +109,7 @@ def test_toolbox_may_differ_by_instance():
     assert step.observation[0].tool_error == "unknown_tool"
 
 
-def test_infrastructure_errors_leave_the_step():
+def test_infrastructure_errors_leave_step():
     class Lost(Shop):
         @tool
         def wait(self) -> str:
@@ -119,7 +119,7 @@ def test_infrastructure_errors_leave_the_step():
         asyncio.run(Lost().step(Message("assistant", tool_calls=(ToolCall("a", "wait"),))))
 
 
-def test_what_is_not_written_says_so():
+def test_env_names_missing_methods():
     env = Env()
     rng = np.random.default_rng(0)
     for use in (
@@ -137,7 +137,7 @@ def test_what_is_not_written_says_so():
 # Inheritance
 
 
-def test_overriding_by_name_keeps_the_place_and_takes_the_new_one():
+def test_overriding_by_name_replaces_in_place():
     class Dear(Shop):
         @tool(inline=True)
         def price(self, item: str) -> int:
@@ -154,7 +154,7 @@ def test_overriding_by_name_keeps_the_place_and_takes_the_new_one():
     assert score(Dear())[0] == Reward("correct", 0.5, 3)
 
 
-def test_none_takes_a_tool_or_reward_out():
+def test_override_by_none_removes_tools_and_rewards():
     class Bare(Shop):
         price = None
         correct = None
@@ -178,7 +178,7 @@ def test_overriding_without_the_decorator_is_a_definition_error():
                 return 1
 
 
-def test_a_mixin_brings_its_tools_and_rewards():
+def test_mixin_adds_tools_and_rewards():
     class Brevity:
         @reward(weight=0.1)
         def brief(self, episode):
@@ -195,7 +195,7 @@ def test_a_mixin_brings_its_tools_and_rewards():
     assert "hint" in [t.name for t in Both().tools]
 
 
-def test_two_of_one_name_are_a_definition_error():
+def test_duplicate_names_are_a_definition_error():
     with pytest.raises(DefinitionError, match="two tools called 'price'"):
 
         class TwoTools(Shop):
@@ -211,7 +211,7 @@ def test_two_of_one_name_are_a_definition_error():
                 return 1
 
 
-def test_tools_where_nobody_calls_them_are_a_definition_error():
+def test_misplaced_tools_are_a_definition_error():
     with pytest.raises(DefinitionError, match=r"Plain\.price is a tool"):
 
         class Plain(Env):
@@ -241,20 +241,20 @@ def test_score_runs_every_component():
     [{"turns": 0}, {"tokens": -1}, {"tool_calls": 1.5}, {"turns": True}, {"seconds": 0}, {"seconds": float("inf")}],
     ids=str,
 )
-def test_a_budget_without_meaning_names_its_value(limits):
+def test_budget_refuses_meaningless_limits(limits):
     ((name, value),) = limits.items()
     with pytest.raises(ConfigError, match=f"{name}={value!r}"):
         Budget(**limits)
 
 
-def test_a_budget_can_be_replaced_in_part():
+def test_budget_can_be_replaced_in_part():
     changed = dataclasses.replace(Budget(turns=2, seconds=1.5), tokens=10, turns=None)
     assert changed == Budget(turns=None, tokens=10, seconds=1.5)
     with pytest.raises(ConfigError):
         dataclasses.replace(Budget(), turns=0)
 
 
-def test_messages_of():
+def test_messages_of_takes_text_and_messages():
     message = Message("system", "x")
     assert messages_of("hi") == (Message("user", "hi"),)
     assert messages_of(message) == (message,)
@@ -262,12 +262,12 @@ def test_messages_of():
 
 
 @pytest.mark.parametrize("observation", [None, 3, ["text"], [Message("user", "x"), None]], ids=str)
-def test_messages_of_something_else(observation):
+def test_messages_of_refuses_other_values(observation):
     with pytest.raises(TypeError, match="an observation is"):
         messages_of(observation)
 
 
-def test_maybe_await():
+def test_maybe_await_takes_values_and_awaitables():
     async def value() -> int:
         return 3
 

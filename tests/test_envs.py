@@ -30,7 +30,7 @@ def episodes(id: str, split: str, policy: Scripted, n: int) -> list[Episode]:
 
 
 @pytest.mark.parametrize(("id", "split"), SPLITS)
-def test_the_oracle_solves_every_task(id, split):
+def test_oracle_solves_every_task(id, split):
     played = episodes(id, split, oracle(), 200)
     assert {e.success for e in played} == {True}
     assert {e.value("clean") for e in played} == {1.0}
@@ -46,19 +46,19 @@ def content(id: str, split: str, n: int) -> set[str]:
 
 
 @pytest.mark.parametrize("id", BUILT_IN)
-def test_no_two_splits_share_a_task(id):
+def test_splits_share_no_task(id):
     parts = {split: content(id, split, 500) for split in spec(id).tasks.splits}
     for a in parts:
         for b in parts:
             assert a == b or not parts[a] & parts[b], (a, b)
 
 
-def test_a_searcher_can_t_have_seen_the_world_before():
+def test_search_tasks_never_repeat():
     assert len(content("search-v0", "train", 500)) == 500
 
 
 @pytest.mark.parametrize("id", BUILT_IN)
-def test_each_seed_of_a_stream_draws_other_tasks(id):
+def test_task_stream_draws_other_tasks_per_seed(id):
     streams = [TaskStream(spec(id).tasks, "train", seed) for seed in (0, 1)]
     keys = [[task_key(s.at(i)) for i in range(50)] for s in streams]
     assert keys[0] != keys[1]
@@ -66,7 +66,7 @@ def test_each_seed_of_a_stream_draws_other_tasks(id):
 
 
 @pytest.mark.parametrize(("id", "low", "high"), [("calculator-v0", 0.1, 0.7), ("search-v0", 0.1, 0.7)])
-def test_demonstrations_have_the_form_but_often_fail(id, low, high):
+def test_demonstrations_are_well_formed_but_often_fail(id, low, high):
     played = episodes(id, "train", demonstrator(), 300)
     result = summarise(played)
     print(f"{id}: {result.success} demonstrations succeed, {result.tool_errors:.2f} tool errors each")
@@ -77,7 +77,7 @@ def test_demonstrations_have_the_form_but_often_fail(id, low, high):
 
 
 @pytest.mark.parametrize("id", BUILT_IN)
-def test_replaying_a_stored_episode_gives_every_observation_and_reward_again(id):
+def test_stored_episode_replays_observations_and_rewards(id):
     for policy in (demonstrator(), oracle()):
         for stored in episodes(id, "train", policy, 60):
             answers = [m for m in stored.messages if m.role == "assistant"]
@@ -95,7 +95,7 @@ def answer(id: str, *messages: str | Message, index: int = 0) -> Episode:
 
 
 @pytest.mark.parametrize("id", BUILT_IN)
-def test_only_the_exact_answer_is_correct(id):
+def test_correct_reward_requires_the_exact_answer(id):
     right = str(spec(id).tasks.get("train", 0)["answer"])
     assert answer(id, f" {right}\n").success is True
     for wrong in ("", "x" + right, right + "0", f"the answer is {right}"):
@@ -106,7 +106,7 @@ def test_only_the_exact_answer_is_correct(id):
 
 
 @pytest.mark.parametrize(("id", "tool"), [("calculator-v0", "calculator"), ("search-v0", "search")])
-def test_a_failed_call_is_not_clean(id, tool):
+def test_clean_reward_fails_failed_calls(id, tool):
     right = str(spec(id).tasks.get("train", 0)["answer"])
     bad = Message("assistant", tool_calls=(ToolCall("c", tool, {"nonsense": "1"}),))
     episode = answer(id, bad, right)
@@ -115,7 +115,7 @@ def test_a_failed_call_is_not_clean(id, tool):
 
 
 @pytest.mark.parametrize("id", BUILT_IN)
-def test_an_episode_without_an_answer_is_worth_nothing(id):
+def test_episode_without_answer_earns_nothing(id):
     (first, *_) = [m for m in episodes(id, "train", oracle(), 1)[0].messages if m.role == "assistant"]
     env = spec(id)
     job = Job(env, env.tasks.get("train", 0), 0, budget=Budget(turns=1))
@@ -133,7 +133,7 @@ def expressions(draw: st.DrawFn) -> str:
 
 
 @given(expressions())
-def test_solving_is_what_python_does(expression):
+def test_solve_matches_python(expression):
     steps = solve(expression)
     assert steps[-1][1] == eval(expression)
     assert len(steps) == sum(expression.count(sign) for sign in "+-*")
@@ -142,7 +142,7 @@ def test_solving_is_what_python_does(expression):
 
 
 @given(expressions(), st.integers(0, 2**32))
-def test_a_demonstration_only_computes_what_stands_there(expression, seed):
+def test_calculator_demonstration_computes_operations_of_the_expression(expression, seed):
     env = Calculator()
     env.reset({"expression": expression, "answer": eval(expression)}, np.random.default_rng(0))
     script, said = env.demonstrate(np.random.default_rng(seed)), []
@@ -160,7 +160,7 @@ def test_a_demonstration_only_computes_what_stands_there(expression, seed):
 
 
 @pytest.mark.parametrize(("operation", "value"), [(("*", 12, 7), 84), (("-", 5, 9), -4), (("+", -4, 18), 14)])
-def test_the_calculator_does_one_operation(operation, value):
+def test_calculator_computes_one_operation(operation, value):
     assert calculator(*operation) == value
 
 
@@ -176,14 +176,14 @@ def test_the_calculator_does_one_operation(operation, value):
         {"expression": "1+2"},
     ],
 )
-def test_the_calculator_refuses_anything_else(arguments):
+def test_calculator_refuses_other_arguments(arguments):
     call = ToolCall("c", "calculator", arguments)
     episode = answer("calculator-v0", Message("assistant", tool_calls=(call,)), "1")
     assert episode.messages[2].tool_error is ToolErrorKind.BAD_ARGUMENTS
     assert episode.outcome is Outcome.TERMINATED
 
 
-def test_hard_tasks_have_more_operations():
+def test_calculator_hard_tasks_have_more_operations():
     def operations(split: str) -> set[int]:
         return {len(solve(e)) for e in content("calculator-v0", split, 100)}
 
@@ -191,7 +191,7 @@ def test_hard_tasks_have_more_operations():
     assert operations("train-hard") == {3}
 
 
-def test_going_from_left_to_right_is_not_enough():
+def test_calculator_requires_operator_precedence():
     def left_to_right(expression: str) -> int:
         first, *rest = re.findall(r"\d+|[-+*]", expression)
         return functools.reduce(lambda value, step: calculator(step[0], value, int(step[1])), batched(rest), int(first))
@@ -207,7 +207,7 @@ def test_going_from_left_to_right_is_not_enough():
 # search-v0
 
 
-def test_a_question_has_one_answer_and_needs_two_facts():
+def test_search_question_has_one_two_fact_answer():
     for index in range(100):
         task = spec("search-v0").tasks.get("test", index)
         facts = [str(f).split() for f in task["facts"]]
@@ -217,7 +217,7 @@ def test_a_question_has_one_answer_and_needs_two_facts():
         assert len(facts) == len(set(map(tuple, facts))) == 12
 
 
-def test_following_the_wrong_relation_is_the_wrong_country():
+def test_search_wrong_relation_gives_a_wrong_answer():
     for index in range(50):
         task = spec("search-v0").tasks.get("train", index)
         other = {"born": "lives", "lives": "born"}[str(task["relation"])]

@@ -16,12 +16,12 @@ from tests.doubles import example_episode
     # Newcombe, "Two-sided confidence intervals for the single proportion", 1998, table I, method 3
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
-def test_intervals_are_those_of_the_literature(successes, n, low, high):
+def test_rate_interval_matches_the_literature(successes, n, low, high):
     assert Rate(successes, n).interval == pytest.approx((low, high), abs=5e-5)
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_an_interval_holds_its_rate_and_stays_a_probability(counts):
+def test_rate_interval_contains_the_rate(counts):
     rate = Rate(*counts)
     low, high = rate.interval
     assert 0 <= low <= rate.value <= high <= 1
@@ -29,12 +29,12 @@ def test_an_interval_holds_its_rate_and_stays_a_probability(counts):
     assert mirrored == pytest.approx((1 - high, 1 - low))
 
 
-def test_nothing_counted_is_not_zero():
+def test_rate_of_nothing_is_nan():
     assert math.isnan(Rate(0, 0).value)
     assert Rate(0, 0).interval == (0.0, 1.0)
 
 
-def test_a_rate_is_readable():
+def test_rate_prints_value_and_interval():
     assert str(Rate(3, 4)) == " 75.0% [30.1%, 95.4%] of 4"
 
 
@@ -42,7 +42,7 @@ def episode(correct: float | None, **changes):
     return example_episode(rewards=(Reward("correct", correct), Reward("clean", 1.0, 0.1)), **changes)
 
 
-def test_failures_are_counted_and_nothing_else():
+def test_summarise_counts_failures_apart():
     lost = episode(None, outcome=Outcome.FAILED, stop_reason=StopReason.ERROR)
     result = summarise([episode(1.0), episode(0.0), episode(0.5), lost])
     assert result.success == Rate(1, 3)
@@ -50,26 +50,26 @@ def test_failures_are_counted_and_nothing_else():
     assert result.failed == 1
 
 
-def test_what_was_not_scored_is_neither_success_nor_failure():
+def test_summarise_leaves_unscored_episodes_out():
     result = summarise([episode(1.0), episode(None)])
     assert result.success == Rate(1, 1)
     assert result.reward == pytest.approx(1.1)
     assert result.failed == 0
 
 
-def test_means_are_per_episode():
+def test_summarise_averages_per_episode():
     result = summarise([episode(1.0), episode(1.0, messages=(), steps=())])
     assert (result.turns, result.tool_calls, result.tool_errors) == (1.0, 0.5, 0.5)
 
 
-def test_no_episodes_have_no_means():
+def test_summarise_of_nothing_is_nan():
     result = summarise([])
     assert result.success == Rate(0, 0)
     assert math.isnan(result.reward)
     assert math.isnan(result.turns)
 
 
-def test_a_row_says_what_was_evaluated():
+def test_summary_row_names_split_and_sampling():
     row = summarise([episode(1.0), episode(0.0)]).row("test", "greedy")
     assert (row["split"], row["sampling"], row["successes"], row["n"], row["success"]) == ("test", "greedy", 1, 2, 0.5)
     assert row["reward"] == pytest.approx(0.6)

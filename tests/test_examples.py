@@ -51,7 +51,7 @@ def test_grpo_in_one_file_learns() -> None:
     assert sum(curve[-4:]) / 4 > 0.75
 
 
-def test_grpo_in_one_file_masks_what_the_policy_did_not_sample() -> None:
+def test_grpo_in_one_file_masks_unsampled_tokens() -> None:
     grpo = example("grpo_in_one_file.py")
     renderer = ar.load_renderer(ar.train_tokenizer([*grpo.KEYS, *grpo.DOORS]))
     episodes = ar.run("doors-v0", ar.demonstrator(renderer), n=4, samples=2)

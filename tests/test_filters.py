@@ -28,38 +28,38 @@ def ids(*values: int) -> torch.Tensor:
 # --- by episode ---
 
 
-def test_on_policy_counts_versions_back_from_the_current_one():
+def test_on_policy_bounds_the_version_lag():
     # staleness: 0, 1, 2, 3, newer than the one trained, nothing sampled
     versions = ids(7, 6, 5, 4, 8, -1)
     assert on_policy(versions, 7, max_staleness=2).tolist() == [True, True, True, False, True, False]
     assert on_policy(versions, 7, max_staleness=0).tolist() == [True, False, False, False, True, False]
 
 
-def test_an_episode_with_nothing_sampled_is_not_on_policy_even_at_version_0():
+def test_on_policy_drops_episodes_without_tokens():
     assert on_policy(ids(-1, 0), 0, max_staleness=5).tolist() == [False, True]
 
 
 # --- by group ---
 
 
-def test_varied_groups_are_those_with_unequal_scores():
+def test_varied_groups_keeps_unequal_scores():
     scores = f64(1, 0, 1, 1, 0, 0, 0.5, 1)
     groups = ids(9, 9, 4, 4, -3, -3, 9, 7)  # 9: 1, 0, .5; 4: all right; -3: all wrong; 7: alone
     assert varied_groups(scores, groups).tolist() == [True, True, False, False, False, False, True, False]
 
 
-def test_scores_outside_zero_and_one_vary_too():
+def test_varied_groups_takes_scores_outside_unit_range():
     # a filter on 0 < mean < 1 would drop both: their means are 2 and -1
     assert varied_groups(f64(1, 3, -3, 1), ids(0, 0, 1, 1)).all()
 
 
-def test_rounding_noise_is_no_variation():
+def test_varied_groups_ignores_rounding_noise():
     assert not varied_groups(f64(0.1 + 0.2, 0.3), ids(0, 0)).any()
     assert varied_groups(f64(0.0, 0.5), ids(0, 0), tolerance=0.49).all()
     assert not varied_groups(f64(0.0, 0.5), ids(0, 0), tolerance=0.5).any()
 
 
-def test_an_unscored_episode_neither_varies_a_group_nor_is_kept():
+def test_varied_groups_drops_unscored_episodes():
     scores = f64(1, NAN, 1, 0, NAN, 1, NAN)
     groups = ids(0, 0, 0, 1, 1, 1, 2)
     assert varied_groups(scores, groups).tolist() == [False, False, False, True, False, True, False]
@@ -86,7 +86,7 @@ batches = st.lists(
 
 @given(batches, st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=30)
-def test_varied_groups_by_definition_in_any_order(pairs, random):
+def test_varied_groups_matches_its_definition(pairs, random):
     def kept(rows):
         return varied_groups(f64(*(s for s, _ in rows)), ids(*(g for _, g in rows))).tolist()
 

@@ -1,4 +1,4 @@
-"""The loss of a model, for every preset: its gradient hangs neither on the cut nor on tokens that nobody sampled."""
+"""The loss of a model, for every preset: its gradient depends neither on the cut nor on unsampled tokens."""
 
 import functools
 import math
@@ -68,7 +68,7 @@ def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Exp
 
 
 def scores_of(name: str, rows: Rows) -> dict[str, Tensor]:
-    """What models might have said about the rows, of what the algorithm reads."""
+    """Made-up model outputs for the rows: those that the algorithm reads."""
     mask, found = rows.loss_mask, {"values": torch.where(rows.loss_mask, rows.token_ids / 50, 0.0)}
     if algorithm(name).needs_reference:
         found["reference_logprobs"] = rows.rollout_logprobs - 0.3 * mask
@@ -116,7 +116,7 @@ def reference(name: str) -> tuple[float, Tensor, dict[str, float]]:
     st.integers(0, 49),
     st.permutations(range(len(LENGTHS))),
 )
-def test_the_gradient_does_not_hang_on_how_the_batch_is_cut_padded_or_ordered(name, budget, pad_id, order):
+def test_gradient_is_invariant_to_cut_and_padding(name, budget, pad_id, order):
     batch, whole = weigh_in_order(name, list(order), pad_id)
     loss, grad, sums = gradient(name, batch.cut(budget), whole)
     expected_loss, expected, expected_sums = reference(name)
@@ -127,7 +127,7 @@ def test_the_gradient_does_not_hang_on_how_the_batch_is_cut_padded_or_ordered(na
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_token_that_the_policy_did_not_sample_has_no_loss(name):
+def test_loss_ignores_unsampled_tokens(name):
     batch, whole = weigh_in_order(name, list(range(len(LENGTHS))))
     scores = score_tokens(model(), batch.rows.token_ids)
     inputs, mask = batch.inputs, batch.rows.loss_mask
@@ -164,7 +164,7 @@ def test_a_token_that_the_policy_did_not_sample_has_no_loss(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_fills_the_gaps_changes_no_advantage_and_no_weight(name):
+def test_advantages_ignore_values_in_gaps(name):
     order = list(range(len(LENGTHS)))
     x = experience(samples_of(order), [i // 4 for i in order])
     rows, squares = x.rows, torch.full_like(x.rows.rollout_logprobs, 0.5)
@@ -177,7 +177,7 @@ def test_what_fills_the_gaps_changes_no_advantage_and_no_weight(name):
     assert torch.equal(again.advantages, batch.advantages) and torch.equal(again.weights, batch.weights)
 
 
-def test_a_token_that_nothing_sampled_comes_after_changes_no_gradient():
+def test_gradient_ignores_tokens_after_the_last_sample():
     def gradients(*changed: int) -> Tensor:
         sample = example_sample(12, [3, 4, 8], seed=1)
         sample.token_ids[list(changed)] = (sample.token_ids[list(changed)] + 7) % 50
@@ -185,5 +185,5 @@ def test_a_token_that_nothing_sampled_comes_after_changes_no_gradient():
         batch = weighted(batch, advantages=batch.loss_mask.float())
         return gradient("grpo", [batch], Denominators(3, 1))[1]
 
-    assert torch.equal(gradients(), gradients(9, 10, 11))  # behind the last sampled token: nobody attends to them
+    assert torch.equal(gradients(), gradients(9, 10, 11))  # behind the last sampled token: no token attends to them
     assert not torch.equal(gradients(), gradients(5))  # between two: through attention only

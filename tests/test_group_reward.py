@@ -66,13 +66,13 @@ def test_group_rewards_are_added_to_each_finished_episode():
     assert Dice.closed == ["unopened"]
 
 
-def test_a_group_without_a_finished_episode_is_left_alone():
+def test_group_without_finished_episodes_is_not_scored():
     before = len(Compared.opened)
     assert all(len(e.rewards) == 3 for e in example_group(FAILED, FAILED).episodes)
     assert len(Compared.opened) == before
 
 
-def test_groups_without_group_rewards_are_returned_as_they_are():
+def test_score_groups_passes_groups_without_group_rewards():
     groups = group_episodes([example_episode("a")])
     assert asyncio.run(score_groups(groups, dice_spec())) == groups
 
@@ -88,7 +88,7 @@ def test_groups_without_group_rewards_are_returned_as_they_are():
         ("nan", "ValueError: reward Broken.judge returned nan"),
     ],
 )
-def test_a_group_reward_that_fails_is_not_scored_with_the_reason(way, reason):
+def test_failing_group_reward_stores_its_reason(way, reason):
     release = threading.Event()
 
     class Broken(Dice):
@@ -118,7 +118,7 @@ def test_a_group_reward_that_fails_is_not_scored_with_the_reason(way, reason):
     assert trajectory_metrics(group.episodes)["rollout/broken_rewards"] == 1.0
 
 
-def test_run_groups_gives_scored_groups_in_the_order_of_their_jobs():
+def test_run_groups_scores_in_job_order():
     jobs = [job for n in range(3) for job in group_jobs(dice_spec(Compared), {"n": n}, 4, 0, env_args={"sides": 4})]
     groups = asyncio.run(run_groups(jobs, play("6")))
     assert [(g.task["n"], len(g.episodes)) for g in groups] == [(0, 4), (1, 4), (2, 4)]
@@ -127,7 +127,7 @@ def test_run_groups_gives_scored_groups_in_the_order_of_their_jobs():
     assert asyncio.run(run_groups([], play())) == []
 
 
-def test_run_groups_keeps_the_order_of_jobs_where_a_task_comes_again():
+def test_run_groups_keeps_order_for_repeated_tasks():
     jobs = [job for n in (0, 1, 0) for job in group_jobs(dice_spec(Compared), {"n": n}, 2, 0)]
     groups = asyncio.run(run_groups(jobs, play("6")))
     assert [(g.task["n"], len(g.episodes)) for g in groups] == [(0, 2), (1, 2), (0, 2)]
@@ -140,19 +140,19 @@ def test_run_groups_keeps_the_order_of_jobs_where_a_task_comes_again():
         ({"rank": lambda self, group: [], "weight": float("inf")}, "give a finite number"),
     ],
 )
-def test_a_group_reward_of_another_form_is_refused(body, message):
+def test_group_reward_refuses_wrong_signature_and_weight(body, message):
     with pytest.raises(DefinitionError, match=message):
         group_reward(weight=body.get("weight", 1.0))(body["rank"])
 
 
-def test_one_name_for_a_reward_and_a_group_reward_is_refused():
+def test_group_reward_refuses_the_name_of_a_reward():
     with pytest.raises(DefinitionError, match="are both rewards called 'same'"):
         one, two = reward(name="same")(lambda self, episode: 1), group_reward(name="same")(lambda self, group: [])
         type("Twice", (Dice,), {"one": one, "two": two})
 
 
 @pytest.mark.parametrize(("advantage", "vine"), [("over-greedy", {}), ("state-values", {"max_episodes": 8})])
-def test_algorithms_that_run_single_episodes_refuse_group_rewards(advantage, vine):
+def test_single_episode_advantages_refuse_group_rewards(advantage, vine):
     algorithm = Algorithm(AlgorithmConfig.model_validate({"advantage": advantage, "vine": vine}))
     with pytest.raises(
         ConfigError, match=f"advantage={advantage} compares with single episodes, but dice-v0 has @group"
@@ -170,7 +170,7 @@ class RankedCalculator(spec("calculator-v0").cls):  # type: ignore[misc]
         return [float(n == min(lengths)) for n in lengths]
 
 
-def test_ar_run_scores_groups_and_ar_evaluate_does_not():
+def test_run_scores_groups_and_evaluate_does_not():
     episodes = ar.run("ranked-calculator-v0", n=2, samples=4)
     assert [e.value("short") for e in episodes] == [1.0] * 8
     assert ar.evaluate("ranked-calculator-v0", n=2, split="dev").reward == pytest.approx(1.1)

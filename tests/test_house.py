@@ -1,4 +1,4 @@
-"""The house rules: what a package exports, how long a file is, what the wheel holds, what tests may reach."""
+"""The house rules: exports, file lengths, names of tests, contents of the wheel, and network access of tests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ from tree import FOLDERS, ROOT, SOURCES, files_in, python_files, run_python
 
 MAX_LINES = 400
 """Of any file; split one by concept, never to fit a count."""
+MAX_WORDS = 10
+"""Of a test's name, after `test_`."""
+HIDES_THE_UNIT = re.compile(
+    r"test_(an?|the|all|any|both|each|every|no|none|nothing|only|some|two|three"
+    r"|it|its|she|they|their|that|this|these|those|there"
+    r"|how|however|what|whatever|when|where|which|who|whom|whose|why)_"
+)
+"""The beginning of a test's name that hides the unit under test."""
 
 
 def export_problems(module: str, source: str) -> list[str]:
-    """Where a package's `__all__` and what its `__init__` takes from itself, or defines, differ."""
+    """Return the differences between a package's `__all__` and the public names of its `__init__`."""
     tree = ast.parse(source)
     public = {name for name in _bound(tree, module) if not re.match(r"_(?!_)", name)}
     listed: list[str] = []
     for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            listed = ast.literal_eval(node.value)
+        if isinstance(node, (ast.Assign, ast.AugAssign)) and ast.unparse(node).startswith("__all__ "):
+            listed += ast.literal_eval(node.value)
     twice = sorted({name for name in listed if listed.count(name) > 1})
     missing, extra = sorted(public - set(listed)), set(listed) - public
     if "__getattr__" in public:  # lazy names: they must be there when asked for
@@ -47,7 +55,7 @@ def _bound(tree: ast.Module, module: str) -> Iterator[str]:
             yield from (target.id for target in targets if isinstance(target, ast.Name) and target.id != "__all__")
 
 
-def test_every_package_lists_what_it_exports() -> None:
+def test_packages_list_their_exports() -> None:
     packages = {module: file for module, file in SOURCES.items() if file.name == "__init__.py"}
     assert len(packages) > 5
     found = [line for module, file in packages.items() for line in export_problems(module, file.read_text())]
@@ -59,12 +67,13 @@ def test_every_package_lists_what_it_exports() -> None:
     [
         ("from agent_rl.view.text import a, b\n__all__ = ['a']", "does not list ['b']"),
         ("def a(): ...\n__all__ = ['a', 'a']", "lists twice ['a']"),
+        ("def a(): ...\n__all__ = ['a']\n__all__ += ['a']", "lists twice ['a']"),
         ("from agent_rl.errors import e\n__all__ = ['e']", "nothing has that name: ['e']"),
         ("class A: ...", "does not list ['A']"),
         ("X = 1\n_y = 2", "does not list ['X']"),
     ],
 )
-def test_a_wrong_list_of_exports_is_found(source: str, problem: str) -> None:
+def test_wrong_export_lists_are_found(source: str, problem: str) -> None:
     (found,) = export_problems("agent_rl.view", source)
     assert problem in found
 
@@ -88,7 +97,7 @@ def _lines(file: Path) -> int:
     return len(file.read_text().splitlines())
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_modules_have_docstrings() -> None:
     files = python_files(*FOLDERS, "tests", "benchmarks", "examples")
     mute = [str(file) for file in files if not ast.get_docstring(ast.parse(file.read_text()))]
     assert not mute
@@ -111,15 +120,33 @@ def test_input_is_not_checked_by_assert() -> None:
     assert not found, "raise, with the offending value and what to do about it"
 
 
-def test_a_checking_assert_is_found() -> None:
+def test_validating_asserts_are_found() -> None:
     narrowing = "assert x.y is not None\nassert isinstance(x, int) and isinstance(y, str)\n"
     assert validating_asserts(narrowing + "assert x > 0\nassert isinstance(x, int) and x") == [3, 4]
+
+
+def misnamed_tests(source: str) -> list[str]:
+    """Return the names of tests that do not begin with a unit, or are too long."""
+    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    names = [n.name for n in functions if n.name.startswith("test_")]
+    return [name for name in names if HIDES_THE_UNIT.match(name) or name.count("_") > MAX_WORDS]
+
+
+def test_test_names_begin_with_the_unit() -> None:
+    found = {str(file): misnamed_tests(file.read_text()) for file in python_files("tests")}
+    assert not {file: names for file, names in found.items() if names}, "name a test test_<unit>_<behaviour>"
+
+
+def test_misnamed_tests_are_found() -> None:
+    good = "def test_budget_refuses_negative_limits(): ...\nasync def test_sweep_ends(): ...\ndef the_helper(): ...\n"
+    bad = ("test_what_is_no_budget", "test_budget_" + "_".join("abcdefghij"))
+    assert misnamed_tests(good + "".join(f"def {name}(): ...\n" for name in bad)) == list(bad)
 
 
 # --- the wheel ---
 
 
-def test_the_wheel_holds_every_file_as_a_file(tmp_path: Path) -> None:
+def test_wheel_packs_every_source_file(tmp_path: Path) -> None:
     """Built offline, from a copy, as a build in the tree would find the leftovers of the last one."""
     tree, out = tmp_path / "tree", tmp_path / "out"
     for name in FOLDERS:
@@ -145,7 +172,7 @@ def test_the_wheel_holds_every_file_as_a_file(tmp_path: Path) -> None:
 # --- conftest's guard ---
 
 
-def test_other_machines_are_out_of_reach(refused: list[object]) -> None:
+def test_remote_hosts_are_unreachable(refused: list[object]) -> None:
     with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
         for attempt in (
             lambda: tcp.connect(("192.0.2.1", 80)),
@@ -159,16 +186,16 @@ def test_other_machines_are_out_of_reach(refused: list[object]) -> None:
     refused.clear()  # else this test fails, as every other would
 
 
-def test_this_machine_is_within_reach() -> None:
+def test_local_host_is_reachable() -> None:
     with socket.create_server(("localhost", 0)) as server, socket.create_connection(server.getsockname()) as client:
         client.sendall(b"x")
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "8.8.8.8", "example.org", b"example.org", "localhost.example.org", "::"])
-def test_what_is_not_local(host: object) -> None:
+def test_is_local_refuses_remote_hosts(host: object) -> None:
     assert not is_local(host)
 
 
 @pytest.mark.parametrize("host", [None, "", "localhost", "127.0.0.1", "127.8.8.8", "::1", b"127.0.0.1"])
-def test_what_is_local(host: object) -> None:
+def test_is_local_accepts_local_hosts(host: object) -> None:
     assert is_local(host)

@@ -1,4 +1,4 @@
-"""Who imports whom, and what imports without torch."""
+"""Allowed imports between modules, and imports without torch."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def import_violations(module: str, source: str, *, is_package: bool = False) -> 
     return found
 
 
-def test_everybody_imports_only_whom_they_may() -> None:
+def test_modules_import_allowed_packages_only() -> None:
     found = []
     for module, file in SOURCES.items():
         found += import_violations(module, file.read_text(), is_package=file.name == "__init__.py")
@@ -143,7 +143,7 @@ def test_everybody_imports_only_whom_they_may() -> None:
         ("agent_rl.backends.embedded.model", "import verl"),
     ],
 )
-def test_a_forbidden_import_is_found(module: str, source: str) -> None:
+def test_import_violations_finds_forbidden_imports(module: str, source: str) -> None:
     assert len(import_violations(module, f"import os\n{source}\n")) == 1
 
 
@@ -164,7 +164,7 @@ def test_a_forbidden_import_is_found(module: str, source: str) -> None:
         ("agent_rl.backends.verl.driver.run", "import verl"),
     ],
 )
-def test_an_allowed_import_passes(module: str, source: str) -> None:
+def test_import_violations_passes_allowed_imports(module: str, source: str) -> None:
     assert import_violations(module, source) == []
 
 
@@ -175,7 +175,7 @@ def floor_of(module: str) -> int:
 
 
 def arrows() -> dict[str, dict[str, int]]:
-    """Which modules each module imports, lazily or not, with the line; a name counts for the module that holds it."""
+    """Return the imports of each module, lazy ones included, as line by module; a name counts for its module."""
     found: dict[str, dict[str, int]] = {}
     for module, file in SOURCES.items():
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
@@ -212,12 +212,12 @@ def circle_of(imports: Mapping[str, Iterable[str]]) -> list[str]:
     return []
 
 
-def test_a_circle_is_found() -> None:
+def test_circle_of_finds_circles() -> None:
     assert circle_of({"a": ["b"], "b": ["c"], "c": ["a"]})
     assert not circle_of({"a": ["b", "c"], "b": ["c"]})
 
 
-def test_the_core_is_what_the_project_depends_on() -> None:
+def test_core_matches_the_declared_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[^\w-]", requirement)[0].removesuffix("-core") for requirement in project["dependencies"]}
     assert declared | {"agent_rl", "omegaconf", "markupsafe", "pydantic_core"} == CORE
@@ -239,7 +239,7 @@ print("at top level:", *(name for name in {TOP_LEVEL!r} if name in sys.modules))
 """
 
 
-def test_all_but_algorithms_and_backends_imports_without_torch() -> None:
+def test_light_modules_import_without_torch() -> None:
     light = [name for name in SOURCES if not f"{name}.".startswith(tuple(f"{heavy}." for heavy in NEEDS_TORCH))]
     assert {"agent_rl.store.episodes", "agent_rl.view.text", "agent_rl.rollout.pool", "agent_rl.policy"} <= set(light)
     ran = run_python("-c", BLOCKED, *(name for name in light if not name.endswith("__main__")))
@@ -250,13 +250,13 @@ def test_all_but_algorithms_and_backends_imports_without_torch() -> None:
 
 
 @pytest.mark.parametrize("name", ["agent_rl.algorithms", "matplotlib.figure"])
-def test_the_block_blocks(name: str) -> None:
+def test_blocked_import_fails(name: str) -> None:
     ran = run_python("-c", BLOCKED, name)
     assert ran.returncode == 1
     assert "is blocked" in ran.stderr
 
 
-def test_a_users_folders_do_not_stand_in_for_ours(tmp_path: Path) -> None:
+def test_top_level_files_do_not_shadow_ours(tmp_path: Path) -> None:
     for name in TOP_LEVEL:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
     ran = run_python("-c", BLOCKED, "agent_rl.tools.search", "agent_rl.configs", cwd=tmp_path)

@@ -85,13 +85,13 @@ def test_interruption_leaves_short_replies_alone():
     assert [p.max_tokens for p in engine.sessions[0].params] == [4]
 
 
-def test_interruption_leaves_the_rest_of_the_limit_to_the_answer():
+def test_interruption_leaves_the_rest_to_the_answer():
     episode, _ = played(THOUGHT, THOUGHT)
     assert spans(episode) == [(Source.POLICY, 0, 4), (Source.TEMPLATE, 0, len(LATE)), (Source.POLICY, 0, 6)]
     assert episode.stop_reason is StopReason.LENGTH
 
 
-def test_interruption_spares_replies_that_ended_their_thought():
+def test_interruption_spares_replies_with_ended_thoughts():
     ended = Interruption(4, LATE, unless=THOUGHT[1:3])
     episode, engine = played(THOUGHT, SIX, interrupt=ended)
     assert spans(episode) == [(Source.POLICY, 0, 4), (Source.POLICY, 0, len(SIX))]
@@ -140,7 +140,7 @@ def test_interruption_per_episode_counts_its_tokens_together():
     )
 
 
-def test_interruption_point_is_drawn_by_the_episode_s_seed():
+def test_interruption_point_depends_on_the_seed():
     spread = Interruption(20, LATE, spread=5)
     points = [spread.point(seed, turn, 0) for seed in range(40) for turn in range(3)]
     assert set(points) == {15, 16, 17, 18, 19, 20}
@@ -151,7 +151,7 @@ def test_interruption_point_is_drawn_by_the_episode_s_seed():
     assert whole.point(0, 0, 100) == 0
 
 
-def test_interruption_refuses_settings_without_a_meaning():
+def test_interruption_refuses_meaningless_settings():
     with pytest.raises(ConfigError, match=r"set interrupt\.text"):
         Interruption(4, ())
     for bad in ({"after_tokens": 0}, {"after_tokens": 4, "spread": 4}):

@@ -53,12 +53,12 @@ def at(x: float, kind: str, dtype: torch.dtype = F64) -> tuple[float, float]:
         ("k3+", -0.7, 0.31375271, -0.7),
     ],
 )
-def test_values_and_slopes_by_hand(kind: str, x: float, value: float, slope: float) -> None:
+def test_kl_estimate_values_and_slopes_by_hand(kind: str, x: float, value: float, slope: float) -> None:
     assert at(x, kind) == pytest.approx((value, slope), abs=1e-8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_at_the_reference(kind: str) -> None:
+def test_kl_estimate_is_zero_at_the_reference(kind: str) -> None:
     assert at(0.0, kind) == (0, 1 if kind == "k1" else 0)
 
 
@@ -67,7 +67,7 @@ def test_nothing_at_the_reference(kind: str) -> None:
 
 @given(logits(0.6), logits(0.6))
 @settings(deadline=None, max_examples=30)
-def test_expected_values_on_policy(theta: Tensor, reference: Tensor) -> None:
+def test_kl_estimate_expected_values_on_policy(theta: Tensor, reference: Tensor) -> None:
     theta, reference = theta.log_softmax(-1), reference.log_softmax(-1)
     for kind in KINDS:
         if kind != "k2":
@@ -78,7 +78,7 @@ def test_expected_values_on_policy(theta: Tensor, reference: Tensor) -> None:
 
 @given(logits(0.6), logits(0.6))
 @settings(deadline=None, max_examples=30)
-def test_expected_gradients_on_policy(start: Tensor, other: Tensor) -> None:
+def test_kl_estimate_expected_gradients_on_policy(start: Tensor, other: Tensor) -> None:
     start.requires_grad_()
     theta, reference = start.log_softmax(-1), other.log_softmax(-1)
     # sampling is not differentiated: the weights are constants
@@ -94,7 +94,7 @@ def test_expected_gradients_on_policy(start: Tensor, other: Tensor) -> None:
         torch.testing.assert_close(found[kind], expected, msg=kind)
 
 
-def test_k2s_value_and_k3s_gradient_are_not_the_kls() -> None:
+def test_k2_value_and_k3_gradient_are_biased() -> None:
     start = torch.tensor([0.5, -0.5, 0.0], dtype=F64, requires_grad=True)
     theta, reference = start.log_softmax(-1), torch.tensor([-0.5, 0.2, 0.3], dtype=F64).log_softmax(-1)
     k2 = (theta.exp() * kl_estimate(theta, reference, kind="k2")).sum()
@@ -108,7 +108,7 @@ def test_k2s_value_and_k3s_gradient_are_not_the_kls() -> None:
 
 @given(logits(3), logits(3), logits(3))
 @settings(deadline=None, max_examples=30)
-def test_unbiased_kl_off_policy(start: Tensor, other: Tensor, sampler: Tensor) -> None:
+def test_unbiased_kl_matches_the_kl_off_policy(start: Tensor, other: Tensor, sampler: Tensor) -> None:
     start.requires_grad_()
     theta, reference, behavior = start.log_softmax(-1), other.log_softmax(-1), sampler.log_softmax(-1)
     expected = (behavior.exp() * unbiased_kl(theta, behavior, reference)).sum()
@@ -118,7 +118,7 @@ def test_unbiased_kl_off_policy(start: Tensor, other: Tensor, sampler: Tensor) -
 
 @given(logits(3), logits(3), logits(3))
 @settings(deadline=None, max_examples=30)
-def test_unbiased_kl_is_the_ratio_times_k3_differentiated_through_both(a: Tensor, b: Tensor, c: Tensor) -> None:
+def test_unbiased_kl_differentiates_ratio_and_k3(a: Tensor, b: Tensor, c: Tensor) -> None:
     logprobs = a.requires_grad_()
     plain = (logprobs - b).exp() * ((c - logprobs).exp() - 1 - (c - logprobs))
     torch.testing.assert_close(unbiased_kl(logprobs, b, c), plain)
@@ -133,7 +133,7 @@ def test_unbiased_kl_by_hand() -> None:
     assert gradient(found.sum(), logprobs).item() == pytest.approx(0.61070138, abs=1e-8)
 
 
-def test_without_the_ratio_no_kind_has_the_kls_gradient_off_policy() -> None:
+def test_kl_estimate_gradient_is_biased_off_policy() -> None:
     start = torch.tensor([0.5, -0.5, 0.0], dtype=F64, requires_grad=True)
     theta, reference = start.log_softmax(-1), torch.tensor([-0.5, 0.2, 0.3], dtype=F64).log_softmax(-1)
     behavior = torch.tensor([1.0, 0.0, -1.0], dtype=F64).softmax(-1)
@@ -146,7 +146,7 @@ def test_without_the_ratio_no_kind_has_the_kls_gradient_off_policy() -> None:
 # --- numerics ---
 
 
-def test_k3s_bound_takes_its_gradient_and_leaves_k2s() -> None:
+def test_k3_bound_stops_its_gradient() -> None:
     # exp(2.7) - 1 - 2.7 = 11.2 > 10; exp(-12) - 1 + 12 = 11.0 > 10; exp(2.5) - 1 - 2.5 = 8.68249396
     for x in (-2.7, 12.0):
         assert at(x, "k3") == (10, 0)
@@ -154,7 +154,7 @@ def test_k3s_bound_takes_its_gradient_and_leaves_k2s() -> None:
     assert at(-2.5, "k3") == pytest.approx((8.68249396, 1 - math.exp(2.5)))
 
 
-def test_unbiased_kl_has_no_such_bound() -> None:
+def test_unbiased_kl_has_no_gradient_bound() -> None:
     # r = 1: k3 = exp(5) - 1 - 5 = 142.4131591, and the gradient points towards the reference
     logprobs = torch.tensor([[-6.0]], dtype=F64, requires_grad=True)
     found = unbiased_kl(logprobs, logprobs.detach(), torch.tensor([[-1.0]], dtype=F64))
@@ -164,7 +164,7 @@ def test_unbiased_kl_has_no_such_bound() -> None:
 
 @pytest.mark.parametrize("x", [1e4, -1e4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_absurd_log_ratios_stay_finite(kind: str, x: float) -> None:
+def test_kl_estimate_stays_finite_at_absurd_log_ratios(kind: str, x: float) -> None:
     # k1 has slope 1; k3 is cut off; k2's slope is x
     value = {"k1": x, "k2": x * x / 2, "k3": 10}[kind.removesuffix("+")]
     slope = {"k1": 1, "k3": 0}.get(kind, x)
@@ -173,7 +173,7 @@ def test_absurd_log_ratios_stay_finite(kind: str, x: float) -> None:
 
 @pytest.mark.parametrize("behind", [1e4, -1e4])
 @pytest.mark.parametrize("x", [1e4, -1e4])
-def test_unbiased_kl_stays_finite_and_pulls_towards_the_reference(x: float, behind: float) -> None:
+def test_unbiased_kl_pulls_towards_the_reference(x: float, behind: float) -> None:
     logprobs = torch.zeros(1, 1, requires_grad=True)
     found = unbiased_kl(logprobs, torch.tensor([[-behind]]), torch.tensor([[-x]]))
     slope = gradient(found.sum(), logprobs).item()
@@ -184,7 +184,7 @@ def test_unbiased_kl_stays_finite_and_pulls_towards_the_reference(x: float, behi
 
 @given(st.floats(-1e-2, 1e-2))
 @settings(deadline=None, max_examples=30)
-def test_k3_of_small_log_ratios_in_float32(x: float) -> None:
+def test_k3_keeps_small_log_ratios_in_float32(x: float) -> None:
     logprobs = torch.tensor([[x]], dtype=torch.float32)
     exact = math.expm1(-logprobs.double().item()) + logprobs.double().item()
     found = kl_estimate(logprobs, torch.zeros(1, 1), kind="k3").item()
@@ -192,14 +192,14 @@ def test_k3_of_small_log_ratios_in_float32(x: float) -> None:
     assert found == pytest.approx(exact, abs=2e-7 * abs(x))  # exp(-x) - 1 + x is off by 6e-8 whatever x
 
 
-def test_dtype_is_that_of_the_log_probabilities() -> None:
+def test_kl_keeps_dtype_of_the_log_probabilities() -> None:
     logprobs, double = torch.full((1, 2), -1.0), torch.full((1, 2), -1.5, dtype=F64)
     assert kl_estimate(logprobs, double, kind="k3").dtype == torch.float32
     assert unbiased_kl(logprobs, double, double).dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", ["low_var_kl", "k2+", "k", ""])
-def test_an_unknown_kind_is_refused(kind: str) -> None:
+def test_kl_estimate_refuses_unknown_kinds(kind: str) -> None:
     with pytest.raises(ConfigError, match=f"{kind!r}; there are k1, k2, k3".replace("+", r"\+")):
         kl_estimate(torch.zeros(1, 1), torch.zeros(1, 1), kind=kind)  # type: ignore[arg-type]
 
@@ -208,7 +208,7 @@ def test_an_unknown_kind_is_refused(kind: str) -> None:
 
 
 def in_reward(kind: str, garbage: float = 0.0) -> Tensor:
-    """Policy, env, policy, env: the terminal reward stands on an env token; then a row that sampled nothing."""
+    """Policy, env, policy, env: the terminal reward is on an env token; then a row that sampled nothing."""
     mask = torch.tensor([[True, False, True, False], [False] * 4])
     old = torch.tensor([[-1.0, garbage, -2.0, garbage], [garbage] * 4])
     reference = torch.tensor([[-1.5, garbage, -1.3, -garbage], [-garbage] * 4])
@@ -235,7 +235,7 @@ def test_kl_in_reward_by_hand(kind: str, first: float, third: float) -> None:
 
 @pytest.mark.parametrize("garbage", [NAN, INF, 7.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_of_the_environment_have_no_penalty(kind: str, garbage: float) -> None:
+def test_kl_in_reward_spares_environment_tokens(kind: str, garbage: float) -> None:
     assert torch.equal(in_reward(kind, garbage), in_reward(kind))
 
 
@@ -248,7 +248,7 @@ def test_kl_in_reward_is_a_constant() -> None:
 
 @given(logits(3), logits(3))
 @settings(deadline=None, max_examples=30)
-def test_k1_in_the_reward_is_the_kls_gradient_on_policy(start: Tensor, other: Tensor) -> None:
+def test_k1_in_reward_has_the_kl_gradient(start: Tensor, other: Tensor) -> None:
     """The policy gradient with no other reward, E[A grad log theta], descends the KL, by the coefficient."""
     start.requires_grad_()
     theta, reference = start.log_softmax(-1), other.log_softmax(-1)

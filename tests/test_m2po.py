@@ -46,7 +46,7 @@ gaps = st.lists(st.tuples(st.floats(-2, 2), st.sampled_from([-1.0, 0.0, 1.0])), 
 
 @settings(deadline=None, max_examples=30)
 @given(gaps, st.randoms(use_true_random=False))
-def test_m2po_keeps_as_much_as_the_bound_allows_in_any_order(tokens, random):
+def test_m2po_keep_is_maximal_in_any_order(tokens, random):
     kept = keep([g for g, _ in tokens], [a for _, a in tokens])
     concerned = [(g * g, k) for (g, a), k in zip(tokens, kept, strict=True) if g * a > 0 and g - 5 != -5]
     assert all(k for (g, a), k in zip(tokens, kept, strict=True) if g * a <= 0)
@@ -71,13 +71,13 @@ def test_m2po_by_hand():
     torch.testing.assert_close(token.ratio, row(5.0, 1 / 0.9, 0.5))
 
 
-def test_the_mask_is_over_the_whole_batch_and_in_the_weights():
+def test_m2po_masks_the_whole_batch_by_weights():
     # gaps .3 .1 in the first row, .1 .1 in the second: of all four the mean square is .03, of the first row alone .05
     batch = collate([example_sample(3, [1, 2]), example_sample(3, [1, 2], seed=1)])
     mu = torch.tensor([[0.0, -1.3, -1.1], [0.0, -1.1, -1.1]])
     mask = batch.loss_mask
     batch = weighted(replace(batch, rollout_logprobs=mu), advantages=mask.float(), weights=0.5 * mask)
-    theta = torch.tensor([[9.0, -1.0, -1.0], [math.nan, -1.0, -1.0]])  # what nobody sampled has no say
+    theta = torch.tensor([[9.0, -1.0, -1.0], [math.nan, -1.0, -1.0]])  # unsampled tokens have no effect
     default, strict = (Algorithm(AlgorithmConfig(objective={"name": "m2po", "second_moment": m})) for m in (0.04, 0.02))
     prepared, metrics = default.prepare(theta, batch)
     assert prepared.weights.tolist() == [[0, 0.5, 0.5]] * 2 and metrics == {"train/clip_fraction": 0.0}

@@ -9,7 +9,7 @@ import pytest
 from agent_rl.runs.metrics import MetricsFile, read_metrics, rewind_metrics
 
 
-def test_metrics_file_writes_each_key_once_and_heals_a_torn_tail(tmp_path: Path) -> None:
+def test_metrics_file_repairs_a_torn_tail(tmp_path: Path) -> None:
     with MetricsFile(tmp_path) as log:
         log.write("train", 1, {"loss": 0.5, "broken": float("nan")})
         log.write("eval", 1, {"split": "dev", "sampling": "greedy", "success": 0.5})
@@ -33,7 +33,7 @@ def test_metrics_file_writes_each_key_once_and_heals_a_torn_tail(tmp_path: Path)
     assert (tmp_path / "metrics.jsonl.torn-1").read_bytes() == b'{"kind": "train", "st'
 
 
-def test_metrics_of_an_old_run_on_verl_are_read_as_rows(tmp_path: Path) -> None:
+def test_read_metrics_reads_old_verl_files(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     old = [(0, {"val-core/x/test/reward/mean@1": 0.5}), (1, {"actor/loss": 1.0, "val-aux/y": 2.0}), (2, {"a": None})]
     file.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in old))

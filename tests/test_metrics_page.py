@@ -72,7 +72,7 @@ def test_metrics_page_has_no_other_embedded_name(rows: list[dict[str, object]]) 
     assert [name for name in EMBEDDED if not any(pattern(name).fullmatch(one) for one in written)] == []
 
 
-def test_metrics_page_has_the_fields_of_every_kind_of_row(rows: list[dict[str, object]]) -> None:
+def test_metrics_page_has_the_fields_of_rows(rows: list[dict[str, object]]) -> None:
     table = dict(re.findall(r"^\| (`.+?`) \| (`.+?`) \|", SECTIONS["Rows"], re.MULTILINE))
     fields = {
         kind: set(re.findall(r"`(\w+)`", cells))
@@ -110,7 +110,7 @@ def test_names_in_code_finds_new_prefixes() -> None:
     assert names_in_code(ast.parse(code), ("rollout/",)) == {"new/one", "new/two", "rollout/three"}
 
 
-def test_metrics_page_names_the_loss_alike_on_both_backends() -> None:
+def test_metrics_page_names_losses_alike_on_backends() -> None:
     ours = names_in("On verl: ours")
     pairs = re.findall(r"^\| `actor/agent_rl/(\w+)` \| `train/(\w+)`", SECTIONS["On verl: ours"], re.MULTILINE)
     assert len(pairs) == len(ours) and all(one == other for one, other in pairs)

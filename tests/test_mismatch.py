@@ -30,7 +30,7 @@ def measured(**knobs):
     return mismatch(OLD, MU, MASK, TURNS, **knobs)
 
 
-def test_by_hand():
+def test_mismatch_by_hand():
     got = measured()
     # log w: ln 2, -ln 2, 0
     expected = {
@@ -68,7 +68,7 @@ def test_by_hand():
     assert got == pytest.approx(expected, abs=1e-12)
 
 
-def test_what_has_a_direction():
+def test_mismatch_directed_metrics_by_hand():
     """Row 1: old .5 and mu .25, twice, so that w is 2 and its product 4; row 2: old .1, mu .3, once."""
     old = torch.tensor([[0.5, 0.5], [0.1, 1.0]]).log().double()
     mu = torch.tensor([[0.25, 0.25], [0.3, 1.0]]).log().double()
@@ -89,7 +89,7 @@ def test_what_has_a_direction():
     assert got["mismatch/seq_eff_sample_size"] == pytest.approx((13 / 3) ** 2 / (2 * 145 / 9), rel=1e-6)
 
 
-def test_late_turns_share_a_metric_and_absent_ones_have_none():
+def test_mismatch_pools_late_turns():
     gaps = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]])
     turns = torch.tensor([[0, 7, 8, 9, 1000, 3]])
     got = mismatch(gaps, torch.zeros(1, 6), torch.tensor([[True] * 5 + [False]]), turns)
@@ -97,7 +97,7 @@ def test_late_turns_share_a_metric_and_absent_ones_have_none():
     assert by_turn == {"mismatch/turn_0": 1, "mismatch/turn_7": 2, "mismatch/turn_8+": 4}  # (3 + 4 + 5) / 3
 
 
-def test_by_source():
+def test_mismatch_splits_by_source():
     source = torch.tensor([[0, 1, 0, 1], [0] * 4, [5, 0, 0, 0]])
     got = measured(source=source, source_names=("text", "call", "answer"))
     assert {k: v for k, v in got.items() if "source" in k} == pytest.approx({"mismatch/source_call": LN2})
@@ -106,7 +106,7 @@ def test_by_source():
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.floats(-30, 0), min_size=1, max_size=6))
-def test_equal_policies(logprobs):
+def test_mismatch_of_equal_policies_is_zero(logprobs):
     old = torch.tensor([logprobs])
     got = mismatch(old, old.clone(), torch.ones_like(old).bool(), torch.zeros_like(old).long())
     ones = ("rollout_is_mean", "rollout_is_max", "rollout_is_min", "rollout_is_eff_sample_size", "ppl_ratio")
@@ -117,7 +117,7 @@ def test_equal_policies(logprobs):
     assert got.get("training/rollout_actor_probs_pearson_corr", 1) == pytest.approx(1)
 
 
-def test_one_token_or_one_value_has_no_spread_to_report():
+def test_mismatch_omits_spread_of_a_single_value():
     one, mask = torch.tensor([[-1.0]]), torch.tensor([[True]])
     got = mismatch(one, one - 0.5, mask, torch.zeros(1, 1).long())
     assert {"training/rollout_probs_diff_std", "training/rollout_actor_probs_pearson_corr"}.isdisjoint(got)
@@ -129,7 +129,7 @@ def test_one_token_or_one_value_has_no_spread_to_report():
 
 
 @pytest.mark.parametrize("gap", [-1e4, 1e4])
-def test_an_absurd_gap_stays_finite(gap):
+def test_mismatch_stays_finite_at_absurd_gaps(gap):
     old, mu = torch.tensor([[gap, -1.0], [-1.0, -1.0]]), torch.tensor([[0.0, -1.0], [-1.0, -2.0]])
     got = mismatch(old, mu, torch.ones(2, 2).bool(), torch.zeros(2, 2).long())
     assert all(map(math.isfinite, got.values()))
@@ -137,14 +137,14 @@ def test_an_absurd_gap_stays_finite(gap):
     assert got["rollout_corr/rollout_is_max"] == pytest.approx(math.exp(20) if gap > 0 else math.e)
 
 
-def test_an_empty_batch_has_no_metrics():
+def test_mismatch_of_an_empty_batch_is_empty():
     nothing = torch.zeros_like(MASK)
     assert mismatch(OLD, MU, nothing, TURNS) == {}
     assert correction_metrics(Weights(torch.zeros(3, 4), nothing), nothing) == {}
     assert policy_version_histogram(torch.full((2, 3), -1), 4) == {}
 
 
-def test_no_gradient_and_float32():
+def test_mismatch_takes_float32_and_returns_floats():
     old = OLD.float().requires_grad_()
     got = mismatch(old, MU.float(), MASK, TURNS)
     assert got == pytest.approx(measured(), abs=1e-6)
@@ -169,7 +169,7 @@ def test_correction_metrics_by_hand():
     assert got == pytest.approx(expected)
 
 
-def test_a_batch_that_was_rejected_or_masked_as_a_whole():
+def test_correction_metrics_of_a_rejected_batch():
     mask = MASK
     all_rejected = correction_metrics(Weights(torch.zeros(3, 4), torch.zeros_like(mask)), mask)
     assert all_rejected == {
@@ -186,7 +186,7 @@ def test_a_batch_that_was_rejected_or_masked_as_a_whole():
 # Versions
 
 
-def test_policy_version_histogram():
+def test_policy_version_histogram_by_hand():
     # behind by 0, 0, 1, 3, 4, 9, 7 and 0; -1 is not sampled
     versions = torch.tensor([[-1, 9, 9, 8, 6], [5, 0, 2, 9, -1]], dtype=torch.int32)
     assert policy_version_histogram(versions, 9) == {
@@ -198,7 +198,7 @@ def test_policy_version_histogram():
     }
 
 
-def test_tokens_from_the_future_are_an_error():
+def test_policy_version_histogram_refuses_future_versions():
     with pytest.raises(ConfigError, match=r"version 3, after current=2"):
         policy_version_histogram(torch.tensor([[-1, 3]]), 2)
 
@@ -206,7 +206,7 @@ def test_tokens_from_the_future_are_an_error():
 # Routes
 
 
-def test_route_agreement_is_the_share_of_the_top_k_whatever_the_order():
+def test_route_agreement_ignores_expert_order():
     rollout = torch.tensor([[[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 2, 3], [0, 1, 2, -1]]]], dtype=torch.int16)
     training = torch.tensor([[[[3, 2, 1, 0], [4, 9, 8, 7]], [[4, 5, 6, 7], [0, 1, 2, 3]]]], dtype=torch.int16)
     expected = torch.tensor([[[1.0, 0.5], [0.0, NAN]]])
@@ -214,18 +214,18 @@ def test_route_agreement_is_the_share_of_the_top_k_whatever_the_order():
     torch.testing.assert_close(route_agreement(training, rollout), expected, equal_nan=True)
 
 
-def test_missing_on_both_sides_is_not_agreement():
+def test_route_agreement_needs_known_routes():
     missing = torch.full((1, 2, 3, 2), -1, dtype=torch.int8)
     assert route_agreement(missing, missing).isnan().all()
 
 
-def test_routes_of_different_models_can_t_be_compared():
+def test_route_agreement_refuses_other_shapes():
     with pytest.raises(ConfigError, match=r"\(1, 2, 3, 2\).*\(1, 2, 3, 4\)"):
         route_agreement(torch.zeros(1, 2, 3, 2), torch.zeros(1, 2, 3, 4))
 
 
-def test_a_token_s_agreement_is_that_of_the_position_before_it():
+def test_token_agreement_reads_the_previous_position():
     routes = torch.tensor([[[1.0, 0.9, 1.0, 0.0], [1.0, NAN, 1.0, 0.5], [1.0] * 4, [NAN] * 4, [1.0] * 4]])
-    # two of four layers; two of the three known; all; none known; the last position's is nobody's
+    # two of four layers; two of the three known; all; none known; the last position's belongs to no token
     expected = torch.tensor([[NAN, 0.5, 2 / 3, 1.0, NAN]])
     torch.testing.assert_close(token_agreement(routes), expected, equal_nan=True)

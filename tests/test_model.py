@@ -13,7 +13,7 @@ from tests.engines import TINY
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
-def test_the_seed_decides_the_weights_and_nothing_else_changes(architecture: str) -> None:
+def test_make_model_depends_on_the_seed_only(architecture: str) -> None:
     config = ModelConfig(architecture=architecture, **TINY)
     torch.manual_seed(11)
     expected = torch.rand(3)
@@ -26,7 +26,7 @@ def test_the_seed_decides_the_weights_and_nothing_else_changes(architecture: str
     assert all(weight.isfinite().all() and weight.dtype == torch.float32 for weight in first.values())
 
 
-def test_the_default_has_the_stated_size() -> None:
+def test_default_model_has_the_stated_size() -> None:
     model = make_model(ModelConfig(), 576, seed=0)
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(0.7e6, rel=0.1)
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -35,12 +35,12 @@ def test_the_default_has_the_stated_size() -> None:
 @pytest.mark.parametrize(
     "shape", [{"layers": 1}, {"hidden": 8, "heads": 1, "kv_heads": 1}], ids=["one layer", "narrow"]
 )
-def test_a_model_without_room_for_the_heads_is_made_without_them(shape: dict[str, int]) -> None:
+def test_small_model_gets_no_copying_heads(shape: dict[str, int]) -> None:
     model = make_model(ModelConfig(**{**TINY, **shape}), 40, seed=0)
     assert float(model.model.embed_tokens.weight.detach().std()) == pytest.approx(0.02, rel=0.2)  # transformers' own
 
 
-def test_copying_is_learned_within_25_steps() -> None:
+def test_model_learns_copying_within_25_steps() -> None:
     model = make_model(ModelConfig(), 200, seed=0)
     config = WarmStartConfig().optimizer
     optimizer, generator = Optimizer(model, config), torch.Generator().manual_seed(0)

@@ -98,7 +98,7 @@ def watched(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[list[For
 
 
 @pytest.mark.parametrize("replay", ["none", "R2", "R3"])
-def test_each_forward_takes_the_routes_that_it_should(
+def test_forward_takes_the_configured_routes(
     replay: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings(tmp_path, start, {"replay": replay}, updates_per_batch=2, micro_batch_tokens=10**6)
@@ -120,7 +120,7 @@ def test_each_forward_takes_the_routes_that_it_should(
             assert (given[fed + 1 :] == -1).all()
 
 
-def test_an_int4_rollout_shows_in_the_metrics(start: str, tmp_path: Path) -> None:
+def test_int4_rollout_shows_in_the_metrics(start: str, tmp_path: Path) -> None:
     trainer = trainer_of(settings(tmp_path, start, {}))
     while not (metrics := trainer.train_step().metrics)["train/samples"]:
         pass
@@ -133,13 +133,13 @@ def test_an_int4_rollout_shows_in_the_metrics(start: str, tmp_path: Path) -> Non
     assert 0.5 < metrics["routing/entropy"] <= 1 <= metrics["routing/busiest_expert"] <= 4
 
 
-def test_a_fresh_student_samples_with_the_weights_that_are_asked_for(tmp_path: Path) -> None:
+def test_fresh_actor_samples_with_quantized_weights(tmp_path: Path) -> None:
     chosen = config(tmp_path, model=MOE, rollout=ROLLOUT | {"weights": "float8"})
     forward = fresh_actor(spec(chosen.env), chosen).engine.forward
     assert isinstance(forward, QuantizedForward) and forward.weights == "float8"
 
 
-def test_a_float32_rollout_takes_the_routes_of_training(start: str, tmp_path: Path) -> None:
+def test_float32_rollout_matches_training_routes(start: str, tmp_path: Path) -> None:
     exact = settings(tmp_path, start, {}).model_copy(update={"rollout": config(tmp_path).rollout})
     metrics = trainer_of(exact).train_step().metrics
     assert metrics["routing/agreement"] > 0.999 and metrics["mismatch/gap_max"] < 1e-3
@@ -147,7 +147,7 @@ def test_a_float32_rollout_takes_the_routes_of_training(start: str, tmp_path: Pa
 
 @pytest.mark.parametrize("mode", ["sync", "one_step_off"])
 @pytest.mark.parametrize("routing", [{"replay": "R2"}, {"replay": "R3", "min_agreement": 0.6}], ids=["R2", "R3"])
-def test_a_killed_run_goes_on_bit_for_bit(
+def test_moe_run_resumes_bit_for_bit(
     routing: dict[str, object], mode: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings(tmp_path, start, routing, updates_per_batch=2, **{"async": {"mode": mode}})
@@ -160,7 +160,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
     assert_same_run(whole, killed)
 
 
-def test_a_dense_model_has_no_routes_to_care_for(folder: Path, tmp_path: Path) -> None:
+def test_dense_model_refuses_routing_settings(folder: Path, tmp_path: Path) -> None:
     algorithm = {"routing": {"replay": "R3"}}
     with pytest.raises(ValueError, match="tiny_moe"):
         config(tmp_path, algorithm=algorithm)
@@ -201,7 +201,7 @@ def balance_of(actor: Actor, demonstrations: list[Trajectory]) -> dict[str, floa
 
 
 @pytest.mark.parametrize("balance", [0.02, 0.0])
-def test_the_warm_start_keeps_a_router_from_collapsing(balance: float, tmp_path: Path) -> None:
+def test_warm_start_keeps_routers_balanced(balance: float, tmp_path: Path) -> None:
     chosen, actor, demonstrations = fresh(tmp_path, balance)
     shown = demonstrations[:16]
     before = balance_of(actor, shown)

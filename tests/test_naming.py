@@ -16,20 +16,20 @@ def row(**changes: object) -> dict[str, Any]:
     return {"split": "train", "evaluation": False, "global_steps": 3, "index": 12, "session_id": 1} | changes
 
 
-def test_origin_of_a_row() -> None:
+def test_origin_of_reads_a_row() -> None:
     assert origin_of(row(split="hard")) == Origin("train", "hard", 3, sample=1)
     assert origin_of(row(), greedy=True) == Origin("train", "train", 3, greedy=True)
     assert origin_of(row(evaluation=True)) == Origin("eval", "train", 3, sample=1)
 
 
-def test_names_of_training_episodes() -> None:
+def test_names_of_training_episodes_count_tasks() -> None:
     assert names_of(Origin("train", "hard", 3, 1), 12, digits=7) == ("train-00003-0000012", "train-00003-0000012-01")
     assert names_of(Origin("train", "train", 3, 1), 12) == ("train-00003-012", "train-00003-012-01")
     assert names_of(Origin("train", "train", 3, greedy=True), 12)[1] == "train-00003-012-greedy"
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_names_of_evaluated_episodes(greedy: bool) -> None:
+def test_names_of_evaluated_episodes_name_the_sampling(greedy: bool) -> None:
     group = f"train-00003-{'greedy' if greedy else 'sampled'}"
     assert names_of(Origin("eval", "train", 3, greedy=greedy), 12) == (group, f"{group}-0012")
     assert names_of(Origin("eval", "train", 3, 1), 12)[1] == "train-00003-sampled-0012-01"

@@ -11,7 +11,7 @@ from agent_rl.view.progress import Progress
 from tests.runs import assert_same_run, config, killed_run
 
 
-def test_run_whose_config_lacks_newer_settings_resumes_bit_for_bit(
+def test_old_run_without_new_settings_resumes_exactly(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = killed_run(config(tmp_path), monkeypatch)
@@ -22,7 +22,7 @@ def test_run_whose_config_lacks_newer_settings_resumes_bit_for_bit(
     assert_same_run(folder, killed)
 
 
-def test_run_with_settings_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+def test_old_run_with_unknown_settings_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("env: calculator-v0\nrollout: {grops: 3}\nlearning_rate: 1\n")
     with pytest.raises(CheckpointError, match=r"is not one of this version, .*rollout.grops.*; learning_rate"):
         resume_run(tmp_path, Progress())

@@ -63,7 +63,7 @@ def close(*values, within=1e-12):
 # By hand. Group a: 1, 0, 0, 1, mean .5, variance 4 * .25 / 3; group b: 3, 1, mean 2, variance 2
 
 
-def test_group_relative():
+def test_group_relative_by_hand():
     a, b = 0.5 / (math.sqrt(1 / 3) + 1e-6), 1 / (math.sqrt(2) + 1e-6)
     assert call(group_relative, [1.0, 3, 0, 0, 1, 1], "abaaab") == close(a, b, -a, -a, a, -b)
     assert call(unnormalised, [1.0, 3, 0, 0, 1, 1], "abaaab") == [0.5, 1, -0.5, -0.5, 0.5, -1]
@@ -71,12 +71,12 @@ def test_group_relative():
     assert call(group_relative, [0.7, 0.7, 1, 3], "aabb", eps=0.0) == close(0, 0, -math.sqrt(0.5), math.sqrt(0.5))
 
 
-def test_leave_one_out():
+def test_leave_one_out_by_hand():
     # the others' means: of 1 in group a (0 + 0 + 1) / 3, of 0 (1 + 0 + 1) / 3; in group b the other score
     assert call(leave_one_out, [1.0, 3, 0, 0, 1, 1], "abaaab") == close(2 / 3, 2, -2 / 3, -2 / 3, 2 / 3, -2)
 
 
-def test_length_weighted():
+def test_length_weighted_by_hand():
     # group a: (10 * 1 + 30 * 0) / 40 = .25; group b: (1 * 4 + 1 * 0 + 2 * 1) / 4 = 1.5
     lengths = torch.tensor([10, 1, 30, 1, 2])
     assert call(length_weighted, [1.0, 4, 0, 0, 1], "ababb", lengths=lengths) == [0.75, 2.5, -0.25, -1.5, -0.5]
@@ -88,13 +88,13 @@ def test_length_weighted():
         assert got == close(0.75, -0.25, nan)
 
 
-def test_over_greedy():
+def test_over_greedy_by_hand():
     got = over_greedy(torch.tensor([1, 0, nan, 1]), torch.tensor([0.25, 1, 0, nan]))
     assert got.dtype == torch.float64 and got.tolist() == close(0.75, -1, nan, nan)
 
 
-def test_best_of_group():
-    # group a: 5 leads 3 by 2; group b: -1 leads -4 by 3; group c: two share the best score, nobody leads
+def test_best_of_group_by_hand():
+    # group a: 5 leads 3 by 2; group b: -1 leads -4 by 3; group c: two share the best score, none leads
     scores, groups = [5.0, 3, 1, -4, -1, 2, 2, 0], "aaabbccc"
     assert call(best_of_group, scores, groups) == [2, 0, 0, 0, 3, 0, 0, 0]
     # standard deviations: a sqrt((4 + 0 + 4) / 2) = 2, b sqrt(4.5)
@@ -102,7 +102,7 @@ def test_best_of_group():
     assert call(std_best, scores, groups) == close(a, 0, 0, 0, b, 0, 0, 0)
 
 
-def test_max_likelihood():
+def test_max_likelihood_by_hand():
     low, b = -0.25 / (0.25 + 1e-6), 1 / (2 + 1e-6)  # group a: mean 1/4; group b: mean 2
     assert call(max_likelihood, [1.0, 0, 3, 0, 0, 1], "aabaab") == close(-3 * low, low, b, low, low, -b)
     assert call(max_likelihood, [1.0, 0, 0, 0], "aaaa", eps=0.0) == [3, -1, -1, -1]
@@ -110,7 +110,7 @@ def test_max_likelihood():
         assert call(max_likelihood, no_success, "aaa") == [0, 0, 0]
 
 
-def test_decoupled():
+def test_decoupled_by_hand():
     # one group; deviations: of (1, 0, 0, 1) sqrt(1/3), of (0, 0, 0, 2) with mean .5 sqrt((3 * .25 + 2.25) / 3) = 1
     components = torch.tensor([[1.0, 0], [0, 0], [0, 0], [1, 2]])
     weights, groups = torch.tensor([2.0, 3]), torch.tensor([6, 6, 6, 6])
@@ -132,7 +132,7 @@ def test_decoupled_whitens_over_all_groups():
 
 
 @pytest.mark.parametrize("batch_norm", [True, False])
-def test_decoupled_leaves_an_episode_out_if_a_component_that_counts_is_unscored(batch_norm):
+def test_decoupled_drops_episodes_with_unscored_components(batch_norm):
     groups = torch.tensor([0, 0, 0, 0, 1, 1])
     components = torch.tensor([[1.0, 5, 0], [0, nan, 9], [2, 6, nan], [4, 1, 9], [1, 0, 0], [0, 3, 0]])
     weights, kept = torch.tensor([1.0, 2, 0]), [0, 2, 3, 4, 5]  # the NaN of weight 0 does not matter
@@ -143,7 +143,7 @@ def test_decoupled_leaves_an_episode_out_if_a_component_that_counts_is_unscored(
 
 @few
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=9))
-def test_whitening_leaves_a_group_of_equal_scores_at_exactly_zero(others):
+def test_decoupled_leaves_equal_groups_at_zero(others):
     # the mean of a batch is 0 but for rounding: subtracting it would move the first group
     scores, groups = torch.tensor([[0.1], [0.1], *[[s] for s in others]]), torch.tensor([0, 0] + [1] * len(others))
     assert decoupled(scores, torch.ones(1), groups)[:2].tolist() == [0, 0]
@@ -164,7 +164,7 @@ def brute_force(scores, k):
 
 
 @pytest.mark.parametrize("k", range(1, 8))
-def test_pass_at_k_is_what_all_sets_give(k):
+def test_pass_at_k_matches_enumeration(k):
     scores, groups, want = [], "", []
     for successes in range(8):  # groups of 7 with any number of successes
         group = [float(i < successes) for i in range(7)]
@@ -172,7 +172,7 @@ def test_pass_at_k_is_what_all_sets_give(k):
     assert call(pass_at_k, scores, groups, k=k) == close(*want)
 
 
-def test_pass_at_k_of_large_groups_loses_nothing():
+def test_pass_at_k_stays_exact_for_large_groups():
     # C(32, 32) / C(64, 32) is 5e-19: 1 - rho would be 0
     got = call(pass_at_k, [1] * 32 + [0] * 32, "a" * 64, k=32)
     one = 1 / math.sqrt(math.comb(64, 32) - 1)
@@ -186,7 +186,7 @@ def test_pass_at_k_counts_scored_episodes():
     assert call(pass_at_k, [nan, nan], "aa", k=2) == close(nan, nan)
 
 
-def test_pass_at_k_says_what_is_impossible():
+def test_pass_at_k_refuses_impossible_settings():
     with pytest.raises(ConfigError, match=r"0 and 1, not 0\.5"):
         call(pass_at_k, [1, nan, 0.5], "aaa", k=2)
     with pytest.raises(ConfigError, match=rf"k=3 .* group {ord('b')} has 2"):
@@ -202,7 +202,7 @@ SAME = [[0.7], [0.1 + 0.2] * 3, [85.66477024459854] * 3, [0.7, nan], [0.0] * 4, 
 
 @every
 @pytest.mark.parametrize("scores", SAME)
-def test_with_nothing_to_compare_with_the_advantage_is_exactly_zero(advantage, scores):
+def test_advantage_without_comparison_is_zero(advantage, scores):
     got = call(advantage, scores, "g" * len(scores))
     assert [math.isnan(a) for a in got] == [math.isnan(s) for s in scores]
     assert {a for a in got if not math.isnan(a)} <= {0.0}
@@ -214,7 +214,7 @@ def test_epsilon_keeps_rounding_noise_small(advantage):
 
 
 @every
-def test_whatever_comes_in_is_made_float64(advantage):
+def test_advantage_is_computed_in_float64(advantage):
     scores, groups = torch.tensor([3, 0, 1, 1]), torch.tensor([7, 7, 2, 7])
     for dtype in (torch.int64, torch.float32, torch.bfloat16):
         got = advantage(scores.to(dtype), groups)
@@ -223,12 +223,12 @@ def test_whatever_comes_in_is_made_float64(advantage):
 
 @every
 @pytest.mark.parametrize("groups", [[0], [0, 0, 0], [[0, 0]]])
-def test_as_many_groups_as_scores(advantage, groups):
+def test_advantage_refuses_mismatched_groups(advantage, groups):
     with pytest.raises(ConfigError, match="one of each per episode"):
         advantage(torch.zeros(2), torch.tensor(groups))
 
 
-def test_as_many_of_the_others_as_scores():
+def test_advantage_refuses_mismatched_inputs():
     zeros = torch.tensor([0, 0])
     with pytest.raises(ConfigError, match=r"lengths of shape \(1,\)"):
         length_weighted(torch.zeros(2), zeros, torch.ones(1))
@@ -253,7 +253,7 @@ def assert_same(got, want):
 
 @few
 @given(episodes, st.randoms(use_true_random=False))
-def test_the_order_of_episodes_does_not_matter(pairs, random):
+def test_advantage_does_not_depend_on_order(pairs, random):
     scores, groups = tensors(pairs)
     order = list(range(len(pairs)))
     random.shuffle(order)
@@ -263,7 +263,7 @@ def test_the_order_of_episodes_does_not_matter(pairs, random):
 
 @few
 @given(episodes)
-def test_an_episode_that_is_not_scored_might_as_well_not_be_there(pairs):
+def test_advantage_ignores_unscored_episodes(pairs):
     scores, groups = tensors(pairs)
     kept = ~scores.isnan()
     for advantage in EVERY.values():
@@ -274,7 +274,7 @@ def test_an_episode_that_is_not_scored_might_as_well_not_be_there(pairs):
 
 @few
 @given(episodes, st.integers(-1000, 1000))
-def test_a_baseline_takes_out_what_a_whole_group_has_in_common(pairs, shift):
+def test_baseline_advantage_ignores_group_shifts(pairs, shift):
     scores, groups = tensors(pairs)
     shifted = scores + shift * (groups == 3)
     for advantage in (group_relative, unnormalised, leave_one_out, by_position, best_of_group, std_best, single):
@@ -283,7 +283,7 @@ def test_a_baseline_takes_out_what_a_whole_group_has_in_common(pairs, shift):
 
 @few
 @given(episodes, st.floats(0.01, 100))
-def test_what_scaling_does(pairs, scale):
+def test_advantage_scales_or_normalises(pairs, scale):
     scores, groups = tensors(pairs)
     for advantage in (unnormalised, leave_one_out, by_position, best_of_group):
         assert_same(advantage(scores * scale, groups), advantage(scores, groups) * scale)
@@ -293,7 +293,7 @@ def test_what_scaling_does(pairs, scale):
 
 @few
 @given(episodes)
-def test_the_advantages_of_a_group_sum_to_zero(pairs):
+def test_group_advantages_sum_to_zero(pairs):
     scores, groups = tensors(pairs)
     for advantage in (group_relative, leave_one_out, max_likelihood, single, EVERY["decoupled"]):
         for group in groups.unique():

@@ -27,7 +27,7 @@ def release():
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_a_reward_that_never_returns_fails_its_episode(way, release):
+def test_reward_timeout_fails_its_episode(way, release):
     cancelled = []
 
     class Sync(Dice):
@@ -58,7 +58,7 @@ def test_a_reward_that_never_returns_fails_its_episode(way, release):
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_a_close_that_never_returns_is_a_warning(way, release):
+def test_close_timeout_is_a_warning(way, release):
     class Sync(Dice):
         def close(self):  # type: ignore[override]
             release.wait(30)
@@ -69,7 +69,7 @@ def test_a_close_that_never_returns_is_a_warning(way, release):
     assert episode.reward == 1.0
 
 
-def test_a_timeout_of_a_reward_itself_is_told_as_it_is():
+def test_reward_keeps_its_own_timeout_error():
     class Late(Dice):
         @reward
         def judge(self, episode) -> float:
@@ -79,7 +79,7 @@ def test_a_timeout_of_a_reward_itself_is_told_as_it_is():
     assert episode.error is not None and (episode.error.where, episode.error.message) == ("score", "upstream")
 
 
-def test_sync_rewards_run_one_after_the_other():
+def test_sync_rewards_run_in_turn():
     seen = []
 
     class Two(Dice):
@@ -99,7 +99,7 @@ def test_sync_rewards_run_one_after_the_other():
 
 
 @pytest.mark.parametrize("where", ["reward", "tool"])
-def test_what_never_returns_does_not_hold_up_the_exit(where):
+def test_exit_does_not_wait_for_stuck_threads(where):
     code = f"""
 import threading, agent_rl as ar
 @ar.register("stuck-v0", budget=ar.Budget(score_seconds=0.05))
@@ -126,7 +126,7 @@ print(episode.outcome, episode.final_text, episode.error and episode.error.messa
 # Worker threads
 
 
-def test_a_worker_thread_is_reused_unless_it_never_returns(release):
+def test_worker_threads_are_reused(release):
     async def main():
         first = await in_thread(threading.current_thread, "first")
         assert await in_thread(threading.current_thread, "second") is first
@@ -140,7 +140,7 @@ def test_a_worker_thread_is_reused_unless_it_never_returns(release):
     asyncio.run(main())
 
 
-def test_many_worker_calls_at_once_all_return():
+def test_worker_calls_all_return_under_load():
     async def main():
         calls = [in_thread(lambda i=i: time.sleep(0.001 * (i % 3)) or i, "call", quick=i % 2 == 0) for i in range(200)]
         assert await asyncio.gather(*calls) == list(range(200))
@@ -150,7 +150,7 @@ def test_many_worker_calls_at_once_all_return():
     assert sum(type(t).__name__ == "_Worker" for t in threading.enumerate()) <= 70
 
 
-def test_a_worker_call_raises_what_the_function_raised():
+def test_worker_call_raises_the_error_of_its_function():
     def fails():
         raise SystemExit("out")
 

@@ -1,4 +1,4 @@
-"""Slow environments and judges: while one episode waits, the others go on; on a server and on the embedded engine."""
+"""Slow environments and judges overlap between episodes, on a server and on the embedded engine."""
 
 import asyncio
 import copy
@@ -41,7 +41,7 @@ class Answered(Env):
 
 
 class Judged(Answered):
-    """Its judge answers nobody before everybody has asked."""
+    """Its judge answers once all episodes have asked."""
 
     asked: ClassVar[asyncio.Barrier]
 
@@ -129,33 +129,33 @@ def episodes_of(cls: type[Env], policy: Policy, budget: Budget | None = None, n:
     return asyncio.run(run_jobs([Job(spec, {"number": i}, i) for i in range(n)], policy, concurrency=n))
 
 
-def test_judges_are_asked_together(policy: Policy) -> None:
+def test_judges_overlap(policy: Policy) -> None:
     Judged.asked = asyncio.Barrier(N)
     assert [e.value("judged") for e in episodes_of(Judged, policy)] == [1.0] * N
 
 
-def test_sixteen_slow_rewards_take_hardly_longer_than_one(policy: Policy) -> None:
+def test_slow_rewards_overlap(policy: Policy) -> None:
     started = time.monotonic()
     episodes = episodes_of(Slow, policy)
     assert [e.value("judged") for e in episodes] == [1.0] * N
     assert SECONDS <= time.monotonic() - started < N * SECONDS / 2
 
 
-def test_methods_that_block_keep_nobody_else_waiting(policy: Policy) -> None:
+def test_blocking_methods_overlap(policy: Policy) -> None:
     Simulated.met = {where: threading.Barrier(N) for where in ("reset", "step", "judged", "close")}
     episodes = episodes_of(Simulated, policy)
     assert [e.error for e in episodes] == [None] * N and [e.value("judged") for e in episodes] == [1.0] * N
     assert all(barrier.n_waiting == 0 and not barrier.broken for barrier in Simulated.met.values())
 
 
-def test_the_others_sample_and_end_while_one_is_stuck(policy: Policy) -> None:
+def test_stuck_episode_leaves_others_running(policy: Policy) -> None:
     Stuck.ended = threading.Semaphore(0)
     episodes = episodes_of(Stuck, policy)
     assert [e.reward for e in episodes] == [1.0] * N
     assert episodes[0].seconds == max(e.seconds for e in episodes)
 
 
-def test_an_environment_that_never_answers_is_out_of_time() -> None:
+def test_hung_environment_runs_out_of_time() -> None:
     Hanging.released = threading.Event()
     renderer = copy.copy(small_renderer())
     renderer.stop_ids = frozenset(range(432))
@@ -164,7 +164,7 @@ def test_an_environment_that_never_answers_is_out_of_time() -> None:
     assert (episode.stop_reason, episode.outcome) == (StopReason.SECONDS, Outcome.TRUNCATED)
 
 
-def test_what_a_thread_raises_is_the_episode_s_failure() -> None:
+def test_thread_errors_fail_the_episode() -> None:
     class Broken(Answered):
         blocking = True
 
@@ -175,7 +175,7 @@ def test_what_a_thread_raises_is_the_episode_s_failure() -> None:
     assert episode.error is not None and (episode.error.where, episode.error.type) == ("step", "OSError")
 
 
-def test_without_the_declaration_all_run_on_the_event_loop() -> None:
+def test_methods_run_on_the_loop_by_default() -> None:
     class Plain(Answered):
         def step(self, action):
             return Step(reward=float(threading.current_thread() is threading.main_thread()), terminated=True)
@@ -186,7 +186,7 @@ def test_without_the_declaration_all_run_on_the_event_loop() -> None:
     assert [run_dice(play("6"), cls=cls).reward for cls in (Plain, Threaded)] == [1.0, 0.0]
 
 
-def test_a_tool_environment_s_answer_and_rewards_get_threads_too() -> None:
+def test_blocking_covers_answers_and_rewards() -> None:
     threads: dict[str, str] = {}
 
     class Checked(ToolEnv):

@@ -30,7 +30,7 @@ def rendered(*messages: str | Message) -> list[list[int]]:
 # TokenPolicy
 
 
-def test_token_policy_keeps_exactly_the_engine_s_ids():
+def test_token_policy_keeps_exact_engine_ids():
     engine = ScriptedEngine(rendered(CALL, TWO_CALLS, "6"))
     episode = run_dice(TokenPolicy(engine, small_renderer()))
     (trajectory,), (session,) = episode.trajectories, engine.sessions
@@ -59,7 +59,7 @@ def test_token_policy_trains_on_any_sampled_ids(replies):
     ]
 
 
-def test_token_policy_keeps_logprobs_and_versions_with_their_tokens():
+def test_token_policy_keeps_logprobs_and_versions():
     replies = rendered(CALL, "6")
     n = len(replies[0])
     engine = ScriptedEngine(sampled(replies, [4] * (n - 1) + [5] * 100))  # the weights changed before the last token
@@ -81,20 +81,20 @@ def test_token_policy_counts_closing_tokens_to_their_turn():
     ]
 
 
-def test_token_policy_appends_what_a_whole_rendering_gives():
+def test_token_policy_matches_a_whole_rendering():
     episode = run_dice(token_policy(CALL, "6"))
     whole = small_renderer().prompt(episode.messages[:-1], Dice().tools) + rendered("6")[0]
     assert episode.trajectories[0].token_ids.tolist() == whole
 
 
-def test_token_policy_gives_every_call_an_id_of_its_own():
+def test_token_policy_gives_calls_unique_ids():
     episode = run_dice(token_policy(CALL, TWO_CALLS, TWO_CALLS, "6"))
     ids = [call.id for m in episode.messages for call in m.tool_calls]
     assert ids == ["call_0_0", "call_1_0", "call_1_1", "call_2_0", "call_2_1"]
     assert [m.tool_call_id for m in episode.messages if m.role == "tool"] == ids
 
 
-def test_token_policy_bounds_replies_by_the_budget_and_their_limit():
+def test_token_policy_bounds_replies_by_the_budget():
     engine = ScriptedEngine(rendered(CALL, "6"), context_limit=100)
     episode = run_dice(TokenPolicy(engine, small_renderer(), SamplingParams(max_tokens=60)), budget=Budget(tokens=90))
     (trajectory,) = episode.trajectories
@@ -127,7 +127,7 @@ def forked(unproven, replies):
     return run_dice(TokenPolicy(engine, renderer)), engine
 
 
-def test_fork_begins_where_the_renderer_can_not_append():
+def test_fork_begins_at_an_unappendable_observation():
     episode, engine = forked({2}, [CALL, CALL, CALL, "6"])
     first, second = episode.trajectories
     assert [t.token_ids.tolist() for t in episode.trajectories] == [s.token_ids for s in engine.sessions]
@@ -139,7 +139,7 @@ def test_fork_begins_where_the_renderer_can_not_append():
     assert [s.turn for s in second.spans] == [2, 2, 2, 3, 3]
 
 
-def test_fork_position_is_the_end_of_the_shared_prefix():
+def test_fork_position_ends_the_shared_prefix():
     class Rewriting(UnprovenRenderer):
         def prompt(self, messages, tools):
             short = [Message("assistant", "…") if m.role == "assistant" else m for m in messages]
@@ -181,7 +181,7 @@ def test_scripted_without_a_renderer_has_no_tokens():
     assert run_dice(play(CALL, "6")).trajectories == ()
 
 
-def test_scripted_tokens_are_a_policy_s_without_logprobs():
+def test_scripted_tokens_have_no_logprobs():
     script = play(CALL, TWO_CALLS, "6").script
     shown = run_dice(Scripted(script, small_renderer())).trajectories[0]
     sampled = run_dice(token_policy(CALL, TWO_CALLS, "6")).trajectories[0]
@@ -190,7 +190,7 @@ def test_scripted_tokens_are_a_policy_s_without_logprobs():
     assert np.isnan(shown.logprobs).all()  # they were not sampled
 
 
-def test_scripted_forks_where_its_renderer_can_not_append():
+def test_scripted_forks_at_an_unappendable_observation():
     episode = run_dice(Scripted(play(CALL, "6").script, UnprovenRenderer(small_renderer(), {1})))
     first, second = episode.trajectories
     assert episode.success and second.forked_from == Fork(0, len(first))
@@ -198,7 +198,7 @@ def test_scripted_forks_where_its_renderer_can_not_append():
     assert taught == [i for reply in rendered(CALL, "6") for i in reply]
 
 
-def test_scripted_replies_are_cut_by_the_token_budget_as_a_policy_s_are():
+def test_scripted_replies_respect_the_token_budget():
     episode = run_dice(Scripted(play("6" * 20).script, small_renderer()), budget=Budget(tokens=30))
     assert episode.stop_reason is StopReason.TOKENS and len(episode.trajectories[0]) == 30
     assert len(episode.messages[-1].content) < 20
@@ -215,7 +215,7 @@ def test_scripted_gets_the_observations():
     assert seen == [episode.messages[2:3]]
 
 
-def test_oracle_and_demonstrator_play_what_the_environment_shows():
+def test_oracle_and_demonstrator_play_the_calculator():
     calculator = spec("calculator-v0")
     task = calculator.tasks.get("train", 0)
     jobs = [Job(calculator, task, seed) for seed in range(12)]

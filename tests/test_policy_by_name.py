@@ -45,7 +45,7 @@ def opened(**config: object) -> ar.Message:
         return ar.Message("assistant", answer) if isinstance(answer, str) else answer
 
 
-def test_register_policy_makes_a_user_s_policy_usable_everywhere(tmp_path: Path) -> None:
+def test_register_policy_makes_a_user_policy_usable(tmp_path: Path) -> None:
     own, out = tmp_path / "own.py", tmp_path / "episodes.jsonl"
     own.write_text(OWN)
     assert len(OWN.splitlines()) <= 10
@@ -56,7 +56,7 @@ def test_register_policy_makes_a_user_s_policy_usable_everywhere(tmp_path: Path)
     assert episode.final_text == "12"
 
 
-def test_open_policy_gives_a_factory_the_sampling_and_the_environment() -> None:
+def test_open_policy_passes_sampling_and_environment() -> None:
     @register_policy("asking")
     def asking(params: SamplingParams, env: EnvSpec, word: str = "is") -> Scripted:
         return Scripted(lambda _env, seed: (text for text in [f"{env.id} {word} {params.temperature}"]))
@@ -67,7 +67,7 @@ def test_open_policy_gives_a_factory_the_sampling_and_the_environment() -> None:
         opened(name="asking", params="hot")
 
 
-def test_open_policy_closes_a_factory_that_is_a_context_manager() -> None:
+def test_open_policy_closes_context_managers() -> None:
     seen = []
 
     @register_policy("server")
@@ -101,7 +101,7 @@ def test_open_policy_refuses_wrong_settings(config: dict[str, object], message: 
         opened(**config)
 
 
-def test_run_plays_a_checkpoint_s_folder(folder: Path) -> None:
+def test_run_plays_a_checkpoint_folder(folder: Path) -> None:
     checkpoint = str(folder / "checkpoint")
     for policy in (checkpoint, {"name": "checkpoint", "folder": checkpoint, "renderer": "chatml", "slots": 2}):
         (episode,) = ar.run("calculator-v0", policy, split="dev")

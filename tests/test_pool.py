@@ -29,7 +29,7 @@ def nothing_closed_yet():
     [(where, "break") for where in ("make", "reset", "policy", "step", "score")]
     + [(where, "cancel") for where in ("reset", "step", "score")],
 )
-def test_a_failure_costs_only_its_own_episode(where, kind):
+def test_failure_costs_its_own_episode_only(where, kind):
     s = dice_spec()
     bad = Job(s, {kind: where, "name": "bad"}, 1, env_args={"sides": 0} if where == "make" else {})
     jobs = [Job(s, {"name": str(i)}, i) for i in range(4)]
@@ -60,7 +60,7 @@ def test_a_failure_costs_only_its_own_episode(where, kind):
     ("returned", "message"),
     [(None, "'NoneType' object has no attribute 'observation'"), (Step((3,)), "an observation is a str, a Message")],  # type: ignore[arg-type]
 )
-def test_a_step_that_is_none_is_a_failure_of_the_step(returned, message):
+def test_invalid_step_fails_the_episode(returned, message):
     class Odd(Dice):
         async def step(self, action):
             return returned
@@ -71,14 +71,14 @@ def test_a_step_that_is_none_is_a_failure_of_the_step(returned, message):
     assert message in episode.error.message
 
 
-def test_a_script_that_ends_too_soon_is_a_policy_error():
+def test_exhausted_script_is_a_policy_error():
     episode = run_dice(play(CALL))
     assert episode.error is not None
     assert (episode.error.where, episode.error.type) == ("policy", "PolicyError")
     assert episode.turns == 1
 
 
-def test_an_aborted_reply_is_no_sample():
+def test_aborted_reply_fails_the_episode():
     class Aborting(ScriptedEngine):
         def open(self, seed):
             session = super().open(seed)
@@ -98,13 +98,13 @@ def test_an_aborted_reply_is_no_sample():
     assert episode.trajectories[0].loss_mask.any()  # what it did sample is kept, to look at
 
 
-def test_a_failed_close_is_a_warning_and_the_episode_is_whole():
+def test_failed_close_is_a_warning():
     with pytest.warns(RuntimeWarning, match=r"dice-v0: close\(\) failed: KeyError: 'broken close'"):
         episode = run_dice(play("6"), {"break": "close"})
     assert episode.reward == 1.0
 
 
-def test_environment_is_closed_though_the_policy_fails_to_close():
+def test_failing_policy_close_still_closes_the_environment():
     def script(env, seed):
         try:
             yield "6"
@@ -117,7 +117,7 @@ def test_environment_is_closed_though_the_policy_fails_to_close():
     assert Dice.closed == [""]
 
 
-def test_an_open_script_is_closed():
+def test_open_script_is_closed():
     ended = []
 
     def script(env, seed):
@@ -132,7 +132,7 @@ def test_an_open_script_is_closed():
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "score"])
-def test_cancelling_propagates_and_closes(where):
+def test_cancelling_an_episode_closes_it(where):
     async def main():
         task = asyncio.create_task(run_episode(Job(dice_spec(), {"hang": where, "name": "it"}, 0), play("6")))
         for _ in range(5):
@@ -167,7 +167,7 @@ def counting(counts: list[int]):
 
 
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 1), (3, 3), (64, 7)])
-def test_at_most_so_many_are_under_way(concurrency, most):
+def test_run_jobs_bounds_concurrency(concurrency, most):
     counts: list[int] = []
     s = counting(counts)
     episodes = asyncio.run(run_jobs([Job(s, {"i": i}, i) for i in range(7)], play("6"), concurrency=concurrency))
@@ -175,7 +175,7 @@ def test_at_most_so_many_are_under_way(concurrency, most):
     assert max(counts) == most
 
 
-def test_episodes_come_as_they_end_and_are_returned_in_order():
+def test_run_jobs_returns_episodes_in_order():
     class Slow(Dice):
         async def reset(self, task, rng):
             for _ in range(task["wait"]):
@@ -189,7 +189,7 @@ def test_episodes_come_as_they_end_and_are_returned_in_order():
     assert [e.task["wait"] for e in episodes] == [20, 1, 10]
 
 
-def test_jobs_are_drawn_as_there_is_room():
+def test_stream_jobs_draws_jobs_lazily():
     drawn: list[int] = []
 
     def jobs():
@@ -209,7 +209,7 @@ def test_jobs_are_drawn_as_there_is_room():
     assert len(Dice.closed) == 5
 
 
-def test_no_jobs_are_no_episodes():
+def test_run_jobs_takes_no_jobs():
     assert asyncio.run(run_jobs([], play())) == []
 
 
@@ -219,7 +219,7 @@ def test_run_jobs_refuses_a_concurrency_of_zero(jobs):
         asyncio.run(run_jobs([Job(dice_spec(), {}, 0)] * jobs, play("6"), concurrency=0))
 
 
-def test_stream_jobs_raises_an_error_of_its_source_after_running_episodes():
+def test_stream_jobs_raises_source_errors_last():
     def jobs():
         yield Job(dice_spec(), {"name": "first"}, 0)
         raise OSError("no more tasks")
@@ -236,7 +236,7 @@ def test_stream_jobs_raises_an_error_of_its_source_after_running_episodes():
     assert Dice.closed == ["first"]
 
 
-def test_run_jobs_cancels_the_rest_where_on_episode_raises():
+def test_run_jobs_stops_at_a_raising_callback():
     def stop(episode):
         raise BufferError("disk full")
 
@@ -250,7 +250,7 @@ def test_run_jobs_cancels_the_rest_where_on_episode_raises():
     asyncio.run(main())
 
 
-def test_cancelling_a_pool_closes_everything():
+def test_cancelling_the_pool_closes_everything():
     async def main():
         jobs = [Job(dice_spec(), {"name": str(i), "hang": "step"}, i) for i in range(5)]
         pool = asyncio.create_task(run_jobs(jobs, play("6"), concurrency=3))
@@ -264,7 +264,7 @@ def test_cancelling_a_pool_closes_everything():
     asyncio.run(main())
 
 
-def test_a_group_is_one_task_with_seeds_of_its_own():
+def test_group_jobs_share_a_task_with_own_seeds():
     dice = dice_spec()
     first, again = (group_jobs(dice, {"q": 1}, 4, 7, env_args={"sides": 3}) for _ in range(2))
     assert first == again

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agent_rl.backends.embedded.actor import load_actor
-from agent_rl.backends.embedded.checkpoint import load_state, save_checkpoint
+from agent_rl.backends.embedded.checkpoint import restore, save_checkpoint
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -28,7 +28,7 @@ def trainer(start: Path, tmp_path: Path, **precision: object) -> Trainer:
     return Trainer(spec("calculator-v0"), load_actor(start, slots=8, context=256), settings)
 
 
-def test_the_gap_to_the_engine_is_smaller_with_a_float32_head(folder: Path, tmp_path: Path) -> None:
+def test_float32_head_narrows_the_gap(folder: Path, tmp_path: Path) -> None:
     one = trainer(folder / "checkpoint", tmp_path)
     _, episodes = one.evaluate(distinct_tasks(one.spec.tasks, "dev", 12), one.rollouts.params, "dev", "gap")
 
@@ -47,7 +47,7 @@ def test_the_gap_to_the_engine_is_smaller_with_a_float32_head(folder: Path, tmp_
     assert gap(head="model") == exact  # the weights are float32: without autocast there is nothing to widen
 
 
-def test_the_trainer_computes_as_it_was_told(folder: Path, tmp_path: Path) -> None:
+def test_trainer_applies_the_precision_settings(folder: Path, tmp_path: Path) -> None:
     """Under theta and under old, whose gap to mu the metrics hold."""
     found = []
     for precision in ({}, {"autocast": "bfloat16"}, {"autocast": "bfloat16", "head": "model"}):
@@ -60,7 +60,7 @@ def test_the_trainer_computes_as_it_was_told(folder: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("head", ["float32", "model"])
 @pytest.mark.parametrize("format", ["bfloat16", "float16"])
-def test_gradients_under_autocast_are_near_and_in_the_weights_format(format: str, head: str) -> None:
+def test_autocast_gradients_are_close_and_float32(format: str, head: str) -> None:
     found = []
     for precision in (PrecisionConfig(), PrecisionConfig(autocast=format, head=head, chunk=10)):
         model = tiny()
@@ -75,7 +75,7 @@ def test_gradients_under_autocast_are_near_and_in_the_weights_format(format: str
 # --- loss scaling ---
 
 
-def test_an_overflow_skips_the_update_halves_the_scale_and_training_goes_on() -> None:
+def test_overflow_skips_the_update_and_halves_scale() -> None:
     model = tiny()
     optimizer = Optimizer(model, OptimizerConfig(), scale_loss=True)
     start = optimizer.loss_scale
@@ -94,7 +94,7 @@ def test_an_overflow_skips_the_update_halves_the_scale_and_training_goes_on() ->
 
 
 @pytest.mark.parametrize("muon_lr", [0.0, 0.05])
-def test_scaling_changes_nothing_where_nothing_is_rounded(muon_lr: float) -> None:
+def test_loss_scaling_is_exact_without_rounding(muon_lr: float) -> None:
     weights = []
     for scale_loss in (False, True):  # a power of two, in float32
         model = tiny()
@@ -108,7 +108,7 @@ def test_scaling_changes_nothing_where_nothing_is_rounded(muon_lr: float) -> Non
 
 
 @pytest.mark.parametrize("format", ["bfloat16", "float16"])
-def test_a_resumed_trainer_goes_on_bit_for_bit(format: str, folder: Path, tmp_path: Path) -> None:
+def test_trainer_resumes_bit_for_bit_under_autocast(format: str, folder: Path, tmp_path: Path) -> None:
     def go(one: Trainer, steps: int) -> list[dict[str, float]]:
         found = [one.train_step().metrics for _ in range(steps)]
         return [{k: v for k, v in metrics.items() if not k.startswith("perf/")} for metrics in found]
@@ -118,9 +118,9 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(format: str, folder: Path, tmp_pa
         one.optimizer.backward(sum(p.sum() for p in one.actor.model.parameters()) * 1e38)
         one.optimizer.step(1.0)
     go(one, 2)
-    save_checkpoint(tmp_path / "checkpoint", one.actor, one.optimizer, one.step)
+    save_checkpoint(tmp_path / "checkpoint", one)
     two = trainer(tmp_path / "checkpoint", tmp_path, autocast=format)
-    two.step = load_state(tmp_path / "checkpoint", two.optimizer)
+    restore(tmp_path / "checkpoint", two)
     expected = go(one, 2)
     assert go(two, 2) == expected and all(m["train/samples"] for m in expected)
     assert two.optimizer.loss_scale == one.optimizer.loss_scale == {"bfloat16": 1, "float16": 2**15}[format]

@@ -45,7 +45,7 @@ floats = st.floats(-30, 30)
 
 @given(floats, floats, floats, floats, st.floats(0.01, 1), st.floats(0, 0.49))
 @settings(deadline=None, max_examples=30)
-def test_dpos_gradient(c: float, r: float, c_ref: float, r_ref: float, beta: float, smoothing: float) -> None:
+def test_dpo_gradient_by_hand(c: float, r: float, c_ref: float, r_ref: float, beta: float, smoothing: float) -> None:
     """With m's slope in the loss, `smoothing - sigmoid(-m)` (Rafailov et al. 2023, under eq. 7, for no smoothing)."""
     chosen, rejected = tensor(c).requires_grad_(), tensor(r).requires_grad_()
     loss, margin = dpo_loss(chosen, rejected, tensor(c_ref), tensor(r_ref), beta=beta, label_smoothing=smoothing)
@@ -57,7 +57,7 @@ def test_dpos_gradient(c: float, r: float, c_ref: float, r_ref: float, beta: flo
     assert not margin.requires_grad
 
 
-def test_dpos_gradient_numerically() -> None:
+def test_dpo_gradient_matches_finite_differences() -> None:
     chosen, rejected = tensor(-3, 1, 8).requires_grad_(), tensor(-2, 4, -1).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda c, r: dpo_loss(c, r, tensor(0, 1, 2), tensor(2, 1, 0), label_smoothing=0.1)[0], [chosen, rejected]
@@ -73,7 +73,7 @@ def test_dpo_stays_finite() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 0.5, 1.0, NAN])
-def test_a_label_smoothing_that_says_nothing_is_refused(smoothing: float) -> None:
+def test_dpo_refuses_impossible_label_smoothing(smoothing: float) -> None:
     with pytest.raises(ConfigError, match=f"label_smoothing is {smoothing}"):
         dpo_loss(tensor(0), tensor(0), tensor(0), tensor(0), label_smoothing=smoothing)
 
@@ -82,7 +82,7 @@ def test_a_label_smoothing_that_says_nothing_is_refused(smoothing: float) -> Non
 
 
 @pytest.mark.parametrize("garbage", [NAN, INF, -INF, 5.0])
-def test_only_sampled_tokens_count(garbage: float) -> None:
+def test_sequence_logprob_counts_sampled_tokens_only(garbage: float) -> None:
     mask = torch.tensor([[True, False, True, False], [False] * 4, [True] * 4])
     logprobs = torch.where(mask, torch.tensor([-0.5, -1.0, -0.25, -2.0]), garbage).requires_grad_()
     found = sequence_logprob(logprobs, mask)
@@ -91,7 +91,7 @@ def test_only_sampled_tokens_count(garbage: float) -> None:
     assert torch.equal(torch.autograd.grad(found.sum(), logprobs)[0], mask.float())
 
 
-def test_float32_sums_have_the_wrong_sign_on_long_pairs() -> None:
+def test_sequence_logprob_sums_long_rows_in_double() -> None:
     """20,000 tokens at -1.5 are -30,000, where float32 has steps of 0.00195: 0.0007 is lost, 0.0015 becomes a step.
 
     Halves add up exactly in any order, so only the last token is rounded. The margin is 0.0007 for each of chosen,
@@ -107,7 +107,7 @@ def test_float32_sums_have_the_wrong_sign_on_long_pairs() -> None:
     assert margin.item() == pytest.approx(0.0006, abs=1e-6)
 
 
-def test_float32_inputs_of_dpo_are_not_subtracted_in_float32() -> None:
+def test_dpo_subtracts_in_float64() -> None:
     # (-30,000 - 0.0007) - (-30,000 - 0) = -0.0007, where float32 has 0
     loss, margin = dpo_loss(*(torch.tensor([x]) for x in (-3e4, -3e4, 7e-4, 0.0)), beta=1.0)
     assert (loss.dtype, margin.dtype) == (F64, F64)
@@ -124,12 +124,12 @@ def pairs(scores: list[float], groups: list[int], margin: float = 0.0) -> list[l
     return found.tolist()
 
 
-def test_the_best_against_the_worst_of_each_group() -> None:
+def test_pairs_take_the_best_and_worst() -> None:
     # group 2 is episodes 1, 3 (0.5, 0.9); group 7 is 0, 2, 4, 5 (0.2, 1.0, -1.0, 0.3)
     assert pairs([0.2, 0.5, 1.0, 0.9, -1.0, 0.3], [7, 2, 7, 2, 7, 7]) == [[3, 1], [2, 4]]
 
 
-def test_the_first_of_equals_is_taken() -> None:
+def test_pairs_take_the_first_of_equals() -> None:
     assert pairs([0, 1, 0, 1], [5, 5, 5, 5]) == [[1, 0]]
     assert pairs([1, 0, 1, 0], [5, 5, 5, 5]) == [[0, 1]]
 
@@ -146,15 +146,15 @@ def test_the_first_of_equals_is_taken() -> None:
         ([NAN, 1.0], [0, 0]),
     ],
 )
-def test_groups_without_a_pair(scores: list[float], groups: list[int]) -> None:
+def test_pairs_skip_groups_without_a_pair(scores: list[float], groups: list[int]) -> None:
     assert pairs(scores, groups) == []
 
 
-def test_what_is_not_scored_takes_no_part() -> None:
+def test_pairs_skip_unscored_episodes() -> None:
     assert pairs([NAN, 0.1, NAN, 0.8, NAN], [1, 1, 1, 1, 9]) == [[3, 1]]
 
 
-def test_the_margin() -> None:
+def test_pairs_require_more_than_the_margin() -> None:
     scores, groups = [0.0, 0.5, 0.3, 0.8, 0.0, 0.6], [0, 0, 1, 1, 2, 2]
     assert pairs(scores, groups, 0.4) == [[1, 0], [3, 2], [5, 4]]
     assert pairs(scores, groups, 0.5) == [[5, 4]]  # equal to the margin, and 0.8 - 0.3 to float noise: a tie
@@ -162,7 +162,7 @@ def test_the_margin() -> None:
 
 
 @pytest.mark.parametrize("margin", [-0.1, NAN])
-def test_a_margin_below_0_is_refused(margin: float) -> None:
+def test_pairs_refuse_a_negative_margin(margin: float) -> None:
     with pytest.raises(ConfigError, match=f"margin is {margin}"):
         pairs([1.0], [0], margin)
 
@@ -174,7 +174,7 @@ episodes = st.lists(
 
 @given(episodes, st.sampled_from([0.0, 1.0, 2.5]))
 @settings(deadline=None, max_examples=30)
-def test_as_a_loop_over_groups_finds_them(rows: list[tuple[float, int]], margin: float) -> None:
+def test_pairs_match_a_loop_over_groups(rows: list[tuple[float, int]], margin: float) -> None:
     expected = []
     for group in sorted({g for _, g in rows}):
         members = [i for i, (score, g) in enumerate(rows) if g == group and not math.isnan(score)]

@@ -15,7 +15,7 @@ from tests.runs import config
 
 
 @pytest.mark.parametrize("name", choices("algorithm"))
-def test_a_preset_learns_from_real_rollouts(name: str, folder: Path, tmp_path: Path) -> None:
+def test_preset_learns_from_real_rollouts(name: str, folder: Path, tmp_path: Path) -> None:
     preset = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
     settings = config(tmp_path, algorithm=preset.model_dump())
     actor, start = (load_actor(folder / "checkpoint", slots=8, context=256) for _ in range(2))
@@ -33,7 +33,7 @@ def test_a_preset_learns_from_real_rollouts(name: str, folder: Path, tmp_path: P
         assert row.get("mismatch/gap_max", 0.0) < 1e-4
 
 
-def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(folder: Path, tmp_path: Path) -> None:
+def test_dynamic_sampling_fills_the_batch(folder: Path, tmp_path: Path) -> None:
     algorithm = {"filters": ["varied-groups"], "refill": {"max_rounds": 3, "oversampling": 2.0}}
     settings = config(tmp_path, algorithm=algorithm)
     trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), settings)
@@ -51,7 +51,7 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(folder: Path, 
     assert any(r.metrics["rollout/rounds"] > 1 and r.metrics["train/samples"] for r in results)
 
 
-def test_a_batch_that_no_round_could_fill_is_skipped(folder: Path, tmp_path: Path) -> None:
+def test_unfilled_batch_is_skipped(folder: Path, tmp_path: Path) -> None:
     algorithm = {"filters": ["varied-groups"], "refill": {"max_rounds": 2, "oversampling": 1.0}}
     settings = config(tmp_path, algorithm=algorithm, rollout={"groups": 2, "samples": 1, "slots": 8, "max_tokens": 24})
     trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), settings)

@@ -26,7 +26,7 @@ def shown(terminal: bool) -> str:
     return out.getvalue()
 
 
-def test_without_a_terminal_there_are_plain_lines_now_and_then() -> None:
+def test_progress_prints_plain_lines_without_a_terminal() -> None:
     text = shown(terminal=False)
     assert "\x1b" not in text
     assert "cloning 10/10  loss 0.5 [/x]" in text
@@ -35,7 +35,7 @@ def test_without_a_terminal_there_are_plain_lines_now_and_then() -> None:
     assert "▲" in lines[-1] and "80% of 128 dev tasks" in lines[-1]
 
 
-def test_a_step_without_rollouts_tells_of_its_pairs() -> None:
+def test_progress_shows_pairs_without_rollouts() -> None:
     out = io.StringIO()
     with Progress(Console(file=out, width=200)) as progress:
         progress.train_step(1, 2, {"train/samples": 0.0}, "")
@@ -48,12 +48,12 @@ def test_a_step_without_rollouts_tells_of_its_pairs() -> None:
     ]  # fmt: skip
 
 
-def test_on_a_terminal_it_is_drawn_over_and_what_is_said_stays() -> None:
+def test_progress_redraws_on_a_terminal() -> None:
     text = shown(terminal=True)
     assert "\x1b" in text and "hello" in text and "5000 sampled tokens/s" in text
 
 
-def test_trend_and_sparkline() -> None:
+def test_trend_and_sparkline_by_hand() -> None:
     assert trend([0.1] * 9) is None
     assert trend([0.0] * 5 + [0.2] * 5) == 0.2
     assert sparkline([0.0, 0.5, 1.0, -1.0]) == "▁▅█▁"

@@ -1,4 +1,4 @@
-"""What holds of every preset, whatever the numbers: how rewards and rows enter, and where it starts from REINFORCE.
+"""Properties of every preset, for any numbers: invariance to rewards and rows, and the start from REINFORCE.
 
 Shaping and filters act before: what is compared here starts from the scores that they return.
 """
@@ -115,7 +115,7 @@ few = settings(deadline=None, max_examples=12)
 @each_advantage
 @few
 @given(scores_in_some_order, st.floats(0.5, 8) | st.floats(-8, -0.5))
-def test_a_constant_added_to_all_rewards_changes_no_advantage(name, scores, constant):
+def test_advantage_ignores_a_constant_reward_shift(name, scores, constant):
     config = preset(name)
     before = laid_out(config, rows(scores))
     after = laid_out(config, rows([s + constant for s in scores], baseline=0.25 + constant))
@@ -125,7 +125,7 @@ def test_a_constant_added_to_all_rewards_changes_no_advantage(name, scores, cons
 @each_advantage
 @few
 @given(scores_in_some_order, st.floats(1.5, 30) | st.floats(0.05, 0.6))
-def test_a_factor_on_all_rewards_scales_advantages_or_leaves_them(name, scores, factor):
+def test_advantage_scales_with_rewards_or_stays(name, scores, factor):
     config = preset(name)
     normalised = config.advantage.get("std", False) or config.advantage.get("whiten", False)
     grows = config.advantage["name"] in SCALED and not normalised
@@ -139,7 +139,7 @@ def test_a_factor_on_all_rewards_scales_advantages_or_leaves_them(name, scores, 
 @each_advantage
 @few
 @given(scores_in_some_order, st.permutations(range(8)))
-def test_advantages_and_weights_go_where_their_rows_go(name, scores, order):
+def test_advantages_follow_their_rows(name, scores, order):
     config = preset(name)
     plain, moved = rows(scores), rows(scores, list(order))
     for array in ("advantages", "weights", "counted"):
@@ -171,13 +171,13 @@ def starts_from_reinforce(config: AlgorithmConfig, scores: list[float]) -> None:
 @each_preset
 @few
 @given(scores_in_some_order)
-def test_a_preset_starts_from_reinforce_where_all_policies_are_equal(name, scores):
+def test_preset_starts_from_reinforce(name, scores):
     starts_from_reinforce(preset(name), scores)
 
 
 @pytest.mark.parametrize("objective", [o for o in components.objective if o != "dpo"])  # which takes no mean of ours
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "prompt-mean"])
-def test_an_objective_starts_from_reinforce_under_any_aggregation(objective, aggregation):
+def test_objective_starts_from_reinforce_in_any_aggregation(objective, aggregation):
     knobs = {"clip_high_cap": 4.0} if objective == "cispo" else {}
     chosen = {"name": objective, **knobs}
     starts_from_reinforce(AlgorithmConfig(objective=chosen, aggregation=aggregation, proximal="recompute"), SCORES)
@@ -186,7 +186,7 @@ def test_an_objective_starts_from_reinforce_under_any_aggregation(objective, agg
 @each_preset
 @few
 @given(st.lists(st.integers(0, 3), min_size=8, max_size=8), st.integers(1, 60))
-def test_the_gradient_does_not_hang_on_the_number_of_ranks(name, ranks, budget):
+def test_gradient_does_not_depend_on_ranks(name, ranks, budget):
     config = preset(name)
     batch, whole = weighed(config, rows(SCORES))
     mine = [[r for r in range(len(batch)) if ranks[r] == rank] for rank in range(4)]
@@ -196,7 +196,7 @@ def test_the_gradient_does_not_hang_on_the_number_of_ranks(name, ranks, budget):
 
 
 @each_preset
-def test_a_reward_on_a_token_of_the_environment_is_not_lost(name):
+def test_reward_on_an_environment_token_counts(name):
     config, (x, scored) = preset(name), rows(SCORES)
     later = x.rows.rewards.clone()
     for row, places in enumerate(SAMPLED):
@@ -208,6 +208,6 @@ def test_a_reward_on_a_token_of_the_environment_is_not_lost(name):
     assert torch.equal(laid_out(config, (moved, scored)), laid_out(config, (x, scored)))
 
 
-def test_the_tables_name_what_there_is():
+def test_tables_name_existing_components():
     known = set(components.advantage)
     assert set(SHIFTED) | set(SCALED) <= known and set(LONG) <= set(components.objective)

@@ -32,7 +32,7 @@ def test_float8_is_e4m3_scaled_by_output_channel() -> None:
     assert (error <= torch.maximum(WEIGHT.abs() * 2**-4 * 1.001, smallest)).all() and error.max() > 0
 
 
-def test_int4_has_fifteen_levels_in_a_group_of_128_inputs() -> None:
+def test_int4_has_fifteen_levels_per_group() -> None:
     got = to_int4(WEIGHT)
     for group, original in zip(got.view(-1, 128), WEIGHT.view(-1, 128), strict=True):
         step = original.abs().max() / 7

@@ -52,7 +52,7 @@ def load(tmp_path, id="file-v0", name="Mine", file="my_envs.py") -> types.Module
 # Ids
 
 
-def test_register_and_make():
+def test_register_makes_an_environment():
     assert register("shop-v0", budget=Budget(turns=2), nondeterministic=True)(Shop) is Shop
     assert isinstance(make("shop-v0"), Shop)
     found = spec("shop-v0")
@@ -62,18 +62,18 @@ def test_register_and_make():
 
 
 @pytest.mark.parametrize("id", ["shop", "shop-v", "a/b/shop-v0", "my shop-v0", "shop-v0 ", "-v0x", "shöp-v0"])
-def test_an_id_needs_a_name_and_a_version(id):
+def test_register_refuses_malformed_ids(id):
     with pytest.raises(ConfigError, match="name-v0"):
         register(id)
 
 
 @pytest.mark.parametrize("id", ["shop-v0", "me/shop-v12", "my.shop_2-x-v0"])
-def test_good_ids(id):
+def test_register_takes_good_ids(id):
     register(id)(Shop)
     assert spec(id).id == id
 
 
-def test_without_a_version_the_newest_is_meant():
+def test_spec_without_version_means_the_newest():
     for version in (2, 10, 9):
         register(f"me/shop-v{version}")(Shop)
     assert spec("me/shop").id == "me/shop-v10"
@@ -83,7 +83,7 @@ def test_without_a_version_the_newest_is_meant():
         spec("shop")
 
 
-def test_an_unknown_id_has_a_suggestion():
+def test_spec_suggests_for_unknown_ids():
     register("shop-v0")(Shop)
     register("shop-v1")(Shop)
     with pytest.raises(UnknownEnvError, match=r"no environment 'shp-v0'\. Did you mean 'shop-v0'\?"):
@@ -92,7 +92,7 @@ def test_an_unknown_id_has_a_suggestion():
         make("shop-v7")
 
 
-def test_only_environments_can_be_registered():
+def test_register_refuses_other_objects():
     for thing in (int, Shop(), lambda: Shop()):
         with pytest.raises(DefinitionError, match=r"no subclass of agent_rl\.Env"):
             register("shop-v0")(thing)
@@ -110,20 +110,20 @@ def test_only_environments_can_be_registered():
         ({"size": 3, "self": 1}, "no argument 'self'"),
     ],
 )
-def test_arguments_that_the_class_does_not_take(arguments, complaint):
+def test_make_refuses_wrong_arguments(arguments, complaint):
     register("sized-v0")(Sized)
     assert spec("sized-v0").make(size=3).size == 3
     with pytest.raises(ConfigError, match=complaint):
         spec("sized-v0").make(**arguments)
 
 
-def test_a_class_without_init_takes_none():
+def test_make_refuses_arguments_without_init():
     register("shop-v0")(Shop)
     with pytest.raises(ConfigError, match=r"no argument 'size'\. It takes none"):
         make("shop-v0", size=3)
 
 
-def test_an_error_inside_the_constructor_is_not_taken_for_a_bad_argument():
+def test_make_passes_constructor_errors():
     class Broken(Env):
         def __init__(self) -> None:
             raise TypeError("inside")
@@ -137,7 +137,7 @@ def test_an_error_inside_the_constructor_is_not_taken_for_a_bad_argument():
 # Collisions and files
 
 
-def test_two_classes_of_one_id_collide_with_both_named(tmp_path):
+def test_register_names_both_colliding_classes(tmp_path):
     register("shop-v0")(Shop)
     with pytest.raises(NameCollisionError, match=r"Shop in .*test_registry\.py, and by Sized in .*test_registry\.py"):
         register("shop-v0")(Sized)
@@ -146,14 +146,14 @@ def test_two_classes_of_one_id_collide_with_both_named(tmp_path):
     assert spec("shop-v0").cls is Shop
 
 
-def test_the_same_class_loaded_again_takes_its_own_place(tmp_path):
+def test_register_replaces_a_reloaded_class(tmp_path):
     first = load(tmp_path)
     second = load(tmp_path)
     assert first.Mine is not second.Mine
     assert spec("file-v0").cls is second.Mine
 
 
-def test_a_file_finds_its_tasks_and_its_neighbours(tmp_path):
+def test_load_file_finds_tasks_and_neighbours(tmp_path):
     (tmp_path / "tasks.jsonl").write_text('{"n": 1}\n')
     (tmp_path / "neighbour_of_my_envs.py").write_text("ID = 'near-v0'\n")
     (tmp_path / "my_envs.py").write_text(
@@ -166,7 +166,7 @@ def test_a_file_finds_its_tasks_and_its_neighbours(tmp_path):
     assert make("near", size=5).size == 5
 
 
-def test_files_of_one_name_do_not_meet(tmp_path):
+def test_load_file_separates_files_of_one_name(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         load(tmp_path / folder, id=f"{folder}-v0")
@@ -174,7 +174,7 @@ def test_files_of_one_name_do_not_meet(tmp_path):
     assert spec("a").cls.__module__ != spec("b").cls.__module__
 
 
-def test_a_file_that_cannot_be_loaded(tmp_path):
+def test_load_file_refuses_unloadable_files(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     for name in ("gone.py", "notes.txt", "."):
         with pytest.raises(ConfigError, match="is no Python file"):
@@ -212,7 +212,7 @@ def broken() -> None:
     raise ImportError("no module named 'x'")
 
 
-def test_a_broken_plugin_is_skipped_with_a_warning(plugins):
+def test_broken_plugin_is_skipped_with_a_warning(plugins):
     plugins.update(bad=broken, worse=broken, good=lambda: register("shop-v0")(Shop))
     with pytest.warns(RuntimeWarning) as caught:
         assert env_ids() == ("shop-v0",)
@@ -222,14 +222,14 @@ def test_a_broken_plugin_is_skipped_with_a_warning(plugins):
     assert env_ids() == ("shop-v0",)  # and is not tried again
 
 
-def test_plugins_are_loaded_where_warnings_are_errors(plugins):
+def test_plugins_load_under_warnings_as_errors(plugins):
     plugins.update(bad=broken, good=lambda: register("shop-v0")(Shop))
     with pytest.raises(RuntimeWarning, match="'bad'"):
         env_ids()
     assert env_ids() == ("shop-v0",)
 
 
-def test_a_plugin_that_collides_is_an_error_every_time(plugins):
+def test_colliding_plugin_is_an_error_every_time(plugins):
     register("shop-v0")(Shop)
     plugins.update(rival=lambda: register("shop-v0")(Sized))
     for _ in range(2):
@@ -237,12 +237,12 @@ def test_a_plugin_that_collides_is_an_error_every_time(plugins):
             env_ids()
 
 
-def test_a_plugin_may_look_up_ids_while_it_loads(plugins):
+def test_plugin_can_look_up_ids_while_loading(plugins):
     plugins.update(first=lambda: register("shop-v0")(Shop), second=lambda: make("shop-v0"))
     assert env_ids() == ("shop-v0",)
 
 
-def test_built_in_environments_are_listed_and_imported_when_asked_for(monkeypatch, tmp_path):
+def test_builtin_environments_are_imported_lazily(monkeypatch, tmp_path):
     (tmp_path / "builtin_shop.py").write_text(FILE.format(id="builtin-v0", name="Builtin"))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(registry, "_specs", Registry("environment", builtin={"builtin-v0": "builtin_shop"}))
@@ -254,7 +254,7 @@ def test_built_in_environments_are_listed_and_imported_when_asked_for(monkeypatc
     assert sys.modules.pop("builtin_shop")
 
 
-def test_every_module_of_the_package_is_a_built_in_environment():
+def test_builtin_table_lists_every_module():
     modules = [f"agent_rl.envs.{m.name}" for m in pkgutil.iter_modules(envs.__path__)]
     assert sorted(registry.BUILTIN.values()) == sorted(m for m in modules if not m.endswith(".quiz"))
     code = "import agent_rl as ar; print(*(ar.spec(id).id for id in ar.env_ids()))"
@@ -262,7 +262,7 @@ def test_every_module_of_the_package_is_a_built_in_environment():
     assert run.stdout.split() == sorted(registry.BUILTIN)
 
 
-def test_making_one_environment_imports_no_other():
+def test_make_imports_no_other_environment():
     code = "import sys, agent_rl as ar; ar.make('calculator'); print(*sorted(m for m in sys.modules if '.envs.' in m))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["agent_rl.envs.calculator", "agent_rl.envs.quiz"]
@@ -271,7 +271,7 @@ def test_making_one_environment_imports_no_other():
 # The package
 
 
-def test_all_lists_every_public_name_once():
+def test_agent_rl_all_lists_every_public_name():
     things = {name for name, value in vars(agent_rl).items() if not isinstance(value, types.ModuleType)}
     public = {name for name in things if not name.startswith("_")} | {"__version__"}
     lazy = set(agent_rl.__all__) - public
@@ -280,7 +280,7 @@ def test_all_lists_every_public_name_once():
     assert all(callable(getattr(agent_rl, name)) for name in lazy)
 
 
-def test_import_is_light():
+def test_agent_rl_import_is_light():
     heavy = "torch transformers vllm verl ray gymnasium hydra rich"
     check = f"import sys, agent_rl; print([m for m in '{heavy}'.split() if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)

@@ -199,7 +199,7 @@ def test_chatml_parse_inverts_reply(message: Message) -> None:
 
 @given(st.lists(replies(), max_size=4), st.text())
 @settings(deadline=None, max_examples=50)
-def test_chatml_turn_by_turn_gives_the_whole_conversation_s_ids(turns: list[Message], said: str) -> None:
+def test_chatml_turns_match_the_whole_conversation(turns: list[Message], said: str) -> None:
     start, later = [Message("system", said), ASK], [Message("tool", said), Message("user", "next")]
     ids, messages = chatml().prompt(start, [CALCULATOR]), list(start)
     for message in turns:
@@ -256,12 +256,12 @@ def test_chatml_parse_takes_any_ids(ids: list[int]) -> None:
     assert chatml().parse(ids).role == "assistant"
 
 
-def test_chatml_parse_takes_bytes_that_are_no_utf8() -> None:
+def test_chatml_parse_takes_invalid_utf8() -> None:
     half = tokenizer().encode("é")[:1]
     assert chatml().parse(half).content == "\ufffd"
 
 
-def test_chatml_bridge_costs_the_same_after_any_number_of_turns() -> None:
+def test_chatml_bridge_takes_constant_time() -> None:
     reply = chatml().reply(CALLS)
     for prefix in ([5] * 10, [5] * 1_000_000):
         times = []
@@ -286,12 +286,12 @@ def test_load_renderer_chooses_by_the_tokenizer() -> None:
     assert isinstance(load_renderer(ours), FamilyRenderer)
 
 
-def test_load_renderer_suggests_a_name_for_an_unknown_one() -> None:
+def test_load_renderer_suggests_a_name() -> None:
     with pytest.raises(ConfigError, match=r"no renderer 'qwen-3'\. Did you mean 'qwen3'\? There are: chatml, template"):
         load_renderer(tokenizer(), "qwen-3")
 
 
-def test_register_renderer_makes_a_user_s_renderer_loadable() -> None:
+def test_register_renderer_makes_a_user_renderer_loadable() -> None:
     class Shouting(ChatMLRenderer):
         pass
 

@@ -64,11 +64,11 @@ def ids(*parts: str) -> list[int]:
 # ---- renderers
 
 
-def test_families_are_the_package_s() -> None:
+def test_families_match_the_package() -> None:
     assert {"qwen3", "glm-4.5", "gpt-oss", "llama-3"} <= set(families())
 
 
-def test_family_bridge_appends_the_newline_and_the_tool_result() -> None:
+def test_family_bridge_appends_newline_and_tool_result() -> None:
     prompt = qwen().prompt([ASK], [SEARCH])
     bridge = qwen().bridge(prompt, qwen().reply(CALL), [RESULT], [SEARCH])
     assert bridge is not None
@@ -85,7 +85,7 @@ def test_family_bridge_closes_a_truncated_reply() -> None:
     assert text(bridge.closing) == "<|im_end|>\n"
 
 
-def test_family_turn_by_turn_gives_the_whole_conversation_s_ids() -> None:
+def test_family_turns_match_the_whole_conversation() -> None:
     whole = qwen().prompt([ASK, CALL, RESULT, CALL, RESULT], [SEARCH])
     got = qwen().prompt([ASK], [SEARCH])
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_family_turn_by_turn_gives_the_whole_conversation_s_ids() -> None:
     assert got == whole
 
 
-def test_family_forks_where_it_drops_thoughts() -> None:
+def test_family_forks_at_dropped_thoughts() -> None:
     thought = Message("assistant", "Seven.", reasoning="Easy.")
     keeps = FamilyRenderer(tokenizer(), "qwen3", {"thinking_retention": "all"})
     reply, prompt = qwen(True).reply(thought), qwen(True).prompt([ASK], [])
@@ -153,7 +153,7 @@ def _ends_of_turn(renderer: Renderer, content: str) -> int:
 
 
 @pytest.mark.parametrize("make", [qwen, lambda: TemplateRenderer(tokenizer())], ids=["family", "template"])
-def test_renderers_let_no_content_end_a_turn(make: object) -> None:
+def test_renderer_content_can_not_end_a_turn(make: object) -> None:
     renderer: Renderer = make()  # type: ignore[operator]
     assert _ends_of_turn(renderer, FORGED) == _ends_of_turn(renderer, "seven")
 
@@ -171,7 +171,7 @@ def test_family_refuses_unknown_names_and_options(family: str | None, options: d
         FamilyRenderer(tokenizer(), family, options)
 
 
-def test_family_refuses_another_family_s_tokenizer() -> None:
+def test_family_refuses_the_tokenizer_of_another() -> None:
     with pytest.raises(RenderError, match=r"does not fit the family 'glm-4\.5'"):
         FamilyRenderer(tokenizer(), "glm-4.5")
 
@@ -179,7 +179,7 @@ def test_family_refuses_another_family_s_tokenizer() -> None:
 # ---- any chat template
 
 
-def test_template_bridges_like_the_family_s_renderer() -> None:
+def test_template_bridges_like_the_family_renderer() -> None:
     ours = train_tokenizer(["What is it?"])
     by_template, by_hand = TemplateRenderer(ours), ChatMLRenderer(ours)
     prompt = by_hand.prompt([ASK], [SEARCH])
@@ -197,14 +197,14 @@ def test_template_bridges_like_the_family_s_renderer() -> None:
                 assert got == want
 
 
-def test_template_that_strips_thoughts_is_refused() -> None:
+def test_template_stripping_thoughts_is_refused() -> None:
     with pytest.raises(
         RenderError, match=r"rewrites what came before a user message: token \d+ .*<think>.* became .*It is 7.*fork"
     ):
         TemplateRenderer(tokenizer(STRIPS))
 
 
-def test_template_forks_only_where_it_strips_thoughts() -> None:
+def test_template_forks_at_stripped_thoughts() -> None:
     forks = TemplateRenderer(tokenizer(STRIPS), on_break="fork")
     reply = ids("<think>", "Easy.", "</think>", "Seven.", "<|im_end|>")
     assert forks.bridge(forks.prompt([ASK], []), reply, [AGAIN]) is None
@@ -228,7 +228,7 @@ def test_template_without_a_bridge_is_refused(old: str, new: str, error: str) ->
         TemplateRenderer(tokenizer(PLAIN.replace(old, new)))
 
 
-def test_template_without_tools_fails_when_a_tool_answers() -> None:
+def test_template_without_tools_fails_at_tool_results() -> None:
     no_tools = PLAIN.replace(
         "{{- '<|im_start|>' +",
         "{%- if m.role == 'tool' -%}{{- raise_exception('No tools!') -}}{%- endif -%}{{- '<|im_start|>' +",
@@ -249,7 +249,7 @@ def test_template_without_a_newline_closes_without_one() -> None:
     assert (text(closed.closing), text(cut.closing)) == ("", "<|im_end|>")
 
 
-def test_template_parse_reads_a_thought_that_the_prompt_opened() -> None:
+def test_template_parse_reads_opened_thoughts() -> None:
     renderer = TemplateRenderer(tokenizer())
     reply = ids("Easy.", "</think>", "Seven.", "<|im_end|>")
     opened = [*renderer.prompt([ASK], []), *ids("<think>", "\n")]

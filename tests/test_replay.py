@@ -21,7 +21,7 @@ from tests.engines import TINY, VOCAB, Record, play_all, ragged_plans, shaken, t
 
 IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(4))
 FED = 11
-"""Nobody feeds the last token."""
+"""The last token is not fed."""
 
 
 def own_routes(model: PreTrainedModel) -> Tensor:
@@ -49,7 +49,7 @@ def gradients(model: PreTrainedModel, given: Tensor | None) -> tuple[Tensor, dic
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_replaying_a_model_s_own_routes_changes_nothing_bit_for_bit(normalise: bool) -> None:
+def test_replaying_own_routes_is_exact(normalise: bool) -> None:
     model = tiny("qwen3_moe")
     for router in routers(model):
         router.norm_topk_prob = normalise
@@ -78,7 +78,7 @@ def dense_mixture(block: torch.nn.Module, h: Tensor, chosen: Tensor, normalise: 
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_other_routes_give_what_a_dense_computation_gives(normalise: bool) -> None:
+def test_replayed_routes_match_a_dense_computation(normalise: bool) -> None:
     model = tiny("qwen3_moe")
     for router in routers(model):
         router.norm_topk_prob = normalise
@@ -99,7 +99,7 @@ def test_other_routes_give_what_a_dense_computation_gives(normalise: bool) -> No
         assert torch.allclose(one, two, atol=1e-4) and one.abs().max() > 1e-2
 
 
-def test_only_positions_with_a_whole_route_are_replayed() -> None:
+def test_replay_covers_whole_routes_only() -> None:
     model = tiny("qwen3_moe")
     given = other_routes(model)
     given[0, 3:] = -1  # the first row routes for itself from position 3 on
@@ -128,7 +128,7 @@ def test_routes_reach_no_other_position() -> None:
     assert not changed[[0, 2]].any() and not changed[1, :7].any() and changed[1, 7]  # token 7 comes from position 6
 
 
-def test_nothing_is_left_of_a_replay_after_it_nor_after_an_error() -> None:
+def test_replay_leaves_no_hooks() -> None:
     model = tiny("qwen3_moe")
     plain, _ = gradients(model, None)
     with pytest.raises(RuntimeError, match="broken"), routed(model, other_routes(model)):
@@ -148,14 +148,14 @@ def test_nothing_is_left_of_a_replay_after_it_nor_after_an_error() -> None:
         (torch.zeros(2, 12, 2, 2), "33 that are fed"),
     ],
 )
-def test_routes_that_fit_neither_model_nor_tokens_are_refused(given: Tensor, problem: str) -> None:
+def test_replay_refuses_routes_of_wrong_shape(given: Tensor, problem: str) -> None:
     model = tiny("qwen3_moe")
     with pytest.raises(ConfigError, match=problem), routed(model, given.long()):
         score_tokens(model, IDS)
     assert not any(r._forward_hooks for r in routers(model))
 
 
-def test_a_dense_model_has_no_routes() -> None:
+def test_dense_model_has_no_routes() -> None:
     model = tiny()
     with routed(model) as routes:
         score_tokens(model, IDS)
@@ -170,8 +170,8 @@ def replayable(record: Record, layers: int = 2, top_k: int = 1) -> Tensor:
     return torch.from_numpy(np.concatenate([routes, np.full((1, layers, top_k), -1)]))[None]
 
 
-def test_replaying_the_rollout_s_routes_gives_its_log_probabilities_when_only_the_router_differs() -> None:
-    """One expert a token, whose gate is 1 whatever the router says: routes are then all that a router decides."""
+def test_replayed_rollout_routes_give_its_logprobs() -> None:
+    """With one expert a token its gate is always 1, so the router decides nothing but routes."""
     shape = ModelConfig(architecture="qwen3_moe", **TINY | {"experts_per_token": 1})
     model = shaken(make_model(shape, VOCAB, seed=0))
     served = copy.deepcopy(model)
@@ -191,7 +191,7 @@ def test_replaying_the_rollout_s_routes_gives_its_log_probabilities_when_only_th
     assert max(gaps) > 0.1 and max(replayed_gaps) < 1e-5
 
 
-def test_the_log_knows_padding_entropy_and_the_busiest_expert() -> None:
+def test_route_log_skips_padding() -> None:
     log = RouteLog(torch.tensor([3, 1, 2]), 3)  # rows 2 and 0 in one micro-batch, row 1 in another
     # one layer, four experts; certain of expert 0 at row 0, of expert 1 at row 2; position 2 of row 2 would be padding
     sure = 50.0 * torch.eye(4)
@@ -205,7 +205,7 @@ def test_the_log_knows_padding_entropy_and_the_busiest_expert() -> None:
     assert RouteLog(torch.tensor([2]), 2).metrics() == {}
 
 
-def test_the_balance_loss_by_hand() -> None:
+def test_balance_loss_by_hand() -> None:
     """Two experts, one picked. P is (.7, .3) in the first layer, where expert 0 gets two of three positions."""
     first = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.01, 0.99]]).log()
     second = torch.tensor([[1.0, 1e-9]] * 4).log()  # all to one expert: 2
@@ -217,13 +217,13 @@ def test_the_balance_loss_by_hand() -> None:
     assert float(balance_loss(even, torch.ones(2, 2, dtype=torch.bool), top_k=2)) == pytest.approx(1)
 
 
-def test_the_balance_loss_does_not_let_one_layer_make_up_for_another() -> None:
+def test_balance_loss_treats_layers_apart() -> None:
     one_sided = torch.tensor([[30.0, -30.0]] * 4)
     routes = Routes([one_sided, -one_sided])  # pooled, this would be balance
     assert float(balance_loss(routes, torch.ones(2, 2, dtype=torch.bool), top_k=1)) == pytest.approx(2)
 
 
-def test_its_gradient_reaches_the_router() -> None:
+def test_balance_loss_reaches_the_router() -> None:
     model = tiny("qwen3_moe")
     with routed(model) as routes:
         score_tokens(model, IDS)
@@ -231,7 +231,7 @@ def test_its_gradient_reaches_the_router() -> None:
     assert all(r.weight.grad is not None and r.weight.grad.norm() > 1e-4 for r in routers(model))
 
 
-def test_a_batch_of_routes_can_be_replayed_in_parts() -> None:
+def test_routes_can_be_replayed_in_parts() -> None:
     """Routes follow their rows when a batch is cut into micro-batches."""
     model, given = tiny("qwen3_moe"), other_routes(tiny("qwen3_moe"))
     with torch.no_grad():

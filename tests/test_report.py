@@ -36,7 +36,7 @@ def verl_run(folder: Path) -> Path:
     return folder
 
 
-def test_report_of_a_run_on_verl_has_rates_curve_and_episodes(tmp_path: Path) -> None:
+def test_report_of_a_verl_run_has_rates(tmp_path: Path) -> None:
     report = write_reports(verl_run(tmp_path), VERL, {"model": "/models/m"}, wall_s=12.0)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["eval"] == {"n": 4, "before": 0.25, "after": 0.75} and "peak_rss_mib" not in summary

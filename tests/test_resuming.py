@@ -93,13 +93,13 @@ def test_resuming_ends_a_reply_aborted_at_its_limit() -> None:
     assert no_room.finish_reason is FinishReason.LENGTH and no_room.token_ids == (5, 6)
 
 
-def test_resuming_ends_an_aborted_reply_at_a_stop_id() -> None:
+def test_resuming_ends_an_aborted_reply_at_stop() -> None:
     (reply,) = sample(Server(aborted(5, 9)), [1])
     assert reply.finish_reason is FinishReason.STOP and reply.token_ids == (5, 9)
 
 
 @pytest.mark.parametrize("seen", [3, None])
-def test_resuming_returns_every_position_s_routes_once(seen: int | None) -> None:
+def test_resuming_returns_routes_once(seen: int | None) -> None:
     routes = np.arange(2 * 5, dtype=np.uint8).reshape(5, 2, 1)  # of 1, 2, 5, 6, 7: what was sampled last is not fed
     first = None if seen is None else routes[:seen]  # a server may keep an aborted reply's to itself
     server = Server(aborted(5, 6, routes=first), output(7, 9, routes=routes))

@@ -28,7 +28,7 @@ def scoring(value: object) -> Env:
     return Odd()
 
 
-def test_an_environment_without_rewards_scores_nothing():
+def test_score_without_rewards_is_empty():
     assert score(Env()) == ()
 
 
@@ -37,7 +37,7 @@ def test_an_environment_without_rewards_scores_nothing():
     [(None, None), (True, 1.0), (2, 2.0), (0.5, 0.5), (np.float32(0.5), 0.5), (np.int64(2), 2.0), (np.True_, 1.0)],
     ids=repr,
 )
-def test_numbers_become_floats_and_none_stays_none(value, scored):
+def test_score_converts_numbers_and_keeps_none(value, scored):
     (component,) = score(scoring(value))
     assert component == Reward("odd", scored)
     assert type(component.value) is type(scored)
@@ -48,12 +48,12 @@ def test_numbers_become_floats_and_none_stays_none(value, scored):
     [(float("nan"), ValueError), (float("-inf"), ValueError), ("1", TypeError), ([1.0], TypeError)],
     ids=repr,
 )
-def test_a_reward_that_is_no_number_names_itself(value, error):
+def test_reward_refuses_non_numbers(value, error):
     with pytest.raises(error, match=r"Odd\.odd returned"):
         score(scoring(value))
 
 
-def test_async_rewards_run_together_and_a_failure_comes_out_bare():
+def test_async_rewards_overlap_and_raise_unwrapped():
     arrived: list[str] = []
 
     class Judged(Env):
@@ -79,7 +79,7 @@ def test_async_rewards_run_together_and_a_failure_comes_out_bare():
         score(Broken())
 
 
-def test_a_reward_of_the_wrong_form_is_a_definition_error():
+def test_reward_refuses_wrong_signature_and_weight():
     with pytest.raises(DefinitionError, match=r"correct\(self\)'.*def correct\(self, episode\)"):
 
         class NoEpisode(Env):

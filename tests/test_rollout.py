@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from agent_rl.core.episode import Outcome, Reward, StepRecord, StopReason
-from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.messages import Message, Step, ToolCall
 from agent_rl.core.trajectory import Source
 from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tasks import TaskSource
 from agent_rl.rollout import Job, run_episode, run_jobs
 from tests.doubles import CALL, Dice, dice_spec, play, run_dice, small_renderer, token_policy
 
@@ -22,7 +25,7 @@ def nothing_closed_yet():
 # Ends
 
 
-def test_done_is_the_environment_s_own_end():
+def test_episode_done_by_the_environment_terminates():
     episode = run_dice(play(CALL, "6"))
     assert (episode.stop_reason, episode.outcome) == (StopReason.DONE, Outcome.TERMINATED)
     assert [m.role for m in episode.messages] == ["user", "assistant", "tool", "assistant"]
@@ -32,29 +35,29 @@ def test_done_is_the_environment_s_own_end():
     assert episode.seconds > 0
 
 
-def test_the_environment_may_truncate():
+def test_environment_truncates_the_episode():
     episode = run_dice(play(CALL), {"truncate": True})
     assert (episode.stop_reason, episode.outcome) == (StopReason.ENV_TRUNCATED, Outcome.TRUNCATED)
     assert episode.messages[-1].role == "tool"
     assert episode.steps[-1].truncated
 
 
-def test_terminated_wins_where_an_environment_says_both():
+def test_terminated_wins_over_truncated():
     assert run_dice(play("6"), {"truncate": True}).outcome is Outcome.TERMINATED
 
 
-def test_turns_run_out_after_the_last_reply_was_answered():
+def test_turns_budget_ends_after_the_last_observation():
     episode = run_dice(play(CALL, CALL, CALL), budget=Budget(turns=2))
     assert (episode.stop_reason, episode.outcome) == (StopReason.TURNS, Outcome.TRUNCATED)
     assert episode.turns == 2
     assert [m.role for m in episode.messages].count("tool") == 2
 
 
-def test_the_last_turn_may_finish_the_task():
+def test_last_turn_can_finish_the_task():
     assert run_dice(play(CALL, "6"), budget=Budget(turns=2)).stop_reason is StopReason.DONE
 
 
-def test_a_call_beyond_the_budget_is_not_made():
+def test_tool_calls_budget_drops_the_excess_call():
     two = Message("assistant", tool_calls=(ToolCall("a", "roll"), ToolCall("b", "roll")))
     episode = run_dice(play(CALL, two), budget=Budget(tool_calls=2))
     assert (episode.stop_reason, episode.outcome) == (StopReason.TOOL_CALLS, Outcome.TRUNCATED)
@@ -64,7 +67,7 @@ def test_a_call_beyond_the_budget_is_not_made():
 
 
 @pytest.mark.parametrize(("pays", "reason"), [(8, StopReason.LENGTH), (64, StopReason.TOKENS)])
-def test_a_reply_without_an_end_is_cut_by_its_own_limit_or_by_the_budget(pays, reason):
+def test_reply_is_cut_by_its_limit_or_budget(pays, reason):
     prompt = small_renderer().prompt([Message("user", "roll")], Dice().tools)
     policy = token_policy("x" * 100, max_tokens=pays)
     episode = run_dice(policy, budget=Budget(tokens=len(prompt) + 16))
@@ -74,14 +77,14 @@ def test_a_reply_without_an_end_is_cut_by_its_own_limit_or_by_the_budget(pays, r
     assert episode.reward == 0.0
 
 
-def test_the_policy_s_own_context_limit_ends_an_episode_too():
+def test_context_limit_of_the_policy_ends_the_episode():
     prompt = small_renderer().prompt([Message("user", "roll")], Dice().tools)
     episode = run_dice(token_policy("x" * 100, context_limit=len(prompt) + 5), budget=Budget(tokens=1000))
     assert episode.stop_reason is StopReason.TOKENS
     assert len(episode.trajectories[0]) == len(prompt) + 5
 
 
-def test_an_observation_that_leaves_no_room_ends_the_episode_before_the_engine_sees_it():
+def test_oversized_observation_ends_the_episode():
     renderer = small_renderer()
     start = renderer.prompt([Message("user", "roll")], Dice().tools) + renderer.reply(CALL)
     episode = run_dice(token_policy(CALL, "never"), budget=Budget(tokens=len(start) + 3))
@@ -92,7 +95,7 @@ def test_an_observation_that_leaves_no_room_ends_the_episode_before_the_engine_s
 
 
 @pytest.mark.parametrize("where", ["step", "policy"])
-def test_seconds_run_out(where):
+def test_seconds_budget_ends_a_hung_episode(where):
     class Hanging:
         def start_in(self, env, seed):
             conversation = play(CALL).start_in(env, seed)
@@ -107,20 +110,20 @@ def test_seconds_run_out(where):
     assert Dice.closed == [""]
 
 
-def test_seconds_run_out_where_nothing_is_ever_awaited():
+def test_seconds_budget_ends_a_busy_episode():
     episode = run_dice(play(*[CALL] * 10_000), budget=Budget(turns=None, seconds=0.003))
     assert episode.stop_reason is StopReason.SECONDS
     assert 0 < episode.turns < 10_000
 
 
-def test_episode_fails_where_reset_takes_too_long():
+def test_slow_reset_fails_the_episode():
     episode = run_dice(play("6"), {"hang": "reset"}, Budget(seconds=0.003))
     assert episode.outcome is Outcome.FAILED
     assert episode.error is not None
     assert (episode.error.where, episode.error.message) == ("reset", "reset took more than the budget's 0.003 s")
 
 
-def test_a_timeout_of_the_environment_s_own_is_a_failure():
+def test_timeout_error_of_the_environment_is_failure():
     class Late(Dice):
         async def step(self, action):
             raise TimeoutError("upstream")
@@ -129,7 +132,7 @@ def test_a_timeout_of_the_environment_s_own_is_a_failure():
     assert (episode.outcome, episode.error and episode.error.message) == (Outcome.FAILED, "upstream")
 
 
-def test_the_job_s_budget_replaces_the_environment_s():
+def test_job_budget_replaces_the_environment_budget():
     jobs = Job(dice_spec(budget=Budget(turns=1)), {}, 0, budget=Budget(turns=3))
     assert asyncio.run(run_episode(jobs, play(CALL, CALL, CALL))).turns == 3
 
@@ -150,7 +153,7 @@ def test_step_rewards_name_their_turn_and_count():
     assert episode.reward == 1.25
 
 
-def test_episode_reward_is_none_where_a_component_is_not_scored():
+def test_episode_reward_is_none_without_every_score():
     episode = run_dice(play("6"), {"unscored": True, "pay": 1.0})
     assert episode.trainable
     assert (episode.reward, episode.success) == (None, None)
@@ -159,7 +162,7 @@ def test_episode_reward_is_none_where_a_component_is_not_scored():
 # Randomness
 
 
-def test_the_same_seed_gives_the_same_episode_whatever_runs_beside_it():
+def test_episode_depends_on_its_seed_only():
     jobs = [Job(dice_spec(), {}, seed) for seed in (1, 2, 3, 2, 1)]
     policy = play(CALL, CALL, CALL, CALL, "6")
     together = [e.messages for e in asyncio.run(run_jobs(jobs, policy))]
@@ -168,23 +171,57 @@ def test_the_same_seed_gives_the_same_episode_whatever_runs_beside_it():
     assert together[0] == together[4] != together[1] == together[3]
 
 
-def test_no_global_random_state_is_touched():
+def test_episode_leaves_global_random_state():
     before = random.getstate(), np.random.get_state()[1].tolist()
     run_dice(token_policy(CALL, "6"))
     run_dice(play(CALL, "6"))
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
-def test_ids_are_given_or_unique():
+def test_episode_ids_are_given_or_unique():
     episodes = [run_dice(play("6")) for _ in range(3)]
     assert len({e.id for e in episodes}) == 3
     assert run_dice(play("6"), id="mine").id == "mine"
 
 
-def test_an_episode_says_what_it_was():
+def test_episode_records_its_job():
     episode = run_dice(token_policy(CALL, "6"), {"name": "n"}, group_id="g", env_args={"sides": 4})
     assert (episode.env, episode.task, episode.seed, episode.group_id) == ("dice-v0", {"name": "n"}, 0, "g")
     assert episode.env_args == {"sides": 4}
     assert "agent_rl" in episode.versions
     sources = [s.source for s in episode.trajectories[0].spans]
     assert sources == [Source.PROMPT, Source.POLICY, Source.TEMPLATE, Source.ENV, Source.POLICY]
+
+
+# What environments do
+
+
+@pytest.mark.parametrize("spoil", [lambda task: task.pop("answer"), lambda task: task["notes"].append("!")])
+def test_reset_changes_its_own_task_only(spoil):
+    class Spoiling(Env):
+        def reset(self, task, rng):
+            spoil(task)
+            return str(task)
+
+        def step(self, action):
+            return Step((), terminated=True)
+
+    task = {"answer": 6, "notes": ["?"]}
+    spec = EnvSpec("", "spoiling", 0, Spoiling, TaskSource({"train": [task]}), Budget())
+    episodes = [asyncio.run(run_episode(Job(spec, task, seed), play("done"))) for seed in range(2)]
+    assert task == {"answer": 6, "notes": ["?"]} and [e.task for e in episodes] == [task, task]
+    assert episodes[0].messages[0] == episodes[1].messages[0]
+
+
+def test_final_text_is_the_last_assistant_answer():
+    class Farewell(Env):
+        def reset(self, task, rng):
+            return "?"
+
+        def step(self, action):
+            return Step("bye", terminated=True)
+
+    spec = EnvSpec("", "farewell", 0, Farewell, TaskSource(), Budget())
+    episode = asyncio.run(run_episode(Job(spec, {}, 0), play("6")))
+    assert episode.messages[-1] == Message("user", "bye") and episode.final_text == "6"
+    assert run_dice(play(CALL), budget=Budget(turns=1)).final_text == ""

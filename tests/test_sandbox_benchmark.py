@@ -20,26 +20,24 @@ OURS, PEER = Row(Measure.CALL, "ours", 0.25), Row(Measure.CALL, "peer", 100.0, b
 @pytest.mark.parametrize(
     ("measure", "ours", "peer", "times"), [(Measure.CALL, 0.25, 100.0, 400.0), (Measure.RATE, 4000.0, 16.0, 250.0)]
 )
-def test_an_advantage_is_more_than_one_where_ours_is_better(
-    measure: Measure, ours: float, peer: float, times: float
-) -> None:
+def test_advantage_is_above_one_for_the_better(measure: Measure, ours: float, peer: float, times: float) -> None:
     rows = [Row(measure, "ours", ours), Row(measure, "peer", peer, beside="ours")]
     assert advantage(rows[1], rows) == times
     assert advantage(rows[0], rows) is None
 
 
-def test_nothing_is_compared_with_what_was_not_measured() -> None:
+def test_advantage_needs_a_measured_counterpart() -> None:
     assert advantage(PEER, [PEER, Row(Measure.COMMAND, "ours", 1.0)]) is None
     assert "x" not in table([PEER]).splitlines()[-1]
 
 
 @pytest.mark.parametrize(("ours", "peer"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)])
-def test_a_figure_that_got_lost_in_the_noise_has_no_ratio(ours: float, peer: float) -> None:
+def test_advantage_omits_noise(ours: float, peer: float) -> None:
     rows = [Row(Measure.IDLE, "ours", ours), Row(Measure.IDLE, "peer", peer, beside="ours")]
     assert advantage(rows[1], rows) is None
 
 
-def test_ours_come_first_and_each_peer_has_its_ratio() -> None:
+def test_table_lists_ours_before_peers_with_ratios() -> None:
     rows = [PEER, Row(Measure.RATE, "ours", 12345.6), OURS, Row(Measure.CALL, "ours, too", 1.0)]
     lines = [line.split("  ") for line in table(rows).splitlines()]
     assert [[part.strip() for part in line if part.strip()] for line in lines] == [
@@ -53,7 +51,7 @@ def test_ours_come_first_and_each_peer_has_its_ratio() -> None:
     ]
 
 
-def test_of_several_rounds_the_best_figure_counts_but_the_middle_one_of_memory() -> None:
+def test_merged_keeps_best_figures_and_median_memory() -> None:
     times = [Row(Measure.CALL, name, value) for name, value in (("a", 2.0), ("b", 1.0), ("a", 1.5), ("a", 3.0))]
     rates = [Row(Measure.RATE, "a", value) for value in (10.0, 30.0, 20.0)]
     memories = [Row(Measure.USED, "a", value) for value in (4.0, -3.0, 5.0)]
@@ -69,12 +67,12 @@ def test_of_several_rounds_the_best_figure_counts_but_the_middle_one_of_memory()
         (Measure.RATE, 4000.0, 3999.0, "FAIL"),
     ],
 )
-def test_a_bar_is_reached_or_not(measure: Measure, limit: float, value: float, verdict: str) -> None:
+def test_verdicts_pass_or_fail_a_bar(measure: Measure, limit: float, value: float, verdict: str) -> None:
     (line,) = verdicts([Row(measure, "ours", value), Row(measure, "peer", 0.0)], [Bar(measure, "ours", limit)])
     assert line.startswith(verdict)
 
 
-def test_a_bar_of_what_was_not_measured_is_neither_reached_nor_missed() -> None:
+def test_verdicts_mark_unmeasured_bars() -> None:
     assert verdicts([OURS], [Bar(Measure.RATE, "ours", 1.0)])[0].startswith("NOT RUN")
 
 
@@ -122,7 +120,7 @@ def measured(measures: ModuleType, boxes: Boxes, what: Measure) -> float:
     return float(asyncio.run(measures.METERS[what](contestant)))
 
 
-def test_everything_that_the_table_shows_is_measured_and_closed(measures: ModuleType) -> None:
+def test_meters_measure_everything_and_close(measures: ModuleType) -> None:
     assert list(measures.METERS) == list(Measure)
     for what in Measure:
         boxes = Boxes()
@@ -130,20 +128,20 @@ def test_everything_that_the_table_shows_is_measured_and_closed(measures: Module
         assert boxes.opened > 0 and boxes.now == 0, what
 
 
-def test_times_are_in_milliseconds_and_without_the_closing(measures: ModuleType) -> None:
+def test_meters_report_milliseconds_without_closing(measures: ModuleType) -> None:
     boxes = Boxes(opening=0.02, closing=0.1)
     assert 20 <= measured(measures, boxes, Measure.OPEN) < 100
     assert boxes.opened == measures.AT_LEAST
     assert 1 <= measured(measures, Boxes(), Measure.CALL) < 20
 
 
-def test_calls_at_once_go_on_side_by_side(measures: ModuleType) -> None:
+def test_rate_meter_runs_calls_concurrently(measures: ModuleType) -> None:
     boxes = Boxes(calling=0.01)
     assert 100 < measured(measures, boxes, Measure.RATE) < 100 * measures.AT_ONCE
     assert boxes.most == measures.AT_ONCE
 
 
-def test_a_wrong_answer_is_no_figure_and_leaves_nothing_open(measures: ModuleType) -> None:
+def test_meters_refuse_wrong_answers_and_close(measures: ModuleType) -> None:
     boxes = Boxes(answer="41")
     with pytest.raises(RuntimeError, match="came out as '41'"):
         measured(measures, boxes, Measure.CALL)
@@ -151,7 +149,7 @@ def test_a_wrong_answer_is_no_figure_and_leaves_nothing_open(measures: ModuleTyp
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
-def test_memory_of_a_process_below_this_one_is_seen(measures: ModuleType) -> None:
+def test_megabytes_includes_child_processes(measures: ModuleType) -> None:
     async def grown() -> float:
         code = "held = bytearray(32 << 20); print(flush=True); input()"
         pipe = asyncio.subprocess.PIPE
@@ -166,9 +164,7 @@ def test_memory_of_a_process_below_this_one_is_seen(measures: ModuleType) -> Non
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
-def test_memory_of_a_container_is_counted_where_its_holder_is_named(
-    measures: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_megabytes_includes_named_containers(measures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Process 10 holds a container, and is not below this one; process 11 is in the container."""
     tree = {1: (0, "init"), os.getpid(): (1, "python"), 10: (1, "containerd-shim"), 11: (10, "python")}
     monkeypatch.setattr(measures, "_processes", lambda: tree)
@@ -179,5 +175,5 @@ def test_memory_of_a_container_is_counted_where_its_holder_is_named(
     assert measures.megabytes({10}) == 18
 
 
-def test_a_byte_goes_there_and_back(measures: ModuleType) -> None:
+def test_round_trip_takes_under_10_milliseconds(measures: ModuleType) -> None:
     assert 0 < measures.round_trip() < 10

@@ -41,7 +41,7 @@ def typed(annotation: object, default: object = ...) -> Tool:
     return tool(inline=True)(probe)
 
 
-def test_docstring_and_signature_become_the_spec():
+def test_tool_spec_combines_docstring_and_signature():
     @tool
     def price(item: str, currency: Literal["eur", "usd"] = "eur") -> float:
         """Look up
@@ -98,13 +98,13 @@ def test_docstring_and_signature_become_the_spec():
     ],
     ids=str,
 )
-def test_each_kind_of_type_has_a_schema_and_converts(annotation, schema, given, got):
+def test_tool_schema_covers_types_and_converts(annotation, schema, given, got):
     probe = typed(annotation)
     assert probe.spec.parameters["properties"] == {"value": schema}
     assert call(probe, value=given).content == repr(got)
 
 
-def test_nested_definitions_have_no_titles_but_keep_a_property_called_title():
+def test_tool_schema_drops_titles_but_keeps_properties():
     class Book(BaseModel):
         title: str
 
@@ -115,7 +115,7 @@ def test_nested_definitions_have_no_titles_but_keep_a_property_called_title():
     assert "title" not in parameters
 
 
-def test_no_parameters_is_an_empty_object():
+def test_tool_schema_without_parameters_is_an_object():
     @tool
     def now() -> str:
         """Tell the time."""
@@ -124,7 +124,7 @@ def test_no_parameters_is_an_empty_object():
     assert now.spec.parameters == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def test_names_that_pydantic_uses_itself_are_fine():
+def test_tool_takes_parameter_names_of_pydantic():
     @tool(inline=True)
     def probe(json: str, model_config: int, copy: bool, schema: int = 4) -> list[object]:
         return [json, model_config, copy, schema]
@@ -133,7 +133,7 @@ def test_names_that_pydantic_uses_itself_are_fine():
     assert call(probe, arg_json="x", model_config=1, copy=True).tool_error is ToolErrorKind.BAD_ARGUMENTS
 
 
-def test_a_mutable_default_is_not_shared():
+def test_tool_copies_mutable_defaults():
     @tool(inline=True)
     def collect(item: int, into: list[int] = []) -> list[int]:  # noqa: B006
         into.append(item)
@@ -163,12 +163,12 @@ def no_json(item: Callable[[], int]) -> str: ...
         (no_json, "no_json"),
     ],
 )
-def test_signatures_without_a_schema_are_definition_errors(function, names):
+def test_tool_refuses_signatures_without_a_schema(function, names):
     with pytest.raises(DefinitionError, match=names):
         tool(function)
 
 
-def test_documenting_a_parameter_that_does_not_exist_is_a_definition_error():
+def test_tool_refuses_documentation_of_unknown_parameters():
     def price(item: str) -> float:
         """Look up a price.
 

@@ -1,4 +1,4 @@
-"""Scoring: in chunks, in every precision, and what stands in its place when written out plainly."""
+"""Scoring: in chunks, in every precision, and against a plain computation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plain(hidden: Tensor, weight: Tensor, temperature: float) -> tuple[Tensor, T
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("entropic", [False, True])
 @pytest.mark.parametrize("chunk", [0, 1, 7, 33, 1000])  # 33 tokens are predicted
-def test_chunks_are_exact_values_and_gradients(dtype: torch.dtype, entropic: bool, chunk: int) -> None:
+def test_score_tokens_in_chunks_is_exact(dtype: torch.dtype, entropic: bool, chunk: int) -> None:
     model, error = tiny().to(dtype), EXACT[dtype]
     a, b = torch.randn(2, 3, 11, dtype=dtype, generator=torch.Generator().manual_seed(2)) / 10
     temperature = 1.3
@@ -49,7 +49,7 @@ def test_chunks_are_exact_values_and_gradients(dtype: torch.dtype, entropic: boo
         assert torch.allclose(parameter.grad, gradient, rtol=0, atol=error * max(1.0, scale))
 
 
-def test_a_head_with_a_bias_has_a_gradient_for_it() -> None:
+def test_score_tokens_differentiates_a_head_bias() -> None:
     model = tiny().double()
     model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, VOCAB, dtype=torch.float64))
     loss = score_tokens(model, IDS, 2.0, precision=PrecisionConfig(chunk=5)).logprobs.sum()
@@ -65,7 +65,7 @@ def test_a_head_with_a_bias_has_a_gradient_for_it() -> None:
             assert float(found[token]) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)
 
 
-def test_the_hidden_state_is_the_one_that_predicted_the_token() -> None:
+def test_score_tokens_returns_the_predicting_hidden_state() -> None:
     model = tiny()
     scores = score_tokens(model, IDS)
     assert scores.hidden.shape == (3, 12, 32) and (scores.hidden[:, 0] == 0).all()
@@ -74,14 +74,14 @@ def test_the_hidden_state_is_the_one_that_predicted_the_token() -> None:
     assert scores.hidden.requires_grad
 
 
-def test_small_vocabularies_stay_in_one_piece_and_large_ones_do_not() -> None:
+def test_tokens_at_a_time_depends_on_the_vocabulary() -> None:
     assert PrecisionConfig().tokens_at_a_time(576) > 4096
     assert PrecisionConfig().tokens_at_a_time(151_936) == 110
     assert PrecisionConfig().tokens_at_a_time(10**9) == 1
     assert PrecisionConfig(chunk=7).tokens_at_a_time(576) == 7
 
 
-def test_logits_of_a_chunk_are_all_that_exists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_tokens_holds_one_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward; whatever has the vocabulary's width goes through `log_softmax`."""
     real, seen = torch.log_softmax, list[int]()
 
@@ -94,4 +94,4 @@ def test_logits_of_a_chunk_are_all_that_exists_at_a_time(monkeypatch: pytest.Mon
     assert seen == [10, 10, 10, 3] * 2
     seen.clear()
     score_tokens(tiny(), IDS).logprobs.sum().backward()
-    assert seen == [33]  # kept, not computed anew
+    assert seen == [33]  # kept, not recomputed

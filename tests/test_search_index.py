@@ -11,7 +11,7 @@ from agent_rl.tools.search import SearchIndex
 FACTS = ["bafo was born in kila", "bafo lives in mado", "kila is the capital of nogi", 'Ünal\'s café, quoted "it"']
 
 
-def test_a_document_must_have_every_word():
+def test_search_requires_every_word():
     index = SearchIndex(FACTS)
     assert sorted(index.search("bafo", k=5)) == sorted(FACTS[:2])
     assert index.search("bafo born", k=5) == FACTS[:1]
@@ -20,33 +20,33 @@ def test_a_document_must_have_every_word():
     assert index.search("baf", k=5) == []
 
 
-def test_at_most_k_documents_come_back():
+def test_search_returns_at_most_k_documents():
     index = SearchIndex([f"same words {i}" for i in range(10)])
     assert index.search("same", k=3) == ["same words 0", "same words 1", "same words 2"]
 
 
-def test_the_best_match_is_first():
+def test_search_ranks_the_best_match_first():
     index = SearchIndex(["city of many words that say little about it", "city city", "nothing"])
     assert index.search("city", k=2) == ["city city", "city of many words that say little about it"]
 
 
-def test_case_and_accents_do_not_matter():
+def test_search_ignores_case_and_accents():
     assert SearchIndex(FACTS).search("UNAL CAFE", k=1) == FACTS[3:]
 
 
 @pytest.mark.parametrize(
     "query", ["", "  ", "?!", '"', "bafo OR kila", "NOT bafo", "text:bafo", "NEAR(bafo kila)", "ba*", "'; drop"]
 )
-def test_fts_syntax_is_only_words(query):
+def test_search_takes_fts_syntax_as_words(query):
     assert SearchIndex(FACTS).search(query, k=5) == []
 
 
 @given(st.text(max_size=30))
-def test_no_query_is_an_error(query):
+def test_search_accepts_any_query(query):
     assert len(SearchIndex(FACTS).search(query, k=2)) <= 2
 
 
-def test_it_can_be_read_from_any_thread():
+def test_search_works_from_any_thread():
     index, found = SearchIndex(FACTS), []
     thread = threading.Thread(target=lambda: found.append(index.search("capital", k=1)))
     thread.start()

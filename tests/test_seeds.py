@@ -12,14 +12,14 @@ from agent_rl.seeds import Stream, rng
 from tests.doubles import dice_spec, play
 
 
-def test_streams_with_the_same_key_differ() -> None:
+def test_seeds_differ_between_streams() -> None:
     drawn = {float(rng(stream, 3, 5).random()) for stream in Stream if stream > 0}
     assert len(drawn) == sum(stream > 0 for stream in Stream) and Stream.STORED_GROUPS != Stream.STATE_VALUES
     assert rng(Stream.WARM_START, 7).random() == np.random.default_rng([2, 7]).random()
     assert rng(Stream.TOKENS, 2**62 + 1).random() == np.random.default_rng(2**62 + 1).random()
 
 
-def test_only_seeds_makes_generators() -> None:
+def test_seeds_module_alone_makes_generators() -> None:
     found = [
         f"{module}:{node.lineno}"
         for module, file in SOURCES.items()
@@ -39,7 +39,7 @@ class Drawn(ar.Env):
         return ar.Step(terminated=True)
 
 
-def test_environment_draws_differ_from_those_of_the_engine() -> None:
+def test_seeds_differ_between_environment_and_engine() -> None:
     (episode,) = asyncio.run(run_jobs([Job(dice_spec(Drawn), {}, seed=5)], play("ok")))
     assert episode.messages[0].content == repr(float(rng(Stream.ENVIRONMENT, 5).random()))
     assert float(episode.messages[0].content) != rng(Stream.TOKENS, 5).random()

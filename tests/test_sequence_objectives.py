@@ -56,7 +56,7 @@ def close(got, want):
 @pytest.mark.parametrize(("objective", "total"), [(o, seq_mean_token_mean) for o in (gspo, gspo_token, gmpo)])
 @quick
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=2))
-def test_without_a_gap_a_sequence_s_gradient_is_reinforce_s_over_its_length(objective, total, advantages):
+def test_sequence_objective_on_policy_is_reinforce(objective, total, advantages):
     token, slope = run(objective, [[0.0] * 5] * 2, [[a] for a in advantages], MASK, total)
     a, b = (-x / 2 for x in advantages)  # two sequences, of three tokens and of one
     close(slope, [[0, a / 3, a / 3, 0, a / 3], [0, b, 0, 0, 0]])
@@ -67,7 +67,7 @@ def test_without_a_gap_a_sequence_s_gradient_is_reinforce_s_over_its_length(obje
 
 @every_objective
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e4])
-def test_nothing_outside_the_mask_matters(objective, garbage):
+def test_sequence_objective_ignores_unmasked_tokens(objective, garbage):
     mask = torch.cat([MASK, torch.zeros(1, 5, dtype=torch.bool)])  # the last row has nothing sampled
     generator = torch.Generator().manual_seed(0)
     clean = [-torch.rand(3, 5, generator=generator, dtype=F64) for _ in range(3)]
@@ -88,7 +88,7 @@ def test_nothing_outside_the_mask_matters(objective, garbage):
 @every_objective
 @pytest.mark.parametrize("gap", [-1e4, 1e4])
 @pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
-def test_an_absurd_ratio_stays_finite(objective, gap, advantage):
+def test_sequence_objective_stays_finite_at_absurd_ratios(objective, gap, advantage):
     old = torch.tensor([[-1.0, -2.0], [-1.0, -2.0]])
     logprobs = (old + torch.tensor([[gap, gap], [0.0, 0.0]])).requires_grad_()
     mask = torch.ones(2, 2, dtype=torch.bool)
@@ -101,7 +101,7 @@ def test_an_absurd_ratio_stays_finite(objective, gap, advantage):
 
 
 @every_objective
-def test_the_loss_has_the_log_probabilities_dtype_and_shape(objective):
+def test_sequence_objective_keeps_dtype_and_shape(objective):
     logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     others = torch.tensor([[-1.1, -2.2]], dtype=F64)
     token = token_loss(
@@ -146,14 +146,14 @@ def test_gspo_clips_whole_sequences(objective):
 
 
 @pytest.mark.parametrize("objective", [gspo, gspo_token])
-def test_one_odd_token_counts_as_what_it_is(objective):
+def test_gspo_clamps_no_single_token(objective):
     # the mean of 30, -29.7 and 0 is .1; clamped one by one to 20 they would have the mean 0
     wide = partial(objective, clip_low_eps=0.5, clip_high_eps=0.5)
     token, _ = run(wide, [[30.0, -29.7, 0.0]], [[1.0]])
     close(token.ratio, [[S[0]] * 3])
 
 
-def test_gspo_s_defaults_are_the_paper_s():
+def test_gspo_defaults_match_the_paper():
     for objective in (gspo, gspo_token):
         assert run(objective, [[3.9e-4]] * 2, [[1.0]] * 2)[0].clipped.sum() == 0
         assert run(objective, [[4.1e-4]] * 2, [[1.0]] * 2)[0].clipped.sum() == 2
@@ -176,7 +176,7 @@ def test_gspo_token_with_equal_advantages_is_gspo(gaps, advantages):
     assert torch.equal(a[0].clipped & MASK, b[0].clipped & MASK)
 
 
-def test_advantages_that_differ_within_a_row():
+def test_gspo_averages_advantages_within_a_row():
     advantages = [[1.0, -2.0, 4.0]]
     gaps = [[0.3, 0.0, 0.0]]  # s = exp(.1) = 1.105
     clip = {"clip_low_eps": 0.05, "clip_high_eps": 0.05}
@@ -234,7 +234,7 @@ def test_gmpo_clips_the_logarithm():
         assert run(gmpo, [[math.log(ratio)]], [[advantage]])[0].clipped.sum() == clipped
 
 
-def test_gmpo_counts_what_is_sampled_only():
+def test_gmpo_counts_sampled_tokens_only():
     token, slope = run(gmpo, GAPS, [[2.0], [-3.0]], MASK)
     close(token.ratio[MASK], [S[0]] * 3 + [S[1]])
     a, b = -2 * S[0] / 3 / 2, 3 * S[1] / 2
@@ -263,7 +263,7 @@ def test_off_policy_sequences_by_hand(garbage):
     assert not off_policy_sequences(theta, mu, advantages, mask, delta=0.21).any()
 
 
-def test_off_policy_sequences_without_a_gap_are_none():
+def test_off_policy_sequences_without_a_gap_is_empty():
     logprobs = -torch.rand(4, 7)
     mask = torch.ones(4, 7, dtype=torch.bool)
     assert not off_policy_sequences(logprobs, logprobs, -torch.ones(4, 7), mask, delta=0.0).any()

@@ -50,16 +50,16 @@ def test_soft_overlong_grows_over_the_buffer():
     close(shaping.soft_overlong(f64(-1, 0.5), ids(90, 99), max_length=100, buffer=20, penalty=0.4), -1.2, 0.12)
 
 
-def test_soft_overlong_without_a_buffer_is_a_step_after_the_limit():
+def test_soft_overlong_without_buffer_is_a_step():
     close(shaping.soft_overlong(f64(1, 1, 1), ids(99, 100, 101), max_length=100, buffer=0), 1, 1, 0)
 
 
-def test_soft_overlong_may_begin_at_the_first_token():
+def test_soft_overlong_can_begin_at_the_first_token():
     close(shaping.soft_overlong(f64(1, 1, 1), ids(0, 25, 100), max_length=100, buffer=100), 1, 0.75, 0)
 
 
 @pytest.mark.parametrize("buffer", [-1, 101])
-def test_a_buffer_outside_the_length_is_refused(buffer):
+def test_soft_overlong_refuses_a_buffer_outside_length(buffer):
     with pytest.raises(ConfigError, match=f"buffer={buffer}.*max_length=100"):
         shaping.soft_overlong(f64(1), ids(1), max_length=100, buffer=buffer)
 
@@ -67,14 +67,14 @@ def test_a_buffer_outside_the_length_is_refused(buffer):
 # --- lengths against a target ---
 
 
-def test_l1_exact_loses_alpha_a_token_either_way():
+def test_length_l1_loses_alpha_per_token():
     lengths, targets = ids(1000, 2000, 500, 1000), ids(1000, 1000, 1000, 1500)
     # 1 - .0003 * 0, 1 - .0003 * 1000, 0 - .0003 * 500, .5 - .0003 * 500
     close(l1(f64(1, 1, 0, 0.5), lengths, targets), 1, 0.7, -0.15, 0.35)
     close(l1(f64(1), ids(7), ids(5), alpha=0.25), 0.5)
 
 
-def test_l1_max_scales_what_is_right_by_the_room_left():
+def test_length_l1_max_scales_by_the_room_left():
     lengths, targets = ids(1000, 500, 3000, 1500, 1500, 0), ids(*[1000] * 5, 9000)
     scores = f64(1, 1, 1, 0, 0.5, 1)
     # factors: .5; .5 + .0003 * 500; .5 - .6 → 0; (wrong); .5 - .15 = .35; .5 + 2.7 → 1
@@ -82,12 +82,12 @@ def test_l1_max_scales_what_is_right_by_the_room_left():
     close(l1_max(f64(1, 1), ids(8, 13), ids(10, 10), alpha=0.1, delta=0.2), 0.4, 0)
 
 
-def test_l1_max_does_not_reward_being_wrong_and_long():
+def test_length_l1_max_never_rewards_wrong_answers():
     close(l1_max(f64(-1, -1), ids(10, 10**6), ids(10, 10)), -1, -1)
 
 
 @pytest.mark.parametrize("shape", [l1, l1_max])
-def test_no_target_leaves_the_score_and_a_negative_one_is_refused(shape):
+def test_length_l1_needs_a_valid_target(shape):
     close(shape(f64(1, -2, NAN), ids(5000, 1, 1), f64(NAN, NAN, -1)), 1, -2, NAN)
     with pytest.raises(ConfigError, match=r"target -1\.0"):
         shape(f64(1, 1), ids(10, 10), ids(10, -1))
@@ -96,7 +96,7 @@ def test_no_target_leaves_the_score_and_a_negative_one_is_refused(shape):
 # --- lengths against the group ---
 
 
-def test_length_group_is_kimis():
+def test_length_group_follows_kimi():
     scores = f64(1, 1, 0, 0, 1)
     lengths = ids(100, 300, 150, 250, 200)
     # lambda = .5 - (length - 100) / 200 = .5, -.5, .25, -.25, 0; wrong: min(0, lambda)
@@ -105,17 +105,17 @@ def test_length_group_is_kimis():
     close(shaping.length_group(scores, lengths, ids(*[5] * 5), coefficient=0.1), 1.05, 0.95, 0, -0.025, 1)
 
 
-def test_length_group_compares_within_groups_by_any_id():
+def test_length_group_compares_within_groups():
     got = shaping.length_group(f64(1, 1, 1, 1), ids(10, 1000, 20, 3000), ids(-4, 90, -4, 90), coefficient=1)
     close(got, 1.5, 1.5, 0.5, 0.5)
 
 
-def test_length_group_adds_nothing_where_there_is_nothing_to_compare():
+def test_length_group_needs_a_comparison():
     # one alone, and two of one length
     close(shaping.length_group(f64(1, 1, 0), ids(10, 7, 7), ids(0, 1, 1), coefficient=1), 1, 1, 0)
 
 
-def test_what_counts_as_correct_may_be_set():
+def test_length_group_threshold_can_be_set():
     scores, lengths, groups = f64(0.8, 0.2), ids(10, 20), ids(0, 0)
     close(shaping.length_group(scores, lengths, groups, coefficient=1), 0.8, -0.3)
     close(shaping.length_group(scores, lengths, groups, coefficient=1, correct=0.8), 1.3, -0.3)
@@ -123,7 +123,7 @@ def test_what_counts_as_correct_may_be_set():
     close(shaping.length_group(noisy, lengths, groups, coefficient=1), 1.5, -0.5)
 
 
-def test_relative_cost_is_prime_rls():
+def test_relative_cost_follows_prime_rl():
     scores, costs, groups = f64(1, 1, 0, 0, 0), ids(10, 40, 20, 3, 9), ids(2, 2, 2, 6, 6)
     # group 2: mean 2/3, highest 40: .3 * 2/3 = .2 times 1/4, 1, 1/2; group 6 never solves it: nothing
     close(shaping.relative_cost(scores, costs, groups, coefficient=0.3), 0.95, 0.8, -0.1, 0, 0)
@@ -137,14 +137,14 @@ def test_relative_cost_never_rewards_cost():
     close(shaping.relative_cost(scores, costs, groups, coefficient=1, gated=True), -1, 0, 1, -1)
 
 
-def test_no_cost_at_all_costs_nothing():
+def test_relative_cost_of_zero_is_zero():
     close(shaping.relative_cost(f64(1, 1), ids(0, 0), ids(0, 0), coefficient=1), 1, 1)
 
 
 # --- values ---
 
 
-def test_clip_and_scale():
+def test_clip_and_scale_by_hand():
     scores = f64(-1e4, -0.5, 0.25, 1e4, NAN)
     close(shaping.clip(scores, low=-1, high=0.5), -1, -0.5, 0.25, 0.5, NAN)
     close(shaping.clip(scores, low=-math.inf, high=0), -1e4, -0.5, 0, 0, NAN)
@@ -153,12 +153,12 @@ def test_clip_and_scale():
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 0), (NAN, 1), (0, NAN)])
-def test_impossible_bounds_are_refused(low, high):
+def test_clip_and_scale_refuse_impossible_bounds(low, high):
     with pytest.raises(ConfigError, match=f"low={low}.*high={high}"):
         shaping.clip(f64(0.5), low=low, high=high)
 
 
-def test_the_format_gate_overrides_the_score_of_what_has_no_format():
+def test_format_gate_overrides_unformatted_scores():
     scores = f64(1, 1, 0.3, 1, NAN, NAN)
     formatted = f64(1, 0, 2, NAN, 0, 1)
     close(format_gate(scores, formatted), 1, 0, 0.3, NAN, NAN, NAN)
@@ -188,7 +188,7 @@ rows = st.lists(
 @pytest.mark.parametrize("garbage", [NAN, math.inf, -1e9])
 @given(rows, st.integers(0, 2))
 @settings(deadline=None, max_examples=15)
-def test_an_unscored_episode_stays_unscored_and_changes_nothing_for_others(name, garbage, batch, group):
+def test_shaping_ignores_unscored_episodes(name, garbage, batch, group):
     shape = SHAPES[name]
     scores, lengths, groups = (torch.tensor(column) for column in zip(*batch, strict=True))
     alone = shape(scores.double(), lengths.double(), groups)
@@ -202,12 +202,12 @@ def test_an_unscored_episode_stays_unscored_and_changes_nothing_for_others(name,
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_an_empty_batch_stays_empty(name):
+def test_shaping_takes_an_empty_batch(name):
     assert SHAPES[name](f64(), f64(), ids()).shape == (0,)
 
 
 @pytest.mark.parametrize("name", ["soft_overlong", "length_l1", "length_l1_max", "length_group", "relative_cost"])
-def test_values_of_another_batch_or_unknown_ones_are_refused(name):
+def test_shaping_refuses_mismatched_and_unknown_values(name):
     with pytest.raises(ConfigError, match=r"shape \(1,\) for scores of shape \(2,\)"):
         SHAPES[name](f64(1, 1), f64(5), ids(0, 0))
     with pytest.raises(ConfigError, match="NaN for a scored episode"):
@@ -216,7 +216,7 @@ def test_values_of_another_batch_or_unknown_ones_are_refused(name):
 
 @given(rows)
 @settings(deadline=None, max_examples=30)
-def test_length_shaping_never_prefers_the_longer_of_two_equal_scores(batch):
+def test_length_shaping_never_prefers_the_longer(batch):
     scores, lengths, groups = (torch.tensor(column) for column in zip(*batch, strict=True))
     for name in ("soft_overlong", "length_l1_max", "length_group", "relative_cost", "relative_cost, gated"):
         shaped = SHAPES[name](scores.double(), lengths.double(), groups)

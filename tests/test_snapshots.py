@@ -49,7 +49,7 @@ def said(id: str, index: int) -> tuple[Message, ...]:
 @pytest.mark.parametrize("id", BUILT_IN)
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 40), st.floats(0, 1), st.randoms(use_true_random=False))
-def test_a_fresh_instance_goes_on_as_the_old_one_would(id, index, share, shuffler):
+def test_restore_continues_like_the_old_instance(id, index, share, shuffler):
     env, task = spec(id), spec(id).tasks.get("train", index)
     messages = [*said(id, index)]
     shuffler.shuffle(messages)
@@ -65,7 +65,7 @@ def test_a_fresh_instance_goes_on_as_the_old_one_would(id, index, share, shuffle
         assert go(fresh, messages[turn:]) == on
 
 
-def test_random_numbers_go_on_too():
+def test_restore_continues_the_random_numbers():
     old = opened(Fair(), {}, 5)
     go(old, [CALL] * 2)
     taken = old.snapshot()
@@ -77,7 +77,7 @@ def test_random_numbers_go_on_too():
     assert go(opened(Fair(), {}, 5), [CALL] * 8) != on
 
 
-def test_what_refers_to_the_same_thing_still_does():
+def test_restore_keeps_shared_references():
     class Pair(Dice):
         snapshot_attributes = ("a", "b")
 
@@ -89,7 +89,7 @@ def test_what_refers_to_the_same_thing_still_does():
     assert env.a == [1] and env.a is env.b
 
 
-def test_an_environment_that_says_nothing_has_neither():
+def test_env_has_no_hash_or_snapshots_by_default():
     env = Dice()
     assert env.state_hash() is None and not Dice.has_snapshots() and Fair.has_snapshots()
     with pytest.raises(NotImplementedError, match=r"Dice has no snapshots.*snapshot_attributes.*or define snapshot"):
@@ -98,7 +98,7 @@ def test_an_environment_that_says_nothing_has_neither():
         env.restore("state")
 
 
-def test_snapshots_may_be_made_by_hand():
+def test_snapshots_can_be_made_by_hand():
     class Counter(Dice):
         def snapshot(self):
             return 3
@@ -145,7 +145,7 @@ WORLD = {
 }
 
 
-def test_the_calculator_s_state_is_what_was_computed():
+def test_calculator_state_lists_computed_results():
     at = functools.partial(state, "calculator-v0")
     assert at() == ""
     assert at(PRODUCT) == at(compute("*", 6, 3)) == at(compute("*", "3", 6.0)) == at(PRODUCT, PRODUCT) == "3*6=18"
@@ -155,17 +155,17 @@ def test_the_calculator_s_state_is_what_was_computed():
     assert len(set(different)) == len(different)
 
 
-def test_the_searcher_s_state_is_what_was_found():
+def test_search_state_lists_found_facts():
     at = functools.partial(state, "search-v0", task=WORLD)
     home, city = {"query": "bafo born"}, {"query": "kiba capital"}
-    assert at() == at({"query": "nobody"}) == ""
+    assert at() == at({"query": "unknown"}) == ""
     assert at(home) == at({"query": "BORN bafo"}) == at(home, home) == WORLD["facts"][0]
     assert at(home, city) == at(city, home) == "; ".join([WORLD["facts"][0], WORLD["facts"][2]])
     assert at({"query": "bafo"}) == at(home, {"query": "lives"}) != at(home)  # one search that finds both, or two
     assert at(home, {"q": "x"}) == f"{WORLD['facts'][0]}; failed"
 
 
-def test_two_ways_through_one_task_meet_again():
+def test_calculator_states_recur_between_episodes():
     env = spec("calculator-v0")
     episodes = [asyncio.run(run_episode(Job(env, env.tasks.get("train", 3), s), demonstrator())) for s in range(40)]
     states = [[step.state for step in episode.steps] for episode in episodes]

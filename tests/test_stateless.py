@@ -59,14 +59,12 @@ def run(
         (SamplingParams(min_p=0.1), (-0.5,)),
     ],
 )
-def test_stateless_session_gives_the_logprobs_that_are_known(
-    params: SamplingParams, logprobs: tuple[float, ...]
-) -> None:
+def test_stateless_session_keeps_known_logprobs(params: SamplingParams, logprobs: tuple[float, ...]) -> None:
     found = run(Engine(EngineOutput([9], [-0.5])), lambda session: session.sample([1], params, STOP))
     assert (found.logprobs, found.finish_reason) == (logprobs, FinishReason.STOP)
 
 
-def test_stateless_session_ends_a_reply_at_the_context_limit() -> None:
+def test_stateless_session_ends_at_the_context_limit() -> None:
     engine = Engine(EngineOutput([5, 6, 7], [-1.0] * 3))
     found = run(engine, lambda session: session.sample([1] * 5, SamplingParams(max_tokens=20), STOP), limit=8)
     assert engine.asked[0][2]["max_tokens"] == 3 and found.finish_reason is FinishReason.LENGTH
@@ -173,7 +171,7 @@ class RoutingEngine:
         return np.concatenate(asyncio.run(run()))
 
 
-def test_stateless_session_asks_for_the_routes_of_new_positions_only() -> None:
+def test_stateless_session_asks_for_new_routes_only() -> None:
     engine = RoutingEngine()
     routes = engine.play(turns=20)
     assert np.array_equal(routes.ravel(), np.arange(99 * 4))  # every position's once, but for the last token
@@ -181,7 +179,7 @@ def test_stateless_session_asks_for_the_routes_of_new_positions_only() -> None:
 
 
 @pytest.mark.parametrize(("can", "requests"), [("ignores", 20), ("fails", 21)])
-def test_stateless_session_cuts_routes_of_an_engine_that_sends_all(can: str, requests: int) -> None:
+def test_stateless_session_cuts_routes_sent_whole(can: str, requests: int) -> None:
     engine = RoutingEngine(can)
     with pytest.warns(RuntimeWarning, match="traffic grows with the square of the turns; use vLLM 0.30 or newer"):
         routes = engine.play(turns=20)

@@ -53,7 +53,7 @@ def by_turn(algorithm: Algorithm, episodes: list[Episode], values: torch.Tensor 
 GIGPO = {"name": "step-grouped", "gamma": 0.5, "std": False}
 
 
-def test_step_grouped_compares_turns_in_the_same_state():
+def test_step_grouped_compares_turns_of_equal_state():
     paid = (Reward("r", 1.0), Reward("step", 0.5, source="step", turn=0))
     episodes = [
         walk("e0", "a", 1.0, "start", "left"),
@@ -76,7 +76,7 @@ def test_step_grouped_compares_turns_in_the_same_state():
     assert spread[2] == pytest.approx([4 / 6 / group + 5 / 6 / start], rel=1e-4)
 
 
-def test_step_grouped_counts_what_a_turn_earned_only_until_then():
+def test_step_grouped_counts_returns_from_the_turn():
     early = (Reward("r", 0.0), Reward("step", 1.0, source="step", turn=0))
     episodes = [walk("e0", "a", 0.0, "s", "t", rewards=early), walk("e1", "a", 1.0, "s", "t")]
     # returns: 1, 0 and .5, 1; both episodes earned 1
@@ -84,7 +84,7 @@ def test_step_grouped_counts_what_a_turn_earned_only_until_then():
     assert got[0] == pytest.approx([0.25, -0.5]) and got[1] == pytest.approx([-0.25, 0.5])
 
 
-def test_the_rows_of_a_forked_episode_share_its_turns():
+def test_state_advantages_merge_rows_of_forks():
     episodes = [walk("e0", "a", 1.0, "s", "t"), walk("e1", "a", 0.0, "s", "t"), walk("e2", "a", 0.0, "s", "t")]
     one = by_turn(Algorithm(AlgorithmConfig(advantage=GIGPO)), episodes)
     (whole,) = episodes[0].trajectories
@@ -101,7 +101,7 @@ def test_the_rows_of_a_forked_episode_share_its_turns():
     assert by_turn(Algorithm(vine_config()), forked, values) == [[0.25, 0.25], [0.25, -0.75], [0.25, -0.75]]
 
 
-def test_step_grouped_wants_to_know_the_state_of_every_turn():
+def test_step_grouped_requires_every_state():
     algorithm = Algorithm(AlgorithmConfig(advantage="step-grouped"))
     x = algorithm.experience(
         group_episodes([walk("e0", "a", 1.0, "s", None), walk("e1", "a", 0.0, "s"), walk("e2", "a", None, None)])
@@ -118,7 +118,7 @@ def vine_config(**settings: object) -> AlgorithmConfig:
     return AlgorithmConfig(**{"advantage": "state-values", "vine": {"continuations": 2, "max_episodes": 8}} | settings)
 
 
-def test_state_values_by_hand():
+def test_state_values_advantage_by_hand():
     paid = (Reward("r", 1.0), Reward("step", 0.25, source="step", turn=0))
     episodes = [
         walk("e0", "a", 1.25, "s", "t", "u", rewards=paid),
@@ -154,7 +154,7 @@ def planned(each: int, most: int, seed: int = 0, episodes: list[Episode] = EPISO
     return plan(episodes, WANTED, StateValueConfig(continuations=each, max_episodes=most), np.random.default_rng(seed))
 
 
-def test_equal_states_of_a_task_share_their_continuations():
+def test_vine_plan_shares_equal_states():
     vine = planned(3, 100)
     assert tuple(map(set, vine.states)) == STATES
     assert sorted(vine.valued) == [0, 1, 2, 3, 4] and len(vine.starts) == 15
@@ -163,7 +163,7 @@ def test_equal_states_of_a_task_share_their_continuations():
     assert [(s.episode, s.turn) for s in vine.starts[at : at + 3]] == [(0, 2), (1, 1), (0, 2)]
 
 
-def test_without_hashes_those_are_equal_that_look_the_same_to_the_policy():
+def test_vine_plan_compares_prompts_without_hashes():
     blind = [replace(e, steps=tuple(replace(s, state=None) for s in e.steps)) for e in EPISODES]
     # the beginnings are shared, and as all sample the same ids, so are the turns behind them; b has another prompt
     assert list(map(set, planned(1, 100, episodes=blind).states)) == [
@@ -175,7 +175,7 @@ def test_without_hashes_those_are_equal_that_look_the_same_to_the_policy():
     ]
 
 
-def test_the_budget_is_for_the_beginnings_first_and_then_drawn_by_the_seed():
+def test_vine_plan_values_beginnings_first():
     assert [s.episode for s in planned(2, 5).starts] == [0, 1, 2, 2] and planned(2, 5).valued == (0, 3)
     assert planned(2, 3).valued == (0,) and planned(2, 1).starts == ()
     rest = [planned(2, 6, seed).valued[2:] for seed in range(20)]
@@ -183,7 +183,7 @@ def test_the_budget_is_for_the_beginnings_first_and_then_drawn_by_the_seed():
     assert planned(2, 6, 7) == planned(2, 6, 7)
 
 
-def test_a_value_is_the_mean_of_what_was_earned_from_the_turn_on():
+def test_vine_values_are_means_of_returns():
     vine = planned(2, 8)
     assert vine.valued == (0, 3, 2, 4)
     steps = tuple(Reward("step", 1.0, source="step", turn=turn) for turn in range(3))
@@ -207,7 +207,7 @@ def test_a_value_is_the_mean_of_what_was_earned_from_the_turn_on():
     assert metrics["vine/valued"] == 1 and metrics["vine/unjudged"] == 2  # the two turns of e2
 
 
-def test_what_was_earned_before_is_no_part_of_it():
+def test_return_from_excludes_earlier_rewards():
     rewards = (Reward("r", 1.0, 2.0), Reward("none", None, 0.0), Reward("step", 4.0, source="step", turn=0))
     episode = walk("e", "a", 0.0, "s", "t", "u", rewards=rewards)
     assert [return_from(episode, turn, 0.5) for turn in range(3)] == [4.5, 1.0, 2.0]
@@ -224,11 +224,11 @@ def test_what_was_earned_before_is_no_part_of_it():
         ({"advantage": "step-grouped"}, "vine.max_episodes=8 values states for advantage=state-values only"),
     ],
 )
-def test_settings_without_a_meaning_are_refused(settings, problem):
+def test_vine_refuses_meaningless_settings(settings, problem):
     with pytest.raises(ValidationError, match=problem):
         vine_config(**settings)
 
 
-def test_explain_names_the_budget():
+def test_explain_names_the_vine_budget():
     assert "2 continuations a state, at most 8 a step" in explain(vine_config())
     assert "vine" not in explain(AlgorithmConfig())

@@ -43,7 +43,7 @@ def ids_of(path: Path) -> list[str]:
     return [e.id for e in read_episodes(path)]
 
 
-def test_what_is_written_is_read_in_order(file: Path) -> None:
+def test_writer_keeps_the_order_of_episodes(file: Path) -> None:
     write(file, "a", "b")
     write(file, "c")
     assert ids_of(file) == ids_of(file.parent) == ["a", "b", "c"]
@@ -51,20 +51,20 @@ def test_what_is_written_is_read_in_order(file: Path) -> None:
     assert dump_line(next(read_episodes(file))) == dump_line(example_episode("a"))
 
 
-def test_a_path_may_be_a_file_or_a_run(tmp_path: Path) -> None:
+def test_episode_file_takes_a_file_or_run(tmp_path: Path) -> None:
     assert episode_file(tmp_path) == episode_file(tmp_path / "episodes.jsonl") == tmp_path / "episodes.jsonl"
     assert episode_file(tmp_path / "new-run") == tmp_path / "new-run" / "episodes.jsonl"
     (tmp_path / "odd.txt").write_text("")
     assert episode_file(tmp_path / "odd.txt") == tmp_path / "odd.txt"
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_read_episodes_names_a_missing_file(tmp_path: Path) -> None:
     assert episode_ids(tmp_path) == set()
     with pytest.raises(StoreError, match=r"no episode file .*episodes\.jsonl; give"):
         read_episodes(tmp_path)
 
 
-def test_a_torn_tail_costs_only_itself_wherever_it_is_cut(file: Path) -> None:
+def test_writer_repairs_a_torn_tail_anywhere(file: Path) -> None:
     write(file, "a", "b")
     kept = file.read_bytes()
     whole = kept + dump_line(example_episode("torn", messages=(Message("user", "日本"),), trajectories=()))
@@ -84,7 +84,7 @@ def test_a_torn_tail_costs_only_itself_wherever_it_is_cut(file: Path) -> None:
     assert ids_of(file) == ["a", "b", "new"]
 
 
-def test_a_torn_tail_longer_than_one_read_and_with_nothing_before_it(file: Path) -> None:
+def test_writer_sets_long_torn_tails_aside(file: Path) -> None:
     file.parent.mkdir()
     for n in (1, 2):
         file.write_bytes(b"x" * 200_000)
@@ -94,7 +94,7 @@ def test_a_torn_tail_longer_than_one_read_and_with_nothing_before_it(file: Path)
         assert ids_of(file) == ["a"]
 
 
-def test_a_whole_file_is_opened_without_a_word(file: Path) -> None:
+def test_writer_opens_whole_files_silently(file: Path) -> None:
     write(file, "a")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -106,7 +106,7 @@ BAD = (b"", b"not json", b"[1]", b'{"schema":1,"id":"b"}', b'{"schema":1,"id":"\
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_damage_in_the_middle_names_the_line(file: Path, bad: bytes) -> None:
+def test_read_episodes_names_the_damaged_line(file: Path, bad: bytes) -> None:
     file.parent.mkdir()
     file.write_bytes(dump_line(example_episode("a")) + bad + b"\n" + dump_line(example_episode("c")))
     episodes = read_episodes(file)
@@ -115,14 +115,14 @@ def test_damage_in_the_middle_names_the_line(file: Path, bad: bytes) -> None:
         next(episodes)
 
 
-def test_another_schema_names_the_line(file: Path) -> None:
+def test_read_episodes_names_lines_of_other_schemas(file: Path) -> None:
     file.parent.mkdir()
     file.write_bytes(json.dumps({**json.loads(dump_line(example_episode())), "schema": 9}).encode() + b"\n")
     with pytest.raises(StoreError, match=r"episodes\.jsonl:1: .*schema 9"):
         next(read_episodes(file))
 
 
-def test_a_second_writer_is_refused_until_the_first_has_closed(file: Path) -> None:
+def test_writer_refuses_a_second_writer(file: Path) -> None:
     with EpisodeWriter(file), pytest.raises(StoreError, match=r"another writer has .*episodes\.jsonl open"):
         EpisodeWriter(file)
     with EpisodeWriter(file) as writer:
@@ -131,7 +131,7 @@ def test_a_second_writer_is_refused_until_the_first_has_closed(file: Path) -> No
         writer.write(example_episode())
 
 
-def test_threads_do_not_mix_their_lines(file: Path) -> None:
+def test_writer_keeps_lines_of_threads_apart(file: Path) -> None:
     with EpisodeWriter(file) as writer:
         threads = [
             threading.Thread(target=lambda n=n: [writer.write(example_episode(f"{n}-{k}")) for k in range(20)])
@@ -144,14 +144,14 @@ def test_threads_do_not_mix_their_lines(file: Path) -> None:
     assert len(ids_of(file)) == 80
 
 
-def test_short_writes_are_finished(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_finishes_short_writes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:100]))
     write(file, "a", "b")
     assert ids_of(file) == ["a", "b"]
 
 
-def test_a_full_disk_leaves_no_half_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_leaves_no_half_line_on_full_disk(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     left = [50]
 
@@ -170,13 +170,13 @@ def test_a_full_disk_leaves_no_half_line(file: Path, monkeypatch: pytest.MonkeyP
     assert ids_of(file) == ["a", "c"]
 
 
-def test_an_id_that_stands_twice_is_read_once(file: Path) -> None:
+def test_read_episodes_skips_repeated_ids(file: Path) -> None:
     write(file, "a", "b", "a")
     with pytest.warns(UserWarning, match="1 lines repeat an id .*: 3"):
         assert ids_of(file) == ["a", "b"]
 
 
-def test_an_episode_is_read_again_from_its_place(file: Path) -> None:
+def test_episode_at_reads_from_its_place(file: Path) -> None:
     write(file, "a", "b")
     with file.open("ab") as handle:
         handle.write(dump_line(example_episode("a")) + dump_line(example_episode("日本")))
@@ -189,7 +189,7 @@ def test_an_episode_is_read_again_from_its_place(file: Path) -> None:
             episode_at(file, nowhere)
 
 
-def test_finding_an_episode(file: Path) -> None:
+def test_find_episode_takes_ids_and_prefixes(file: Path) -> None:
     write(file, "run-1", "run-12", "walk-7")
     assert find_episode(file, "run-1").id == "run-1"  # exact goes before prefix
     assert find_episode(file.parent, "wa").id == "walk-7"
@@ -201,7 +201,7 @@ def test_finding_an_episode(file: Path) -> None:
         find_episode(file, "?")
 
 
-def test_ids_that_json_escapes_are_found(file: Path) -> None:
+def test_find_episode_matches_escaped_ids(file: Path) -> None:
     write(file, 'odd "\\ id', "é")
     assert episode_ids(file) == {'odd "\\ id', "é"}
     assert find_episode(file, 'odd "').id == 'odd "\\ id'
@@ -217,7 +217,7 @@ sys.exit(main(["rollout", "n=1", f"out={sys.argv[2]}"]))
 """
 
 
-def test_the_cli_starts_without_posix_and_says_what_it_cannot_do(file: Path, tmp_path: Path) -> None:
+def test_cli_reads_episodes_without_posix(file: Path, tmp_path: Path) -> None:
     with EpisodeWriter(file) as writer:
         writer.write(example_episode("a"))
     command = [sys.executable, "-c", WITHOUT_POSIX, str(file), str(tmp_path / "other")]

@@ -58,7 +58,7 @@ def taken(stored: StoredGroups) -> list[list[str]]:
 # --- which ---
 
 
-def test_training_episodes_that_differ_are_taken_and_no_others(tmp_path: Path) -> None:
+def test_index_groups_takes_varied_training_groups(tmp_path: Path) -> None:
     unlike = pair("train-00000-000")
     alike = [replace(e, rewards=unlike[0].rewards) for e in pair("train-00000-001")]
     evaluations = [
@@ -83,7 +83,7 @@ def test_training_episodes_that_differ_are_taken_and_no_others(tmp_path: Path) -
         index_groups(file, "shop-v0", algorithm(margin=1.0), held_out)
 
 
-def test_one_group_id_for_two_tasks_is_two_groups(tmp_path: Path) -> None:
+def test_index_groups_separates_tasks_of_one_group_id(tmp_path: Path) -> None:
     one, two = pair("train-00000-000"), pair("train-00000-000")
     two = [replace(e, id=f"{e.id}7", task={"other": 1}) for e in two]
     write(tmp_path, one[0], two[0], one[1], two[1])
@@ -101,7 +101,7 @@ def test_one_group_id_for_two_tasks_is_two_groups(tmp_path: Path) -> None:
         (pair("train-00000-000", env="other-v0"), "train-00000-000-00 is of other-v0, and this run trains on shop-v0"),
     ],
 )
-def test_a_file_without_anything_to_learn_from_says_why(episodes: list[Episode], message: str, tmp_path: Path) -> None:
+def test_index_groups_explains_an_empty_result(episodes: list[Episode], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         index_groups(write(tmp_path, *episodes), "shop-v0", algorithm())
 
@@ -109,7 +109,7 @@ def test_a_file_without_anything_to_learn_from_says_why(episodes: list[Episode],
 # --- in which order ---
 
 
-def test_every_epoch_has_every_group_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+def test_stored_epochs_shuffle_every_group_once(tmp_path: Path) -> None:
     write(tmp_path, *(e for g in range(6) for e in pair(f"train-00000-{g:03d}")))
     stored = index_groups(tmp_path, "shop-v0", algorithm())
 
@@ -127,7 +127,7 @@ def test_every_epoch_has_every_group_once_in_an_order_of_its_own(tmp_path: Path)
     assert all(len(set(groups(0, step, 4))) == 4 for step in range(20))
 
 
-def test_the_index_outlives_what_is_appended_but_not_what_is_changed(tmp_path: Path) -> None:
+def test_stored_index_survives_appended_episodes_only(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", *pair("train-00000-000"), *pair("train-00000-001"))
     stored = index_groups(folder, "shop-v0", algorithm())
     stored.save(tmp_path / "index.json")
@@ -149,7 +149,7 @@ def test_the_index_outlives_what_is_appended_but_not_what_is_changed(tmp_path: P
 # --- whose tokens ---
 
 
-def test_the_tokens_must_mean_what_they_meant(folder: Path) -> None:
+def test_check_tokens_requires_the_same_tokenizer(folder: Path) -> None:
     stored = index_groups(folder, "calculator-v0", algorithm())
     actor = load_actor(folder / "checkpoint", slots=1)
     stored.check_tokens(len(actor.tokenizer), actor.decode)
@@ -171,7 +171,7 @@ def settings(tmp_path: Path, folder: Path, **changes: object):  # type: ignore[n
 ROLLOUT = {"groups": 2, "samples": 4, "slots": 8, "max_tokens": 24}
 
 
-def test_a_run_on_stored_episodes(folder: Path, tmp_path: Path) -> None:
+def test_dpo_run_on_stored_episodes_learns(folder: Path, tmp_path: Path) -> None:
     run = start_run(settings(tmp_path, folder, updates_per_batch=2), Progress())
     rows = [row for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
     assert len(rows) == 4 and all(row["train/pairs"] in (1.0, 2.0) for row in rows)
@@ -190,7 +190,7 @@ def test_a_run_on_stored_episodes(folder: Path, tmp_path: Path) -> None:
     assert "groups from" in (run / "report.html").read_text()
 
 
-def test_dpo_learns_from_what_the_rollout_command_stored(talker: Path, tmp_path: Path) -> None:
+def test_dpo_learns_from_the_rollout_command(talker: Path, tmp_path: Path) -> None:
     out = tmp_path / "rolled" / "episodes.jsonl"
     command = ["rollout", "split=train", "n=6", "samples=4", f"policy={talker}", "max_tokens=24", f"out={out}"]
     assert main(command) == 0
@@ -207,7 +207,7 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
     return load_actor(folder).model.state_dict()
 
 
-def test_a_killed_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_run_resumes_bit_for_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = start_run(settings(tmp_path, folder), Progress())
     first = next(row for row in metrics_of(whole) if row["kind"] == "train")
     # theta is the reference, as for any stored episodes
@@ -231,7 +231,7 @@ def test_a_killed_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path, monkeypa
     assert metrics_of(killed) == metrics_of(whole)
 
 
-def test_the_tokens_are_trained_on_as_they_were_sampled(folder: Path, tmp_path: Path) -> None:
+def test_trainer_learns_stored_tokens_as_sampled(folder: Path, tmp_path: Path) -> None:
     run = settings(tmp_path, folder)
     stored = index_groups(folder, "calculator-v0", algorithm())
     actor, start = (load_actor(folder / "checkpoint", slots=8, context=256) for _ in range(2))
@@ -254,12 +254,12 @@ def test_the_tokens_are_trained_on_as_they_were_sampled(folder: Path, tmp_path: 
         ({"algorithm": DPO | {"filters": ["varied-groups"], "refill": {"max_rounds": 2}}}, "as many as there are"),
     ],
 )
-def test_what_does_not_go_with_stored_episodes(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_stored_episodes_refuse_sampling_settings(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **({"episodes": "runs/a"} | changes))
 
 
-def test_nothing_is_begun_without_episodes(folder: Path, tmp_path: Path) -> None:
+def test_start_run_refuses_missing_stored_episodes(folder: Path, tmp_path: Path) -> None:
     missing = settings(tmp_path, folder).model_copy(update={"episodes": str(tmp_path / "nowhere")})
     with pytest.raises(StoreError, match="no episode file"):
         start_run(missing, Progress())

@@ -10,14 +10,14 @@ from tree import run_python
 import agent_rl as ar
 
 
-def test_every_exported_name_is_there_once() -> None:
+def test_exported_names_exist_once() -> None:
     assert len(set(ar.__all__)) == len(ar.__all__)
     assert [name for name in ar.__all__ if not hasattr(ar, name)] == []
     with pytest.raises(AttributeError, match="no attribute 'TaskStream'"):
         ar.TaskStream  # noqa: B018
 
 
-def test_import_leaves_torch_and_the_display_out() -> None:
+def test_import_leaves_torch_and_display_out() -> None:
     ran = run_python("-c", "import sys, agent_rl; print([m for m in ('torch', 'rich.console') if m in sys.modules])")
     assert ran.stdout.strip() == "[]", ran.stderr
 
@@ -32,6 +32,6 @@ def test_types_in_public_signatures_are_exported(name: str) -> None:
     assert named - outside - aliases <= set(ar.__all__)
 
 
-def test_errors_are_named_by_the_package_and_can_be_pickled() -> None:
+def test_errors_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(ar.ConfigError("no such key")))
     assert type(error) is ar.ConfigError and ar.ConfigError.__module__ == "agent_rl" and str(error) == "no such key"

@@ -21,35 +21,35 @@ def take(stream: TaskStream, start: int, stop: int) -> list[object]:
 # Sources
 
 
-def test_tasks_in_place():
+def test_task_source_serves_tasks_in_place():
     source = TaskSource({"train": TASKS, "eval": TASKS[:2]})
     assert source.splits == ("train", "eval")
     assert source.size("eval") == 2
     assert source.get("train", 6) == {"n": 6}
 
 
-def test_a_file_is_relative_to_the_base_and_read_when_asked_for(tmp_path):
+def test_task_source_reads_files_lazily(tmp_path):
     source = TaskSource({"train": "t.jsonl", "eval": tmp_path / "t.jsonl"}, base=tmp_path)
     (tmp_path / "t.jsonl").write_text('\ufeff{"n": 1}\n\n{"n": "\u2028"}\r\n{"n": 3}', encoding="utf-8")
     for split in source.splits:
         assert [source.get(split, i)["n"] for i in range(source.size(split))] == [1, "\u2028", 3]
 
 
-def test_a_function_makes_any_number():
+def test_task_source_calls_a_function():
     source = TaskSource(numbers, splits=("easy", "hard"))
     assert source.splits == ("easy", "hard")
     assert source.size("hard") is None
     assert source.get("hard", 2**40) == {"split": "hard", "n": 2**40}
 
 
-def test_no_tasks_are_numbered():
+def test_task_source_without_tasks_numbers_them():
     source = TaskSource()
     assert source.splits == ("train", "eval")
     assert source.get("eval", 3) == {"split": "eval", "index": 3}
 
 
 @pytest.mark.parametrize("source", [TaskSource({"train": TASKS}), TaskSource(numbers, splits=["train"])])
-def test_an_unknown_split_is_an_error_with_a_suggestion(source):
+def test_task_source_suggests_for_unknown_splits(source):
     for use in (lambda: source.size("trian"), lambda: source.get("trian", 0), lambda: TaskStream(source, "trian")):
         with pytest.raises(ConfigError, match=r"no split 'trian'\. Did you mean 'train'\? The splits are: train\."):
             use()
@@ -58,7 +58,7 @@ def test_an_unknown_split_is_an_error_with_a_suggestion(source):
 @pytest.mark.parametrize(
     ("source", "index"), [(TaskSource({"train": TASKS}), 7), (TaskSource({"train": TASKS}), -1), (TaskSource(), -1)]
 )
-def test_an_index_that_is_not_there(source, index):
+def test_task_source_refuses_missing_indices(source, index):
     with pytest.raises(IndexError, match=str(index)):
         source.get("train", index)
 
@@ -73,19 +73,19 @@ def test_an_index_that_is_not_there(source, index):
         ('{"n": NaN}\n', "t.jsonl:1: not JSON: NaN"),
     ],
 )
-def test_a_bad_file_names_the_line(tmp_path, text, complaint):
+def test_task_source_names_the_line_of_bad_json(tmp_path, text, complaint):
     (tmp_path / "t.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=complaint):
         TaskSource({"train": "t.jsonl"}, base=tmp_path).size("train")
 
 
-def test_bytes_that_are_no_text_name_the_line(tmp_path):
+def test_task_source_names_the_line_of_bad_bytes(tmp_path):
     (tmp_path / "t.jsonl").write_bytes(b'{"n": 1}\n{"n": "\xff"}\n')
     with pytest.raises(ConfigError, match=r"t\.jsonl:2"):
         TaskSource({"train": "t.jsonl"}, base=tmp_path).get("train", 0)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_task_source_names_a_missing_file(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.jsonl can't be read: No such file"):
         TaskSource({"train": "gone.jsonl"}, base=tmp_path).size("train")
 
@@ -102,12 +102,12 @@ def test_a_missing_file_is_named(tmp_path):
         (lambda: TaskSource({"train": TASKS}).size("train") and TaskStream(TaskSource(), "train", -1), "seed=-1"),
     ],
 )
-def test_sources_that_make_no_sense(make, complaint):
+def test_task_source_refuses_contradicting_arguments(make, complaint):
     with pytest.raises(ConfigError, match=complaint):
         make()
 
 
-def test_a_function_must_return_a_mapping():
+def test_task_source_requires_mappings_from_functions():
     with pytest.raises(TypeError, match=r"returned None for \('train', 4\)"):
         TaskSource(lambda split, index: None).get("train", 4)
 
@@ -115,14 +115,14 @@ def test_a_function_must_return_a_mapping():
 # Streams
 
 
-def test_every_task_comes_once_an_epoch_and_epochs_differ():
+def test_task_stream_serves_tasks_once_an_epoch():
     stream = TaskStream(TaskSource({"train": TASKS}), "train", seed=1)
     epochs = [take(stream, 7 * e, 7 * e + 7) for e in range(4)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
-def test_a_position_alone_says_which_task():
+def test_task_stream_depends_on_the_position_only():
     source = TaskSource({"train": TASKS})
     forwards = take(TaskStream(source, "train", 3), 0, 30)
     again = TaskStream(source, "train", 3)
@@ -130,13 +130,13 @@ def test_a_position_alone_says_which_task():
     assert forwards != take(TaskStream(source, "train", 4), 0, 30)
 
 
-def test_seeds_of_an_endless_split_never_share_a_task():
+def test_task_stream_seeds_share_no_endless_task():
     source = TaskSource(numbers)
     assert take(TaskStream(source, "train", 0), 0, 3) == [0, 1, 2]
     assert take(TaskStream(source, "train", 2), 0, 2) == [2**33, 2**33 + 1]
 
 
-def test_a_negative_position_is_an_error():
+def test_task_stream_refuses_negative_positions():
     with pytest.raises(IndexError, match="-1"):
         TaskStream(TaskSource({"train": TASKS}), "train").at(-1)
 
@@ -144,7 +144,7 @@ def test_a_negative_position_is_an_error():
 # Keys and seeds
 
 
-def test_a_key_is_of_the_content():
+def test_task_key_depends_on_the_content():
     key = task_key({"a": 1, "b": [1, {"c": None}]})
     assert key == task_key({"b": (1, types.MappingProxyType({"c": None})), "a": 1})
     assert len(key) == 16
@@ -152,18 +152,18 @@ def test_a_key_is_of_the_content():
     assert len({key, task_key({"a": 1, "b": [1, {"c": 0}]}), task_key({"a": 1.0, "b": [1, {"c": None}]})}) == 3
 
 
-def test_keys_do_not_change_between_versions():
+def test_task_key_is_stable_between_versions():
     assert task_key({"question": "2+2?", "é": 1}) == "9d1ea8af8e42c8f3"
     assert episode_seed(0, {"question": "2+2?"}, 0) == 2822067484114116481
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, object()], ids=str)
-def test_a_task_that_json_cannot_hold(value):
+def test_task_key_refuses_unserialisable_values(value):
     with pytest.raises(ConfigError, match="holds what JSON can't"):
         task_key({"value": value})
 
 
-def test_seeds_differ_in_each_of_their_parts_and_fit_63_bits():
+def test_episode_seeds_differ_by_every_part():
     seeds = {episode_seed(run, {"n": n}, sample) for run in range(5) for n in range(5) for sample in range(5)}
     assert len(seeds) == 125
     assert all(0 <= seed < 2**63 for seed in seeds)

@@ -39,7 +39,7 @@ def compact(mask, *grids):
     return moved, *(torch.where(moved, g.gather(-1, order), 0.0) for g in grids)
 
 
-def test_settle_moves_rewards_to_the_nearest_sampled_token_before():
+def test_settle_moves_rewards_to_earlier_sampled_tokens():
     rewards = t64([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]])
     mask = bits("001011", "100100", "000000")
     # row 0: 1 and 2 have none before, they go to token 2 with its own 3 and the 4 behind it
@@ -77,7 +77,7 @@ def test_gae_by_hand():
 
 @quick
 @given(rows(), factors, factors)
-def test_gae_is_the_plain_recursion_over_what_was_sampled(batch, gamma, lam):
+def test_gae_matches_the_plain_recursion(batch, gamma, lam):
     rewards, values, mask = batch
     advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam)
     settled = settle(rewards, mask)
@@ -94,7 +94,7 @@ def test_gae_is_the_plain_recursion_over_what_was_sampled(batch, gamma, lam):
 
 @quick
 @given(rows(), factors)
-def test_with_lambda_one_gae_is_returns_minus_values(batch, gamma):
+def test_gae_with_lambda_one_is_returns_minus_values(batch, gamma):
     rewards, values, mask = batch
     advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=1.0)
     want = returns_to_go(rewards, mask, gamma=gamma)
@@ -104,7 +104,7 @@ def test_with_lambda_one_gae_is_returns_minus_values(batch, gamma):
 
 @quick
 @given(rows(), factors)
-def test_gaps_change_nothing(batch, gamma):
+def test_token_advantages_ignore_gaps(batch, gamma):
     rewards, values, mask = batch
     groups = torch.zeros(len(mask), dtype=torch.int64)
 
@@ -123,7 +123,7 @@ def test_gaps_change_nothing(batch, gamma):
 
 @quick
 @given(rows())
-def test_what_stands_outside_the_mask_is_not_read(batch):
+def test_token_advantages_ignore_unmasked_values(batch):
     _, x, mask = batch
     zeros, groups = torch.zeros_like(x), torch.zeros(len(x), dtype=torch.int64)
     for garbage in (NAN, math.inf, -math.inf):
@@ -142,7 +142,7 @@ def test_what_stands_outside_the_mask_is_not_read(batch):
 
 
 @pytest.mark.parametrize("gamma", [0.9, 1.0])
-def test_a_reward_on_a_trailing_tool_result_is_the_last_sampled_token_s(gamma):
+def test_token_advantages_settle_trailing_rewards(gamma):
     mask, values = bits("0110110000"), torch.linspace(-1, 1, 10)[None]
     late, early = torch.zeros(1, 10), torch.zeros(1, 10)
     late[0, 8] = early[0, 5] = 3.0
@@ -151,7 +151,7 @@ def test_a_reward_on_a_trailing_tool_result_is_the_last_sampled_token_s(gamma):
     assert float(returns_to_go(late, mask, gamma=gamma)[0, 1]) == pytest.approx(3 * gamma**3)
 
 
-def test_long_rows_keep_their_precision():
+def test_returns_keep_precision_over_long_rows():
     t = 4097  # not a power of two
     got = returns_to_go(torch.ones(1, t), torch.ones(1, t, dtype=torch.bool), gamma=0.99)
     # sum of .99^k, k < n, is (1 - .99^n) / .01
@@ -167,7 +167,7 @@ def test_whiten_by_hand():
     same(whiten(x, mask, centre=False), t64([[4 - 3 * scale, 0, 4 - scale], [4 + 4 * scale, 0, 0]]))
 
 
-def test_whiten_where_there_is_nothing_to_compare():
+def test_whiten_without_comparison_is_zero():
     assert not whiten(t64([[5, 6], [7, 8]]), bits("00", "00")).any()
     assert not whiten(t64([[5, 6]]), bits("01")).any()
     same(whiten(t64([[5, 6]]), bits("01"), centre=False), t64([[0, 6]]))
@@ -184,7 +184,7 @@ def test_reinforce_pp_by_hand():
     same(got, t64([[0, 0, 1], [0, -1, 0]]), 1e-7)
 
 
-def test_what_is_not_scored_is_nan_and_changes_no_other_row():
+def test_token_advantages_keep_unscored_rows_nan():
     rewards, mask = t64([[1, 0, 2], [0, 3, NAN], [4, 0, 1]]), bits("111", "110", "011")
     assert returns_to_go(rewards, mask)[1].isnan().tolist() == [True, True, False]
 
@@ -211,7 +211,7 @@ def test_path_variance_by_hand():
 
 @quick
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.data())
-def test_path_variance_is_the_squared_gradient_by_the_logits(logits, data):
+def test_path_variance_matches_the_squared_gradient(logits, data):
     logits = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     token = data.draw(st.integers(0, len(logits) - 1))
     logprob = logits.log_softmax(0)[token]
@@ -234,7 +234,7 @@ def test_optimal_baseline_by_hand():
     same(got, t64([[0, 2.25, 1, 0], [-0.75, 0, -1, 0], *alone]))
 
 
-def test_optimal_baseline_where_there_is_nothing_to_compare():
+def test_optimal_baseline_without_comparison_is_zero():
     ones, pair = bits("11", "11"), torch.tensor([0, 0])
     # no weight at all: the plain mean
     same(optimal_baseline(t64([[1, 2], [3, 6]]), torch.zeros(2, 2), ones, pair), t64([[-1, -2], [1, 2]]))
@@ -246,7 +246,7 @@ def test_optimal_baseline_where_there_is_nothing_to_compare():
 
 @quick
 @given(st.lists(st.floats(0.01, 10), min_size=2, max_size=20), st.sampled_from([0.1, 0.7, 85.66477024459854, -1e4]))
-def test_equal_returns_have_optimal_advantage_zero(weights, value):
+def test_optimal_baseline_of_equal_returns_is_zero(weights, value):
     weights = t64(weights)[:, None]
     mask, groups = torch.ones_like(weights, dtype=torch.bool), torch.zeros(len(weights), dtype=torch.int64)
     assert not optimal_baseline(torch.full_like(weights, value), weights, mask, groups).any()  # exactly
@@ -254,7 +254,7 @@ def test_equal_returns_have_optimal_advantage_zero(weights, value):
 
 @quick
 @given(rows(), numbers)
-def test_the_optimal_baseline_has_the_least_weighted_square(batch, shift):
+def test_optimal_baseline_minimises_the_weighted_square(batch, shift):
     returns, values, _ = batch
     mask = torch.ones_like(returns, dtype=torch.bool)
     weights, groups = values.abs() + 0.5, torch.zeros(len(mask), dtype=torch.int64)
@@ -264,7 +264,7 @@ def test_the_optimal_baseline_has_the_least_weighted_square(batch, shift):
     same(optimal_baseline(returns + 100, weights, mask, groups), got, 1e-9)  # all as long: no tail
 
 
-def test_results_are_float64_without_gradient():
+def test_token_advantages_are_float64_without_gradient():
     x = torch.rand(2, 3, dtype=torch.float32, requires_grad=True)
     mask, groups = bits("110", "011"), torch.tensor([0, 0])
     for got in (

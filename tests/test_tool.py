@@ -53,7 +53,7 @@ async def sleeper() -> str: ...
         lambda: tool(name="two words")(sleeper),
     ],
 )
-def test_contradicting_options_are_definition_errors(make):
+def test_tool_refuses_contradicting_options(make):
     with pytest.raises(DefinitionError):
         make()
 
@@ -77,7 +77,7 @@ def inline(n: int) -> str:
     return f"{n} {threading.current_thread() is threading.main_thread()}"
 
 
-def test_each_way_of_running_answers_in_the_order_of_the_calls():
+def test_tool_ways_answer_in_call_order():
     names = ("in_a_thread", "awaited", "inline", "nothing", "awaited")
     calls = [ToolCall(f"c{i}", name, {"n": i}) for i, name in enumerate(names)]
     messages = call_all([in_a_thread, awaited, inline], *calls)
@@ -88,7 +88,7 @@ def test_each_way_of_running_answers_in_the_order_of_the_calls():
     assert answers == ["0 False True", "1 True", "2 True", "4 True"]
 
 
-def test_the_calls_of_a_turn_run_at_once():
+def test_tool_calls_of_a_turn_overlap():
     barrier = threading.Barrier(3)
 
     @tool(timeout=5)
@@ -99,7 +99,7 @@ def test_the_calls_of_a_turn_run_at_once():
     assert [m.content for m in call_all([meet], *[ToolCall(str(i), "meet") for i in range(3)])] == ["met"] * 3
 
 
-def test_inline_calls_make_no_tasks(monkeypatch):
+def test_inline_tools_make_no_tasks(monkeypatch):
     async def tasks_made_by(called: Tool, **arguments: object) -> int:
         loop = asyncio.get_running_loop()
         made: list[object] = []
@@ -114,7 +114,7 @@ def test_inline_calls_make_no_tasks(monkeypatch):
     assert asyncio.run(tasks_made_by(awaited, n=1)) == 2
 
 
-def test_context_variables_reach_the_thread():
+def test_tool_threads_see_context_variables():
     variable = contextvars.ContextVar("variable", default="unset")
 
     @tool
@@ -126,7 +126,7 @@ def test_context_variables_reach_the_thread():
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_late_call_is_a_timeout_and_is_not_waited_for(way):
+def test_tool_timeout_returns_without_waiting(way):
     release = threading.Event()
 
     @tool(name="late", timeout=0.01)
@@ -144,7 +144,7 @@ def test_late_call_is_a_timeout_and_is_not_waited_for(way):
     release.set()
 
 
-def test_a_timeout_error_of_the_tools_own_is_an_exception():
+def test_tool_timeout_error_is_an_exception():
     @tool
     async def fetch() -> None:
         raise TimeoutError("the server")
@@ -177,7 +177,7 @@ def test_a_timeout_error_of_the_tools_own_is_an_exception():
         ),
     ],
 )
-def test_a_bad_call_comes_back_as_a_message(asked, kind, content):
+def test_tool_bad_calls_return_messages(asked, kind, content):
     assert call_all([add], asked) == (
         Message("tool", content, tool_call_id="c", name=asked.name, tool_error=ToolErrorKind(kind)),
     )
@@ -194,7 +194,7 @@ def test_a_bad_call_comes_back_as_a_message(asked, kind, content):
     ],
     ids=repr,
 )
-def test_an_exception_is_one_line_without_a_traceback(inline, error, content):
+def test_tool_exception_is_one_line(inline, error, content):
     @tool(inline=inline)
     def broken() -> None:
         raise error
@@ -204,7 +204,7 @@ def test_an_exception_is_one_line_without_a_traceback(inline, error, content):
 
 
 @pytest.mark.parametrize("inline", [True, False])
-def test_stop_iteration_does_not_hang_the_call(inline):
+def test_tool_raising_stop_iteration_is_an_exception(inline):
     @tool(inline=inline, timeout=None if inline else 2)
     def broken() -> None:
         next(iter(()))
@@ -212,7 +212,7 @@ def test_stop_iteration_does_not_hang_the_call(inline):
     assert call(broken).tool_error is ToolErrorKind.EXCEPTION
 
 
-def test_a_long_message_is_cut():
+def test_tool_long_message_is_cut():
     @tool(inline=True)
     def broken() -> None:
         raise ValueError("x" * 10_000)
@@ -220,7 +220,7 @@ def test_a_long_message_is_cut():
     assert len(call(broken).content) < 600
 
 
-def test_a_validation_error_inside_the_tool_is_not_the_models_bad_arguments():
+def test_tool_validation_error_is_an_exception():
     @tool(inline=True)
     def broken() -> None:
         Point.model_validate({})
@@ -230,7 +230,7 @@ def test_a_validation_error_inside_the_tool_is_not_the_models_bad_arguments():
 
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside another"])
 @pytest.mark.parametrize("inline", [True, False])
-def test_infrastructure_errors_propagate(inline, others):
+def test_tool_infrastructure_errors_propagate(inline, others):
     @tool(inline=inline)
     def lost() -> None:
         raise SandboxError("gone")
@@ -239,7 +239,7 @@ def test_infrastructure_errors_propagate(inline, others):
         call_all([lost, awaited], ToolCall("a", "lost"), *[ToolCall("b", "awaited", {"n": 1})] * others)
 
 
-def test_siblings_of_a_propagating_error_are_cancelled():
+def test_tool_error_cancels_its_siblings():
     seen: list[str] = []
 
     @tool
@@ -260,7 +260,7 @@ def test_siblings_of_a_propagating_error_are_cancelled():
     assert seen == ["cancelled"]
 
 
-def test_cancelling_the_turn_cancels_the_call():
+def test_tool_call_is_cancelled_with_its_turn():
     async def main() -> None:
         task = asyncio.create_task(call_tools({"forever": forever}, [ToolCall("a", "forever")], None))
         await asyncio.sleep(0.001)
@@ -276,7 +276,7 @@ def test_cancelling_the_turn_cancels_the_call():
 
 
 @pytest.mark.parametrize("inline", [True, False])
-def test_keyboard_interrupt_propagates(inline):
+def test_tool_keyboard_interrupt_propagates(inline):
     @tool(inline=inline)
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -310,12 +310,12 @@ def test_keyboard_interrupt_propagates(inline):
     ],
     ids=repr,
 )
-def test_results_as_text(value, text):
+def test_as_text_converts_results(value, text):
     assert as_text(value) == text
     assert type(as_text(value)) is str
 
 
-def test_a_result_without_a_json_form_is_an_exception_of_the_tool():
+def test_tool_result_without_json_is_an_exception():
     @tool(inline=True)
     def broken() -> object:
         return threading.Lock()
@@ -328,7 +328,7 @@ def test_a_result_without_a_json_form_is_an_exception_of_the_tool():
 # As a function
 
 
-def test_a_tool_is_still_its_function_and_its_method():
+def test_tool_still_works_as_function_and_method():
     class Shop:
         base = 10
 

@@ -35,7 +35,7 @@ def entered(call: Callable[[], object]) -> set[tuple[str, str]]:
     return seen
 
 
-def test_a_plain_grpo_update_enters_few_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grpo_update_enters_few_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, updates = Trainer.update, list[set[tuple[str, str]]]()
 
     def traced(self: Trainer, x: Experience) -> dict[str, float]:

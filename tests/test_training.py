@@ -38,7 +38,7 @@ def trainer(folder: Path, tmp_path: Path) -> Trainer:
     return Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), settings)
 
 
-def test_a_run_can_start_from_another_s_checkpoint(folder: Path, tmp_path: Path) -> None:
+def test_run_starts_from_a_checkpoint_of_another(folder: Path, tmp_path: Path) -> None:
     start = str(folder / "checkpoint")
     again = start_run(config(tmp_path).model_copy(update={"steps": 0, "start_from": start}), Progress())
     before, after = (weights(f) for f in (folder, again))
@@ -49,7 +49,7 @@ def test_a_run_can_start_from_another_s_checkpoint(folder: Path, tmp_path: Path)
     assert summary["eval"]["before"] == summary["eval"]["after"]
 
 
-def test_a_run_leaves_what_it_promises(folder: Path) -> None:
+def test_run_writes_its_files(folder: Path) -> None:
     assert {"config.yaml", "metrics.jsonl", "episodes.jsonl", "checkpoint", "report.html", "summary.json"} <= {
         p.name for p in folder.iterdir()
     }
@@ -62,7 +62,7 @@ def test_a_run_leaves_what_it_promises(folder: Path) -> None:
     assert "<svg" in html and "calculator-v0" in html
 
 
-def test_the_checkpoint_is_what_transformers_loads(folder: Path) -> None:
+def test_checkpoint_loads_in_transformers(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder / "checkpoint")
@@ -74,7 +74,7 @@ def test_the_checkpoint_is_what_transformers_loads(folder: Path) -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "compute 3*4"}], add_generation_prompt=True)
 
 
-def test_every_episode_is_stored_once_with_the_ids_that_were_sampled(folder: Path) -> None:
+def test_run_stores_episodes_once_with_sampled_ids(folder: Path) -> None:
     episodes = list(read_episodes(folder))
     assert len({e.id for e in episodes}) == len(episodes) == 4 * 12 + 6 * 8
     for episode in episodes:
@@ -83,12 +83,12 @@ def test_every_episode_is_stored_once_with_the_ids_that_were_sampled(folder: Pat
         assert trajectory.spans[0].source is Source.PROMPT
 
 
-def test_stored_episodes_play_again_as_they_were(folder: Path) -> None:
+def test_stored_episodes_play_again(folder: Path) -> None:
     whole = [assert_plays_again(e) for e in read_episodes(folder)]
     assert len(whole) == 96 and any(whole)
 
 
-def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> None:
+def test_stored_logprobs_match_the_training_forward(trainer: Trainer) -> None:
     episodes = trainer.train_step().episodes  # sampled with the weights before the update ...
     again = Trainer(trainer.spec, trainer.actor, trainer.config)
     again.actor.engine.update_weights(0)
@@ -107,7 +107,7 @@ def test_stored_logprobs_are_those_of_the_training_forward(trainer: Trainer) -> 
         assert np.abs(scored[0].numpy()[mask] - trajectory.logprobs[mask]).max() < 1e-5
 
 
-def test_one_update_from_the_sampling_weights_has_ratio_one(trainer: Trainer) -> None:
+def test_first_update_has_ratio_one(trainer: Trainer) -> None:
     for _ in range(4):
         metrics = trainer.train_step().metrics
         if metrics["train/samples"]:
@@ -117,7 +117,7 @@ def test_one_update_from_the_sampling_weights_has_ratio_one(trainer: Trainer) ->
     pytest.fail("no step had a group with differing rewards")
 
 
-def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(trainer: Trainer) -> None:
+def test_trainer_gradient_does_not_depend_on_cut(trainer: Trainer) -> None:
     episodes = trainer.train_step().episodes
     x = Experience.of(group_episodes(episodes))
     x = x.rescored(torch.as_tensor(np.random.default_rng(0).normal(size=len(episodes))))
@@ -151,7 +151,7 @@ EVERYTHING = {
 @pytest.mark.parametrize(
     "changes", [{}, {"algorithm": EVERYTHING, "updates_per_batch": 2}], ids=["default", "everything"]
 )
-def test_a_killed_run_goes_on_bit_for_bit(
+def test_killed_run_resumes_bit_for_bit(
     changes: dict[str, object], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(tmp_path, **changes)
@@ -174,7 +174,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
         assert np.array_equal(episode.trajectories[0].token_ids, resumed[id].trajectories[0].token_ids)
 
 
-def test_ctrl_c_stops_after_the_step_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_stops_after_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Trainer.train_step
 
     def interrupted(self: Trainer):
@@ -196,18 +196,20 @@ def test_ctrl_c_stops_after_the_step_and_says_how_to_go_on(tmp_path: Path, monke
     assert {"test-00000-sampled-0000", "test-00002-greedy-0000", "test-00003-sampled-0000"} <= ids
 
 
-def test_a_kill_between_the_moves_of_a_checkpoint_loses_none(trainer: Trainer, tmp_path: Path) -> None:
+def test_checkpoint_survives_a_kill_between_moves(trainer: Trainer, tmp_path: Path) -> None:
     target = tmp_path / "checkpoint"
-    save_checkpoint(target, trainer.actor, trainer.optimizer, 7)
+    trainer.step = 7
+    save_checkpoint(target, trainer)
     target.rename(tmp_path / "checkpoint.old")
     assert find_checkpoint(target).name == "checkpoint.old"
     (tmp_path / "checkpoint.new").mkdir()  # begun, not finished
     assert find_checkpoint(target).name == "checkpoint.old"
-    save_checkpoint(target, trainer.actor, trainer.optimizer, 8)
+    trainer.step = 8
+    save_checkpoint(target, trainer)
     assert torch.load(find_checkpoint(target) / "trainer_state.pt")["step"] == 8
 
 
-def test_resume_refuses_what_is_no_run(tmp_path: Path) -> None:
+def test_resume_refuses_folders_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no run"):
         resume_run(tmp_path, Progress())
     with pytest.raises(CheckpointError, match="no checkpoint"):
@@ -216,14 +218,14 @@ def test_resume_refuses_what_is_no_run(tmp_path: Path) -> None:
         load_actor(tmp_path)
 
 
-def test_an_environment_without_demonstrations_is_refused(tmp_path: Path) -> None:
+def test_fresh_actor_refuses_environment_without_demonstrations(tmp_path: Path) -> None:
     from tests.doubles import Silent
 
     with pytest.raises(ConfigError, match="demonstrate"):
         fresh_actor(spec(Silent.id), config(tmp_path, env=Silent.id))
 
 
-def test_shuffling_keeps_the_rewards_and_breaks_their_tie_to_the_episodes(trainer: Trainer) -> None:
+def test_shuffled_deals_rewards_to_other_episodes(trainer: Trainer) -> None:
     _, episodes = trainer.evaluate(
         distinct_tasks(trainer.spec.tasks, "dev", 12), SamplingParams(max_tokens=24), "dev", "shuffle"
     )
@@ -238,6 +240,6 @@ def test_distinct_tasks_are_distinct_and_bounded() -> None:
     assert 400 < len(distinct_tasks(spec("calculator-v0").tasks, "test", 700)) < 700  # there are not as many
 
 
-def test_a_run_needs_a_usable_name(tmp_path: Path) -> None:
+def test_new_folder_refuses_unusable_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="folder"):
         new_folder(str(tmp_path), "../x")

@@ -15,7 +15,7 @@ def completion(ids: list[int], versions: list[int] | None = None, experts: np.nd
     return Completion(tuple(ids), logprobs, FinishReason.STOP, tuple(versions or [0] * len(ids)), experts)
 
 
-def test_every_token_has_its_source_turn_and_version():
+def test_trajectory_records_source_turn_and_version():
     t = Trajectory()
     t.append([1, 2], Source.PROMPT, 0)
     t.append_completion(completion([10, 11], [7, 7]), 0)
@@ -38,7 +38,7 @@ def test_every_token_has_its_source_turn_and_version():
     assert repr(t) == "Trajectory(8 tokens, 3 sampled, 5 spans)"
 
 
-def test_logprobs_stand_at_the_sampled_tokens_and_nan_elsewhere():
+def test_trajectory_logprobs_are_nan_at_unsampled_tokens():
     t = Trajectory()
     t.append([1], Source.PROMPT, 0)
     t.append_completion(completion([10, 11]), 0)
@@ -47,7 +47,7 @@ def test_logprobs_stand_at_the_sampled_tokens_and_nan_elsewhere():
     np.testing.assert_array_equal(t.logprobs, np.float32([np.nan, -0.5, -1.5, np.nan]))
 
 
-def test_a_completion_over_two_versions_of_the_weights_is_two_spans():
+def test_completion_over_two_versions_is_two_spans():
     t = Trajectory()
     t.append_completion(completion([10, 11, 12, 13], [3, 3, 4, 4]), 2)
     assert t.spans == (Span(0, 2, Source.POLICY, 2, 3), Span(2, 4, Source.POLICY, 2, 4))
@@ -55,13 +55,13 @@ def test_a_completion_over_two_versions_of_the_weights_is_two_spans():
     assert t.loss_mask.all()
 
 
-def test_a_version_that_comes_back_is_a_span_of_its_own():
+def test_returning_version_opens_a_new_span():
     t = Trajectory()
     t.append_completion(completion([1, 2, 3], [3, 4, 3]), 0)
     assert [(s.start, s.stop, s.policy_version) for s in t.spans] == [(0, 1, 3), (1, 2, 4), (2, 3, 3)]
 
 
-def test_nothing_appended_leaves_no_span():
+def test_empty_append_leaves_no_span():
     t = Trajectory()
     t.append([], Source.ENV, 0)
     t.append_completion(completion([]), 0)
@@ -71,7 +71,7 @@ def test_nothing_appended_leaves_no_span():
         assert empty.shape == (0,)
 
 
-def test_nobody_can_change_what_is_there():
+def test_trajectory_can_not_be_changed():
     t = Trajectory()
     ids = [1, 2]
     t.append(ids, Source.PROMPT, 0)
@@ -87,13 +87,13 @@ def test_nobody_can_change_what_is_there():
         t.token_ids = [1]  # type: ignore[misc, assignment]
 
 
-def test_sampled_tokens_come_with_their_logprobs_only():
+def test_append_refuses_sampled_tokens_without_logprobs():
     with pytest.raises(TrajectoryError, match="append_completion"):
         Trajectory().append([1], Source.POLICY, 0)
 
 
 @pytest.mark.parametrize(("logprobs", "versions"), [((-1.0,), (0, 0)), ((-1.0, -1.0), (0,)), ((), ())])
-def test_a_completion_of_uneven_lengths_is_refused_whole(logprobs, versions):
+def test_append_completion_refuses_uneven_lengths(logprobs, versions):
     t = Trajectory()
     with pytest.raises(TrajectoryError, match="a completion of 2 tokens came with"):
         t.append_completion(Completion((1, 2), logprobs, FinishReason.STOP, versions), 0)
@@ -105,7 +105,7 @@ def test_a_completion_of_uneven_lengths_is_refused_whole(logprobs, versions):
         st.tuples(st.sampled_from(list(Source)), st.lists(st.tuples(st.integers(0, 99), st.integers(0, 2)), max_size=5))
     )
 )
-def test_appending_keeps_every_prefix(pieces):
+def test_append_keeps_every_prefix(pieces):
     t = Trajectory()
     expected: list[tuple[int, bool, int]] = []
     for turn, (source, tokens) in enumerate(pieces):
@@ -132,7 +132,7 @@ def experts(rows: int, first: int) -> np.ndarray:
     return (np.arange(rows * 4, dtype=np.int8).reshape(rows, 2, 2) + first).astype(np.int8)
 
 
-def test_routed_experts_line_up_with_the_input_positions():
+def test_routed_experts_align_with_input_positions():
     t = Trajectory()
     t.append([1, 2], Source.PROMPT, 0)
     t.append_completion(completion([10], experts=experts(2, 0)), 0)  # the prompt's two positions were fed
@@ -145,7 +145,7 @@ def test_routed_experts_line_up_with_the_input_positions():
     assert (routes[5] == -1).all()
 
 
-def test_no_routes_is_none_and_too_many_is_an_error():
+def test_routed_experts_refuse_excess_rows():
     t = Trajectory()
     t.append_completion(completion([1]), 0)
     assert t.routed_experts is None
@@ -157,7 +157,7 @@ def test_no_routes_is_none_and_too_many_is_an_error():
 # Restore
 
 
-def test_a_restored_trajectory_is_the_same():
+def test_restore_returns_the_same_trajectory():
     (t,) = example_episode().trajectories
     fork = Fork(0, 3)
     again = Trajectory.restore(t.token_ids, t.spans, t.logprobs[t.loss_mask], experts(8, 0), fork)
@@ -183,12 +183,12 @@ def test_a_restored_trajectory_is_the_same():
         ([1, 2], [Span(0, 2, Source.ENV, 0)], [-1.0], "0 of them sampled"),
     ],
 )
-def test_spans_that_do_not_fit_are_refused(ids, spans, logprobs, message):
+def test_restore_refuses_contradicting_spans(ids, spans, logprobs, message):
     with pytest.raises(TrajectoryError, match=message):
         Trajectory.restore(ids, spans, logprobs)
 
 
-def test_split_reply_gives_the_ids_around_the_last_reply():
+def test_split_reply_returns_the_last_reply():
     trajectory = Trajectory()
     assert [list(part) for part in trajectory.split_reply()] == [[], []]
     trajectory.append([1, 2], Source.PROMPT, 0)
@@ -208,6 +208,6 @@ def test_split_reply_gives_the_ids_around_the_last_reply():
         before[2]
 
 
-def test_expert_dtype_is_the_narrowest_that_holds_them():
+def test_expert_dtype_is_the_narrowest():
     dtypes = [expert_dtype(count) for count in (1, 8, 128, 129, 32768, 32769)]
     assert dtypes == [np.int8, np.int8, np.int8, np.int16, np.int16, np.int32]

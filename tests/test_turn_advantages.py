@@ -34,7 +34,7 @@ def steps(row, turns):
     return [[j for j in at if turns[j] == k] for k in sorted({int(turns[j]) for j in at})]
 
 
-def test_spread():
+def test_spread_by_hand():
     per_turn = t64([[1, 2, NAN], [4, 5, 6]])
     turns, mask = i64([[-1, 0, 0, 1, 99], [0, 1, 2, 2, 2]]), bits("01110", "00101")
     same(spread(per_turn, turns, mask), t64([[0, 1, 1, 2, 0], [0, 0, 6, 0, 6]]))
@@ -45,7 +45,7 @@ def test_spread():
         spread(per_turn, turns, ~mask)
 
 
-def test_turn_starts():
+def test_turn_starts_by_hand():
     turns, mask = i64([[0, 0, 0, 1, 1, 3, 3], [0, 0, 0, 0, 0, 0, 0]]), bits("0111011", "0000000")
     assert turn_starts(turns, mask).tolist() == bits("0101010", "0000000").tolist()
     assert turn_starts(i64([[0, 0, 1, 1]]), bits("1010")).tolist() == bits("1010").tolist()
@@ -74,7 +74,7 @@ def test_turn_gae_by_hand():
 
 @quick
 @given(rows(), factors, factors)
-def test_turns_are_the_plain_recursion_over_turns(batch, gamma, lam):
+def test_turn_advantages_match_the_plain_recursion(batch, gamma, lam):
     rewards, values, mask, turns = batch
     got = turn_returns(rewards, mask, turns, gamma=gamma)
     advantages, predicted = turn_gae(rewards, values, mask, turns, gamma=gamma, lam=lam)
@@ -93,7 +93,7 @@ def test_turns_are_the_plain_recursion_over_turns(batch, gamma, lam):
 
 @quick
 @given(rows(), factors, factors)
-def test_with_a_token_a_turn_they_are_the_advantages_of_tokens(batch, gamma, lam):
+def test_turn_advantages_of_single_tokens_are_token_advantages(batch, gamma, lam):
     rewards, values, mask, _ = batch
     each = torch.arange(mask.shape[-1]).expand_as(mask)
     same(turn_returns(rewards, mask, each, gamma=gamma), returns_to_go(rewards, mask, gamma=gamma))
@@ -103,12 +103,12 @@ def test_with_a_token_a_turn_they_are_the_advantages_of_tokens(batch, gamma, lam
 
 @quick
 @given(rows(), st.data())
-def test_gaps_and_what_stands_in_them_change_nothing(batch, data):
+def test_turn_advantages_ignore_gaps(batch, data):
     rewards, values, mask, turns = batch
     rewards = settle(rewards, mask)
     width = mask.shape[-1]
     before = (turn_returns(rewards, mask, turns, gamma=0.5), *turn_gae(rewards, values, mask, turns, gamma=0.5))
-    # one column more, of tokens that nobody sampled, somewhere, in the same turn as what follows or precedes it
+    # one column more, of unsampled tokens, somewhere, in the same turn as what follows or precedes it
     at = data.draw(st.integers(0, width))
     old = torch.tensor([j for j in range(width + 1) if j != at])
 
@@ -126,7 +126,7 @@ def test_gaps_and_what_stands_in_them_change_nothing(batch, data):
         assert torch.equal(wider(x, 0.0), y)
 
 
-def test_a_terminal_reward_on_a_tool_result_is_the_last_turn_s():
+def test_turn_advantages_settle_rewards_on_tool_results():
     mask, turns, values = bits("01100100"), i64([[0, 0, 0, 0, 1, 1, 1, 2]]), torch.ones(1, 8)
     late, early = torch.zeros(1, 8), torch.zeros(1, 8)
     late[0, 7] = early[0, 5] = 2.0
@@ -170,13 +170,13 @@ def test_step_grouped_by_hand():
     same(got, t64([e + s, e, -e - s, -e, -o, o]))
 
 
-def test_an_episode_counts_once_however_many_turns_it_has():
+def test_step_grouped_counts_an_episode_once():
     episode = i64([0, 1, 1, 1])
     got = step_grouped(t64([1, 0]), i64([0, 0]), torch.zeros(4), i64([1, 2, 3, 4]), episode, std=False)
     same(got, t64([0.5, -0.5, -0.5, -0.5]))
 
 
-def test_turns_of_an_episode_that_is_not_scored_take_no_part():
+def test_step_grouped_skips_unscored_episodes():
     scores, groups, episode = t64([1, NAN, 0, 1]), i64([0, 0, 0, 0]), i64([0, 1, 2, 3])
     states, returns = i64([1, 1, 1, 1]), t64([1, 100, 0, 2])
     got = step_grouped(scores, groups, returns, states, episode)
@@ -189,7 +189,7 @@ def test_turns_of_an_episode_that_is_not_scored_take_no_part():
 
 @quick
 @given(st.data())
-def test_step_grouped_is_blind_to_order_and_to_ids(data):
+def test_step_grouped_ignores_order_and_ids(data):
     count = data.draw(st.integers(1, 4))
     draw = lambda one: data.draw(st.lists(one, min_size=count, max_size=count))  # noqa: E731
     scores, groups = t64([1, 0, 3, 2]), i64([0, 0, 1, 1])
@@ -214,7 +214,7 @@ def test_from_state_values_by_hand():
     same(got, t64([[0, 1, -2], [-2.5, NAN, NAN], [NAN, NAN, NAN], [1.5, 1.5, 1]]))
 
 
-def test_a_state_without_a_value_is_no_boundary():
+def test_from_state_values_skips_unvalued_states():
     rewards, final = t64([[1, 2, 4, 8]] * 4), i64([3, 3, 3, 2])
     values = t64([[6, NAN, NAN, 7], [6, NAN, NAN, NAN], [NAN, 5, NAN, NAN], [NAN, NAN, NAN, 100]])
     # gamma .5. Row 0: 1 + 1 + 1 + 7/8 - 6, then 8 - 7. Row 1: 1 + 1 + 1 + 1 - 6. Row 2: nothing to compare turn 0 with,
@@ -225,13 +225,13 @@ def test_a_state_without_a_value_is_no_boundary():
 
 @quick
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6))
-def test_state_values_telescope(turns):
+def test_from_state_values_telescopes(turns):
     rewards, values = t64([[r for r, _ in turns]]), t64([[v for _, v in turns]])
     got = from_state_values(rewards, values, i64([len(turns) - 1]))
     same(got.sum(-1), rewards.sum(-1) - values[:, 0])
 
 
-def test_results_are_float64_without_gradient():
+def test_turn_advantages_are_float64_without_gradient():
     x = torch.rand(2, 4, dtype=torch.float32, requires_grad=True)
     mask, turns = bits("1101", "0111"), i64([[0, 0, 1, 1], [0, 1, 1, 2]])
     flat = i64([0, 0, 1, 1])

@@ -1,4 +1,4 @@
-"""The value loss: by hand, where its gradient is cut off, and what it may not look at; explained variance."""
+"""The value loss: by hand, its clipping, and its mask; explained variance."""
 
 import math
 
@@ -39,24 +39,24 @@ def one(value: float, old: float, target: float, clip_eps: float | None = 0.2) -
         (2.0, 2.0, 2.0, 0.0, 0.0, False),
     ],
 )
-def test_by_hand(value: float, old: float, target: float, loss: float, slope: float, clipped: bool) -> None:
+def test_value_loss_by_hand(value: float, old: float, target: float, loss: float, slope: float, clipped: bool) -> None:
     found = one(value, old, target)
     assert found[:2] == pytest.approx((loss, slope))
     assert found[2] is clipped
 
 
-def test_a_draw_is_not_clipped() -> None:
+def test_value_loss_does_not_clip_a_draw() -> None:
     # clip is 1.5; V = 2.5 and 1.5 are as far from R = 2: 0.5^2 / 2, with all of V's gradient
     assert one(2.5, 1.0, 2.0, 0.5) == (0.125, 0.5, False)
 
 
-def test_no_clipping() -> None:
+def test_value_loss_without_clipping_by_hand() -> None:
     # (1.5 - 2)^2 / 2; clipped it would be 0.32
     assert one(1.5, 1.0, 2.0, None) == pytest.approx((0.125, -0.5, False))
 
 
 @pytest.mark.parametrize("value", [1e4, -1e4])
-def test_absurd_values_stay_finite(value: float) -> None:
+def test_value_loss_stays_finite_at_absurd_values(value: float) -> None:
     assert one(value, 0.0, 0.0) == pytest.approx((5e7, value, False))
 
 
@@ -65,9 +65,7 @@ floats = st.floats(-3, 3)
 
 @given(st.lists(st.tuples(floats, floats, floats), min_size=1, max_size=6), st.floats(0.05, 1))
 @settings(deadline=None, max_examples=30)
-def test_clipping_only_raises_the_loss_and_only_cuts_gradients(
-    rows: list[tuple[float, float, float]], clip_eps: float
-) -> None:
+def test_value_loss_clipping_only_raises_the_loss(rows: list[tuple[float, float, float]], clip_eps: float) -> None:
     for row in rows:
         plain, clipped = one(*row, None), one(*row, clip_eps)
         assert clipped[0] >= plain[0]
@@ -76,7 +74,7 @@ def test_clipping_only_raises_the_loss_and_only_cuts_gradients(
         assert not (clipped[2] and abs(row[0] - row[1]) < clip_eps)
 
 
-def test_gradient_in_float64() -> None:
+def test_value_loss_gradient_matches_finite_differences() -> None:
     generator = torch.Generator().manual_seed(3)
     values, old, target = (torch.randn(3, 7, dtype=F64, generator=generator) for _ in range(3))
     mask = torch.rand(3, 7, generator=generator) < 0.7
@@ -87,7 +85,7 @@ def test_gradient_in_float64() -> None:
 
 @pytest.mark.parametrize("garbage", [NAN, INF, 1e4])
 @pytest.mark.parametrize("clip_eps", [0.2, None])
-def test_nothing_outside_the_mask_matters(clip_eps: float | None, garbage: float) -> None:
+def test_value_loss_ignores_unmasked_tokens(clip_eps: float | None, garbage: float) -> None:
     mask = torch.tensor([[True, False, True], [False, False, False]])
     values, old, target = (torch.where(mask, x, garbage) for x in (1.5, torch.tensor(1.0), torch.tensor(2.0)))
     values.requires_grad_()
@@ -101,7 +99,7 @@ def test_nothing_outside_the_mask_matters(clip_eps: float | None, garbage: float
     assert torch.equal(clipped, mask if clip_eps is not None else torch.zeros_like(mask))
 
 
-def test_dtype_is_that_of_the_values() -> None:
+def test_value_loss_keeps_dtype_of_the_values() -> None:
     values = torch.zeros(1, 2, requires_grad=True)
     loss, clipped = value_loss(values, torch.zeros(1, 2), torch.ones(1, 2, dtype=F64), torch.ones(1, 2) > 0)
     assert (loss.dtype, clipped.dtype) == (torch.float32, torch.bool)
@@ -127,7 +125,7 @@ def test_explained_variance_by_hand() -> None:
     assert explained([1e-4, 0, 0], [0, 1e-4, 2e-4]) == pytest.approx(1 - 7 / 3)
 
 
-def test_explained_variance_sees_sampled_tokens_only() -> None:
+def test_explained_variance_counts_sampled_tokens_only() -> None:
     mask = [True, False, True, True, False]
     assert explained([0, NAN, 0.5, 1, INF], [0, INF, 1, 2, NAN], mask) == pytest.approx(0.75)
 
@@ -136,7 +134,7 @@ def test_explained_variance_sees_sampled_tokens_only() -> None:
     "returns",
     [[], [1.0], [0.0, 0.0, 0.0], [2.0, 2.0], [0.3, 0.1 + 0.2, 0.3], [1e4, 1e4 + 1e-3]],
 )
-def test_explained_variance_has_no_meaning(returns: list[float]) -> None:
+def test_explained_variance_of_constant_returns_is_undefined(returns: list[float]) -> None:
     assert math.isnan(explained([0.5 * i for i in range(len(returns))], returns))
 
 

@@ -50,7 +50,7 @@ PARENT = run(
 
 
 @pytest.mark.parametrize("turn", range(3))
-def test_a_continuation_crosses_as_text(turn: int) -> None:
+def test_continuation_crosses_processes_as_text(turn: int) -> None:
     (row,) = rows_of(PARENT)
     travelled = episode_of(json.loads(json.dumps(row.extra_fields)))
     assert travelled is not None and len(travelled.snapshots) == 3
@@ -69,13 +69,13 @@ def test_a_continuation_crosses_as_text(turn: int) -> None:
     assert ours.token_ids == theirs.token_ids and ours.seed == 77
 
 
-def test_snapshots_travel_with_the_first_row_and_only_where_there_are_any() -> None:
+def test_snapshots_travel_with_the_first_row() -> None:
     assert SNAPSHOTS in rows_of(PARENT)[0].extra_fields
     assert SNAPSHOTS not in rows_of(replace(PARENT, snapshots=()))[0].extra_fields
 
 
 @pytest.mark.parametrize("snapshot", [lambda: 0, (n for n in "ab")], ids=["a lambda", "a generator"])
-def test_a_snapshot_that_can_t_travel_is_named(snapshot: object) -> None:
+def test_rows_of_names_unpicklable_snapshots(snapshot: object) -> None:
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
         pickle.dumps(snapshot)
     with pytest.raises(ConfigError, match=r"snapshot of dice-v0 can't go to another process.*snapshot_attributes"):

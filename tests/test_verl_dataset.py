@@ -16,7 +16,7 @@ def settings(**changes: object) -> DictConfig:
     return OmegaConf.create({"agent_rl": given | changes})
 
 
-def test_training_rows_are_the_tasks_of_the_embedded_trainer_in_its_order() -> None:
+def test_dataset_rows_match_the_embedded_task_order() -> None:
     dataset = TaskDataset("train", settings())
     stream = TaskStream(spec("calculator-v0").tasks, "train", 3)
     rows = [dataset[i] for i in range(40)]
@@ -28,7 +28,7 @@ def test_training_rows_are_the_tasks_of_the_embedded_trainer_in_its_order() -> N
     assert TaskDataset("train", settings(seed=4))[0]["task"] != rows[0]["task"]
 
 
-def test_an_evaluation_has_so_many_different_tasks_and_is_marked_as_one() -> None:
+def test_dataset_marks_distinct_evaluation_tasks() -> None:
     dataset = TaskDataset("test:50", settings())
     rows = [dataset[i] for i in range(len(dataset))]
     assert [json.loads(row["task"]) for row in rows] == distinct_tasks(spec("calculator-v0").tasks, "test", 50)
@@ -36,7 +36,7 @@ def test_an_evaluation_has_so_many_different_tasks_and_is_marked_as_one() -> Non
     assert all(row["evaluation"] and row["split"] == "test" for row in rows)
 
 
-def test_verl_gives_files_as_a_list_and_a_split_must_be_there() -> None:
+def test_dataset_takes_a_list_and_known_splits() -> None:
     assert TaskDataset(["test:2"], settings())[1] == TaskDataset("test:2", settings())[1]
     with pytest.raises(ConfigError, match="nowhere"):
         TaskDataset("nowhere", settings())

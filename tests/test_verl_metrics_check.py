@@ -20,7 +20,7 @@ BARE = {"actor/agent_rl/loss": -0.1}
         ({"advantage": "gae", "critic": {"where": "separate"}}, {"critic/vf_loss": 0.0}),
     ],
 )
-def test_require_metrics_wants_each_metric(settings: dict[str, object], metrics: dict[str, float]) -> None:
+def test_require_metrics_checks_each_metric(settings: dict[str, object], metrics: dict[str, float]) -> None:
     config = AlgorithmConfig.model_validate({"name": "mine"} | settings)
     reported = BARE | metrics
     require_metrics(config, reported)

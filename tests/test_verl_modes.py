@@ -71,7 +71,7 @@ def test_config_refuses_impossible_modes(asynchrony: dict[str, object], verl: di
         config(**{"async": asynchrony, "verl": verl})
 
 
-def test_check_staleness_counts_from_the_weights_about_to_be_updated() -> None:
+def test_check_staleness_counts_from_current_weights() -> None:
     episode = example_episode()  # two tokens by version 7, then one each by 7 and 8
     check_staleness([episode, example_episode(trajectories=())], version=9, limit=2)
     with pytest.raises(RuntimeError, match=r"episode e0 has a token that version 7.*version 9.*staleness of 1"):

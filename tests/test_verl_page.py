@@ -24,12 +24,12 @@ def named(cell: str) -> str:
     return found[1]
 
 
-def test_page_has_every_preset() -> None:
+def test_algorithms_page_has_every_preset() -> None:
     assert sorted(TABLE) == sorted(choices("algorithm")) and len(ROWS) == len(TABLE)
 
 
 @pytest.mark.parametrize("name", choices("algorithm"))
-def test_page_rows_match_their_presets(name: str) -> None:
+def test_algorithms_page_rows_match_their_presets(name: str) -> None:
     preset: AlgorithmConfig = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
     *parts, more_parts = TABLE[name]
     chosen = [preset.advantage, preset.objective, preset.aggregation]

@@ -48,7 +48,7 @@ def cluster(*nodes: tuple[float, float]) -> list[Node]:
         (verl(4, rollout_nodes=1), [(64, 8)]),  # both pools on one machine
     ],
 )
-def test_preflight_passes_a_cluster_that_is_just_enough(config: DictConfig, nodes: list[tuple[float, float]]) -> None:
+def test_preflight_passes_a_sufficient_cluster(config: DictConfig, nodes: list[tuple[float, float]]) -> None:
     assert missing_resources(config, cluster(*nodes), joined=False) == []
 
 
@@ -63,7 +63,7 @@ def test_preflight_passes_a_cluster_that_is_just_enough(config: DictConfig, node
         (verl(8, rollout_nodes=1), (64, 8), r"beside those of training, as async\.mode=separate samples on its own"),
     ],
 )
-def test_preflight_says_what_is_missing_and_what_to_set(
+def test_preflight_names_missing_resources_and_settings(
     config: DictConfig, nodes: tuple[float, float], said: str
 ) -> None:
     (problem,) = missing_resources(config, cluster(nodes), joined=False)
@@ -71,12 +71,12 @@ def test_preflight_says_what_is_missing_and_what_to_set(
         raise AssertionError(problem)
 
 
-def test_preflight_names_ray_start_for_a_cluster_that_was_joined() -> None:
+def test_preflight_names_ray_start_for_joined_clusters() -> None:
     (problem,) = missing_resources(verl(1), cluster((2, 1)), joined=True)
     assert "`ray start --num-cpus=13`" in problem
 
 
-def test_preflight_refuses_gpus_that_are_spread_over_nodes() -> None:
+def test_preflight_refuses_gpus_spread_over_nodes() -> None:
     (problem,) = missing_resources(verl(8), cluster((64, 4), (64, 4)), joined=True)
     assert "4 on 10.0.0.0, 4 on 10.0.0.1" in problem
 
@@ -93,7 +93,7 @@ def test_node_check_passes_a_complete_node(tmp_path: Path) -> None:
     assert missing_on_node(request(tmp_path, start_from=str(tmp_path))) == []
 
 
-def test_node_check_names_what_is_missing(tmp_path: Path) -> None:
+def test_node_check_names_missing_parts(tmp_path: Path) -> None:
     own = tmp_path / "mine.py"
     own.write_text("import not_installed_here\n")
     asked = request(tmp_path)
@@ -140,6 +140,6 @@ def test_checkpoint_bytes_follow_the_parameters(tmp_path: Path, dtype: str, expe
     assert checkpoint_bytes(tmp_path) == expected and checkpoint_bytes(tmp_path / "hub") == 10**9
 
 
-def test_preflight_says_all_that_is_missing() -> None:
+def test_preflight_names_every_shortage() -> None:
     gpus, cpus = missing_resources(verl(8), cluster((2, 0)), joined=False)
     assert "reserve 8 GPUs" in gpus and "reserves 34 of Ray's CPUs and 2 are free" in cpus

@@ -9,10 +9,12 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 
 from agent_rl.backends.verl.worker.routes import (
     CAPTURE,
+    EQUAL,
     OLD,
     RECORD,
     REPLAY,
     ROLLOUT,
+    SHARED,
     RouteShape,
     captured_routes,
     replay_routes,
@@ -49,19 +51,19 @@ def verl(model: Path, captured: bool, strategy: str = "fsdp2", bypass: bool = Fa
     return config
 
 
-def test_the_rollout_captures_what_the_algorithm_reads() -> None:
+def test_rollout_captures_routes_for_replay() -> None:
     assert routing_settings(RoutingConfig(), None) == routing_settings(R2, None) == {}
     assert routing_settings(R3, None) == routing_settings(AGREEING, "fsdp2") == {CAPTURE: True}
 
 
 @pytest.mark.parametrize("strategy", ["megatron", "veomni"])
-def test_an_engine_of_verl_s_that_can_replay_is_told_to(strategy: str) -> None:
+def test_verl_engine_with_replay_gets_its_mode(strategy: str) -> None:
     key = f"actor_rollout_ref.actor.{strategy}.router_replay.mode"
     assert routing_settings(R2, strategy) == {key: "R2"}
     assert routing_settings(R3, strategy) == {CAPTURE: True, key: "R3"}
 
 
-def test_a_shape_is_known_where_routes_are_captured(moe: Path) -> None:
+def test_captured_routes_reads_the_shape(moe: Path) -> None:
     shape = RouteShape(layers=3, top_k=4, experts=200)
     assert captured_routes(R3, verl(moe, True)) == captured_routes(AGREEING, verl(moe, True)) == shape
     assert captured_routes(RoutingConfig(), verl(moe, True)) == shape  # to compare them only
@@ -78,14 +80,14 @@ def test_a_shape_is_known_where_routes_are_captured(moe: Path) -> None:
         (R3, {"captured": True, "parts": 2}, "2 parts of a sequence: set verl.*ulysses_sequence_parallel_size=1"),
     ],
 )
-def test_what_can_t_work_is_refused(
+def test_captured_routes_refuses_impossible_settings(
     routing: RoutingConfig, changes: dict[str, object], problem: str, moe: Path
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         captured_routes(routing, verl(moe, **changes))
 
 
-def test_a_model_without_experts_in_every_layer_is_refused(tmp_path: Path) -> None:
+def test_captured_routes_refuses_partly_dense_models(tmp_path: Path) -> None:
     Qwen3Config().save_pretrained(tmp_path / "dense")
     with pytest.raises(ConfigError, match="dense' is qwen3"):
         captured_routes(R2, verl(tmp_path / "dense", False))
@@ -95,7 +97,7 @@ def test_a_model_without_experts_in_every_layer_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("experts", "dtype"), [(8, np.int8), (128, np.int8), (129, np.int16)])
-def test_all_rows_have_routes_of_one_kind(experts: int, dtype: type) -> None:
+def test_route_rows_share_dtype_and_shape(experts: int, dtype: type) -> None:
     shape = RouteShape(layers=2, top_k=1, experts=experts)
     for routes in (np.array([[[1], [0]], [[-1], [-1]]], np.int8), np.array([[[1], [0]], [[-1], [-1]]], np.int16)):
         row = shape.row(routes, 2)
@@ -104,18 +106,19 @@ def test_all_rows_have_routes_of_one_kind(experts: int, dtype: type) -> None:
     assert blank.dtype == dtype and blank.shape == (2, 2, 1) and (blank == -1).all()
 
 
-def test_which_routes_the_driver_reads(moe: Path) -> None:
-    rollout, old = {"routed_experts": ROLLOUT}, {"old_experts": OLD}
-    assert route_fields(RoutingConfig(), verl(moe, False)) == {}
-    assert route_fields(R2, verl(moe, False)) == old
-    assert route_fields(R3, verl(moe, True)) == route_fields(RoutingConfig(), verl(moe, True)) == rollout | old
-    assert route_fields(R3, verl(moe, True, bypass=True)) == rollout  # old is mu: it is not scored
-    assert route_fields(R3, verl(moe, True, strategy="megatron")) == {}
+def test_route_fields_follow_settings(moe: Path) -> None:
+    compared = (ROLLOUT, EQUAL, SHARED)
+    assert route_fields(RoutingConfig(), verl(moe, False)) == ()
+    assert route_fields(R2, verl(moe, False)) == (OLD,)
+    assert route_fields(R2, verl(moe, True)) == (ROLLOUT, OLD, EQUAL, SHARED)
+    assert route_fields(R3, verl(moe, True)) == route_fields(RoutingConfig(), verl(moe, True)) == compared
+    assert route_fields(R3, verl(moe, True, bypass=True)) == (ROLLOUT,)  # old is mu: it is not scored
+    assert route_fields(R3, verl(moe, True, strategy="megatron")) == ()
 
 
-def test_workers_are_told_for_one_call_only() -> None:
+def test_replay_routes_instructs_one_call_only() -> None:
     calls = {"temperature": 1.0}
-    with pytest.raises(ZeroDivisionError), replay_routes(calls, ROLLOUT, record=True):
-        assert calls == {"temperature": 1.0, REPLAY: ROLLOUT, RECORD: True}
+    with pytest.raises(ZeroDivisionError), replay_routes(calls, ROLLOUT, (EQUAL,)):
+        assert calls == {"temperature": 1.0, REPLAY: ROLLOUT, RECORD: (EQUAL,)}
         raise ZeroDivisionError
-    assert calls == {"temperature": 1.0, REPLAY: "", RECORD: False}
+    assert calls == {"temperature": 1.0, REPLAY: "", RECORD: ()}

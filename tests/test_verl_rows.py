@@ -11,7 +11,7 @@ from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Tra
 from tests.doubles import example_episode
 
 
-def test_a_row_is_the_trajectory_cut_at_the_first_sampled_token() -> None:
+def test_rows_of_cuts_at_the_first_sampled_token() -> None:
     episode = example_episode()
     (row,) = rows_of(episode)
     assert (row.prompt_ids, row.response_ids) == ([1, 2, 3], [10, 11, 4, 5, 12, 13, 6])
@@ -20,7 +20,7 @@ def test_a_row_is_the_trajectory_cut_at_the_first_sampled_token() -> None:
     assert row.versions == (7, 8)
 
 
-def test_an_episode_comes_back_as_it_went() -> None:
+def test_episode_of_inverts_rows_of() -> None:
     episode = example_episode()
     (row,) = rows_of(episode)
     again = episode_of(row.extra_fields)
@@ -30,7 +30,7 @@ def test_an_episode_comes_back_as_it_went() -> None:
         assert getattr(ours, name).equal(getattr(theirs, name)), name
 
 
-def test_a_fork_is_a_row_of_its_own_and_the_episode_travels_once() -> None:
+def test_rows_of_gives_a_fork_its_row() -> None:
     fork = Trajectory(Fork(0, 4))
     fork.append([1, 2, 3], Source.PROMPT, 0)
     fork.append_completion(Completion((10, 30), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
@@ -40,7 +40,7 @@ def test_a_fork_is_a_row_of_its_own_and_the_episode_travels_once() -> None:
     assert (second.prompt_ids, second.response_ids) == ([1, 2, 3, 10], [30])  # token 10 is trained on in its parent
 
 
-def test_an_episode_that_sampled_nothing_is_a_blank_row() -> None:
+def test_rows_of_gives_empty_episodes_blank_rows() -> None:
     failed = example_episode(trajectories=(), outcome=Outcome.FAILED, rewards=())
     (row,) = rows_of(failed)
     assert row.response_mask == [0] and len(row.prompt_ids) == 1
@@ -49,13 +49,13 @@ def test_an_episode_that_sampled_nothing_is_a_blank_row() -> None:
     assert rewards_of(failed) == {"failed": 1.0, "scored": 0.0}  # neither success nor 0
 
 
-def test_what_verl_reports_of_an_episode() -> None:
+def test_rewards_of_reports_to_verl() -> None:
     assert rewards_of(example_episode()) == {
         **{"success": 0.0, "failed": 0.0, "scored": 1.0, "correct": 1 / 3, "format": 0.25}
     }
 
 
-def test_a_changed_row_is_not_trained_on() -> None:
+def test_check_row_refuses_changed_rows() -> None:
     check_row(example_episode(), 0, "ids", [1, 2, 3], [1, 2, 3])
     with pytest.raises(RuntimeError, match="row 1 of episode e0 came back from verl changed at token 2 of its ids"):
         check_row(example_episode(), 1, "ids", [1, 2, 3], [1, 2, 4])

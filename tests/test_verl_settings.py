@@ -38,7 +38,7 @@ def test_verl_settings_bypasses_old_as_the_algorithm_asks(proximal: str, bypass:
 
 
 @pytest.mark.parametrize(("where", "wanted"), [("none", False), ("loss", True), ("reward", True)])
-def test_verl_settings_keeps_a_reference_for_a_kl_penalty(where: str, wanted: bool) -> None:
+def test_verl_settings_keeps_a_kl_reference(where: str, wanted: bool) -> None:
     found = verl_settings(config(algorithm={"kl": {"where": where, "kind": "k3"}}), Path("r"))
     assert found["actor_rollout_ref.actor.use_kl_loss"] is wanted
 
@@ -66,7 +66,7 @@ def test_verl_settings_keeps_a_reference_for_a_kl_penalty(where: str, wanted: bo
         ("critic.fsdp.param_offload", "there is no critic"),
     ],
 )
-def test_config_refuses_keys_that_change_nothing(key: str, why: str) -> None:
+def test_config_refuses_ineffective_keys(key: str, why: str) -> None:
     with pytest.raises(ValidationError, match=f"would change nothing: {why}"):
         config(verl={key: 1})
 
@@ -96,7 +96,7 @@ def test_verl_settings_maps_the_critic() -> None:
         ("critic.enable", "set algorithm.critic.where"),
     ],
 )
-def test_config_refuses_critic_keys_that_change_nothing(key: str, why: str) -> None:
+def test_config_refuses_ineffective_critic_keys(key: str, why: str) -> None:
     with pytest.raises(ValidationError, match=f"would change nothing: .*{why}"):
         config(algorithm=CRITIC, verl={key: 1})
 
@@ -111,7 +111,7 @@ def test_verl_settings_keeps_a_reference_for_dpo() -> None:
     assert verl_settings(config(algorithm=dpo), Path("r"))["actor_rollout_ref.actor.use_kl_loss"] is True
 
 
-def test_config_passes_keys_that_begin_like_a_refused_one() -> None:
+def test_config_passes_keys_with_a_refused_prefix() -> None:
     assert config(verl={"actor_rollout_ref": {"rollout": {"nnodes": 1, "n_gpus_per_node": 4}}}).verl == {
         "actor_rollout_ref.rollout.nnodes": 1,
         "actor_rollout_ref.rollout.n_gpus_per_node": 4,
@@ -136,7 +136,7 @@ VINE = {"name": "vineppo", "advantage": "state-values", "vine": {"continuations"
     ],
     ids=["grpo", "remax", "vineppo", "dapo"],
 )
-def test_asked_lists_what_rows_need_of_the_agent_loop(algorithm: dict[str, object], asked: dict[str, object]) -> None:
+def test_asked_lists_requests_of_rows(algorithm: dict[str, object], asked: dict[str, object]) -> None:
     found = verl_settings(config(algorithm=algorithm, rollout={"samples": 6}), Path("r"))
     data = found["data.agent_rl"]
     assert isinstance(data, dict) and data["asked"] == asked

@@ -29,7 +29,7 @@ class Asked:
         return self.futures[-1]
 
 
-def test_a_process_that_answers_is_asked_again() -> None:
+def test_watched_process_is_asked_one_at_a_time() -> None:
     asked = Asked()
     part = WatchedProcess("worker 0", asked)
     assert part.fault(0) is None and len(asked.futures) == 1
@@ -40,7 +40,7 @@ def test_a_process_that_answers_is_asked_again() -> None:
     assert part.fault(20) == "worker 0: its engine has died"
 
 
-def test_a_process_that_is_gone_is_named_with_the_first_thing_that_is_known() -> None:
+def test_watched_process_names_the_cause_of_death() -> None:
     asked = Asked()
     part = WatchedProcess("worker 0", asked)
     part.fault(0)
@@ -69,7 +69,7 @@ def test_describe_death_names_process_place_and_reason() -> None:
     )
 
 
-def test_only_what_must_answer_is_stuck_and_only_after_its_patience() -> None:
+def test_watched_process_is_stuck_after_its_patience() -> None:
     busy, stuck = (
         WatchedProcess("server 0", Asked()),
         WatchedProcess("worker 0", Asked(), patience=60, advice="make it async"),
@@ -79,7 +79,7 @@ def test_only_what_must_answer_is_stuck_and_only_after_its_patience() -> None:
     assert stuck.fault(161) == "worker 0 has not answered for 61 s: make it async"
 
 
-def test_an_answer_in_time_renews_the_patience() -> None:
+def test_watched_process_answer_renews_its_patience() -> None:
     asked = Asked()
     part = WatchedProcess("worker 0", asked, patience=60)
     part.fault(0)
@@ -89,7 +89,7 @@ def test_an_answer_in_time_renews_the_patience() -> None:
     assert part.fault(110) is None and part.fault(116) is not None
 
 
-def test_the_watchdog_barks_once_with_the_first_fault() -> None:
+def test_watchdog_reports_the_first_fault_once() -> None:
     said: list[str] = []
 
     def broken() -> Future[str | None]:
@@ -102,7 +102,7 @@ def test_the_watchdog_barks_once_with_the_first_fault() -> None:
     assert said == ["worker 0: broken"]
 
 
-def test_a_watchdog_that_is_left_says_nothing_more() -> None:
+def test_watchdog_is_silent_after_its_exit() -> None:
     asked, said = Asked(), list[str]()
     with Watchdog([WatchedProcess("worker 0", asked)], said.append, every=0.01):
         while not asked.futures:
@@ -111,7 +111,7 @@ def test_a_watchdog_that_is_left_says_nothing_more() -> None:
     assert not said and not [t for t in threading.enumerate() if t.name == "watchdog"]
 
 
-def test_the_end_leaves_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_with_writes_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses: list[int] = []
     monkeypatch.setattr(watchdog.os, "_exit", statuses.append)
     assert read_fault(tmp_path) is None

@@ -42,13 +42,13 @@ def letters(ids: Sequence[int]) -> str:
 # --- conversation ----------------------------------------------------------------------------------------------------
 
 
-def test_the_conversation_is_cut_into_turns() -> None:
+def test_turns_cuts_the_conversation() -> None:
     cut = [(t.index, [m.role for m in t.messages], t.reward) for t in turns(example_episode())]
     assert cut == [(None, ["system", "user"], None), (0, ["assistant", "tool"], 0.1), (1, ["assistant"], 1.0)]
 
 
 @pytest.mark.parametrize("done", [0, 1])
-def test_a_turn_that_broke_off_has_no_reward(done: int) -> None:
+def test_turns_leaves_a_broken_turn_without_reward(done: int) -> None:
     whole = example_episode()
     messages = whole.messages[: 5 if done else 3]
     broken = example_episode(messages=messages, steps=(StepRecord(1, 0.1, False, False),) * done)
@@ -56,12 +56,12 @@ def test_a_turn_that_broke_off_has_no_reward(done: int) -> None:
     assert (last.index, last.messages, last.reward) == (done, messages[-1:], None)
 
 
-def test_no_message_is_lost_when_the_steps_do_not_add_up() -> None:
+def test_turns_keeps_messages_of_inconsistent_steps() -> None:
     odd = example_episode(steps=(StepRecord(99, 0.0, False, False),))
     assert sum((t.messages for t in turns(odd)), ()) == odd.messages
 
 
-def test_clean_text_shows_what_it_hides() -> None:
+def test_clean_shows_control_characters() -> None:
     assert clean("a\x1b[2J\x07\r\x00\x7f\x9b") == "a␛[2J␇␍␀␡\\u009b"
     assert clean("\u202eevil\u200b\ud800\u2028") == "\\u202eevil\\u200b\\ud800\\u2028"
     assert clean("tab\tline\n日本 é 👩\u200d🚀") == "tab\tline\n日本 é 👩\u200d🚀"
@@ -70,7 +70,7 @@ def test_clean_text_shows_what_it_hides() -> None:
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_episode_shows_all_of_itself() -> None:
+def test_episode_view_shows_everything() -> None:
     text = shown(example_episode(parent=("old", 2)))
     for part in (
         "e0", "shop-v0", "red chair", "terminated, done after 2 turns", "0.4583", "1 exception", "g0, seed 3",
@@ -80,7 +80,7 @@ def test_an_episode_shows_all_of_itself() -> None:
         assert part in text, part
 
 
-def test_a_failure_shows_where_and_why() -> None:
+def test_episode_view_shows_the_failure() -> None:
     failure = Failure("sandbox", "OSError", "gone", "Traceback: line 3")
     text = shown(example_episode(outcome=Outcome.FAILED, stop_reason=StopReason.ERROR, error=failure))
     assert "failed in sandbox: OSError: gone" in text
@@ -97,14 +97,14 @@ def hostile(text: str) -> Episode:
     )  # fmt: skip
 
 
-def test_hostile_text_reaches_no_terminal() -> None:
+def test_terminal_view_escapes_hostile_text() -> None:
     attack = "\x1b]0;owned\x07[red]markup[/red][/nonsense]\x9b2J\u202e\ud800"
     text = shown(hostile(attack), tokens=True, decode=lambda ids: attack) + "\n".join(table(hostile(attack)))
     assert not set(re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text))
     assert "[red]markup[/red]" in text
 
 
-def test_sampled_tokens_stand_out_without_colour() -> None:
+def test_token_view_marks_sampled_tokens_without_colour() -> None:
     text = shown(example_episode(), tokens=True, decode=letters)
     assert "trajectory 0: 10 tokens, 4 sampled" in text
     assert "⟦kl⟧" in text and "⟦m⟧" in text and "⟦n⟧" in text  # one span a version
@@ -113,7 +113,7 @@ def test_sampled_tokens_stand_out_without_colour() -> None:
     assert "⟦10 11⟧" in shown(example_episode(), tokens=True)
 
 
-def test_sampled_tokens_are_shaded_by_probability_in_a_terminal() -> None:
+def test_token_view_shades_tokens_by_probability() -> None:
     text = shown(example_episode(), terminal=True, tokens=True, decode=letters)
     assert "⟦" not in text
     assert "\x1b[4;33mk" in text  # -0.5: yellow and underlined
@@ -121,7 +121,7 @@ def test_sampled_tokens_are_shaded_by_probability_in_a_terminal() -> None:
     assert "\x1b[4;31mn" in text  # -2.5: red
 
 
-def test_tokens_that_share_a_character_are_shown_together() -> None:
+def test_token_view_joins_tokens_of_one_character() -> None:
     raw = "é!".encode()
     trajectory = Trajectory.restore(list(raw), [Span(0, 3, Source.POLICY, 0, 1)], [-0.01, -3.0, -3.0])
     episode = example_episode(trajectories=(trajectory,))
@@ -129,12 +129,12 @@ def test_tokens_that_share_a_character_are_shown_together() -> None:
     assert "\x1b[4;32mé" in text and "\x1b[4;31m!" in text
 
 
-def test_a_fork_says_where_from() -> None:
+def test_token_view_names_the_fork() -> None:
     fork = Trajectory.restore([1], [Span(0, 1, Source.PROMPT, 0)], [], forked_from=Fork(0, 5))
     assert "forked from 0 at token 5" in shown(example_episode(trajectories=(fork,)), tokens=True)
 
 
-def test_the_table_has_a_line_for_each_episode() -> None:
+def test_table_has_a_line_per_episode() -> None:
     lines = table(example_episode("a"), example_episode("b", outcome=Outcome.FAILED, stop_reason=StopReason.ERROR))
     assert len(lines) == 3
     assert lines[0].split() == ["#", "id", "group", "reward", "stop", "turns", "calls", "errors", "question"]
@@ -143,7 +143,7 @@ def test_the_table_has_a_line_for_each_episode() -> None:
     assert lines[2].split()[:5] == ["1", "b", "g0", "failed", "error"]
 
 
-def test_a_narrow_table_cuts_the_words_and_not_the_numbers() -> None:
+def test_narrow_table_cuts_words_only() -> None:
     lines = table(example_episode("a-rather-long-id-of-an-episode"), width=72)
     assert max(map(len, lines)) <= 72 and len(lines) == 2
     assert lines[0].split()[3:8] == ["reward", "stop", "turns", "calls", "errors"]
@@ -185,7 +185,7 @@ def report(path: Path, **changes: object) -> Page:
     return Page(write_report(path / "deep" / "report.html", **{**given, **changes}).read_text("utf-8"))
 
 
-def test_the_report_holds_what_it_was_given(tmp_path: Path) -> None:
+def test_report_holds_its_arguments(tmp_path: Path) -> None:
     text = " ".join(report(tmp_path).text.split())
     for part in (
         "Shop agent", "91%", "0.333", "60", "tiny <b>", "held-out 25.0% 20.0% to 31.0% 300 75.0% 70.0% to 80.0% 301",
@@ -195,14 +195,14 @@ def test_the_report_holds_what_it_was_given(tmp_path: Path) -> None:
         assert part in text, part
 
 
-def test_the_report_loads_nothing(tmp_path: Path) -> None:
+def test_report_loads_no_resources(tmp_path: Path) -> None:
     page = report(tmp_path)
     assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
     assert not {"src", "href", "onclick", "onload"} & {name for name, _ in page.attributes}
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
 
 
-def test_hostile_text_reaches_no_page(tmp_path: Path) -> None:
+def test_report_escapes_hostile_text(tmp_path: Path) -> None:
     attack = "</div><script>alert(1)</script>\" onclick='x' \x00\u202e\ud800"
     plain = report(tmp_path, before=[], after=[hostile("x")], title="x", facts=[("x", "x")], summary={"x": "x"})
     page = report(
@@ -213,18 +213,18 @@ def test_hostile_text_reaches_no_page(tmp_path: Path) -> None:
     assert "alert(1)" in page.text and "\\u202e" in page.text
 
 
-def test_a_curve_that_is_no_svg_is_refused(tmp_path: Path) -> None:
+def test_report_refuses_a_curve_without_svg(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"curve_svg must be an <svg> element.*<\?xml"):
         report(tmp_path, curve_svg="<?xml version='1.0'?><svg/>")
 
 
-def test_a_report_of_little_is_a_report(tmp_path: Path) -> None:
+def test_report_without_content_is_valid(tmp_path: Path) -> None:
     page = report(tmp_path, summary={}, facts=[], comparisons=[], before=[], after=[])
     assert "table" not in page.tags
     assert page.tags.count("h2") == 1
 
 
-def test_episodes_are_paired_by_task() -> None:
+def test_pair_by_task_matches_episodes() -> None:
     def on(task: str, episode_id: str) -> Episode:
         return example_episode(episode_id, task={"q": task})
 
@@ -239,7 +239,7 @@ TRAIN = [(step, step / 20) for step in range(20)]
 EVALS = [(0, 0.1, 0.05, 0.2), (19, 0.9, 0.8, 0.95)]
 
 
-def test_the_curve_is_the_same_every_time() -> None:
+def test_learning_curve_is_deterministic() -> None:
     pytest.importorskip("matplotlib")
     from agent_rl.view.curve import learning_curve_svg
 
@@ -251,7 +251,7 @@ def test_the_curve_is_the_same_every_time() -> None:
     assert "<dc:date>" not in svg and "http://www.w3.org/1999/xlink" in svg
 
 
-def test_the_curve_may_have_nothing_to_show_yet() -> None:
+def test_learning_curve_can_be_empty() -> None:
     pytest.importorskip("matplotlib")
     from agent_rl.view.curve import learning_curve_svg
 
@@ -260,6 +260,6 @@ def test_the_curve_may_have_nothing_to_show_yet() -> None:
     assert "training rollouts" not in learning_curve_svg([], EVALS[:1])
 
 
-def test_matplotlib_is_not_needed_to_import_the_views() -> None:
+def test_views_import_without_matplotlib() -> None:
     code = "import sys, agent_rl.view.html, agent_rl.view.curve; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -27,7 +27,7 @@ VINE = {"advantage": "state-values", "vine": {"continuations": 3, "max_episodes"
 
 @pytest.fixture
 def trainer(talker: Path, tmp_path: Path) -> Trainer:
-    """A trainer that starts from a model whose episodes have several turns."""
+    """A trainer of a model with several turns per episode."""
     return Trainer(spec("calculator-v0"), load_actor(talker, slots=8, context=256), config(tmp_path, algorithm=VINE))
 
 
@@ -36,7 +36,7 @@ def sampled(trainer: Trainer) -> StepBatch:
     return trainer.rollouts.sample(trainer.step)
 
 
-def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(trainer: Trainer) -> None:
+def test_continuations_score_like_the_training_forward(trainer: Trainer) -> None:
     episodes = [e for e in episodes_of(sampled(trainer).batch) if e.trainable]
     turns = [(e, turn) for e in episodes for turn in range(e.turns)]
     assert max(turn for _, turn in turns) >= 1
@@ -59,7 +59,7 @@ def test_continuations_go_on_from_their_parents_ids_and_score_as_in_training(tra
     assert differing > len(turns) / 4
 
 
-def test_values_are_the_means_of_continuations_that_can_be_run_again(trainer: Trainer) -> None:
+def test_vine_values_are_reproducible_means(trainer: Trainer) -> None:
     given = sampled(trainer).batch
     batch = episodes_of(given)
     valued, metrics = trainer.rollouts.value(0, given)
@@ -88,7 +88,7 @@ def test_continuations_are_neither_stored_nor_trained_on(trainer: Trainer) -> No
     assert {"vine/states", "vine/valued", "vine/episodes", "vine/unscored", "vine/unjudged"} <= result.metrics.keys()
 
 
-def test_a_control_shuffles_what_continuations_earn_too(trainer: Trainer) -> None:
+def test_shuffle_rewards_covers_continuations(trainer: Trainer) -> None:
     given = sampled(trainer).batch
     plain, _ = trainer.rollouts.value(0, given)
     trainer.rollouts.config = trainer.config.model_copy(update={"shuffle_rewards": True})
@@ -99,7 +99,7 @@ def test_a_control_shuffles_what_continuations_earn_too(trainer: Trainer) -> Non
 
 
 @pytest.mark.parametrize("algorithm", [VINE, {"advantage": "step-grouped"}], ids=["vineppo", "gigpo"])
-def test_a_killed_run_goes_on_bit_for_bit(
+def test_state_run_resumes_bit_for_bit(
     algorithm: dict[str, object], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(tmp_path, algorithm=algorithm, start_from=str(talker))
@@ -121,7 +121,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
     ],
     ids=["vineppo", "gigpo"],
 )
-def test_an_environment_that_lacks_a_hook_is_refused_at_once(algorithm, problem, tmp_path: Path) -> None:
+def test_start_run_refuses_environments_without_hooks(algorithm, problem, tmp_path: Path) -> None:
     settings = config(tmp_path, env=Silent.id, algorithm=algorithm, eval={"split": "eval", "dev_split": "eval"})
     with pytest.raises(ConfigError, match=problem):
         start_run(settings, Progress())

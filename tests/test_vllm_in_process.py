@@ -155,7 +155,7 @@ def test_local_engine_translates_requests_and_answers(engines: list[FakeEngine],
     assert engine.closed == 1
 
 
-def test_local_engine_keeps_the_user_s_settings(engines: list[FakeEngine], folder: str) -> None:
+def test_local_engine_keeps_user_settings(engines: list[FakeEngine], folder: str) -> None:
     with vllm_policy(folder, context=24, engine={"enable_chunked_prefill": True}) as policy:
         assert policy.engine.context_limit == 24
     assert engines[0].arguments.enable_chunked_prefill is True and engines[0].arguments.max_model_len == 24
@@ -168,7 +168,7 @@ def test_local_engine_reports_an_abort(engines: list[FakeEngine], folder: str, t
         assert ask(policy).finish_reason is FinishReason.ABORT
 
 
-def test_local_engine_raises_for_a_dead_process_and_closes_it(engines: list[FakeEngine], folder: str) -> None:
+def test_local_engine_closes_at_a_dead_process(engines: list[FakeEngine], folder: str) -> None:
     with vllm_policy(folder) as policy:
         engines[0].trouble = "dies"
         with pytest.raises(PolicyError, match="vLLM failed: ValueError: EngineCore died"):
@@ -202,7 +202,7 @@ def test_local_engine_explains_impossible_settings(
     assert engines == []
 
 
-def test_vllm_policy_misses_a_tokenizer_before_it_loads_a_model(engines: list[FakeEngine], tmp_path: Path) -> None:
+def test_vllm_policy_refuses_missing_tokenizers_first(engines: list[FakeEngine], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer in .*policy.tokenizer"), vllm_policy(str(tmp_path)):
         pass
     assert engines == []

@@ -50,7 +50,7 @@ def ask(policy: TokenPolicy, *turns: list[int], params: SamplingParams | None = 
 
 
 @pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
-def test_server_plays_an_episode_by_token_ids(root: Path, scale_out: bool) -> None:
+def test_server_plays_episodes_by_token_ids(root: Path, scale_out: bool) -> None:
     renderer = small_renderer()
     call = Message("assistant", tool_calls=(ToolCall("c", "calculator", {"expression": "1+1"}),))
     replies = [renderer.reply(call), renderer.reply(Message("assistant", "x"))]
@@ -69,7 +69,7 @@ def test_server_plays_an_episode_by_token_ids(root: Path, scale_out: bool) -> No
     assert scale_out or first["return_token_ids"] is True
 
 
-def test_server_outlives_the_event_loop_of_one_run(root: Path) -> None:
+def test_server_outlives_the_event_loop(root: Path) -> None:
     with FakeVLLM(root, [[5, 2], [6, 2]]) as fake, vllm_policy(url=fake.url) as policy:
         assert ask(policy, [1])[0].token_ids == (5, 2)
         assert ask(policy, [1])[0].token_ids == (6, 2)
@@ -87,7 +87,7 @@ def test_server_returns_aligned_experts(root: Path, scale_out: bool) -> None:
 
 
 @pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
-def test_server_routes_traffic_is_linear_in_the_turns(root: Path, scale_out: bool) -> None:
+def test_server_routes_traffic_grows_linearly(root: Path, scale_out: bool) -> None:
     turns = 20
     fake = FakeVLLM(root, [[5, 2]] * turns, experts=True, scale_out=scale_out, max_model_len=512)
     with fake, vllm_policy(url=fake.url) as policy:
@@ -98,7 +98,7 @@ def test_server_routes_traffic_is_linear_in_the_turns(root: Path, scale_out: boo
 
 
 @pytest.mark.parametrize("new_routes", ["ignores", "refuses"])
-def test_server_that_sends_all_routes_is_noticed_and_cut(root: Path, new_routes: str) -> None:
+def test_server_sending_all_routes_is_cut(root: Path, new_routes: str) -> None:
     fake = FakeVLLM(root, [[5, 2]] * 6, experts=True, new_routes=new_routes)
     with fake, vllm_policy(url=fake.url) as policy:
         with pytest.warns(RuntimeWarning, match="routes of the whole prompt with every turn.*vLLM 0.30"):
@@ -137,7 +137,7 @@ def test_server_explains_lasting_failures(root: Path) -> None:
         pass
 
 
-def test_server_without_token_ids_is_refused_at_once(root: Path) -> None:
+def test_server_without_token_ids_is_refused(root: Path) -> None:
     with FakeVLLM(root, token_ids=False) as fake:
         with (
             pytest.raises(ar.PolicyError, match=r"text but no token ids.*vLLM 0.10.2 or newer"),
@@ -163,7 +163,7 @@ def test_server_without_logprobs_is_an_error(root: Path) -> None:
         ask(policy, [1])
 
 
-def test_server_with_raw_logprobs_is_noticed(root: Path) -> None:
+def test_server_with_raw_logprobs_is_detected(root: Path) -> None:
     hot = SamplingParams(temperature=0.5)
     with FakeVLLM(root, [[5, 2]], processed=False) as fake:
         with (
@@ -192,7 +192,7 @@ def test_server_abort_is_reported(root: Path) -> None:
     assert (found.finish_reason, found.token_ids) == (FinishReason.ABORT, (5,))
 
 
-def test_server_cancelled_request_hangs_up(root: Path) -> None:
+def test_server_closes_cancelled_requests(root: Path) -> None:
     async def work(policy: TokenPolicy) -> None:
         session = policy.engine.open(0)
         sampling = asyncio.create_task(session.sample([1], SamplingParams(), STOP))
@@ -243,7 +243,7 @@ def refuse(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().err
 
 
-def test_vllm_policy_refuses_settings_without_a_meaning(
+def test_vllm_policy_refuses_meaningless_settings(
     capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path
 ) -> None:
     assert "policy.model=DIR, to run vLLM here, or policy.url" in refuse(capsys, "policy=vllm")

@@ -14,7 +14,7 @@ from agent_rl.errors import ConfigError
 TINY = ModelConfig(hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, intermediate=64)
 
 
-def test_only_what_was_there_before_is_to_be_copied() -> None:
+def test_copies_weigh_repeated_tokens_only() -> None:
     rows = _copies(50, alphabet=list(range(10, 60)), separators=[1, 2], rng=np.random.default_rng(0))
     for ids, weights in rows:
         assert len(ids) == len(weights) == 64 and 0 < sum(weights) < 64
@@ -23,7 +23,7 @@ def test_only_what_was_there_before_is_to_be_copied() -> None:
                 assert (ids[at - 1], ids[at]) in set(pairwise(ids[:at]))
 
 
-def test_an_epoch_has_every_row_once_in_another_order_each_time() -> None:
+def test_epochs_shuffle_every_row_once() -> None:
     rows = [([i] * (1 + i % 40), [1.0] * (1 + i % 40)) for i in range(200)]
     batches = _epochs(rows, 10, np.random.default_rng(0))
     epochs = [[ids[0] for _ in range(20) for ids, _ in next(batches)] for _ in range(2)]
@@ -32,12 +32,12 @@ def test_an_epoch_has_every_row_once_in_another_order_each_time() -> None:
     assert len(next(_epochs(rows[:3], 10, np.random.default_rng(0)))) == 3
 
 
-def test_without_demonstrations_there_is_nothing_to_clone() -> None:
+def test_warm_start_refuses_missing_demonstrations() -> None:
     with pytest.raises(ConfigError, match="demonstrate"):
         warm_start(make_model(TINY, 64, 0), [], WarmStartConfig(), tokenizer=None, seed=0)  # type: ignore[arg-type]
 
 
-def test_the_schedule_rises_stays_and_falls() -> None:
+def test_schedule_rises_and_falls() -> None:
     config = OptimizerConfig(warmup_steps=4, decay_from=0.5, final=0.1)
     factors = [schedule(config, step, 20) for step in range(20)]
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0] and factors[4:11] == [1.0] * 7
@@ -45,7 +45,7 @@ def test_the_schedule_rises_stays_and_falls() -> None:
     assert schedule(OptimizerConfig(warmup_steps=0, decay_from=1.0), 19, 20) == 1.0
 
 
-def test_muon_takes_hidden_matrices_only_and_never_a_router() -> None:
+def test_muon_takes_hidden_matrices_only() -> None:
     model = make_model(TINY.model_copy(update={"architecture": "qwen3_moe"}), 64, 0)
     optimizer = Optimizer(model, OptimizerConfig(muon_lr=0.01))
     adam, muon = (part.param_groups[0]["params"] for part, _ in optimizer._parts)
@@ -56,7 +56,7 @@ def test_muon_takes_hidden_matrices_only_and_never_a_router() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
+def test_optimizer_skips_non_finite_gradients(bad: float) -> None:
     model = make_model(TINY, 64, 0)
     optimizer = Optimizer(model, OptimizerConfig())
     before = [p.clone() for p in model.parameters()]

@@ -33,8 +33,8 @@ from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward,
 from agent_rl.algorithms.objectives.value import value_loss
 from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.trajectory import Source
-from agent_rl.errors import DefinitionError
-from agent_rl.moe.agreement import agreement_of, routing_metrics
+from agent_rl.errors import ConfigError, DefinitionError
+from agent_rl.moe.agreement import routing_metrics
 
 R = TypeVar("R")
 
@@ -169,7 +169,7 @@ class Algorithm:
         old, mu = scored.old_logprobs, rows.rollout_logprobs
         gap = mismatch(old, mu, trained, rows.turns, source=before, source_names=[*Source])
         correction = correction_metrics(self._correct(scored, trained), trained)
-        routing = routing_metrics(rows.routed_experts, scored.old_experts, log_ratio(old, mu, trained), trained)
+        routing = routing_metrics(scored.agreement, log_ratio(old, mu, trained), trained)
         return gap | correction | ages | routing
 
     def _correct(self, scored: ScoredRows, trained: Tensor) -> Weights:
@@ -179,8 +179,9 @@ class Algorithm:
         if self.weight is not None:
             weight = _shaped(self.weight, self.weight(scored, read, rows), trained.shape)
         if self.config.routing.min_agreement:
-            agreement = agreement_of(rows.routed_experts, scored.old_experts)
-            weight = route_mask(weight, agreement, min_agreement=self.config.routing.min_agreement)
+            if (agreement := scored.agreement) is None:
+                raise ConfigError("routing.min_agreement needs the routes of a mixture of experts: leave it out")
+            weight = route_mask(weight, agreement.tokens, min_agreement=self.config.routing.min_agreement)
         if self.rejection is not None:
             keep = _shaped(self.rejection, self.rejection(scored, read, rows), trained.shape)
         return Weights(weight, keep)

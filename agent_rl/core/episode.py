@@ -142,9 +142,9 @@ class Episode:
 
     @property
     def final_text(self) -> str:
-        """The last assistant message if it is an answer (no tool calls), else an empty string."""
-        last = self.messages[-1] if self.messages else None
-        return last.content if last and last.role == "assistant" and not last.tool_calls else ""
+        """The policy's last message if it is an answer (no tool calls), else an empty string."""
+        last = next((m for m in reversed(self.messages) if m.role == "assistant"), None)
+        return last.content if last and not last.tool_calls else ""
 
     @property
     def turns(self) -> int:

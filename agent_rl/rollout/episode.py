@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import time
@@ -80,7 +81,8 @@ class _Run:
     async def interact(self, env: Env) -> StopReason:
         with self.stage("reset"):
             generator = rng(Stream.ENVIRONMENT, self.job.seed)
-            observation = messages_of(await self.call(env.reset, self.job.task, generator))
+            task = copy.deepcopy(self.job.task)  # the data set's own, which others are given, too
+            observation = messages_of(await self.call(env.reset, task, generator))
         if self.job.branch is None:
             with self.stage("policy"):
                 self.conversation = conversation = self.start(env)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from agent_rl.config import check_config
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.version import __version__
 
@@ -38,10 +39,9 @@ def read_config(folder: Path, schema: type[M]) -> M:
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
     try:
-        return schema.model_validate(OmegaConf.to_container(OmegaConf.load(folder / CONFIG), resolve=True))
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
-        raise CheckpointError(f"{folder / CONFIG} is not one of this version, {__version__}: {wrong}") from error
+        return check_config(schema, OmegaConf.to_container(OmegaConf.load(folder / CONFIG), resolve=True))
+    except ConfigError as error:
+        raise CheckpointError(f"{folder / CONFIG} is not one of this version, {__version__}: {error}") from error
 
 
 def new_folder(runs_dir: str, name: str) -> Path:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 class Interrupted(KeyboardInterrupt):
     """A run stopped between two steps, as it was asked to; the message says how to continue."""
 
+    __module__ = "agent_rl"
+
 
 class Stop:
     """Whether a run is asked to stop after its present step."""

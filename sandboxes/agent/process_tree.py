@@ -17,6 +17,7 @@ NAP = 0.0005
 """Seconds between two looks. Never spin: what was killed needs the sandbox's share of the processor to die."""
 PROC = Path("/proc")
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+_IPC_RMID, _SHM_STAT, _SHM_INFO = 0, 13, 14
 
 
 @dataclass(slots=True)
@@ -52,8 +53,8 @@ class ProcessTree:
         self.ended: dict[int, int] = {}
         """How those ended that `start` made, by process id: the exit status, or minus the signal."""
         self._known: set[int] = set()
-        libc = ctypes.CDLL(None)
-        self._prctl = libc.prctl
+        self._libc = ctypes.CDLL(None)
+        self._prctl = self._libc.prctl
         self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # foreign code of the same user can't trace this process
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -125,10 +126,20 @@ class ProcessTree:
         while True:
             self.kill()
             if not self.reap():
+                if self._bounded:
+                    self._remove_segments()
                 return False
             if time.monotonic() > until:
                 raise OSError(f"processes that were killed are still there after {PATIENCE:g} s")
             time.sleep(NAP)
+
+    def _remove_segments(self) -> None:
+        """Free the System V segments of this namespace: they outlive who made them, and count as held memory."""
+        status = (ctypes.c_ulong * 32)()  # more than a struct shmid_ds or shm_info
+        for index in range(self._libc.shmctl(0, _SHM_INFO, status) + 1):
+            segment = self._libc.shmctl(index, _SHM_STAT, status)
+            if segment >= 0:
+                self._libc.shmctl(segment, _IPC_RMID, None)
 
     def kill(self) -> None:
         """Send SIGKILL to every process: the kernel does it in one step, in which none can fork."""

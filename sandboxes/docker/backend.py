@@ -15,24 +15,22 @@ import asyncio
 import socket
 import time
 import uuid
-import weakref
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from agent_rl.concurrency import AsyncOnce
-from agent_rl.errors import ConfigError, SandboxError, did_you_mean
-from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, Sandbox
+from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
+from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.remote import greeting
 from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, collect, confinement, labels
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
 from agent_rl.sandboxes.registry import register_sandbox
-from agent_rl.sandboxes.verification import verify
 
 STARTS = 4
 """How many containers are started or removed at a time: more make an engine slower, not faster."""
-MECHANISMS = {
+MECHANISMS: Capabilities = {
     Guarantee.FILES: "mount namespace, read-only root",
     Guarantee.NETWORK: "network namespace without a network, seccomp",
     Guarantee.SIGNALS: "pid namespace",
@@ -46,8 +44,10 @@ MECHANISMS = {
 
 
 @register_sandbox("docker")
-class DockerSandboxes:
+class DockerSandboxes(AgentSandboxes):
     """Sandboxes that are containers of a Docker engine."""
+
+    hint = "don't require it, or give the engine what it lacks, such as cgroups"
 
     def __init__(
         self,
@@ -72,40 +72,26 @@ class DockerSandboxes:
         Raises:
             ConfigError: if streams can't be attached to at that address, or there is no such guarantee.
         """
+        super().__init__(limits, require)
         self.engine = Engine(host)
-        self.image, self.runtime, self.limits = image, runtime, limits or Limits()
-        self._require = frozenset(map(_guarantee, require))
+        self.image, self.runtime = image, runtime
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
-        self._open: weakref.WeakSet[AgentSandbox] = (
-            weakref.WeakSet()
-        )  # dropped references are collected and their containers stop
-        self._verified = AsyncOnce(lambda: verify(self._spawn, MECHANISMS))
         self._closed = False
         self._tidy = False
         """Whether orphans were collected since the engine was last seen to fail."""
 
-    async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> Sandbox:
-        """As in `Sandboxes`."""
-        if self._require:
-            found = await self.capabilities()
-            if missing := sorted(guarantee for guarantee in self._require if found[guarantee] is None):
-                raise SandboxError(
-                    f"containers at {self.engine.host} don't guarantee {', '.join(missing)}; don't require "
-                    "it, or give the engine what it lacks, such as cgroups"
-                )
-        return await self._spawn(owner, limits or self.limits, lifetime)
-
-    async def capabilities(self) -> Capabilities:
-        """As in `Sandboxes`."""
-        return await self._verified.get()
+    async def claims(self) -> Capabilities:
+        """Return what keeps each guarantee in a container of ours."""
+        return MECHANISMS
 
     async def close(self) -> None:
-        """As in `Sandboxes`."""
+        """Close every sandbox, and the connections to the engine."""
         self._closed = True
-        await asyncio.gather(*(sandbox.close() for sandbox in tuple(self._open)), return_exceptions=True)
+        await super().close()
         self.engine.close()
 
-    async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+        """Start a container."""
         if self._closed:
             raise SandboxError("this docker backend was closed")
         if not self._tidy:
@@ -140,17 +126,13 @@ class DockerSandboxes:
             host_failure=failure,
             decode=demultiplexer.feed,
         )
-        self._open.add(sandbox)
         try:
-            async with asyncio.timeout(TIMEOUT):
-                await asyncio.get_running_loop().sock_sendall(stream, greeting(lifetime))
-            await sandbox.ready(TIMEOUT)
+            async with self.starting(sandbox):
+                async with asyncio.timeout(TIMEOUT):
+                    await asyncio.get_running_loop().sock_sendall(stream, greeting(lifetime))
+                await sandbox.ready(TIMEOUT)
         except (OSError, SandboxError) as error:  # a TimeoutError is one
-            await sandbox.close()
             raise SandboxError(f"a container's agent did not start: {error} {demultiplexer.complaint}") from error
-        except asyncio.CancelledError:
-            await asyncio.shield(sandbox.close())
-            raise
         return sandbox
 
     def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket]:
@@ -187,9 +169,3 @@ class DockerSandboxes:
             self._tidy = False
             return str(error)
         return None
-
-
-def _guarantee(name: str) -> Guarantee:
-    if name not in list(Guarantee):
-        raise ConfigError(f"require: there is no guarantee '{name}'.{did_you_mean(name, Guarantee)}")
-    return Guarantee(name)

@@ -17,19 +17,17 @@ import importlib
 import math
 import os
 import time
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from agent_rl.concurrency import AsyncOnce
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
+from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.remote import greeting
 from agent_rl.sandboxes.e2b.jupyter import JupyterSandbox
 from agent_rl.sandboxes.e2b.link import START_TIMEOUT, USER, Link, LinkedSandbox
 from agent_rl.sandboxes.registry import register_sandbox
-from agent_rl.sandboxes.verification import verify
 
 if TYPE_CHECKING:
     from e2b import AsyncSandbox
@@ -46,8 +44,8 @@ MECHANISMS: Mapping[str, Capabilities] = {
 
 
 @register_sandbox("e2b")
-class E2BSandboxes:
-    """Sandboxes that are microVMs of E2B."""
+class E2BSandboxes(AgentSandboxes):
+    """Sandboxes that are microVMs of E2B; their limits are the template's."""
 
     def __init__(
         self,
@@ -69,6 +67,7 @@ class E2BSandboxes:
         Raises:
             ConfigError: if there is no such interpreter, there is no key, or the SDK is not installed.
         """
+        super().__init__()
         if interpreter not in TEMPLATES:
             raise ConfigError(f"interpreter={interpreter!r}; choose one of {', '.join(TEMPLATES)}")
         try:
@@ -80,22 +79,13 @@ class E2BSandboxes:
             raise ConfigError("the e2b sandbox needs a key: set E2B_API_KEY, or give api_key")
         self.interpreter = interpreter
         self.template, self.internet = template or TEMPLATES[interpreter], internet
-        self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
-        self._verified = AsyncOnce(lambda: verify(self._spawn, MECHANISMS[interpreter]))
 
-    async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> AgentSandbox:
-        """As in `Sandboxes`; `limits` are the template's, whatever they are here."""
-        return await self._spawn(owner, limits or Limits(), lifetime)
+    async def claims(self) -> Capabilities:
+        """Return what should keep each guarantee in a microVM."""
+        return MECHANISMS[self.interpreter]
 
-    async def capabilities(self) -> Capabilities:
-        """As in `Sandboxes`."""
-        return await self._verified.get()
-
-    async def close(self) -> None:
-        """As in `Sandboxes`."""
-        await asyncio.gather(*(sandbox.close() for sandbox in tuple(self._open)), return_exceptions=True)
-
-    async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+        """Have the service start a microVM."""
         if not 0 < lifetime <= MAX_LIFETIME:
             raise ConfigError(f"lifetime={lifetime}: E2B keeps a sandbox for at most {MAX_LIFETIME} s")
         expires = time.monotonic() + lifetime
@@ -113,11 +103,7 @@ class E2BSandboxes:
         link = Link(machine)
         kind = JupyterSandbox if self.interpreter == "jupyter" else LinkedSandbox
         sandbox = kind(link, name=owner, expires=expires)
-        self._open.add(sandbox)
-        try:
+        async with self.starting(sandbox):
             await link.begin(greeting(lifetime, user=USER))
             await sandbox.ready(START_TIMEOUT)
-        except BaseException:
-            await asyncio.shield(sandbox.close())
-            raise
         return sandbox

@@ -20,19 +20,17 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from agent_rl.concurrency import AsyncOnce
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent.agent import ENVIRONMENT
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
+from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.local.spec import Spec
 from agent_rl.sandboxes.registry import register_sandbox
-from agent_rl.sandboxes.verification import verify
 
 TIERS = ("jail", "landlock", "unsafe")
 ESSENTIAL = frozenset({Guarantee.FILES, Guarantee.NETWORK, Guarantee.SIGNALS, Guarantee.KERNEL, Guarantee.KILL_ALL})
@@ -71,7 +69,7 @@ MECHANISMS: Mapping[str, Capabilities] = {
 
 
 @register_sandbox("local")
-class LocalSandboxes:
+class LocalSandboxes(AgentSandboxes):
     """Opens sandboxes on this machine.
 
     Args:
@@ -83,12 +81,14 @@ class LocalSandboxes:
         launcher: a command that runs the zygote, which is its arguments, such as `setpriv --reuid=...`.
     """
 
+    hint = "`agent-rl sandbox doctor` says why. Use another backend, or, for code that you trust, allow_unsafe=True"
+
     def __init__(
         self,
         limits: Limits | None = None,
         *,
         python: str | None = None,
-        require: Collection[Guarantee] | None = None,
+        require: Collection[str] | None = None,
         tier: str | None = None,
         allow_unsafe: bool = False,
         launcher: Sequence[str] = (),
@@ -97,49 +97,27 @@ class LocalSandboxes:
             raise ConfigError(f"tier={tier!r}; choose one of {', '.join(TIERS)}")
         if tier == "unsafe" and not allow_unsafe:
             raise ConfigError("tier='unsafe' isolates nothing; if you trust the code, say so: allow_unsafe=True")
-        self.limits = limits or Limits()
+        super().__init__(limits, (() if allow_unsafe else ESSENTIAL) if require is None else require)
         self._python = python or sys.executable
-        self._require = frozenset(() if allow_unsafe else ESSENTIAL) if require is None else frozenset(require)
         self._tiers = (tier,) if tier else TIERS[: 3 if allow_unsafe else 2]
         self._launcher = tuple(launcher)
         self._zygote: _Zygote | None = None
         self._starting = threading.Lock()
-        self._required = AsyncOnce(self._verify_required)
         self._slots = 0
-        self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
 
-    async def open(self, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0) -> AgentSandbox:
-        """Open a sandbox."""
-        if self._require:
-            await self._check_required()
-        return await self._spawn(owner, limits or self.limits, lifetime)
-
-    async def capabilities(self) -> Capabilities:
-        """Return what is guaranteed here and now, found by trying."""
-        claims = (await self._running()).claims()
-        return await verify(self._spawn, claims)
+    async def claims(self) -> Capabilities:
+        """Return by what mechanism each guarantee should be kept."""
+        return (await self._running()).claims()
 
     async def close(self) -> None:
         """Close every sandbox that is still open, and the zygote."""
-        await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)))
+        await super().close()
         if self._zygote is not None:
             zygote, self._zygote = self._zygote, None
             await asyncio.to_thread(zygote.stop)
 
-    async def _verify_required(self) -> Capabilities:
-        claims = (await self._running()).claims()
-        return await verify(self._spawn, {guarantee: claims[guarantee] for guarantee in self._require})
-
-    async def _check_required(self) -> None:
-        found = await self._required.get()
-        missing = sorted(guarantee for guarantee in self._require if found[guarantee] is None)
-        if missing:
-            raise SandboxError(
-                f"local sandboxes can't guarantee {', '.join(missing)} here; `agent-rl sandbox doctor` says why. Use "
-                "another backend, or, for code that you trust, allow_unsafe=True"
-            )
-
-    async def _spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+        """Have the zygote fork a sandbox."""
         zygote = await self._running()
         self._slots += 1
         expires = time.monotonic() + lifetime
@@ -157,12 +135,8 @@ class LocalSandboxes:
             host_failure=zygote.failure,
             direct=True,
         )
-        self._open.add(sandbox)
-        try:
+        async with self.starting(sandbox):
             await sandbox.ready(START_TIMEOUT)
-        except BaseException:
-            await asyncio.shield(sandbox.close())
-            raise
         return sandbox
 
     async def _running(self) -> _Zygote:

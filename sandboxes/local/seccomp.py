@@ -49,23 +49,15 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     **{"sethostname": (170, 161), "setdomainname": (171, 162), "swapon": (167, 224), "swapoff": (168, 225)},
     # code in the kernel, and parts of it with a history
     **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "init_module": (175, 105)},
-    **{
-        "finit_module": (313, 273),
-        "delete_module": (176, 106),
-        "kexec_load": (246, 104),
-        "kexec_file_load": (320, 294),
-    },
+    **{"finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104)},
+    **{"kexec_file_load": (320, 294)},
     **{"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
     **{"fanotify_init": (300, 262), "lookup_dcookie": (212, 18), "nfsservctl": (180, 42), "uselib": (134, None)},
     **{"_sysctl": (156, None), "ustat": (136, None), "sysfs": (139, None), "modify_ldt": (154, None)},
     **{"personality": (135, 92), "memfd_secret": (447, 447), "lsm_set_self_attr": (460, 460)},
     # files by handle, past every folder's permissions
-    **{
-        "open_by_handle_at": (304, 265),
-        "name_to_handle_at": (303, 264),
-        "quotactl": (179, 60),
-        "quotactl_fd": (443, 443),
-    },
+    **{"open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264)},
+    **{"quotactl": (179, 60), "quotactl_fd": (443, 443)},
     # the machine
     **{"reboot": (169, 142), "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171)},
     **{"clock_adjtime": (305, 266), "acct": (163, 89), "iopl": (172, None), "ioperm": (173, None)},
@@ -91,15 +83,8 @@ MODES_AND_TIMES: dict[str, tuple[int | None, int | None]] = {
     **{"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452)},
     **{"utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88)},
 }
-_CLONE, _CLONE3, _IOCTL, _SOCKET, _SOCKETPAIR, _PRLIMIT = (
-    (56, 220),
-    (435, 435),
-    (16, 29),
-    (41, 198),
-    (53, 199),
-    (302, 261),
-)
-_SECCOMP = (317, 277)
+_CLONE, _CLONE3, _IOCTL, _PRLIMIT = (56, 220), (435, 435), (16, 29), (302, 261)
+_SOCKET, _SOCKETPAIR, _SECCOMP = (41, 198), (53, 199), (317, 277)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column of the tables, and the kernel's AUDIT_ARCH."""
 

@@ -1,4 +1,4 @@
-"""Runs on verl that tests start, watch, kill and resume, each with all the processes that it leads to."""
+"""Runs on verl for tests to start, watch, kill and resume, each with all of its processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent_rl.runs.metrics import read_metrics
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MARK = "AGENT_RL_TEST_RUN"
-"""The environment variable that tells a run's processes from everybody else's: all of them inherit it."""
+"""The environment variable that marks a run's processes: all of them inherit it."""
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """They do nothing for the run, and take a minute to notice that it was killed."""
 
@@ -69,7 +69,7 @@ class Running:
         return {pid: command for pid, command in found.items() if command}  # a zombie has none
 
     def gone(self, timeout: float, *, but: tuple[str, ...] = ()) -> dict[int, str]:
-        """Wait until nothing of it is left but processes that begin so; return what still is."""
+        """Wait until only processes with the prefixes `but` are left; return the others at the timeout."""
         deadline = time.monotonic() + timeout
         while left := {pid: command for pid, command in self.processes().items() if not command.startswith(but)}:
             if time.monotonic() > deadline:

@@ -65,7 +65,7 @@ def in_container(engine: Engine, use: Callable[[Sandbox], Awaitable[None]], limi
     asyncio.run(main())
 
 
-def test_a_container_keeps_its_variables_and_its_files(engine: Engine) -> None:
+def test_docker_sandbox_keeps_variables_and_files(engine: Engine) -> None:
     async def use(sandbox: Sandbox) -> None:
         assert (await sandbox.run_python("import math\nx = 20")).error is None
         assert (await sandbox.run_python("x + 1")).value == "21"
@@ -77,7 +77,7 @@ def test_a_container_keeps_its_variables_and_its_files(engine: Engine) -> None:
     in_container(engine, use)
 
 
-def test_every_guarantee_is_kept(engine: Engine) -> None:
+def test_docker_keeps_every_guarantee(engine: Engine) -> None:
     async def main() -> None:
         sandboxes = DockerSandboxes(host=engine.host)
         found = await sandboxes.capabilities()
@@ -110,7 +110,7 @@ WEAKER: Mapping[Guarantee, Callable[[dict[str, object]], object]] = {
 
 
 @pytest.mark.parametrize("guarantee", WEAKER)
-def test_a_container_without_the_protection_is_found_out(
+def test_docker_canary_detects_missing_protection(
     engine: Engine, guarantee: Guarantee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def weaker(limits: Limits, user: int) -> Mapping[str, object]:
@@ -125,7 +125,7 @@ def test_a_container_without_the_protection_is_found_out(
     async def main() -> None:
         sandboxes = DockerSandboxes(host=engine.host)
         try:
-            assert not await CANARIES[guarantee](sandboxes._spawn)
+            assert not await CANARIES[guarantee](sandboxes.spawn)
             with pytest.raises(SandboxError, match=guarantee):
                 await DockerSandboxes(host=engine.host, require=[guarantee]).open()
         finally:
@@ -134,7 +134,7 @@ def test_a_container_without_the_protection_is_found_out(
     asyncio.run(main())
 
 
-def test_old_engines_let_through_what_our_profile_holds_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seccomp_profile_blocks_vsock_on_old_engines(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     vsock = "import socket\nsocket.socket(40, socket.SOCK_STREAM)"
 
     async def errors() -> str | None:
@@ -152,9 +152,7 @@ def test_old_engines_let_through_what_our_profile_holds_back(engine: Engine, mon
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK leaves broken connections open
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_restart_of_the_engine_fails_what_runs_and_nothing_else(
-    engine: Engine, dockerd: Dockerd, how: signal.Signals
-) -> None:
+def test_docker_engine_restart_fails_running_calls_only(engine: Engine, dockerd: Dockerd, how: signal.Signals) -> None:
     async def main() -> None:
         sandboxes = DockerSandboxes(host=engine.host)
         sandbox = await sandboxes.open(limits=SMALL)
@@ -189,19 +187,19 @@ def refuses(host: str, image: str = IMAGE) -> str:
     return asyncio.run(main())
 
 
-def test_an_engine_that_is_not_there_is_a_typed_failure() -> None:
+def test_docker_raises_sandbox_error_for_missing_engine() -> None:
     assert "nowhere" in refuses("unix:///tmp/nowhere/docker.sock")
     gc.collect()
 
 
-def test_an_image_that_can_t_be_used_is_a_typed_failure(engine: Engine) -> None:
+def test_docker_raises_sandbox_error_for_unusable_image(engine: Engine) -> None:
     assert "build-image" in refuses(engine.host, "missing/image:1")
     engine.api.import_image(src=b"\0" * 1024, repository="agent-rl/empty", tag="1")
     assert "python3" in refuses(engine.host, "agent-rl/empty:1")
 
 
 @pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py", "test_endings.py"])
-def test_containers_pass_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
+def test_docker_passes_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
     command = [sys.executable, "-m", "pytest", "-m", "sandbox", f"tests/sandbox/{suite}", "-k", "docker", "--tb=short"]
     ran = subprocess.run(
         command, env={**os.environ, "AGENT_RL_DOCKER_HOST": engine.host}, capture_output=True, text=True
@@ -223,7 +221,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_trainer_that_dies_takes_its_containers_along(engine: Engine, how: signal.Signals) -> None:
+def test_docker_containers_end_with_their_trainer(engine: Engine, how: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", TRAINER, engine.host], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as trainer:
@@ -234,7 +232,7 @@ def test_a_trainer_that_dies_takes_its_containers_along(engine: Engine, how: sig
     assert within(15, lambda: not engine.labelled(PROCESS))
 
 
-def test_what_a_dead_trainer_had_only_created_is_collected(engine: Engine) -> None:
+def test_docker_collect_removes_orphaned_containers(engine: Engine) -> None:
     gone = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     mine, theirs, strange = labels("a", 60), labels("b", 60), labels("c", 60)
     _, pid, started = mine[PROCESS].rsplit("/", 2)
@@ -250,7 +248,7 @@ def test_what_a_dead_trainer_had_only_created_is_collected(engine: Engine) -> No
         engine.remove(container)
 
 
-def test_a_cancelled_open_leaves_nothing(engine: Engine) -> None:
+def test_docker_open_cancelled_leaves_no_container(engine: Engine) -> None:
     async def main() -> None:
         sandboxes = DockerSandboxes(host=engine.host)
         for delay in (0.01, 0.1, 0.2, 0.4):
@@ -264,7 +262,7 @@ def test_a_cancelled_open_leaves_nothing(engine: Engine) -> None:
     assert within(10, lambda: not engine.labelled(PROCESS))
 
 
-def test_a_lifetime_ends_though_nobody_looks(engine: Engine) -> None:
+def test_docker_lifetime_ends_unwatched_sandbox(engine: Engine) -> None:
     async def main() -> Sandbox:
         return await DockerSandboxes(host=engine.host).open(limits=SMALL, lifetime=1.5)
 
@@ -275,7 +273,7 @@ def test_a_lifetime_ends_though_nobody_looks(engine: Engine) -> None:
         asyncio.run(held.exec(["true"]))
 
 
-def test_a_sandbox_outlives_its_event_loop_but_not_its_last_user(engine: Engine) -> None:
+def test_docker_sandbox_outlives_its_event_loop(engine: Engine) -> None:
     sandboxes = DockerSandboxes(host=engine.host)
     held = [asyncio.run(sandboxes.open(limits=SMALL))]
     assert asyncio.run(held[0].run_python("6 * 7")).value == "42"
@@ -285,7 +283,7 @@ def test_a_sandbox_outlives_its_event_loop_but_not_its_last_user(engine: Engine)
     assert within(10, lambda: not engine.labelled(PROCESS))
 
 
-def test_a_pool_of_containers(engine: Engine) -> None:
+def test_warm_pool_serves_docker_containers(engine: Engine) -> None:
     async def main() -> None:
         pool = WarmPool(DockerSandboxes(host=engine.host), warm=2, most=3, limits=SMALL)
         await pool.fill()

@@ -79,7 +79,7 @@ def test_e2b_passes_the_suites_of_every_backend(backend: str, suite: str) -> Non
     assert ran.returncode == 0 and int(re.findall(r"(\d+) passed", ran.stdout)[0]) > 10
 
 
-def test_variables_and_files_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_sandbox_keeps_variables_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(running: Service, sandboxes: E2BSandboxes) -> None:
         sandbox = await sandboxes.open(owner="me", lifetime=99.5)
         await sandbox.run_python("x = 20")
@@ -94,7 +94,7 @@ def test_variables_and_files_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     against_it(monkeypatch, use)
 
 
-def test_closing_ends_the_microvm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_close_ends_the_microvm(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(running: Service, sandboxes: E2BSandboxes) -> None:
         sandbox = await sandboxes.open()
         assert len(running.machines) == 1
@@ -107,7 +107,7 @@ def test_closing_ends_the_microvm(monkeypatch: pytest.MonkeyPatch) -> None:
     against_it(monkeypatch, use)
 
 
-def test_the_service_ends_what_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_service_ends_expired_microvm(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(running: Service, sandboxes: E2BSandboxes) -> None:
         sandbox = await sandboxes.open(lifetime=2)
         with pytest.raises(SandboxError):
@@ -117,7 +117,7 @@ def test_the_service_ends_what_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
     against_it(monkeypatch, use)
 
 
-def test_a_service_that_is_gone_is_a_typed_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_raises_sandbox_error_for_lost_microvm(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(running: Service, sandboxes: E2BSandboxes) -> None:
         sandbox = await sandboxes.open()
         for name in tuple(running.machines):
@@ -128,7 +128,7 @@ def test_a_service_that_is_gone_is_a_typed_failure(monkeypatch: pytest.MonkeyPat
     against_it(monkeypatch, use)
 
 
-def test_a_wrong_key_is_a_typed_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_raises_sandbox_error_for_wrong_key(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(running: Service, sandboxes: E2BSandboxes) -> None:
         with pytest.raises(SandboxError, match="no such key"):
             await E2BSandboxes(api_key="e2b_" + "1" * 40).open()
@@ -136,7 +136,7 @@ def test_a_wrong_key_is_a_typed_failure(monkeypatch: pytest.MonkeyPatch) -> None
     against_it(monkeypatch, use)
 
 
-def test_what_is_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_refuses_missing_key_and_long_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("E2B_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="E2B_API_KEY"):
         E2BSandboxes()
@@ -156,7 +156,7 @@ def with_jupyter(monkeypatch: pytest.MonkeyPatch, use: Callable[[AgentSandbox, M
     against_it(monkeypatch, open_one, interpreter="jupyter")
 
 
-def test_a_kernel_of_our_own_shares_the_folder_with_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_kernel_shares_folder_with_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         assert machine.asked["templateID"] == "code-interpreter-v1"
         assert [context.cwd for context in machine.contexts.values()] == ["/work"]
@@ -168,7 +168,7 @@ def test_a_kernel_of_our_own_shares_the_folder_with_commands(monkeypatch: pytest
     with_jupyter(monkeypatch, use)
 
 
-def test_a_timeout_is_ours_and_kills_what_python_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_timeout_kills_the_kernel_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         result = await sandbox.run_python("print('so far')\nwhile True: pass", timeout=0.5)
         assert (result.stdout, result.timed_out, result.state_lost, result.error) == ("so far\n", True, True, None)
@@ -178,7 +178,7 @@ def test_a_timeout_is_ours_and_kills_what_python_left(monkeypatch: pytest.Monkey
     with_jupyter(monkeypatch, use)
 
 
-def test_a_cancelled_call_of_python_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_run_python_cancelled_ends_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         call = asyncio.create_task(sandbox.run_python("x = 1\nwhile True: pass"))
         await asyncio.sleep(0.5)
@@ -193,7 +193,7 @@ def test_a_cancelled_call_of_python_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     with_jupyter(monkeypatch, use)
 
 
-def test_a_service_that_ignores_deadlines_loses_the_microvm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_ends_microvm_past_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         monkeypatch.setattr(jupyter, "PATIENCE", 0.5)
         machine.deaf = True
@@ -208,8 +208,8 @@ def test_a_service_that_ignores_deadlines_loses_the_microvm(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("how", ["the service", "close", "close, of which the service takes no notice"])
-def test_microvm_that_ends_amid_a_call_ends_the_call(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """One that the service ended may have been ended by the code in it, so that is a result."""
+def test_e2b_call_ends_with_the_microvm(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The code in a microVM may have caused its end by the service: such an end is a result."""
 
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         machine.deaf = how.endswith("notice")
@@ -229,7 +229,7 @@ def test_microvm_that_ends_amid_a_call_ends_the_call(monkeypatch: pytest.MonkeyP
     with_jupyter(monkeypatch, use)
 
 
-def test_a_kernel_that_the_service_started_anew_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_reports_state_lost_after_kernel_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         (context,) = machine.contexts.values()
         context.count = 0  # as when Jupyter finds that a kernel died, and starts another by itself
@@ -240,7 +240,7 @@ def test_a_kernel_that_the_service_started_anew_is_not_trusted(monkeypatch: pyte
     with_jupyter(monkeypatch, use)
 
 
-def test_what_the_sdk_would_have_to_keep_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_limits_output_kept_by_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         monkeypatch.setattr(jupyter, "MAX_FLOOD", 100_000)
         result = await sandbox.run_python("print('x' * 100_001)", max_output=1000)
@@ -255,7 +255,7 @@ def test_what_the_sdk_would_have_to_keep_is_limited(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("interpreter", ["agent", "jupyter"])
-def test_the_service_itself(interpreter: str) -> None:
+def test_e2b_service_runs_code_and_commands(interpreter: str) -> None:
     if not os.environ.get("E2B_API_KEY"):
         not_run("the e2b sandbox against the service: set E2B_API_KEY")
 

@@ -67,14 +67,14 @@ def contained(dockerd: Dockerd, request: pytest.FixtureRequest) -> Iterator[Cont
     engine.close()
 
 
-def test_the_suites_pass_on_landlock(contained: Contained) -> None:
+def test_landlock_passes_the_suites_in_a_container(contained: Contained) -> None:
     status, output = contained.run("-m", "pytest", "-m", "sandbox", *SUITES, "-k", "landlock", "--tb=short")
     print(output)
     assert status == 0
     assert int(re.findall(r"(\d+) passed", output)[-1]) > 200, "the suites were skipped"
 
 
-def test_without_landlock_the_attacks_do_harm_there(contained: Contained) -> None:
+def test_attacks_succeed_in_a_container_without_landlock(contained: Contained) -> None:
     """Those that a container does not stop by itself: on the host's side of Landlock is the container."""
     status, output = contained.run("-m", "pytest", "-m", "sandbox", "tests/sandbox/test_attacks.py", "-k", "twin")
     print(output)
@@ -89,7 +89,7 @@ def kept(output: str) -> dict[str, dict[str, str]]:
     return {tier: dict(rows.findall(table)) for tier, table in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def test_the_doctor_says_why_there_is_no_jail_and_what_landlock_keeps(contained: Contained) -> None:
+def test_doctor_explains_missing_jail_in_a_container(contained: Contained) -> None:
     status, output = contained.run("-m", "agent_rl", "sandbox", "doctor")
     print(output)
     assert status == 1, "something is not guaranteed"
@@ -99,7 +99,7 @@ def test_the_doctor_says_why_there_is_no_jail_and_what_landlock_keeps(contained:
     assert [guarantee for guarantee, how in kept(output)["landlock"].items() if how == "nothing"] == ["disk"]
 
 
-def test_a_container_made_as_the_doctor_advises_has_jails(contained: Contained) -> None:
+def test_doctor_advice_makes_jails_work(contained: Contained) -> None:
     # what a client makes of systempaths=unconfined
     options: dict[str, Sequence[str]] = {"SecurityOpt": ADVISED[:1], "MaskedPaths": [], "ReadonlyPaths": []}
     _, output = replace(contained, host=options).run("-m", "agent_rl", "sandbox", "doctor")

@@ -22,7 +22,7 @@ def train(tmp_path: Path, *overrides: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("env", ["calculator-v0", "search-v0"])
-def test_the_default_run_reaches_the_bar(env: str, tmp_path: Path) -> None:
+def test_default_run_reaches_the_bar(env: str, tmp_path: Path) -> None:
     summary = train(tmp_path, f"env={env}")
     results = summary["eval"]
     assert isinstance(results, dict) and results["n"] >= 256

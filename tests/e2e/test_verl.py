@@ -40,7 +40,7 @@ def trained(
     return running.run.resolve(), running.rows()
 
 
-def test_held_out_success_climbs(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_verl_run_raises_held_out_success(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     _, rows = trained
     (name,) = (k for k in rows[0]["data"] if k.endswith("test/success/mean@1"))
     before, after = rows[0]["data"][name], rows[-1]["data"][name]
@@ -48,13 +48,13 @@ def test_held_out_success_climbs(trained: tuple[Path, list[dict[str, Any]]]) -> 
     assert after >= before + 0.15
 
 
-def test_every_metric_is_on_the_page(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_verl_run_logs_documented_metrics_only(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     _, rows = trained
     names = {name for row in rows for name in row.get("data", row)} - {"kind", "step"}
     assert undocumented(names, [*EMBEDDED, *ON_VERL]) == []
 
 
-def test_every_step_starts_on_policy(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_verl_run_starts_each_step_on_policy(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     _, rows = trained
     steps = [row["data"] for row in rows if row["step"] > 0]
     assert len(steps) == RUN["steps"]
@@ -64,7 +64,7 @@ def test_every_step_starts_on_policy(trained: tuple[Path, list[dict[str, Any]]])
         assert data["training/off_policy/trajectory_staleness/max"] == 0
 
 
-def test_every_episode_is_stored_with_its_tokens(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_verl_run_stores_every_training_episode(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, _ = trained
     episodes = list(read_episodes(folder))
     training = [e for e in episodes if e.origin.purpose == "train"]
@@ -75,7 +75,7 @@ def test_every_episode_is_stored_with_its_tokens(trained: tuple[Path, list[dict[
     assert {len({e.group_id for e in training if e.origin.step == s}) for s in range(1, 21)} == {8}
 
 
-def test_evaluations_are_stored_and_are_what_was_reported(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_verl_run_stores_reported_evaluations(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, rows = trained
     evaluated: dict[str, list[Episode]] = {}
     for episode in read_episodes(folder):
@@ -91,7 +91,7 @@ def test_evaluations_are_stored_and_are_what_was_reported(trained: tuple[Path, l
     assert before == after and len(before) == 128
 
 
-def test_stored_episodes_play_again_as_they_were_and_can_be_read(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_verl_run_stores_replayable_episodes(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, _ = trained
     episodes = list(read_episodes(folder))
     whole = sum(assert_plays_again(e) for e in episodes)
@@ -101,9 +101,7 @@ def test_stored_episodes_play_again_as_they_were_and_can_be_read(trained: tuple[
     assert "test-00020-sampled-0000" in shown and "compute" in shown
 
 
-def test_the_checkpoint_is_one_that_the_embedded_engine_loads(
-    trained: tuple[Path, list[dict[str, Any]]], warm: Path
-) -> None:
+def test_verl_checkpoint_loads_in_the_embedded_engine(trained: tuple[Path, list[dict[str, Any]]], warm: Path) -> None:
     from safetensors.torch import load_file
 
     folder, _ = trained
@@ -112,7 +110,7 @@ def test_the_checkpoint_is_one_that_the_embedded_engine_loads(
     assert set(old) == set(new) and not torch.equal(old["model.norm.weight"], new["model.norm.weight"])
 
 
-def test_the_metrics_that_the_docs_name_are_logged(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_verl_run_logs_metrics_of_the_docs(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     _, rows = trained
     logged = {name for row in rows for name in row["data"]}
     table = (ROOT / "docs" / "verl.md").read_text().partition("## 6.")[2].partition("With `algorithm.proximal")[0]

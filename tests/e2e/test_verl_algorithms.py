@@ -31,7 +31,7 @@ def trained(python: Path, warm: Path, folder: Path, *changes: str) -> tuple[Path
     return running.run.resolve(), [row["data"] for row in running.rows() if row["step"] > 0]
 
 
-def test_a_critic_learns_first_and_the_policy_after_it(verl_python: Path, warm: Path, tmp_path: Path) -> None:
+def test_verl_critic_warms_up_before_the_policy(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     changes = ("critic.warmup_steps=1", "entropy=0.01", "kl.where=reward", "kl.kind=k1")
     folder, (first, second) = trained(
         verl_python, warm, tmp_path, "algorithm=ppo", *(f"algorithm.{change}" for change in changes)
@@ -45,7 +45,7 @@ def test_a_critic_learns_first_and_the_policy_after_it(verl_python: Path, warm: 
     assert {file.name.split("_")[0] for file in saved.glob("*.pt")} == {"model", "optim", "extra"}
 
 
-def test_the_batch_is_scored_anew_before_each_update(verl_python: Path, warm: Path, tmp_path: Path) -> None:
+def test_verl_scores_the_batch_before_each_update(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     _, (first, second) = trained(verl_python, warm, tmp_path, "algorithm=dpo")
     # before the first update of all, policy and reference are the same and every margin is 0
     assert first["train/pairs"] >= 1 and first["rewards/margins"] > 0

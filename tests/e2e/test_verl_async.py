@@ -91,7 +91,7 @@ def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFac
     return {"killed": killed, "resumed": second}
 
 
-def test_no_token_is_older_than_promised_and_some_are_stale(separate: dict[str, Any]) -> None:
+def test_separate_mode_bounds_token_staleness(separate: dict[str, Any]) -> None:
     found = ages(separate["resumed"].run)
     print("tokens by staleness, a step each:", [dict(sorted(step.items())) for step in found])
     assert len(found) == RUN["steps"]
@@ -101,17 +101,17 @@ def test_no_token_is_older_than_promised_and_some_are_stale(separate: dict[str, 
         assert data["policy_version/staleness_0"] == pytest.approx(found[step - 1][0] / found[step - 1].total())
 
 
-def test_weights_change_in_the_midst_of_an_episode_and_every_token_keeps_its_version(separate: dict[str, Any]) -> None:
+def test_separate_mode_keeps_versions_of_every_token(separate: dict[str, Any]) -> None:
     found = [versions(e) for e in training(separate["resumed"].run)]
     assert any(len(set(episode)) > 1 for episode in found)
     assert all(episode == sorted(episode) for episode in found)
 
 
-def test_nothing_is_left_of_a_run_that_was_killed(separate: dict[str, Any]) -> None:
+def test_killed_run_leaves_no_processes(separate: dict[str, Any]) -> None:
     assert separate["killed"]["left"] == {} == separate["killed"]["left after a while"]
 
 
-def test_a_resumed_run_has_one_record_of_every_step(separate: dict[str, Any]) -> None:
+def test_resumed_run_records_every_step_once(separate: dict[str, Any]) -> None:
     killed, resumed = separate["killed"], separate["resumed"]
     assert [row["step"] for row in resumed.rows()] == [0, 1, 2, 3, 4, 5, 6]
     assert resumed.rows()[: CHECKPOINT + 1] == killed["rows"][: CHECKPOINT + 1]
@@ -123,7 +123,7 @@ def test_a_resumed_run_has_one_record_of_every_step(separate: dict[str, Any]) ->
     assert len(set(tasks(resumed.run))) == RUN["steps"] * GROUPS  # no task twice
 
 
-def test_the_optimizer_goes_on(separate: dict[str, Any]) -> None:
+def test_resumed_run_continues_the_optimizer(separate: dict[str, Any]) -> None:
     (file,) = (separate["resumed"].run / "checkpoints/global_step_6/actor").glob("optim*.pt")
     state = torch.load(file, weights_only=False)["state"]
     assert {int(parameter["step"]) for parameter in state.values()} == {6}
@@ -136,13 +136,13 @@ def one_step_off(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPat
     return complete(verl_python, folder, settings)
 
 
-def test_one_step_off_is_one_step_off(one_step_off: Running) -> None:
+def test_one_step_off_trains_one_step_behind(one_step_off: Running) -> None:
     found = ages(one_step_off.run)
     print("tokens by staleness, a step each:", [dict(sorted(step.items())) for step in found])
     assert len(found) == 4 and set(found[0]) == {0}
     assert {age for step in found for age in step} == {0, 1}
 
 
-def test_episodes_under_way_at_the_end_close_their_environments(one_step_off: Running) -> None:
+def test_run_end_closes_running_environments(one_step_off: Running) -> None:
     signs = Counter((one_step_off.folder / "counted").read_text())
     assert signs["+"] == signs["-"] > 4 * GROUPS * SAMPLES

@@ -54,7 +54,7 @@ def faulty(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFacto
     return killed(verl_python, tmp_path_factory.mktemp("faulty"), warm, "EngineCore")
 
 
-def test_episodes_that_crash_or_hang_are_outcomes_and_steps_are_completed(faulty: dict[str, Any]) -> None:
+def test_verl_run_survives_crashed_and_hung_episodes(faulty: dict[str, Any]) -> None:
     running: Running = faulty["running"]
     episodes = list(read_episodes(running.run))
     crashed = [e for e in episodes if e.error and "the display broke" in e.error.message]
@@ -66,7 +66,7 @@ def test_episodes_that_crash_or_hang_are_outcomes_and_steps_are_completed(faulty
     assert first == 16  # whole groups, none refilled
 
 
-def test_a_run_without_vllm_ends_with_the_reason(faulty: dict[str, Any]) -> None:
+def test_verl_run_without_vllm_stops_with_reason(faulty: dict[str, Any]) -> None:
     running: Running = faulty["running"]
     assert faulty["status"] == 1
     said = running.tail()
@@ -74,9 +74,7 @@ def test_a_run_without_vllm_ends_with_the_reason(faulty: dict[str, Any]) -> None
     assert faulty["left"] == {}
 
 
-def test_a_run_without_a_rollout_worker_names_it_and_how_to_resume(
-    verl_python: Path, warm: Path, tmp_path: Path
-) -> None:
+def test_verl_run_names_a_dead_rollout_worker(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     lost = killed(verl_python, tmp_path, warm, "ray::AgentLoopWorker")
     running: Running = lost["running"]
     assert lost["status"] == 1 and lost["left"] == {}
@@ -90,7 +88,7 @@ def test_a_run_without_a_rollout_worker_names_it_and_how_to_resume(
     assert "RayError" not in last and "The above exception" not in running.tail()
 
 
-def test_a_run_whose_servers_load_wrong_weights_stops(verl_python: Path, warm: Path, tmp_path: Path) -> None:
+def test_verl_run_stops_at_wrong_server_weights(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     extension = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
     settings = SETTINGS | {
         "env_args": {"counted": str(tmp_path / "counted")},

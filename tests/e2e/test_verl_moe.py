@@ -65,7 +65,7 @@ def free_gaps(warm: Path, run: Path) -> torch.Tensor:
     return torch.cat(gaps).double()
 
 
-def test_vllm_takes_the_experts_that_a_training_forward_takes(verl_python: Path, warm: Path, tmp_path: Path) -> None:
+def test_vllm_routes_match_the_training_forward(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     """At float32 on both sides, of every token, over several turns, before and after vLLM got new weights."""
     steps = steps_of(verl_python, tmp_path, warm, {"replay": "R2"}, CAPTURE, updates_per_batch=2)
     assert len(steps) == RUN["steps"]
@@ -76,7 +76,7 @@ def test_vllm_takes_the_experts_that_a_training_forward_takes(verl_python: Path,
         assert data["mismatch/gap_mean"] < 1e-3
 
 
-def test_replaying_the_rollout_s_routes_closes_the_gap(verl_python: Path, warm: Path, tmp_path: Path) -> None:
+def test_routing_replay_closes_the_gap(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     """vLLM in bfloat16, training in float32: of the KL at the same tokens, a third is left at most.
 
     Almost all of it is at the few tokens that other experts were taken for.

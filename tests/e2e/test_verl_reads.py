@@ -41,7 +41,7 @@ def recorded_rows() -> set[str]:
     return found
 
 
-def test_runs_read_what_the_list_says(verl_python: Path, warm: Path, tmp_path: Path, monkeypatch) -> None:
+def test_verl_runs_read_the_listed_keys(verl_python: Path, warm: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("AGENT_RL_READS", str(tmp_path / "reads"))
     critic = load_config("backend/embedded", TrainConfig, CRITIC).algorithm
     runs = (

@@ -49,7 +49,7 @@ def steps_of(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return steps
 
 
-def test_greedy_episodes_and_dynamic_sampling(verl_python: Path, warm: Path, tmp_path: Path) -> None:
+def test_remax_and_dapo_run_on_verl(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     rollout = ROLLOUT | {"groups": 8, "samples": 2}
     run = complete(verl_python, tmp_path, RUN | {"start_from": str(warm), "rollout": rollout, "algorithm": REMAX})
     rounds = []
@@ -67,7 +67,7 @@ def test_greedy_episodes_and_dynamic_sampling(verl_python: Path, warm: Path, tmp
     assert max(rounds) > 1
 
 
-def test_continuations_value_states(verl_python: Path, warm: Path, tmp_path: Path) -> None:
+def test_vineppo_values_states_by_continuations_on_verl(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     rollout = ROLLOUT | {"groups": 4, "samples": 4}
     run = complete(verl_python, tmp_path, RUN | {"start_from": str(warm), "rollout": rollout, "algorithm": VINE})
     for step, data in steps_of(run.rows()).items():

@@ -146,7 +146,7 @@ def differ(model: torch.nn.Module, ones: Sequence[Trajectory], others: Sequence[
     return different, real
 
 
-def test_vllm_policy_plays_the_embedded_engine_s_greedy_episodes(
+def test_vllm_policy_matches_embedded_greedy_episodes(
     model: torch.nn.Module, checkpoint: Path, local: list[ar.Episode], remote: list[ar.Episode]
 ) -> None:
     actor = load_actor(checkpoint, context=CONTEXT)
@@ -159,7 +159,7 @@ def test_vllm_policy_plays_the_embedded_engine_s_greedy_episodes(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_server_logprobs_are_of_the_sampled_distribution(model: torch.nn.Module, url: str, temperature: float) -> None:
+def test_server_logprobs_match_the_sampled_distribution(model: torch.nn.Module, url: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, max_tokens=56)
     with vllm_policy(url=url, params=params) as policy:
         twice = [trajectories(ar.run("calculator-v0", policy, n=N, split="test", seed=3)) for _ in range(2)]
@@ -176,7 +176,7 @@ def test_server_logprobs_are_of_the_sampled_distribution(model: torch.nn.Module,
     assert same >= N - 2
 
 
-def test_server_experts_are_the_model_s(model: torch.nn.Module, remote: list[ar.Episode]) -> None:
+def test_server_experts_match_the_model(model: torch.nn.Module, remote: list[ar.Episode]) -> None:
     agree = total = 0
     for trajectory in trajectories(remote):
         found = trajectory.routed_experts

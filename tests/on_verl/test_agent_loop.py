@@ -106,19 +106,19 @@ def run_loops(env: str, rows: list[dict[str, Any]], server: Server, temperature:
     return episodes
 
 
-def test_judges_of_all_episodes_are_asked_together() -> None:
+def test_agent_loop_overlaps_judges_of_all_episodes() -> None:
     Judged.asked = asyncio.Barrier(N)
     episodes = run_loops("judged-v0", rows_of_dataset("judged-v0", "train", N), Server())
     assert [e.reward for e in episodes] == [1.0] * N
 
 
-def test_an_environment_that_blocks_keeps_no_other_episode_of_its_worker_waiting() -> None:
+def test_agent_loop_overlaps_blocking_environments() -> None:
     Simulated.met = threading.Barrier(N)
     episodes = run_loops("simulated-v0", rows_of_dataset("simulated-v0", "train", N), Server())
     assert [(e.reward, e.error) for e in episodes] == [(1.0, None)] * N
 
 
-def test_rows_of_training_and_of_evaluation_give_episodes_that_can_be_told_apart() -> None:
+def test_agent_loop_names_training_and_evaluation_episodes() -> None:
     Judged.asked = asyncio.Barrier(4)
     server = Server()
     training = run_loops("judged-v0", rows_of_dataset("judged-v0", "train", 4), server)

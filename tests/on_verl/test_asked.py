@@ -87,7 +87,7 @@ def row_of(algorithm: dict[str, object]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "__rollout_n__"}  # verl takes it out
 
 
-def test_agent_loop_plays_the_greedy_session_in_the_first_one_s_world() -> None:
+def test_agent_loop_plays_greedy_session_with_first_seed() -> None:
     assert rows(REMAX, "train")[0]["__rollout_n__"] == 3
     found = [run(row_of(REMAX), session, CALL, Message("assistant", "3")) for session in range(3)]
     assert [[params["temperature"] for _, params in server.asked] for *_, server in found] == [

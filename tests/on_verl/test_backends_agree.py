@@ -123,7 +123,7 @@ def moved(data: TensorDict, seed: int) -> torch.Tensor:
 
 
 def computed(algorithm: Algorithm, data: TensorDict) -> dict[str, torch.Tensor]:
-    """What verl's engines have computed by the time that the batch is weighed, but for a critic's values."""
+    """Return the columns of verl's engines at the time of weighing, except a critic's values."""
     recompute = algorithm.config.proximal == "recompute"
     found = {"old_log_probs": moved(data, 1) if recompute else data["rollout_log_probs"]}
     if algorithm.needs_reference:
@@ -176,7 +176,7 @@ def as_engine(rows: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", PRESETS + PARTS, ids=" ".join)
-def test_the_gradient_of_one_batch_is_the_same_on_both_backends(case: tuple[str, ...], ranks: int, model) -> None:
+def test_gradient_matches_on_both_backends(case: tuple[str, ...], ranks: int, model) -> None:
     algorithm = preset(*case)
     data, keys, extra, padding = in_verl(EPISODES)
     data.update(computed(algorithm, data))
@@ -204,8 +204,8 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(case: tuple[str,
             if algorithm.config.entropy:
                 output["entropy"] = as_engine([x.entropy[0] for x in scores])
             tu.assign_non_tensor(part, dp_size=ranks)
-            loss, told = function(output, part)
-            value += float(told["agent_rl/loss"].values[0])
+            loss, metrics = function(output, part)
+            value += float(metrics["agent_rl/loss"].values[0])
             total += gradient(loss, model) / ranks
     assert float(expected.norm()) > 1e-3
     assert value == pytest.approx(expected_loss.item(), rel=1e-6, abs=1e-6)
@@ -216,7 +216,7 @@ def test_the_gradient_of_one_batch_is_the_same_on_both_backends(case: tuple[str,
     )
 
 
-def test_padding_and_blank_rows_are_not_trained_on() -> None:
+def test_loss_ignores_padding_and_blank_rows() -> None:
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]
     sent = compute_weights(preset("grpo"), receive(keys, extra, padding), data).sent
@@ -229,7 +229,7 @@ def test_padding_and_blank_rows_are_not_trained_on() -> None:
 
 
 @pytest.mark.parametrize(("column", "what"), [("responses", "ids"), ("response_mask", "mask")])
-def test_what_verl_changed_is_found(column: str, what: str) -> None:
+def test_compute_weights_refuses_rows_changed_by_verl(column: str, what: str) -> None:
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]
     data[column].values()[3] = 1 - data[column].values()[3]
@@ -237,7 +237,7 @@ def test_what_verl_changed_is_found(column: str, what: str) -> None:
         compute_weights(preset("grpo"), receive(keys, extra, padding), data)
 
 
-def test_a_step_in_which_everything_broke_says_why() -> None:
+def test_compute_weights_names_the_failure_without_tokens() -> None:
     failed = [
         replace(e, trajectories=(), outcome=Outcome.FAILED, error=Failure("policy", "Dead", "gone")) for e in EPISODES
     ]
@@ -249,7 +249,7 @@ def test_a_step_in_which_everything_broke_says_why() -> None:
         compute_weights(preset("grpo"), receive(keys, extra, padding), data)
 
 
-def test_where_nothing_has_a_gradient_no_update_is_taken() -> None:
+def test_update_actor_skips_a_batch_without_gradient() -> None:
     equal = [replace(e, rewards=(Reward("correct", 1.0),)) for e in EPISODES]
     data, keys, extra, padding = in_verl(equal)
     data["old_log_probs"] = data["rollout_log_probs"]

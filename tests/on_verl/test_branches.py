@@ -46,7 +46,7 @@ def played() -> tuple[list[Episode], int]:
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "gspo", "gigpo"])
-def test_every_sampled_token_is_trained_on_once(name: str, played: tuple[list[Episode], int]) -> None:
+def test_forked_tokens_are_trained_on_once(name: str, played: tuple[list[Episode], int]) -> None:
     episodes, sampled = played
     algorithm = preset(name)
     data, keys, extra, padding = in_verl(episodes)

@@ -77,7 +77,7 @@ def test_canary_names_the_server_and_both_numbers(off: float) -> None:
         assert "0.300 nats" in str(said.value) and "(mean -3.250 against -3.550)" in str(said.value)
 
 
-def test_canary_names_a_server_that_refuses() -> None:
+def test_canary_names_a_refusing_server() -> None:
     server = Server()
     server.generate.remote = lambda **asked: SimpleNamespace(extra_fields={}, stop_reason="aborted")
     with (
@@ -87,7 +87,7 @@ def test_canary_names_a_server_that_refuses() -> None:
         pass
 
 
-def test_canary_ids_fill_the_tokens_or_a_short_context() -> None:
+def test_canary_ids_fill_tokens_or_short_context() -> None:
     tokenizer = train_tokenizer(["some words for a tokenizer"], 432)
     assert len(canary_ids(tokenizer, 8192)) == TOKENS + 1
     assert canary_ids(tokenizer, 32) == canary_ids(tokenizer, 8192)[:31]
@@ -95,7 +95,7 @@ def test_canary_ids_fill_the_tokens_or_a_short_context() -> None:
     assert canary_ids(short, 12) == [5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6]
 
 
-def test_rollout_gap_stops_the_run_at_the_first_update_only() -> None:
+def test_rollout_gap_stops_the_run_at_first_update() -> None:
     check_rollout_gap({"agent_rl/rollout_gap": [0.01, 3.0]}, 0.2, 7)  # later updates may move away
     check_rollout_gap({}, 0.2, 7)  # an objective that reports none
     with pytest.raises(InfrastructureError, match=r"step 7 .* 1.120 nats .*max_rollout_gap=0.2"):

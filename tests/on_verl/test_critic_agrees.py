@@ -63,7 +63,7 @@ def embedded(critic: Critic) -> tuple[WeightedRows, torch.Tensor]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("critic", CASES, indirect=True, ids=" ".join)
-def test_a_critic_learns_the_same_on_both_backends(critic: Critic, ranks: int) -> None:
+def test_critic_learns_alike_on_both_backends(critic: Critic, ranks: int) -> None:
     data, weighed = on_verl(critic)
     batch, expected_loss = embedded(critic)
     expected = gradient(expected_loss, critic)
@@ -82,8 +82,8 @@ def test_a_critic_learns_the_same_on_both_backends(critic: Critic, ranks: int) -
             part = tu.index_select_tensor_dict(data, share[start : start + 2])
             values = [in_engine(critic, ids) for ids in part["input_ids"].unbind()]
             tu.assign_non_tensor(part, dp_size=ranks)
-            loss, told = function({"values": torch.nested.as_nested_tensor(values, layout=torch.jagged)}, part)
-            reported += float(told["critic/vf_loss"].values[0])
+            loss, metrics = function({"values": torch.nested.as_nested_tensor(values, layout=torch.jagged)}, part)
+            reported += float(metrics["critic/vf_loss"].values[0])
             total += gradient(loss, critic) / ranks
     assert float(expected.norm()) > 1e-3
     assert critic.algorithm.config.critic.coefficient * reported == pytest.approx(expected_loss.item(), rel=1e-5)
@@ -91,7 +91,7 @@ def test_a_critic_learns_the_same_on_both_backends(critic: Critic, ranks: int) -
 
 
 @pytest.mark.parametrize("critic", CASES[:1], indirect=True, ids=" ".join)
-def test_what_verl_did_not_compute_is_named(critic: Critic) -> None:
+def test_compute_weights_names_missing_inputs(critic: Critic) -> None:
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]
     for algorithm, name in [
@@ -103,7 +103,7 @@ def test_what_verl_did_not_compute_is_named(critic: Critic) -> None:
             compute_weights(algorithm, receive(keys, extra, padding), data)
 
 
-def test_a_loss_that_lacks_its_input_says_so() -> None:
+def test_loss_function_names_missing_inputs() -> None:
     data, keys, extra, padding = in_verl(EPISODES)
     data["old_log_probs"] = data["rollout_log_probs"]
     data.update(compute_weights(preset("grpo"), receive(keys, extra, padding), data).sent)

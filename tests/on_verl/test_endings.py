@@ -93,7 +93,7 @@ def _nothing_closed() -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_an_environment_or_a_server_that_never_answers_ends_by_the_budget(answers: bool) -> None:
+def test_budget_ends_hung_environments_and_servers(answers: bool) -> None:
     async def run() -> Any:
         (output,) = await start(Server(answers=answers), budget=OmegaConf.create({"seconds": 0.2}))
         return output
@@ -104,13 +104,13 @@ def test_an_environment_or_a_server_that_never_answers_ends_by_the_budget(answer
     assert bool(episode.trajectories and len(episode.trajectories[0])) == answers
 
 
-def test_nothing_is_waited_for_without_an_end() -> None:
+def test_episode_budget_always_bounds_seconds() -> None:
     assert episode_budget(Budget(turns=3, seconds=None), {}) == Budget(turns=3, seconds=LONGEST_S)
     assert episode_budget(Budget(seconds=9), {}).seconds == 9
     assert episode_budget(Budget(seconds=9), {"seconds": 7200, "turns": 2}) == Budget(turns=2, seconds=7200)
 
 
-def test_an_episode_that_verl_cancels_closes_its_environment() -> None:
+def test_agent_loop_cancelled_closes_its_environment() -> None:
     async def run() -> None:
         server = Server()
         task = asyncio.create_task(start(server))
@@ -123,7 +123,7 @@ def test_an_episode_that_verl_cancels_closes_its_environment() -> None:
     assert closed == ["never"]
 
 
-def test_at_the_end_of_a_run_every_episode_is_cancelled_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_episodes_cancels_and_awaits_all(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
 
@@ -169,9 +169,7 @@ LOST = RayTaskError(
 
 @pytest.mark.parametrize("error", [ActorUnavailableError("pid: 7", b"7" * 16), LOST], ids=["direct", "of a task"])
 @pytest.mark.parametrize("number", [0, 1])
-def test_watchdog_names_the_process_that_the_trainer_lost(
-    number: int, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watchdog_names_the_lost_process(number: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "DIAGNOSIS_S", 0.1)
     said: list[str] = []
     watched = [WatchedProcess("server 0", lambda: dead(0)), WatchedProcess("worker 0", lambda: dead(number))]

@@ -91,7 +91,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
     assert max(gaps.values()) < TOLERANCE, gaps
 
 
-def test_the_distributions_that_tokens_came_from(folder: Path) -> None:
+def test_verl_engine_scores_match_the_embedded_model(folder: Path) -> None:
     actor = engine(folder, "language_model")
     data, *_ = in_verl(EPISODES)
     with actor.eval_mode():
@@ -109,7 +109,7 @@ def test_the_distributions_that_tokens_came_from(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("entropy", [0.0, 0.2])
-def test_the_gradient_of_an_entropy_bonus_is_in_the_engine_s(entropy: float, folder: Path) -> None:
+def test_verl_engine_gradient_includes_the_entropy_bonus(entropy: float, folder: Path) -> None:
     algorithm = preset("grpo", f"entropy={entropy}")
     actor = engine(folder, "language_model")
     data, keys, extra, padding = in_verl(EPISODES)
@@ -127,7 +127,7 @@ def test_the_gradient_of_an_entropy_bonus_is_in_the_engine_s(entropy: float, fol
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-def test_a_critic_begins_at_zero_and_learns_what_the_embedded_one_does(folder: Path) -> None:
+def test_verl_critic_learns_like_the_embedded_one(folder: Path) -> None:
     worker, algorithm = engine(folder, "value_model"), preset("ppo")
     head = worker.module.score
     assert all(float(p.full_tensor().detach().abs().max()) < 1e-5 for p in head.parameters())
@@ -154,7 +154,7 @@ def test_a_critic_begins_at_zero_and_learns_what_the_embedded_one_does(folder: P
     assert int(batch.critic.valued.sum()) == int(data["agent_rl_whole"][0, 2])
 
 
-def test_the_canary_is_scored_as_by_the_model(folder: Path) -> None:
+def test_verl_engine_scores_the_canary_like_the_model(folder: Path) -> None:
     ids = np.random.default_rng(0).integers(0, VOCABULARY, TOKENS + 1).tolist()
     data = canary_rows(ids, 1)
     tu.assign_non_tensor(data, use_remove_padding=False)  # the worker's default; micro-batches are the canary's

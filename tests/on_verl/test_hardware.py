@@ -101,7 +101,7 @@ def test_compose_names_all_mistakes_at_once() -> None:
         composed(f"{ROLLOUT}.gpu_memory_utilization=2", "verl.trainer.nnodes=0")
 
 
-def test_compose_takes_keys_of_verl_s_dataclasses() -> None:
+def test_compose_takes_keys_of_verl_dataclasses() -> None:
     assert composed(f"{ROLLOUT}.enable_sleep_mode=false").actor_rollout_ref.rollout.enable_sleep_mode is False
     sdpa = "verl.actor_rollout_ref.model.override_config.attn_implementation=sdpa"
     assert composed(sdpa).actor_rollout_ref.model.override_config == {"attn_implementation": "sdpa"}

@@ -24,12 +24,12 @@ def source(reader: str) -> str:
     return "\n".join(file.read_text() for file in files)
 
 
-def test_keys_are_of_the_installed_version() -> None:
+def test_keys_match_the_installed_version() -> None:
     assert f"verl {version('verl')}'s config" in FILE.read_text().partition("\n")[0]
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_keys_name_readers_that_exist(reader: str) -> None:
+def test_keys_name_existing_readers(reader: str) -> None:
     text, function = source(reader), reader.partition(":")[2]
     if function:  # recorded at run time
         assert function.startswith("<") or re.search(rf"\bdef {function}\b", text)

@@ -171,7 +171,7 @@ def test_compose_passes_right_values(key: str, value: object, model: str) -> Non
     compose_verl(VerlConfig.model_validate(given), Path("/runs/r"))
 
 
-def test_without_secrets_stores_references(model: str) -> None:
+def test_without_secrets_stores_references_to_the_environment(model: str) -> None:
     from agent_rl.backends.verl.driver.run import without_secrets
 
     stored = without_secrets({"verl": {"ray_kwargs.ray_init.runtime_env.env_vars.API_KEY": "x", "a.b": "x"}})

@@ -92,7 +92,7 @@ class Setup:
         return [e.id for e in read_episodes(self.folder)]
 
 
-def test_groups_that_the_filters_drop_are_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_buffer_replaces_filtered_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # of 2 + 2 + 4 groups, 1, 4, 5 and 7 vary: the second round has none, so the third is as large as it may be
     rewards = {0: (1, 1), 1: (0, 1), 2: (0, 0), 3: (1, 1), 4: (1, 0), 5: (0, 1), 6: (0, 0), 7: (0, 1)}
     setup = Setup(tmp_path, monkeypatch, DAPO, {i: group(i, *r) for i, r in rewards.items()})
@@ -104,7 +104,7 @@ def test_groups_that_the_filters_drop_are_made_up_for(tmp_path: Path, monkeypatc
     assert setup.stored() == [f"train-00001-{i:07d}-{n:02d}" for i in (0, 2, 3, 5, 6) for n in (0, 1)]
 
 
-def test_what_is_sampled_ahead_stays_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_buffer_async_keeps_groups_sampled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = {i: group(i, float(i == 0), 1.0) for i in range(9)}
     setup = Setup(tmp_path, monkeypatch, DAPO, groups, replay_buffer.ReplayBufferAsync)
     setup.rollout.refill(2)
@@ -118,7 +118,7 @@ def test_what_is_sampled_ahead_stays_ahead(tmp_path: Path, monkeypatch: pytest.M
     assert len(setup.stored()) == 2 * 2  # the dropped group, and the one too many
 
 
-def test_a_batch_that_can_t_be_filled_is_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_buffer_returns_a_smaller_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(tmp_path, monkeypatch, DAPO, {i: group(i, float(i == 0), 0.0) for i in range(20)})
     prompts, metrics = setup.sample(3)
     assert prompts == ["prompt0"] and len(setup.rollout.submitted) == 3
@@ -126,9 +126,7 @@ def test_a_batch_that_can_t_be_filled_is_smaller(tmp_path: Path, monkeypatch: py
     assert len(setup.stored()) == 2 * (sum(setup.rollout.submitted) - 1)
 
 
-def test_if_nothing_is_worth_a_gradient_the_last_round_is_the_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_buffer_falls_back_to_the_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(tmp_path, monkeypatch, DAPO, {i: group(i, 1.0, 1.0) for i in range(20)})
     prompts, metrics = setup.sample()
     assert setup.rollout.submitted == [2, 4, 4] and metrics["rollout/batch_filled"] == 0.0
@@ -136,7 +134,7 @@ def test_if_nothing_is_worth_a_gradient_the_last_round_is_the_batch(
     assert len(setup.stored()) == 2 * 6
 
 
-def test_without_dynamic_sampling_filters_cost_no_group_its_place(
+def test_replay_buffer_keeps_filtered_groups_without_dynamic_sampling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = Setup(tmp_path, monkeypatch, {"filters": ["varied-groups"]}, {i: group(i, 1.0, 1.0) for i in range(2)})
@@ -145,7 +143,7 @@ def test_without_dynamic_sampling_filters_cost_no_group_its_place(
     assert setup.stored() == [] and "rollout/rounds" not in metrics
 
 
-def test_greedy_episodes_are_set_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_buffer_sets_greedy_episodes_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = {0: 0.25, 1: 0.75}
     groups = {i: [*group(i, 1.0, 1.0), episode(i, "greedy", reward)] for i, reward in greedy.items()}
     setup = Setup(tmp_path, monkeypatch, {"advantage": "over-greedy"}, groups)
@@ -157,9 +155,7 @@ def test_greedy_episodes_are_set_apart(tmp_path: Path, monkeypatch: pytest.Monke
     assert x.baselines.tolist() == [0.75, 0.75, 0.25, 0.25]
 
 
-def test_states_are_valued_by_continuations_that_leave_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_buffer_values_states_by_unstored_continuations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshots = ("first", "second")
     failed = episode(1, "01", 0.0, snapshots=snapshots, outcome=Outcome.FAILED)
     groups = {
@@ -187,9 +183,7 @@ def test_states_are_valued_by_continuations_that_leave_no_trace(
     assert [row["seed"] for row in again.rows] == before  # they depend on the run's seed and the step only
 
 
-def test_a_continuation_that_does_not_come_back_is_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_buffer_raises_for_a_lost_continuation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = {i: [replace(e, snapshots=("first", "second")) for e in group(i, 1.0, 0.0)] for i in range(2)}
     setup = Setup(tmp_path, monkeypatch, VINE, groups)
 
@@ -203,7 +197,7 @@ def test_a_continuation_that_does_not_come_back_is_not_passed_over(
         setup.sample()
 
 
-def test_evaluations_are_stored_once_and_are_verl_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_buffer_stores_evaluations_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork = Trajectory(Fork(0, 4))
     fork.append([1, 2, 3], Source.PROMPT, 0)
     fork.append_completion(Completion((10, 30), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
@@ -229,9 +223,7 @@ def test_evaluations_are_stored_once_and_are_verl_s_own(tmp_path: Path, monkeypa
     assert (row["n"], row["failed"]) == (2, 1)  # a failed episode does not count
 
 
-def test_a_plain_training_batch_is_verl_s_own_and_left_to_the_trainer_to_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_buffer_passes_plain_batches_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(tmp_path, monkeypatch, {}, {0: group(0, 1.0, 0.0)})
     prompts, metrics = setup.sample(1)
     assert prompts == ["prompt0"] and metrics == {} and setup.stored() == []
@@ -252,7 +244,7 @@ class Judged(Env):
 
 
 @pytest.mark.parametrize("algorithm", [{}, DAPO])
-def test_group_rewards_count_in_filters_and_in_the_batch_and_are_asked_for_once(
+def test_replay_buffer_asks_group_rewards_once(
     algorithm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Judged.asked.clear()

@@ -25,7 +25,7 @@ from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
 from agent_rl.backends.verl.worker.engine import RoutedEngine
 from agent_rl.backends.verl.worker.loss import loss_function
-from agent_rl.backends.verl.worker.routes import OLD, RECORD, REPLAY, ROLLOUT
+from agent_rl.backends.verl.worker.routes import EQUAL, OLD, RECORD, REPLAY, ROLLOUT, SHARED
 from agent_rl.backends.verl.worker.rows import rows_of
 from agent_rl.core.episode import Episode, Reward, group_episodes
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
@@ -120,15 +120,17 @@ def by_verl(engine: RoutedEngine, algorithm: Algorithm, packed: bool) -> tuple[f
     """One step as the trainer and its workers take it: the loss, its gradient, and what the driver reports."""
     data, keys, extra = queue(packed)
     replay = algorithm.config.routing.replay
-    tu.assign_non_tensor(data, **{RECORD: True, REPLAY: ROLLOUT if replay == "R3" else ""})
+    record = (EQUAL, SHARED, *((OLD,) if replay == "R2" else ()))
+    tu.assign_non_tensor(data, **{RECORD: record, REPLAY: ROLLOUT if replay == "R3" else ""})
     with engine.eval_mode():
         scored = engine.infer_batch(data)["model_output"]
-    data[OLD] = scored[OLD]
+    for name in record:
+        data[name] = scored[name]
     data["old_log_probs"] = response_from_nested(scored["log_probs"], data["response_mask"])
-    both = {"routed_experts": ROLLOUT, "old_experts": OLD}
-    weighed = compute_weights(algorithm, receive(keys, extra, [False] * len(keys)), data, both)
+    driver = data.exclude(ROLLOUT, OLD)
+    weighed = compute_weights(algorithm, receive(keys, extra, [False] * len(keys)), driver)
     data.update(weighed.sent)
-    tu.assign_non_tensor(data, **{RECORD: False, REPLAY: {"none": "", "R2": OLD, "R3": ROLLOUT}[replay]})
+    tu.assign_non_tensor(data, **{RECORD: (), REPLAY: {"none": "", "R2": OLD, "R3": ROLLOUT}[replay]})
     with engine.train_mode(zero_grad_on_exit=False):
         engine.optimizer_zero_grad()
         reported = engine.forward_backward_batch(data, loss_function(algorithm.config))["metrics"]
@@ -167,7 +169,7 @@ def algorithm_of(**routing: object) -> Algorithm:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("routing", [{}, {"replay": "R2"}, {"replay": "R3"}, {"replay": "R3", "min_agreement": 0.4}])
-def test_loss_and_gradient_are_the_embedded_trainer_s(
+def test_routed_engine_matches_the_embedded_trainer(
     routing: dict[str, object], packed: bool, engine: RoutedEngine, model: PreTrainedModel
 ) -> None:
     algorithm = algorithm_of(**routing)

@@ -55,7 +55,7 @@ KL = {"where": "loss", "kind": "k3"}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_only_a_run_that_cares_for_routes_has_routed_workers(moe: Path) -> None:
+def test_routed_workers_run_only_with_routing(moe: Path) -> None:
     assert workers(moe, "sync") == {Role.ActorRollout: ActorRolloutRefWorker}
     for routing in ({"replay": "R2"}, {"replay": "R3"}, {"min_agreement": 0.5}):
         assert workers(moe, "sync", routing=routing, proximal="recompute") == {Role.ActorRollout: RoutedWorker}
@@ -63,14 +63,14 @@ def test_only_a_run_that_cares_for_routes_has_routed_workers(moe: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_reference_with_workers_of_its_own_is_not_routed(moe: Path) -> None:
+def test_reference_worker_is_not_routed(moe: Path) -> None:
     found = workers(moe, "separate_async", routing={"replay": "R3"}, kl=KL)
     assert found[Role.Actor] is RoutedDetachedWorker
     assert not issubclass(found[Role.RefPolicy], RoutedDetachedWorker)
 
 
 @pytest.mark.parametrize("worker", [RoutedWorker, RoutedDetachedWorker])
-def test_the_actor_alone_gets_our_engine(worker: type[ActorRolloutRefWorker]) -> None:
+def test_routed_workers_give_the_actor_routed_engine(worker: type[ActorRolloutRefWorker]) -> None:
     assert worker.actor_worker_cls is RoutedTrainingWorker and worker.ref_worker_cls is TrainingWorker
     for strategy in ("fsdp", "fsdp2"):
         assert EngineRegistry.get_engine_cls(ROUTED, strategy) is RoutedEngine

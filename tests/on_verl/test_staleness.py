@@ -85,7 +85,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], seed:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("max_staleness", [1, 2, 4])
 @pytest.mark.parametrize("on_stale", ["drop", "wait"])
-def test_no_group_is_older_than_promised(
+def test_replay_buffer_bounds_staleness(
     on_stale: str, max_staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = AsyncConfig.model_validate({"mode": "separate", "max_staleness": max_staleness, "on_stale": on_stale})
@@ -95,7 +95,7 @@ def test_no_group_is_older_than_promised(
     assert (dropped > 0) == (on_stale == "drop")
 
 
-def test_two_batches_ahead_would_break_the_promise_of_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_buffer_exceeds_staleness_with_two_warmup_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = dict(asynchronous(AsyncConfig(mode="separate", max_staleness=1, on_stale="wait")))
     settings["trainer.v1.separate_async.num_warmup_batches"] = 2
     found, _ = simulate(monkeypatch, settings, 0)

@@ -111,7 +111,7 @@ class Setup:
         self.trainer.config = OmegaConf.create(
             CONFIG | {"algorithm": {"rollout_correction": {"bypass_mode": algorithm.config.proximal == "rollout"}}}
         )
-        self.trainer.routes, self.trainer.global_steps = {}, 1
+        self.trainer.routes, self.trainer.global_steps = (), 1
         self.trainer.replay_buffer = SimpleNamespace(add_to=lambda received: received)
         self.trainer.algorithm, self.trainer.store = algorithm, EpisodeWriter(folder / f"{algorithm.config.name}.jsonl")
         self.workers, self.critics = Workers(self.queue), Workers(self.queue)
@@ -141,7 +141,7 @@ OLD, REFERENCE = "_compute_old_log_prob", "_compute_ref_log_prob"
 LEARN = ("_compute_advantage", "_update_actor")
 
 
-def test_updates_are_of_the_whole_batch(setup) -> None:
+def test_trainer_updates_on_the_whole_batch(setup) -> None:
     made = setup("grpo", "entropy=0.1")
     (update,) = made.step(OLD, *LEARN)
     assert update["epochs"] == UPDATES and update["mini_batch_size"] == update["global_batch_size"] == len(TAGS)
@@ -156,7 +156,7 @@ def test_updates_are_of_the_whole_batch(setup) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "m2po"])
-def test_rollout_gap_is_checked_at_the_first_update_in_sync_mode(algorithm: str, setup) -> None:
+def test_rollout_gap_is_checked_in_sync_mode_only(algorithm: str, setup) -> None:
     made = setup(algorithm)
     made.step(OLD, *LEARN)  # m2po's later updates are calls of their own, with larger gaps
     assert made.metrics["actor/agent_rl/rollout_gap"] > 0.1
@@ -169,7 +169,7 @@ def test_rollout_gap_is_checked_at_the_first_update_in_sync_mode(algorithm: str,
     made.step(OLD, *LEARN)
 
 
-def test_every_weight_sync_is_watched_by_the_canary(setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_watches_every_weight_sync(setup, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     @contextmanager
@@ -188,7 +188,7 @@ def test_every_weight_sync_is_watched_by_the_canary(setup, monkeypatch: pytest.M
     assert made.trainer._consume_sync_metrics() == {"canary/gap": 0.01}
 
 
-def test_the_distributions_are_old_s_and_of_the_responses(setup) -> None:
+def test_trainer_scores_distributions_of_old_at_responses(setup) -> None:
     made = setup("grpo", "advantage=optimal-baseline", "proximal=recompute", "kl.where=loss")
     (update,) = made.step(OLD, REFERENCE, *LEARN)
     scored = made.trainer.weighed.batch.scored
@@ -199,7 +199,7 @@ def test_the_distributions_are_old_s_and_of_the_responses(setup) -> None:
     assert {"advantages", "agent_rl_weights", "ref_log_prob", "old_log_probs"} <= update.keys()
 
 
-def test_the_batch_is_prepared_anew_for_each_update(setup) -> None:
+def test_trainer_prepares_the_batch_for_each_update(setup) -> None:
     made = setup("dpo")
     updates = made.step(OLD, REFERENCE, *LEARN)
     assert [u["epochs"] for u in updates] == [1] * UPDATES and made.workers.scored == 1 + UPDATES
@@ -212,14 +212,14 @@ def test_the_batch_is_prepared_anew_for_each_update(setup) -> None:
 
 
 @pytest.mark.parametrize(("proximal", "scored"), [("rollout", UPDATES), ("recompute", UPDATES)])
-def test_old_s_scores_are_theta_s_before_the_first_update(proximal: str, scored: int, setup) -> None:
+def test_trainer_scores_theta_before_the_first_update(proximal: str, scored: int, setup) -> None:
     made = setup("m2po", f"proximal={proximal}", "objective.second_moment=0.5")
     updates = made.step(OLD, *LEARN)
     assert len(updates) == UPDATES and made.workers.scored == scored
     assert made.metrics["train/clip_fraction"] > 0
 
 
-def test_each_update_of_a_prepared_batch_is_a_step_of_verl_s_schedule(setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_steps_the_schedule_at_each_update(setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_base.PPOTrainer, "_init_dataloader", lambda self: None)
     found = []
     for name in ("grpo", "m2po"):
@@ -230,7 +230,7 @@ def test_each_update_of_a_prepared_batch_is_a_step_of_verl_s_schedule(setup, mon
     assert found[1] == {"total_training_steps": 10 * UPDATES, "lr_warmup_steps": 4 * UPDATES}
 
 
-def test_a_critic_is_updated_on_the_whole_batch(setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_updates_the_critic_on_whole_batch(setup, monkeypatch: pytest.MonkeyPatch) -> None:
     made = setup("ppo")
     made.queue.columns["values"] = moved(made.queue.columns, 4)
     made.step(OLD, "_compute_advantage", "_update_critic")
@@ -248,7 +248,7 @@ def test_a_critic_is_updated_on_the_whole_batch(setup, monkeypatch: pytest.Monke
     assert made.metrics["critic/values/mean"] == ours and made.metrics["critic/score/mean"] == 19 / 24
 
 
-def test_reports_leave_failed_episodes_out() -> None:
+def test_training_reports_leave_failed_episodes_out() -> None:
     rewards = [(Reward("correct", 1.0),)] * 18 + [(Reward("correct", 0.0),)] * 10
     scored = [example_episode(f"e{number}", rewards=found) for number, found in enumerate(rewards)]
     failed = [example_episode(f"f{number}", outcome=Outcome.FAILED, rewards=()) for number in range(4)]
@@ -283,7 +283,7 @@ def test_checkpoints_are_kept_by_number_and_by_evaluation(setup, tmp_path: Path,
     assert left == ["global_step_2", "global_step_6", "global_step_8"]
 
 
-def test_the_first_step_that_learns_must_report_every_feature(setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_requires_feature_metrics_of_first_update(setup, monkeypatch: pytest.MonkeyPatch) -> None:
     made, reported = setup("grpo", "kl.where=loss"), {}
     monkeypatch.setattr(trainer_base.PPOTrainer, "step", lambda self, metrics, timing: metrics.update(reported))
     reported |= {"actor/agent_rl/loss": 0.1, "actor/agent_rl/ratio": 1.0, "train/samples": 3.0}

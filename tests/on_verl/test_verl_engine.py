@@ -47,7 +47,7 @@ def sample(server: Server, *turns: list[int], params: SamplingParams | None = No
     return asyncio.run(run())
 
 
-def test_a_server_is_sent_the_whole_sequence_and_gives_back_what_is_new() -> None:
+def test_verl_engine_sends_the_whole_sequence() -> None:
     routes = np.arange(2 * 7, dtype=np.uint8).reshape(7, 2, 1)
     server = Server(
         Output([5, 9], [-0.5, -0.25], routes[:3]), Output([6], [-1.0], routes[3:], extra_fields={"min_global_steps": 5})
@@ -67,7 +67,7 @@ def test_a_server_is_sent_the_whole_sequence_and_gives_back_what_is_new() -> Non
     assert ROUTES_FROM not in one and two[ROUTES_FROM] == 3  # those of the first reply are not sent again
 
 
-def test_an_aborted_reply_keeps_what_it_has_and_a_reply_without_logprobs_is_refused() -> None:
+def test_verl_engine_keeps_aborted_replies() -> None:
     (cut,) = sample(Server(Output([5], [-0.5], stop_reason="aborted")), [1])
     assert cut.finish_reason is FinishReason.ABORT and cut.token_ids == (5,)
     (nothing,) = sample(Server(Output([], [], stop_reason="aborted")), [1])

@@ -32,7 +32,7 @@ def required(name: str) -> ModuleType:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say that nothing was compared, where that is so: a number of skipped files doesn't."""
+    """Report each missing library: a number of skipped files does not say that nothing was compared."""
     for reason in dict.fromkeys(_missing):
         terminalreporter.write_line(f"NOT COMPARED: {reason}", yellow=True)
 

@@ -92,20 +92,20 @@ CASES = {
 @seeds
 @pytest.mark.parametrize("spread", [0.01, 0.3, 1.5])
 @pytest.mark.parametrize(("objective", "mode", "loss_type", "knobs"), CASES.values(), ids=CASES)
-def test_losses(seed, spread, objective, mode, loss_type, knobs):
+def test_objectives_match_trl(seed, spread, objective, mode, loss_type, knobs):
     batch = rows(seed, spread=spread, empty=False)
     assert_same(our_loss(batch, objective, mode), trl_loss(batch, loss_type, **knobs))
 
 
 @seeds
-def test_sapo(seed):
+def test_sapo_matches_trl(seed):
     batch = rows(seed, empty=False)
     assert_same(our_loss(batch, sapo, "seq-mean-token-mean"), trl_loss(batch, "sapo"), FLOAT32)
 
 
 @seeds
 @pytest.mark.parametrize("spread", [0.1, 0.6])
-def test_gmpo(seed, spread):
+def test_gmpo_matches_trl(seed, spread):
     gmpo_trainer = required("trl.experimental.gmpo.gmpo_trainer").GMPOTrainer
     batch = rows(seed, spread=spread, empty=False)
     theirs = trl_loss(batch, None, cls=gmpo_trainer, epsilon_low=0.4, epsilon_high=0.3)
@@ -113,7 +113,7 @@ def test_gmpo(seed, spread):
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "luspo"])
-def test_rows_with_nothing_sampled_shrink_trls_mean_over_rows(name):
+def test_trl_mean_over_rows_counts_empty_rows(name):
     batch = rows(0)
     objective, mode, loss_type, knobs = CASES[name]
     share = batch.mask.any(-1).double().mean()
@@ -122,7 +122,7 @@ def test_rows_with_nothing_sampled_shrink_trls_mean_over_rows(name):
     assert_same((loss * share, gradient * share), trl_loss(batch, loss_type, **knobs))
 
 
-def test_epsilon_high_of_cispo_is_a_cap_in_trl():
+def test_trl_epsilon_high_of_cispo_is_a_cap():
     """The same number as 1 + eps is another algorithm."""
     batch = rows(0, empty=False)
     theirs = trl_loss(batch, "cispo", epsilon_high=0.28)
@@ -139,8 +139,8 @@ def test_trl_does_not_clamp_log_ratios():
 
 @seeds
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_unbiased_kl(seed, level):
-    """With the token's ratio; TRL has the sequence's where its ratios are by sequence, which is not what this is."""
+def test_unbiased_kl_matches_trl(seed, level):
+    """With the token's ratio; TRL uses the sequence's ratio at sequence level, so the gradients differ there."""
     batch = rows(seed, empty=False)
     kl = partial(unbiased_kl, behavior_logprobs=batch.old, reference_logprobs=batch.reference)
     objective = ppo_clip if level == "token" else partial(gspo, clip_low_eps=0.2, clip_high_eps=0.2)
@@ -153,7 +153,7 @@ def test_unbiased_kl(seed, level):
 
 
 @seeds
-def test_k3(seed):
+def test_k3_matches_trl(seed):
     batch = rows(seed, empty=False)
     ours = our_loss(
         batch, ppo_clip, "token-mean", kl=lambda theta: 0.1 * kl_estimate(theta, batch.reference, kind="k3")
@@ -162,7 +162,7 @@ def test_k3(seed):
 
 
 @seeds
-def test_off_policy_sequences(seed):
+def test_off_policy_sequences_match_trl(seed):
     batch = rows(seed, empty=False)
     dropped = off_policy_sequences(batch.theta, batch.mu, batch.advantages, batch.mask, delta=0.1)
     ours = our_loss(batch, ppo_clip, "token-mean", keep=~dropped)
@@ -171,7 +171,7 @@ def test_off_policy_sequences(seed):
     assert kept.bool()[:, 0].tolist() == (~dropped).tolist()
 
 
-def test_off_policy_sequences_drops_some():
+def test_off_policy_sequences_drop_some_rows():
     batches = [rows(seed, empty=False) for seed in range(4)]
     dropped = [off_policy_sequences(b.theta, b.mu, b.advantages, b.mask, delta=0.1) for b in batches]
     assert 0 < torch.cat(dropped).double().mean() < 0.5
@@ -191,7 +191,7 @@ def graded(seed):
 
 @seeds
 @pytest.mark.parametrize("std", [True, False])
-def test_group_relative(seed, std):
+def test_group_relative_matches_trl(seed, std):
     scores, groups = graded(seed)
     theirs = scored(GRPOTrainer, scores[:, None], *ROWS, scale_rewards="group" if std else "none")
     ours = outcome.group_relative(scores, groups, std=std, eps=1e-4)
@@ -200,14 +200,14 @@ def test_group_relative(seed, std):
 
 
 @seeds
-def test_leave_one_out(seed):
+def test_leave_one_out_matches_trl(seed):
     scores, groups = graded(seed)
     theirs = scored(RLOOTrainer, scores[:, None], *ROWS)
     same(outcome.leave_one_out(scores, groups).nan_to_num(0.0), theirs["advantages"])
 
 
 @seeds
-def test_decoupled(seed):
+def test_decoupled_matches_trl(seed):
     scores, groups = graded(seed)
     components = torch.stack([scores.nan_to_num(0.3), scores.nan_to_num(0.3).flip(0) ** 2], -1)
     weights = torch.tensor([1.0, 0.4], dtype=torch.float64)
@@ -218,7 +218,7 @@ def test_decoupled(seed):
 
 @seeds
 @pytest.mark.parametrize("spread", [0.05, 0.5])
-def test_weights(seed, spread):
+def test_weights_match_trl(seed, spread):
     batch = rows(seed, spread=spread, empty=False, singletons=False)
 
     def theirs(mode, low, high):

@@ -48,7 +48,7 @@ def pairs(seed):
 
 
 @seeds
-def test_dpo(seed):
+def test_dpo_matches_trl(seed):
     mask, logprobs, reference = pairs(seed)
     loss, gradient, metrics = trl_dpo(mask, logprobs, reference)
     theta = logprobs.clone().requires_grad_()
@@ -60,7 +60,7 @@ def test_dpo(seed):
 
 
 @seeds
-def test_dpo_of_a_batch_cut_into_single_rows(seed):
+def test_dpo_of_single_rows_matches_trl(seed):
     """The better rows and the worse ones of a pair in micro-batches of their own."""
     mask, logprobs, reference = pairs(seed)
     loss, gradient, metrics = trl_dpo(mask, logprobs, reference)

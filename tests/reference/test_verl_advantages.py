@@ -44,7 +44,7 @@ def graded(batch):
 
 @seeds
 @pytest.mark.parametrize("std", [True, False])
-def test_group_relative(seed, std):
+def test_group_relative_matches_verl(seed, std):
     batch = rows(seed, singletons=False)
     rewards, scores = graded(batch)
     ours = on_tokens(outcome.group_relative(scores, batch.groups, std=std), batch.mask)
@@ -65,7 +65,7 @@ def test_group_relative_differs_for_a_single_episode():
 
 
 @seeds
-def test_leave_one_out(seed):
+def test_leave_one_out_matches_verl(seed):
     batch = rows(seed)
     rewards, scores = graded(batch)
     ours = on_tokens(outcome.leave_one_out(scores, batch.groups), batch.mask)
@@ -78,7 +78,7 @@ def test_leave_one_out(seed):
 
 
 @seeds
-def test_length_weighted(seed):
+def test_length_weighted_matches_verl(seed):
     batch = rows(seed)
     rewards, scores = graded(batch)
     ours = on_tokens(outcome.length_weighted(scores, batch.groups, batch.mask.sum(-1)), batch.mask)
@@ -90,18 +90,18 @@ def test_length_weighted(seed):
 
 
 @seeds
-def test_over_greedy(seed):
+def test_over_greedy_matches_verl(seed):
     batch = rows(seed)
     rewards, scores = graded(batch)
     greedy = batch.scores.flip(0)
     theirs, _ = verl.compute_remax_outcome_advantage(rewards, greedy, mask_of(batch))
     same(outcome.over_greedy(scores, greedy)[:, None].expand_as(theirs)[batch.mask], theirs[batch.mask])
-    assert theirs[~batch.mask].any(), "verl leaves the return on the tokens that nobody sampled"
+    assert theirs[~batch.mask].any(), "verl leaves the return on the tokens that were not sampled"
 
 
 @seeds
 @pytest.mark.parametrize("std", [True, False])
-def test_best_of_group(seed, std):
+def test_best_of_group_matches_verl(seed, std):
     batch = rows(seed, singletons=False)
     rewards, scores = graded(batch)
     config = {"norm_adv_by_std_in_grpo": std}
@@ -109,7 +109,7 @@ def test_best_of_group(seed, std):
     same(on_tokens(outcome.best_of_group(scores, batch.groups, std=std), batch.mask), theirs)
 
 
-def test_best_of_group_with_ties_and_single_episodes():
+def test_best_of_group_matches_verl_at_ties():
     tied, groups = torch.tensor([2.0, 2.0, 1.0], dtype=torch.float64), torch.tensor([0, 0, 0])
     mask, config = torch.ones(3, 1, dtype=torch.float64), {"norm_adv_by_std_in_grpo": False}
     theirs, _ = verl.compute_grpo_passk_outcome_advantage(tied[:, None], mask, groups.numpy(), config=config)
@@ -121,7 +121,7 @@ def test_best_of_group_with_ties_and_single_episodes():
 
 
 @seeds
-def test_decoupled_whitened_over_tokens(seed):
+def test_decoupled_whitened_over_tokens_matches_verl(seed):
     batch = rows(seed, singletons=False, empty=False)
     components = torch.stack([batch.scores, (batch.scores.flip(0) > 0).double(), batch.scores**2], -1)
     weights = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64)
@@ -139,7 +139,7 @@ def test_decoupled_whitened_over_tokens(seed):
 
 
 @seeds
-def test_reinforce_pp_baseline(seed):
+def test_reinforce_pp_baseline_matches_verl(seed):
     batch = rows(seed, singletons=False)
     rewards, scores = graded(batch)
     theirs, _ = verl.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask_of(batch), batch.index)
@@ -152,7 +152,7 @@ def test_reinforce_pp_baseline(seed):
 
 @seeds
 @pytest.mark.parametrize("centre", [True, False])
-def test_whiten(seed, centre):
+def test_whiten_matches_verl(seed, centre):
     batch = rows(seed)
     theirs = functional.masked_whiten(batch.values, mask_of(batch), shift_mean=centre)
     same(whiten(batch.values, batch.mask, centre=centre), torch.where(batch.mask, theirs, 0.0), MEAN)
@@ -167,7 +167,7 @@ def test_whiten_differs_for_a_single_token():
 
 @seeds
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_reinforce_pp(seed, gamma):
+def test_reinforce_pp_matches_verl(seed, gamma):
     batch = rows(seed)
     advantages, returns = verl.compute_reinforce_plus_plus_outcome_advantage(
         batch.rewards, mask_of(batch), config=SimpleNamespace(gamma=gamma)
@@ -178,18 +178,18 @@ def test_reinforce_pp(seed, gamma):
 
 @seeds
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0)])
-def test_gae(seed, gamma, lam):
+def test_gae_matches_verl(seed, gamma, lam):
     batch = rows(seed)
     white, returns = verl.compute_gae_advantage_return(batch.rewards, batch.values, mask_of(batch), gamma, lam)
     ours, our_returns = gae(batch.rewards, batch.values, batch.mask, gamma=gamma, lam=lam)
     same(whiten(ours, batch.mask)[batch.mask], white[batch.mask], MEAN)
     same(our_returns[batch.mask], returns[batch.mask])
     gaps = ~batch.mask & batch.mask.any(-1, keepdim=True)
-    assert white[gaps].abs().max() > 1e-3, "verl leaves what it carried on tokens that nobody sampled"
+    assert white[gaps].abs().max() > 1e-3, "verl leaves what it carried on tokens that were not sampled"
     assert not ours[gaps].any()
 
 
-def test_a_reward_on_a_tools_result_is_lost_in_verl():
+def test_verl_loses_rewards_on_tool_results():
     """Four sampled tokens, then a tool's result that carries the reward of 14."""
     mask = torch.tensor([[True, True, False, True, True, False]] * 2)
     rewards = torch.tensor([[0.0, 0, 0, 0, 0, 14], [0, 0, 0, 0, 1, 0]], dtype=torch.float64)
@@ -215,7 +215,7 @@ def test_a_reward_on_a_tools_result_is_lost_in_verl():
 
 @seeds
 @pytest.mark.parametrize("zero_tail", [True, False])
-def test_optimal_baseline(seed, zero_tail):
+def test_optimal_baseline_matches_verl(seed, zero_tail):
     batch = rows(seed)
     squares = torch.where(batch.mask, (2 * batch.old).exp() + 0.1, 0.0)
     theirs, returns = verl.compute_multi_turn_optimal_token_baseline_advantage(
@@ -234,7 +234,7 @@ def test_optimal_baseline(seed, zero_tail):
     assert (alone & counted).sum() >= 2
 
 
-def test_optimal_baseline_differs_from_verls_first_by_columns():
+def test_optimal_baseline_differs_from_verl_by_columns():
     """Two rows with the same returns at their sampled tokens; one has a tool's result in between."""
     mask = torch.tensor([[True, True, False, True], [True, True, True, False]])
     rewards = torch.tensor([[0.0, 0, 0, 1], [0, 0, 0, 0]], dtype=torch.float64)

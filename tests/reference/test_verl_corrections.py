@@ -50,7 +50,7 @@ def verl_keeps(batch, rule, threshold):
 @extremes
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize(("ours", "level"), [(token_tis, "token"), (sequence_tis, "sequence")])
-def test_truncated_importance_sampling(seed, spread, extreme, normalise, ours, level):
+def test_truncated_importance_sampling_matches_verl(seed, spread, extreme, normalise, ours, level):
     batch = rows(seed, spread=spread, extreme=extreme)
     weight = ours(batch.old, batch.mu, batch.mask, cap=2.0, normalise=normalise)
     options = {"rollout_is": level, "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": normalise}
@@ -62,14 +62,14 @@ def test_truncated_importance_sampling(seed, spread, extreme, normalise, ours, l
 @seeds
 @spreads
 @extremes
-def test_icepop(seed, spread, extreme):
+def test_icepop_matches_verl(seed, spread, extreme):
     batch = rows(seed, spread=spread, extreme=extreme)
     weight = token_icepop(batch.old, batch.mu, batch.mask, low=0.5, high=5.0)
     same(weight, verl_weights(batch, rollout_is="token", rollout_is_threshold="0.5_5.0"))
 
 
 @seeds
-def test_normalised_icepop(seed):
+def test_normalised_icepop_matches_verl(seed):
     """verl's order: first the bounds, then the mean, the zeros in it."""
     batch = rows(seed, spread=1.0)
     weight = token_icepop(batch.old, batch.mu, batch.mask)
@@ -77,8 +77,8 @@ def test_normalised_icepop(seed):
     same(batch_normalised(weight, batch.mask), verl_weights(batch, **options), MEAN)
 
 
-def test_masks_of_ints_and_bools_give_the_same_in_verl():
-    """So that what the other tests pass, a mask of floats, is no special case."""
+def test_verl_weights_take_masks_of_any_dtype():
+    """The other tests pass a mask of floats, which is no special case."""
     batch = rows(0, spread=1.0)
     for mask in (batch.mask, batch.mask.long(), batch.mask.float()):
         weight, _ = verl.compute_rollout_correction_weights(gaps(batch), mask, "token", 2.0)
@@ -104,7 +104,7 @@ REJECTIONS = {
 @seeds
 @spreads
 @pytest.mark.parametrize(("ours", "rule", "threshold"), REJECTIONS.values(), ids=REJECTIONS)
-def test_rejection(seed, spread, ours, rule, threshold):
+def test_rejection_matches_verl(seed, spread, ours, rule, threshold):
     batch = rows(seed, spread=spread)
     keep = ours(batch.old, batch.mu, batch.mask)
     assert keep.tolist() == verl_keeps(batch, rule, threshold).tolist()
@@ -121,12 +121,12 @@ def test_rejection_rejects_and_keeps(ours, rule, threshold):
 
 @seeds
 @pytest.mark.parametrize(("ours", "rule", "threshold"), [REJECTIONS[x] for x in ("token", "mean k3", "worst k3")])
-def test_rejection_with_extreme_gaps(seed, ours, rule, threshold):
+def test_rejection_matches_verl_at_extreme_gaps(seed, ours, rule, threshold):
     batch = rows(seed, extreme=True)
     assert ours(batch.old, batch.mu, batch.mask).tolist() == verl_keeps(batch, rule, threshold).tolist()
 
 
-def test_the_same_bounds_mean_the_inverse_in_verls_rejection():
+def test_verl_rejection_bounds_are_on_the_inverse():
     """And verl is not of one mind: its IcePop bounds are on old / mu."""
     ratio = torch.tensor([[0.1, 0.2, 0.25, 0.5, 1.0, 1.9, 3.0, 4.9, 6.0]], dtype=torch.float64)
     mask = torch.ones_like(ratio, dtype=torch.bool)
@@ -141,7 +141,7 @@ def test_the_same_bounds_mean_the_inverse_in_verls_rejection():
 
 
 @pytest.mark.parametrize(("ours", "rule"), [(sequence_rejection, "seq_sum_k1"), (geometric_rejection, "seq_mean_k1")])
-def test_verl_clamps_every_token_before_it_sums_a_row(ours, rule):
+def test_verl_clamps_tokens_before_the_row_sum(ours, rule):
     """Both rows add up to nothing. In verl the second one adds up to 20 - 60."""
     mask = torch.ones(2, 4, dtype=torch.bool)
     gap = torch.tensor([[60.0, -60, 0, 0], [60.0, -20, -20, -20]], dtype=torch.float64)
@@ -156,7 +156,7 @@ def test_verl_clamps_every_token_before_it_sums_a_row(ours, rule):
 
 @seeds
 @spreads
-def test_metrics_of_the_gap(seed, spread):
+def test_mismatch_metrics_match_verl(seed, spread):
     batch = rows(seed, spread=spread, empty=False)
     turns = torch.zeros_like(batch.mask, dtype=torch.int64)
     ours = mismatch(batch.old, batch.mu, batch.mask, turns)
@@ -170,7 +170,7 @@ def test_metrics_of_the_gap(seed, spread):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-6), name
 
 
-def test_metrics_differ_with_truncation_rows_without_tokens_and_extreme_gaps():
+def test_mismatch_metrics_differ_from_verl_at_edges():
     batch = rows(0, spread=1.5)
     turns = torch.zeros_like(batch.mask, dtype=torch.int64)
     ours = mismatch(batch.old, batch.mu, batch.mask, turns)
@@ -191,7 +191,7 @@ def test_metrics_differ_with_truncation_rows_without_tokens_and_extreme_gaps():
 
 
 @seeds
-def test_probability_metrics(seed):
+def test_probability_metrics_match_verl(seed):
     debug, protocol = required("verl.utils.debug.metrics"), required("verl")
     batch = rows(seed, spread=0.5)
     data = {
@@ -213,7 +213,7 @@ def test_probability_metrics(seed):
 
 @seeds
 @pytest.mark.parametrize(("ours", "rule", "threshold"), REJECTIONS.values(), ids=REJECTIONS)
-def test_metrics_of_rejection(seed, ours, rule, threshold):
+def test_rejection_metrics_match_verl(seed, ours, rule, threshold):
     batch = rows(seed, spread=0.2)
     _, theirs = verl.compute_rollout_rejection_mask(gaps(batch), batch.mask.double(), rule, threshold)
     weights = Weights(batch.mask.double(), ours(batch.old, batch.mu, batch.mask))

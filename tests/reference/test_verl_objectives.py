@@ -86,7 +86,7 @@ CASES = {
 @extremes
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("objective", "name", "knobs"), CASES.values(), ids=CASES)
-def test_ratios_to_old(seed, extreme, mode, objective, name, knobs):
+def test_ratio_objectives_to_old_match_verl(seed, extreme, mode, objective, name, knobs):
     batch = rows(seed, extreme=extreme)
     assert_same(ours(objective, batch, mode), theirs(name, batch, mode, **knobs))
 
@@ -97,8 +97,8 @@ def test_ratios_to_old(seed, extreme, mode, objective, name, knobs):
 @pytest.mark.parametrize(
     ("objective", "name", "delta"), [(dppo_tv, "dppo_tv", 0.1), (dppo_kl, "dppo_kl", 0.02)], ids=["tv", "kl"]
 )
-def test_ratios_to_mu(seed, extreme, mode, objective, name, delta):
-    """What verl calls old is mu here, as in the paper; verl reaches that by its bypass mode."""
+def test_ratio_objectives_to_mu_match_verl(seed, extreme, mode, objective, name, delta):
+    """Old is mu here, as in the paper; in verl that is its bypass mode."""
     batch = rows(seed, extreme=extreme)
     knobs = {"clip_ratio_low": delta, "clip_ratio_high": 2 * delta, "clip_ratio_c": 20.0}
     our = ours(partial(objective, delta_low=delta, delta_high=2 * delta), batch, mode)
@@ -107,7 +107,7 @@ def test_ratios_to_mu(seed, extreme, mode, objective, name, delta):
     assert 0 < our[2] < 1
 
 
-def test_verls_default_cap_of_dppo_is_3():
+def test_verl_caps_dppo_at_3_by_default():
     """Its code falls back to 20 where the config has no clip_ratio_c; ActorConfig always has one, PPO's 3."""
     batch = rows(0, spread=1.5)
     their = theirs("dppo_tv", batch, "token-mean", anchor=batch.mu)
@@ -117,15 +117,15 @@ def test_verls_default_cap_of_dppo_is_3():
 
 @seeds
 @extremes
-def test_sapo(seed, extreme):
+def test_sapo_matches_verl(seed, extreme):
     batch = rows(seed, extreme=extreme)
-    their = theirs("sapo", batch, "token-mean")  # whatever it is told, verl aggregates by sequence
+    their = theirs("sapo", batch, "token-mean")  # verl aggregates SAPO by sequence, whatever the mode
     assert_same(ours(sapo, batch, "seq-mean-token-mean"), their)
 
 
 @seeds
 @pytest.mark.parametrize("mode", MODES)
-def test_gspo_token(seed, mode):
+def test_gspo_token_matches_verl(seed, mode):
     batch = rows(seed, spread=0.01)
     knobs = {"clip_ratio_low": 2e-3, "clip_ratio_high": 3e-3}
     our = ours(partial(gspo_token, clip_low_eps=2e-3, clip_high_eps=3e-3), batch, mode)
@@ -134,7 +134,7 @@ def test_gspo_token(seed, mode):
 
 
 @seeds
-def test_gspo_by_sequence(seed):
+def test_gspo_by_sequence_matches_verl(seed):
     """With one advantage a row the two forms are the same under the papers' aggregation."""
     batch = rows(seed, spread=0.01)
     knobs = {"clip_ratio_low": 2e-3, "clip_ratio_high": 3e-3}
@@ -142,7 +142,7 @@ def test_gspo_by_sequence(seed):
     assert_same(our, theirs("gspo", batch, "seq-mean-token-mean", **knobs))
 
 
-def test_verl_clamps_the_log_ratio_of_gspo_at_10_and_we_at_20():
+def test_verl_clamps_gspo_log_ratio_at_10():
     """Seen only where nothing is clipped at all: a negative advantage."""
     batch = rows(0, singletons=False)
     batch.theta[batch.mask], batch.old[batch.mask] = -1.0, -13.0
@@ -156,7 +156,7 @@ def test_verl_clamps_the_log_ratio_of_gspo_at_10_and_we_at_20():
 
 @seeds
 @pytest.mark.parametrize("spread", [0.05, 0.5])
-def test_gmpo(seed, spread):
+def test_gmpo_matches_verl(seed, spread):
     batch = rows(seed, spread=spread)
     their = theirs("geo_mean", batch, "not looked at", clip_ratio_low=0.4, clip_ratio_high=0.3)
     our = ours(partial(gmpo, clip_high_eps=0.3), batch, "seq-mean-token-mean")
@@ -169,7 +169,7 @@ def test_gmpo(seed, spread):
 
 @seeds
 @pytest.mark.parametrize("mode", MODES)
-def test_reinforce(seed, mode):
+def test_reinforce_matches_verl(seed, mode):
     batch = rows(seed)
     theta = batch.theta.clone().requires_grad_()
     loss, _ = verl.compute_policy_loss_reinforce(
@@ -200,22 +200,22 @@ def test_weights_multiply_the_loss_of_a_token(seed, objective, name):
 
 @seeds
 @pytest.mark.parametrize("mode", MODES)
-def test_micro_batches_add_up(seed, mode):
+def test_micro_batches_add_up_to_the_batch(seed, mode):
     """With the counts of the whole batch; without them verl's shares are means of their own, and don't add up."""
     batch = rows(seed)
     loss, mask, whole = batch.values, batch.mask, Denominators.of(batch.mask)
     counts = {"batch_num_tokens": whole.tokens, "global_batch_size": whole.sequences, "loss_scale_factor": LENGTH}
     cuts = [slice(0, 3), slice(3, 4), slice(4, 10)]
     parts = [aggregate(loss[cut], mask[cut], mode, whole) for cut in cuts]
-    told = [verl.agg_loss(loss[cut], mask[cut].double(), mode, **counts) for cut in cuts]
-    for part, other in zip(parts, told, strict=True):
+    their_parts = [verl.agg_loss(loss[cut], mask[cut].double(), mode, **counts) for cut in cuts]
+    for part, other in zip(parts, their_parts, strict=True):
         same(part, other, MEAN)
     same(sum(parts), aggregate(loss, mask, mode), MEAN)
-    untold = sum(verl.agg_loss(loss[cut], mask[cut].double(), mode, loss_scale_factor=LENGTH) for cut in cuts)
-    assert mode == "token-sum" or (untold - sum(parts)).abs() > 1e-3
+    uncounted = sum(verl.agg_loss(loss[cut], mask[cut].double(), mode, loss_scale_factor=LENGTH) for cut in cuts)
+    assert mode == "token-sum" or (uncounted - sum(parts)).abs() > 1e-3
 
 
-def test_verl_counts_what_a_batch_is_said_to_hold():
+def test_verl_mean_over_rows_counts_empty_rows():
     """Its global_batch_size is the number of rows in the trainer, with those that sampled nothing: the mean shrinks."""
     batch = rows(0)
     mask = batch.mask.double()
@@ -224,7 +224,7 @@ def test_verl_counts_what_a_batch_is_said_to_hold():
     same(aggregate(batch.values, batch.mask, "seq-mean-token-mean") * share, loss, MEAN)
 
 
-def test_verls_constant_length_is_the_padded_width_unless_told():
+def test_verl_constant_length_defaults_to_padded_width():
     batch = rows(0)
     loss = verl.agg_loss(batch.values, batch.mask.double(), "seq-mean-token-sum-norm")
     whole = Denominators.of(batch.mask)
@@ -239,7 +239,7 @@ def test_verls_constant_length_is_the_padded_width_unless_told():
 @pytest.mark.parametrize(
     ("kind", "name"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl"), ("k1+", "k1+"), ("k3+", "k3+")]
 )
-def test_kl(seed, extreme, kind, name):
+def test_kl_matches_verl(seed, extreme, kind, name):
     batch = rows(seed, extreme=extreme)
     theta, again = (batch.theta.clone().requires_grad_() for _ in range(2))
     our = kl_estimate(theta, batch.reference, kind=kind)
@@ -249,7 +249,7 @@ def test_kl(seed, extreme, kind, name):
 
 
 @seeds
-def test_kl_in_reward(seed):
+def test_kl_in_reward_matches_verl(seed):
     trainer, protocol = required("verl.trainer.ppo.ray_trainer"), required("verl")
     batch = rows(seed)
     garbage = torch.where(batch.mask, batch.old, -5.0)
@@ -276,7 +276,7 @@ def test_kl_in_reward(seed):
 
 @seeds
 @pytest.mark.parametrize("mode", MODES)
-def test_value_loss(seed, mode):
+def test_value_loss_matches_verl(seed, mode):
     batch = rows(seed, spread=0.5)
     ours_, theirs_ = (batch.theta.clone().requires_grad_() for _ in range(2))
     token, clipped = value_loss(ours_, batch.old, batch.values, batch.mask, clip_eps=0.2)
@@ -289,7 +289,7 @@ def test_value_loss(seed, mode):
     assert 0 < fraction < 1
 
 
-def test_explained_variance_of_small_returns():
+def test_explained_variance_matches_verl_at_small_returns():
     """verl adds 1e-5 to the variance of the returns: those of this critic look explained, and are not."""
     batch = rows(0)
     returns, values = 1e-3 * batch.values, 1e-3 * batch.values.flip(0)

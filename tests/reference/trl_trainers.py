@@ -7,7 +7,7 @@ import torch
 
 
 def trainer(cls, **settings):
-    """A trainer of which only the code that computes is used."""
+    """Return a trainer without a model, for its computations only."""
     made = object.__new__(cls)
     accelerator = SimpleNamespace(
         num_processes=1, process_index=0, device=torch.device("cpu"), gather=lambda x: x, reduce=lambda x, reduction: x

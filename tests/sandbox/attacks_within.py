@@ -131,19 +131,19 @@ _BOMBS = """\
 import select, time
 time.sleep({rest})
 made, ready, start = set(), 0, time.monotonic()
-told, tell = os.pipe()
+reader, writer = os.pipe()
 for _ in range(6):
     child = os.fork()
     if child == 0:
         libc.prctl({option}, 0, 0, 0, 0)
         block = bytearray(60 << 20)
         for i in range(0, len(block), 4096): block[i] = 1
-        os.write(tell, b".")
+        os.write(writer, b".")
         time.sleep(30); os._exit(0)
     made.add(child)
 alive = set(made)
 while ready < len(alive) == len(made) and time.monotonic() < start + 15:
-    if select.select([told], [], [], 0.01)[0]: ready += len(os.read(told, 6))
+    if select.select([reader], [], [], 0.01)[0]: ready += len(os.read(reader, 6))
     alive = {{child for child in alive if os.waitpid(child, os.WNOHANG)[0] == 0}}
 stop = time.monotonic() + 3
 while ready == len(alive) == len(made) and time.monotonic() < stop:

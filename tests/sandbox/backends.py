@@ -111,14 +111,14 @@ def _need_linux() -> None:
         pytest.skip("local sandboxes need Linux")
 
 
-_OF_THE_TEMPLATE = {"test_limits_are_those_that_it_is_opened_with": "limits are those of E2B's template"}
+_OF_THE_TEMPLATE = {"test_open_sets_the_given_limits": "limits are those of E2B's template"}
 _OF_JUPYTER = {
     "test_capabilities_name_every_guarantee": "code can become root in E2B's template, so kill_all is not promised",
-    "test_a_storm_of_forks_is_ended": "what Python leaves running ends with a timeout, not with the next command",
-    "test_python_prints_to_both_outputs_at_every_level": "Jupyter keeps no order between Python and its subprocesses",
-    "test_a_fork_of_the_interpreter_does_not_answer_for_it": "the fork of a kernel is another kernel, and never ends",
-    "test_what_code_does_wrong_is_a_result[x = '\\x00'-null bytes]": "IPython takes NUL in code",
-    "test_what_code_does_wrong_is_a_result[input()-EOFError]": "IPython has an error of its own for input()",
+    "test_timeout_ends_a_fork_storm": "what Python leaves running ends with a timeout, not with the next command",
+    "test_run_python_captures_output_of_every_level": "Jupyter keeps no order between Python and its subprocesses",
+    "test_run_python_ignores_answers_of_forks": "the fork of a kernel is another kernel, and never ends",
+    "test_run_python_returns_errors_of_the_code[x = '\\x00'-null bytes]": "IPython takes NUL in code",
+    "test_run_python_returns_errors_of_the_code[input()-EOFError]": "IPython has an error of its own for input()",
 }
 BACKENDS = {
     backend.name: backend

@@ -22,7 +22,9 @@ by_name = pytest.mark.parametrize("attack", ATTACKS, ids=[attack.name for attack
 
 
 @by_name
-def test_an_attack_fails(attack: Attack, backend: Backend, sandboxes: Sandboxes, capabilities, box: Sandbox, run):
+def test_sandbox_blocks_the_attack(
+    attack: Attack, backend: Backend, sandboxes: Sandboxes, capabilities, box: Sandbox, run
+):
     if capabilities[attack.guarantee] is None:
         pytest.skip(f"{backend.name} does not guarantee {attack.guarantee} here, and says so")
     with victims(backend.uid) as aims:
@@ -36,7 +38,7 @@ def test_an_attack_fails(attack: Attack, backend: Backend, sandboxes: Sandboxes,
 
 @pytest.mark.sandbox
 @by_name
-def test_its_twin_succeeds(attack: Attack, tmp_path: Path):
+def test_twin_succeeds_unprotected(attack: Attack, tmp_path: Path):
     if attack.root and os.geteuid() != 0:
         pytest.skip("needs root: this test is not")
     with victims(None) as aims:
@@ -48,6 +50,6 @@ def test_its_twin_succeeds(attack: Attack, tmp_path: Path):
     assert said.startswith("True"), said
 
 
-def test_there_are_enough():
+def test_attacks_number_at_least_60():
     names = [attack.name for attack in ATTACKS]
     assert len(names) == len(set(names)) >= 60

@@ -9,7 +9,7 @@ from agent_rl.testing import CONTRACT
 
 
 @pytest.mark.parametrize("check", CONTRACT.values(), ids=CONTRACT)
-def test_contract(check, box, run):
+def test_backend_keeps_the_contract(check, box, run):
     run(check(box))
 
 
@@ -26,25 +26,25 @@ def test_contract(check, box, run):
         (["sh\0x"], 126),
     ],
 )
-def test_how_a_command_fails(box, run, argv, status):
+def test_exec_returns_the_failure_status(box, run, argv, status):
     assert run(box.exec(argv)).returncode == status
 
 
-def test_a_file_that_is_no_program_cannot_be_run(box, run):
+def test_exec_fails_for_a_text_file(box, run):
     run(box.write_file("text", b"hello"))
     result = run(box.exec(["./text"]))
     assert result.returncode == 126
     assert result.stderr
 
 
-def test_a_command_starts_where_it_is_told(box, run):
+def test_exec_starts_in_cwd(box, run):
     run(box.write_file("a/b/file", b""))
     assert run(box.exec(["ls"], cwd="a/b")).stdout == "file\n"
     assert run(box.exec(["ls"], cwd="/work/a")).stdout == "b\n"
     assert run(box.exec(["ls"], cwd="nowhere")).returncode == 126
 
 
-def test_the_environment_is_what_is_given(box, run):
+def test_exec_passes_the_given_environment(box, run):
     result = run(box.exec(["env"], env={"KEY": "välue"}))
     names = {line.split("=")[0] for line in result.stdout.splitlines()}
     assert "KEY=välue" in result.stdout
@@ -54,7 +54,7 @@ def test_the_environment_is_what_is_given(box, run):
 
 
 @pytest.mark.parametrize("argv", [[], "ls -l"])
-def test_what_is_no_command(box, run, argv):
+def test_exec_refuses_malformed_commands(box, run, argv):
     with pytest.raises(ConfigError, match="give a list"):
         run(box.exec(argv))
 
@@ -62,7 +62,7 @@ def test_what_is_no_command(box, run, argv):
 @pytest.mark.parametrize(
     "options", [{"timeout": 0}, {"timeout": float("nan")}, {"max_output": -1}, {"max_output": 1 << 40}]
 )
-def test_options_that_have_no_meaning(box, run, options):
+def test_exec_refuses_meaningless_options(box, run, options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         run(box.exec(["true"], **options))
 
@@ -70,16 +70,16 @@ def test_options_that_have_no_meaning(box, run, options):
 # Output
 
 
-def test_an_output_of_just_the_limit_is_whole(box, run):
+def test_exec_keeps_output_at_the_limit_whole(box, run):
     result = run(box.exec(["sh", "-c", "yes | head -c 1000"], max_output=1000))
     assert (len(result.stdout), result.truncated) == (1000, False)
 
 
-def test_bytes_that_are_no_text_are_escaped(box, run):
+def test_exec_escapes_invalid_utf8(box, run):
     assert run(box.exec(["printf", r"a\377b"])).stdout == r"a\xffb"
 
 
-def test_python_prints_to_both_outputs_at_every_level(box, run):
+def test_run_python_captures_output_of_every_level(box, run):
     code = "import os, sys\nprint('a')\nprint('b', file=sys.stderr)\nos.write(1, b'c')\nos.system('echo d; echo e >&2')"
     result = run(box.run_python(code))
     assert (result.stdout, result.stderr) == ("a\ncd\n", "b\ne\n")
@@ -88,7 +88,7 @@ def test_python_prints_to_both_outputs_at_every_level(box, run):
 # The interpreter
 
 
-def test_an_exception_has_a_traceback_with_its_lines_and_loses_nothing(box, run):
+def test_run_python_returns_tracebacks_and_keeps_state(box, run):
     run(box.run_python("x = 1"))
     result = run(box.run_python("def f():\n    raise KeyError('k')\nprint('before')\nf()"))
     assert result.stdout == "before\n"
@@ -113,7 +113,7 @@ def test_an_exception_has_a_traceback_with_its_lines_and_loses_nothing(box, run)
         ("__import__('sys').stdout.close(); 1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_what_code_does_wrong_is_a_result(box, run, code, error):
+def test_run_python_returns_errors_of_the_code(box, run, code, error):
     result = run(box.run_python(code))
     assert result.error is not None
     assert any(part in result.error for part in error.split("|"))
@@ -124,7 +124,7 @@ def test_what_code_does_wrong_is_a_result(box, run, code, error):
 @pytest.mark.parametrize(
     "code", ["import os; os._exit(3)", "import os; os.kill(os.getpid(), 9)", "import os; os.closerange(0, 999)"]
 )
-def test_an_interpreter_that_ends_loses_its_state_only(box, run, code):
+def test_run_python_survives_the_end_of_its_interpreter(box, run, code):
     run(box.run_python("x = 1"))
     result = run(box.run_python(code))
     assert result.state_lost
@@ -133,13 +133,13 @@ def test_an_interpreter_that_ends_loses_its_state_only(box, run, code):
     assert (result.state_lost, "NameError" in result.error) == (False, True)
 
 
-def test_a_fork_of_the_interpreter_does_not_answer_for_it(box, run):
+def test_run_python_ignores_answers_of_forks(box, run):
     result = run(box.run_python("import os\npid = os.fork()\npid == 0 or os.waitpid(pid, 0)[1]"))
     assert result.value == "0"
     assert run(box.run_python("pid > 0")).value == "True"
 
 
-def test_modules_are_found_and_main_is_main(box, run):
+def test_run_python_finds_modules_and_main(box, run):
     run(box.write_file("helper.py", b"answer = 42"))
     run(box.run_python("import dataclasses, pickle, helper\n@dataclasses.dataclass\nclass A:\n  x: int"))
     assert run(box.run_python("pickle.loads(pickle.dumps(A(helper.answer))).x")).value == "42"
@@ -148,7 +148,7 @@ def test_modules_are_found_and_main_is_main(box, run):
 # Timeouts and cancellation
 
 
-def test_late_command_leaves_the_interpreter_alone(box, run):
+def test_exec_timeout_spares_the_interpreter(box, run):
     run(box.run_python("x = 1"))
     assert run(box.exec(["sleep", "60"], timeout=0.3)).timed_out
     assert run(box.run_python("x")).value == "1"

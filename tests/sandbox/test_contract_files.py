@@ -15,7 +15,7 @@ from agent_rl.sandboxes.base import FileAccessError, Guarantee, Limits, Sandboxe
 @pytest.mark.parametrize(
     "path", ["nothing", "", ".", "fifo", "folder", "/dev/null", "dangling", "loop", "a\0b", "x" * 5000]
 )
-def test_what_is_no_regular_file_is_neither_read_nor_written(box, run, path):
+def test_files_refuse_irregular_paths(box, run, path):
     run(box.exec(["sh", "-c", "mkfifo fifo; mkdir folder; ln -s nowhere/file dangling; ln -s loop loop"]))
     with pytest.raises(FileAccessError):
         run(box.read_file(path))
@@ -24,7 +24,7 @@ def test_what_is_no_regular_file_is_neither_read_nor_written(box, run, path):
             run(box.write_file(path, b"data"))
 
 
-def test_a_file_that_is_too_large_is_not_read(box, run):
+def test_read_file_refuses_files_over_max_bytes(box, run):
     run(box.write_file("file", b"x" * 1001))
     with pytest.raises(FileAccessError, match="1001"):
         run(box.read_file("file", max_bytes=1000))
@@ -45,7 +45,7 @@ shutil.copy2('folder/inner/file', 'two')
 [open(path).read() for path in ('unpacked/folder/inner/file', 'copied/inner/file', 'one', 'two')]"""
 
 
-def test_programs_that_set_modes_and_times_go_on(box, run):
+def test_sandbox_runs_programs_setting_modes(box, run):
     result = run(box.run_python(COPIES))
     assert (result.error, result.value) == (None, "['x', 'x', 'x', 'x']")
     script = "touch one && cp -p one three && chmod +x three && mkdir again && tar -xpf folder.tar -C again"
@@ -57,7 +57,7 @@ def test_programs_that_set_modes_and_times_go_on(box, run):
 # Sandboxes
 
 
-def test_two_sandboxes_share_nothing(sandboxes, box, run):
+def test_sandboxes_share_no_files_or_state(sandboxes, box, run):
     async def look() -> list[object]:
         other = await sandboxes.open(lifetime=60)
         try:
@@ -73,7 +73,7 @@ def test_two_sandboxes_share_nothing(sandboxes, box, run):
     assert run(look()) == ["[[], False, False]", ""]
 
 
-def test_closing_ends_a_call_that_is_going_on(sandboxes, run):
+def test_close_ends_a_running_call(sandboxes, run):
     async def close_amid() -> None:
         box = await sandboxes.open(lifetime=60)
         call = asyncio.create_task(box.exec(["sleep", "60"]))
@@ -85,14 +85,14 @@ def test_closing_ends_a_call_that_is_going_on(sandboxes, run):
     run(close_amid())
 
 
-def test_a_lifetime_ends_a_sandbox(sandboxes, run):
+def test_lifetime_ends_the_sandbox(sandboxes, run):
     box = run(sandboxes.open(lifetime=0.5))
     with pytest.raises(SandboxError):
         run(box.exec(["sleep", "60"]))
     run(box.close())
 
 
-def test_limits_are_those_that_it_is_opened_with(sandboxes, run):
+def test_open_sets_the_given_limits(sandboxes, run):
     async def count(limits: Limits) -> int:
         box = await sandboxes.open(limits=limits, lifetime=60)
         result = await box.run_python("import resource\nresource.getrlimit(resource.RLIMIT_FSIZE)[0]")

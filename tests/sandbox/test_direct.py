@@ -40,7 +40,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_code_that_no_socket_holds_arrives(jails, run):
+def test_direct_line_carries_code_of_3_megabytes(jails, run):
     async def main() -> None:
         async with opened(jails) as box:
             assert (await box.run_python(f"x = {'a' * 3_000_000!r}\nlen(x)", timeout=20)).value == "3000000"
@@ -51,7 +51,7 @@ def test_code_that_no_socket_holds_arrives(jails, run):
     run(main())
 
 
-def test_a_worker_that_stopped_reading_is_late(jails, run):
+def test_direct_line_times_out_on_stopped_workers(jails, run):
     async def main() -> None:
         async with opened(jails) as box:
             stop = "import os, threading\nthreading.Timer(0.2, os.kill, (os.getpid(), 19)).start()"
@@ -66,7 +66,7 @@ def test_a_worker_that_stopped_reading_is_late(jails, run):
     run(main())
 
 
-def test_what_nobody_asked_for_is_not_read(jails, run):
+def test_direct_line_ignores_unsolicited_output(jails, run):
     """Between calls, a thread that writes without end costs the host nothing."""
     flood = (
         "import os, threading\n"
@@ -89,7 +89,7 @@ def test_what_nobody_asked_for_is_not_read(jails, run):
     run(main())
 
 
-def test_a_flood_of_output_is_read_at_a_limited_rate(jails, run):
+def test_direct_line_limits_the_rate_of_output(jails, run):
     """So that it takes less than a quarter of the host's event loop, and yet gets on."""
 
     async def main() -> None:
@@ -98,13 +98,13 @@ def test_a_flood_of_output_is_read_at_a_limited_rate(jails, run):
             result = await box.run_python("import os\nwhile True: os.write(1, bytes(65536))", timeout=1)
             assert time.process_time() - before < 0.25
             assert result.timed_out and result.truncated
-            told = int(result.stdout.split("[... ")[1].split()[0])
-            assert 3_000_000 < told < 100_000_000
+            printed = int(result.stdout.split("[... ")[1].split()[0])
+            assert 3_000_000 < printed < 100_000_000
 
     run(main())
 
 
-def test_calls_one_after_another_leave_others_their_turn(jails, run):
+def test_direct_line_lets_other_tasks_run(jails, run):
     turns = 0
 
     async def count() -> None:
@@ -126,7 +126,7 @@ def test_calls_one_after_another_leave_others_their_turn(jails, run):
     run(main())
 
 
-def test_a_sandbox_that_is_closed_under_a_call_fails_it_at_once(jails, run):
+def test_direct_line_close_fails_the_running_call(jails, run):
     async def main() -> None:
         async with opened(jails) as box:
             await box.run_python("x = 1")
@@ -139,7 +139,7 @@ def test_a_sandbox_that_is_closed_under_a_call_fails_it_at_once(jails, run):
     run(main())
 
 
-def test_a_cancelled_call_leaves_neither_a_process_nor_a_descriptor(jails, run):
+def test_direct_line_cancelled_leaves_no_process_or_descriptor(jails, run):
     beat = "import os, time\nos.fork()\nwhile True: open('beat', 'a').write('.'); time.sleep(0.01)"
 
     async def main() -> None:
@@ -162,7 +162,7 @@ def test_a_cancelled_call_leaves_neither_a_process_nor_a_descriptor(jails, run):
     run(main())
 
 
-def test_an_interpreter_that_is_lost_again_and_again_leaves_no_descriptor(jails, run):
+def test_direct_line_leaks_no_descriptor_after_crashes(jails, run):
     async def main() -> None:
         async with opened(jails) as box:
             await box.run_python("1")
@@ -175,7 +175,7 @@ def test_an_interpreter_that_is_lost_again_and_again_leaves_no_descriptor(jails,
     run(main())
 
 
-def test_a_reader_takes_no_frame_that_is_larger_than_it_said():
+def test_frames_refuse_oversized_frames():
     frames = Frames(max_head=100, max_body=0)
     frames.feed(pack({"id": 1}))
     assert frames.pop() == ({"id": 1}, b"")

@@ -41,7 +41,7 @@ Pieces = st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=20)), ma
 
 
 @given(Pieces, st.integers(1, 9))
-def test_stdout_is_taken_out_however_it_is_cut(pieces: list[tuple[int, bytes]], step: int) -> None:
+def test_stdout_is_extracted_from_any_chunks(pieces: list[tuple[int, bytes]], step: int) -> None:
     sent = b"".join(struct.pack(">BxxxL", kind, len(data)) + data for kind, data in pieces)
     stream = Demultiplexer()
     got = b"".join(stream.feed(sent[i : i + step]) for i in range(0, len(sent), step))
@@ -61,7 +61,7 @@ NEEDED = (
 )
 
 
-def test_the_profile_lets_python_run_and_nothing_dangerous() -> None:
+def test_seccomp_profile_allows_python_and_no_danger() -> None:
     profile = json.loads(seccomp_profile())
     assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
     allowed = {
@@ -72,7 +72,7 @@ def test_the_profile_lets_python_run_and_nothing_dangerous() -> None:
     assert all(entry["subArchitectures"] == [] for entry in profile["archMap"])
 
 
-def test_the_profile_looks_at_arguments() -> None:
+def test_seccomp_profile_checks_arguments() -> None:
     rules = [r for r in json.loads(seccomp_profile())["syscalls"] if "args" in r]
     sockets = {r["args"][0]["value"] for r in rules if r["names"] == ["socket"]}
     assert sockets == {1, 2, 10}
@@ -86,7 +86,7 @@ def test_the_profile_looks_at_arguments() -> None:
 # A container
 
 
-def test_what_a_container_may_use() -> None:
+def test_confinement_sets_the_container_limits() -> None:
     limits = Limits(memory=2**28, processes=5, cpus=0.5, disk=2**20, files=7)
     config = confinement(limits, 4242)
     assert config["Memory"] == config["MemorySwap"] == 2**28 + 3 * 2**20 + OVERHEAD
@@ -98,7 +98,7 @@ def test_what_a_container_may_use() -> None:
     assert any_user() > 2**20
 
 
-def test_whose_container_is_an_orphan() -> None:
+def test_is_orphan_checks_process_and_expiry() -> None:
     mine = labels("me", 60)
     assert not is_orphan(mine)
     assert is_orphan({**mine, EXPIRES: "1"})
@@ -111,12 +111,12 @@ def test_whose_container_is_an_orphan() -> None:
 # The image
 
 
-def test_the_libraries_of_a_program_are_found() -> None:
+def test_libraries_of_finds_libc() -> None:
     (libc,) = [file for file in image.libraries_of([Path(sys.executable)]) if file.name.startswith("libc.so")]
     assert libc.exists()
 
 
-def test_the_image_holds_what_it_takes_and_no_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_root_packs_programs_without_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "PROGRAMS", "sh cat no-such-program")
     with tarfile.open(tmp_path / "image.tar", "w") as tar:
         image.write_root(tar)
@@ -136,7 +136,7 @@ def test_the_image_holds_what_it_takes_and_no_packages(tmp_path: Path, monkeypat
 # What is missing
 
 
-def test_a_missing_sdk_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docker_and_e2b_name_missing_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("docker", "docker.errors", "e2b", "e2b_code_interpreter"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=r"agent-rl\[docker\]"):
@@ -147,7 +147,7 @@ def test_a_missing_sdk_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
         E2BSandboxes(api_key="x", interpreter="jupyter")
 
 
-def test_a_config_names_e2bs_interpreter() -> None:
+def test_make_backend_chooses_the_e2b_template() -> None:
     for module in ("e2b", "e2b_code_interpreter"):
         pytest.importorskip(module)
     for options, template in (({}, "base"), ({"interpreter": "jupyter"}, "code-interpreter-v1")):
@@ -159,7 +159,7 @@ def test_a_config_names_e2bs_interpreter() -> None:
         make_backend("e2b", {"api_key": "x", "interpreter": "ipython"})
 
 
-def test_an_engine_that_is_not_there_is_one_line(
+def test_build_image_reports_a_missing_engine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("docker")

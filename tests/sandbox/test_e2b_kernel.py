@@ -58,7 +58,7 @@ def value_of(answer: dict[str, dict[str, object]]) -> object:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-def test_a_prepared_kernel_answers_as_the_agents_interpreter_does(tmp_path: Path) -> None:
+def test_prepared_kernel_answers_like_the_agent(tmp_path: Path) -> None:
     values = ["abc", 'it\'s "it"', "", "'", [1] * 40, {"b": 1, "a": 2}, b"x"]
     failing = "def f():\n    raise KeyError('k')\nf()"
     *answers, failed, wrong = ask_a_kernel(tmp_path, *map(repr, values), failing, "x y")
@@ -69,14 +69,14 @@ def test_a_prepared_kernel_answers_as_the_agents_interpreter_does(tmp_path: Path
     assert "".join(map(str, wrong["error"]["traceback"])).endswith("SyntaxError: invalid syntax\n")  # type: ignore[call-overload]
 
 
-def test_its_twin_does_not(tmp_path: Path) -> None:
+def test_unprepared_kernel_answers_differently(tmp_path: Path) -> None:
     quoted, long = ask_a_kernel(tmp_path, repr("abc"), repr([1] * 40), prepared=False)
     assert value_of(quoted) == "abc"
     assert "\n" in str(value_of(long))
 
 
 @needs_root
-def test_a_prepared_kernel_is_where_and_who_it_shall_be(tmp_path: Path) -> None:
+def test_prepared_kernel_drops_privileges(tmp_path: Path) -> None:
     code = "import os\nnnp = [line for line in open('/proc/self/status') if line.startswith('NoNewPrivs')]"
     who = "os.getcwd(), os.getresuid(), os.getgroups(), nnp[0].split()[1], 'prepare' in globals()"
     _, answer = ask_a_kernel(tmp_path, code, who)
@@ -127,10 +127,10 @@ def after_a_crowd(sweep: str) -> str:
 
 
 @needs_root
-def test_the_sweep_ends_a_storm_of_a_users_processes_and_nobody_elses() -> None:
+def test_sweep_kills_all_processes_of_one_user() -> None:
     assert after_a_crowd(f"{inspect.getsource(kernel.sweep)}\nsweep({USER!r})") == "True False True"
 
 
 @needs_root
-def test_its_twin_ends_nothing() -> None:
+def test_crowd_survives_without_sweep() -> None:
     assert after_a_crowd("pass") == "True True True"

@@ -46,7 +46,7 @@ def escape(how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ESCAPES)
-def test_nothing_outlives_a_timeout(box, run, how):
+def test_timeout_ends_every_escape(box, run, how):
     result = run(box.run_python(escape(how), timeout=1.2))
     assert (result.timed_out, result.state_lost) == (True, True)
     beats = run(box.read_file("beat"))
@@ -58,7 +58,7 @@ def test_nothing_outlives_a_timeout(box, run, how):
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("how", [how for how in ESCAPES if how != "a thread"])
-def test_its_twin_does(tmp_path: Path, how):
+def test_escapes_outlive_an_unprotected_timeout(tmp_path: Path, how):
     with pytest.raises(subprocess.TimeoutExpired):
         subprocess.run([sys.executable, "-c", escape(how)], cwd=tmp_path, timeout=0.8)
     beats = (tmp_path / "beat").read_bytes()
@@ -79,7 +79,7 @@ while time.monotonic() < stop:
 """
 
 
-def test_a_storm_of_forks_is_ended(box, run):
+def test_timeout_ends_a_fork_storm(box, run):
     """Each process makes the next one and ends: none lives long enough to be killed by its number."""
     run(box.run_python(f"import os\nif os.fork() == 0: exec({STORM!r})"))
     time.sleep(1)
@@ -91,7 +91,7 @@ def test_a_storm_of_forks_is_ended(box, run):
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM, signal.SIGCHLD, signal.SIGINT])
-def test_whoever_signals_everybody_signals_nobody_else(box, run, backend, number):
+def test_kill_all_signals_reach_the_sandbox_only(box, run, backend, number):
     with victims(backend.uid) as aims:
         run(box.run_python(f"import os\nos.kill(-1, {int(number)})", timeout=1))
         run(box.run_python(f"import os\nos.kill(1, {int(number)})\nos.kill(os.getppid(), {int(number)})", timeout=1))
@@ -133,7 +133,7 @@ def write(fd, data):
         "sys.setrecursionlimit(10)",
     ],
 )
-def test_a_forged_or_broken_answer_deceives_nobody(box, run, forgery):
+def test_forged_answers_do_not_deceive_the_host(box, run, forgery):
     """It may cost the interpreter; the call after the next is answered truly, and by its own answer."""
     run(box.run_python(FORGER + forgery, timeout=1))
     assert run(box.exec(["echo", "true"])).stdout == "true\n"
@@ -146,26 +146,26 @@ def test_a_forged_or_broken_answer_deceives_nobody(box, run, forgery):
     assert run(box.run_python("6 * 7")).value == "42"
 
 
-def test_an_output_flood_costs_no_more_than_its_limit(box, run):
+def test_run_python_bounds_flooded_output(box, run):
     result = run(box.run_python("import os\nfor _ in range(400): os.write(1, b'x' * 65536)", max_output=1000))
     assert result.truncated
     assert len(result.stdout) < 1100
 
 
-def test_a_flood_that_goes_on_after_the_answer_holds_nobody_up(box, run):
+def test_run_python_ignores_output_after_the_answer(box, run):
     code = "import os\nif os.fork() == 0:\n    while True: os.write(1, b'x' * 65536)\n'answered'"
     assert run(box.run_python(code, timeout=20)).value == "'answered'"
     assert run(box.run_python("1 + 1", timeout=20)).value == "2"
 
 
-def test_a_value_that_is_too_long_is_cut(box, run):
+def test_run_python_cuts_long_values(box, run):
     result = run(box.run_python("'x' * 1_000_000", max_output=1000))
     assert result.value is not None
     assert len(result.value) < 1100
     assert run(box.run_python("raise ValueError('x' * 1_000_000)", max_output=1000)).error.count("x") < 1100
 
 
-def test_a_full_sandbox_can_still_be_used(box, run):
+def test_full_sandbox_runs_commands(box, run):
     """With no room left for files, nor for processes while time expires, a command still runs."""
     fill = "for i in range(400):\n    try: open(str(i), 'wb').write(bytes(1 << 16))\n    except OSError: pass"
     run(box.run_python(fill))
@@ -174,7 +174,7 @@ def test_a_full_sandbox_can_still_be_used(box, run):
     assert run(box.exec(["echo", "on"])).stdout == "on\n"
 
 
-def test_a_sandbox_out_of_processes_still_runs_a_command(sandboxes, run):
+def test_sandbox_out_of_processes_runs_commands(sandboxes, run):
     async def crowd() -> str:
         box = await sandboxes.open(limits=Limits(memory=192 << 20, processes=8, disk=2 << 20, files=256), lifetime=60)
         code = "import os, time\nfor _ in range(20):\n    try: os.fork() or (time.sleep(60), os._exit(0))\n"

@@ -10,7 +10,7 @@ from agent_rl.sandboxes.base import ExecResult, FileAccessError, Guarantee, Pyth
 from agent_rl.testing import FakeSandboxes
 
 
-def test_a_fake_answers_as_it_is_told_and_remembers_what_it_was_asked(run):
+def test_fake_sandbox_answers_and_records_calls(run):
     sandboxes = FakeSandboxes(
         on_exec=lambda argv: ExecResult(len(argv), argv[0], ""),
         on_python=lambda code: PythonResult("", "", code.upper()),
@@ -23,7 +23,7 @@ def test_a_fake_answers_as_it_is_told_and_remembers_what_it_was_asked(run):
     assert (box.calls, box.owner) == (["ls -l", "x"], "me")
 
 
-def test_a_fake_keeps_files(run):
+def test_fake_sandbox_keeps_files(run):
     box = run(FakeSandboxes().open())
     run(box.write_file("a", b"data"))
     assert run(box.read_file("/work/a")) == b"data"
@@ -33,7 +33,7 @@ def test_a_fake_keeps_files(run):
         run(box.read_file("b"))
 
 
-def test_a_fake_that_is_closed_says_so_and_guarantees_nothing(run):
+def test_fake_sandbox_refuses_calls_after_close(run):
     sandboxes = FakeSandboxes()
     box = run(sandboxes.open(owner="me"))
     assert run(sandboxes.capabilities()) == dict.fromkeys(Guarantee)
@@ -42,7 +42,7 @@ def test_a_fake_that_is_closed_says_so_and_guarantees_nothing(run):
         run(box.run_python(""))
 
 
-def test_the_doctor_names_every_guarantee(capsys: pytest.CaptureFixture[str]):
+def test_doctor_names_every_guarantee(capsys: pytest.CaptureFixture[str]):
     status = main(["sandbox", "doctor"])
     said = capsys.readouterr().out
     assert status in (0, 1)

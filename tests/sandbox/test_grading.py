@@ -49,12 +49,12 @@ def graded(runner: asyncio.Runner, sandboxes: Sandboxes) -> Graded:
     return judge
 
 
-def test_what_is_right_passes(graded: Graded) -> None:
+def test_grade_passes_right_answers(graded: Graded) -> None:
     verdict = graded(RIGHT, *ADD)
     assert verdict.passed == (True, True) and verdict.share == 1.0 and verdict.reasons == ("", "")
 
 
-def test_what_is_half_right_passes_half(graded: Graded) -> None:
+def test_grade_shares_partial_success(graded: Graded) -> None:
     verdict = graded("def add(a, b): return 5", *ADD)
     assert verdict.passed == (True, False) and verdict.share == 0.5
     assert verdict.reasons[1] == "returned 5, not 'ab'"
@@ -98,13 +98,13 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_what_pretends_fails(graded: Graded, cheat: str) -> None:
+def test_grade_fails_cheats(graded: Graded, cheat: str) -> None:
     tests = (Call("solution:add", [2, 3], 5), Call("solution:add", [0, 1], 1))
     verdict = graded(CHEATS[cheat], *tests, timeout=3)
     assert verdict.passed == (False, False), verdict.reasons
 
 
-def test_each_test_has_a_place_of_its_own(graded: Graded) -> None:
+def test_grade_runs_each_test_in_own_sandbox(graded: Graded) -> None:
     """A solution that counts its calls would pass if tests shared a sandbox."""
     counting = (
         "import os\ndef add(a, b):\n    seen = os.path.exists('seen')\n    open('seen', 'w').close()\n"
@@ -113,7 +113,7 @@ def test_each_test_has_a_place_of_its_own(graded: Graded) -> None:
     assert graded(counting, *ADD, *ADD).share == 1.0
 
 
-def test_what_the_model_left_running_takes_no_part(graded: Graded) -> None:
+def test_grade_excludes_processes_left_by_the_model(graded: Graded) -> None:
     meddler = (
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    while True:\n"
         "        open('/work/solution.py', 'w').write('def add(a, b): return 5')\n        time.sleep(0.001)\n"
@@ -131,12 +131,12 @@ def test_what_the_model_left_running_takes_no_part(graded: Graded) -> None:
         "open('solution.py', 'wb').truncate(1 << 24)",
     ],
 )
-def test_a_file_that_is_none_fails_every_test(graded: Graded, before: str) -> None:
+def test_grade_fails_missing_solution_files(graded: Graded, before: str) -> None:
     verdict = graded(RIGHT, *ADD, before=before)
     assert verdict.passed == (False, False) and "solution.py" in verdict.reasons[0]
 
 
-def test_a_program_is_judged_by_what_it_prints(graded: Graded) -> None:
+def test_grade_compares_output_of_programs(graded: Graded) -> None:
     program = ("python3", "solution.py")
     verdict = graded("print(int(input()) * 2)  ", Program(program, "8", "4"), Program(program, "9\n", "4"))
     assert verdict.passed == (True, False)
@@ -160,21 +160,21 @@ def test_a_program_is_judged_by_what_it_prints(graded: Graded) -> None:
         ("0", None, 0.0, False),
     ],
 )
-def test_values_are_compared_as_json(
+def test_grade_compares_values_as_json(
     graded: Graded, value: str, expected: JSON, tolerance: float, passes: bool
 ) -> None:
     verdict = graded(f"def f(): return {value}", Call("solution:f", [], expected, tolerance))
     assert verdict.passed == (passes,)
 
 
-def test_a_lost_sandbox_is_no_failed_test(runner: asyncio.Runner, sandboxes: Sandboxes) -> None:
+def test_grade_raises_for_a_lost_sandbox(runner: asyncio.Runner, sandboxes: Sandboxes) -> None:
     box = runner.run(sandboxes.open())
     runner.run(box.close())
     with pytest.raises(SandboxError):
         runner.run(grade(box, ["solution.py"], ADD, sandboxes))
 
 
-def test_what_can_t_be_graded(graded: Graded) -> None:
+def test_grade_refuses_empty_and_malformed_tests(graded: Graded) -> None:
     with pytest.raises(ConfigError, match="no tests"):
         graded(RIGHT)
     with pytest.raises(ConfigError, match="solution:add"):

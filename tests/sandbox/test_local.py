@@ -89,14 +89,14 @@ async def cycle(sandboxes: LocalSandboxes, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.e2e)])
-def test_nothing_is_left_of_many_sandboxes(jails, run, count):
+def test_local_sandboxes_leave_no_leftovers(jails, run, count):
     run(cycle(jails, 3))
     before = leftovers()
     run(cycle(jails, count))
     assert leftovers() == before
 
 
-def test_a_leak_would_be_seen(jails, run):
+def test_leftovers_detect_an_open_sandbox(jails, run):
     before = leftovers()
     box = run(jails.open(lifetime=60))
     during = leftovers()
@@ -144,7 +144,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("tier", ["jail", "landlock"])
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "SIGTERM", "leave", "block"])
-def test_nothing_survives_its_trainer(how, tier):
+def test_local_sandboxes_end_with_their_trainer(how, tier):
     """Whether it is killed, interrupted, ends without closing, or has an event loop that hangs and is killed."""
     trainer = subprocess.Popen(
         [sys.executable, "-c", TRAINER, tier, how, readable_python()], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -184,7 +184,7 @@ def test_sandboxes_end_with_their_zygote(run, tier):
     run(sandboxes.close())
 
 
-def test_another_event_loop_can_go_on_with_a_sandbox(jails):
+def test_local_sandbox_works_in_another_event_loop(jails):
     with asyncio.Runner() as first:
         box = first.run(jails.open(lifetime=60))
         first.run(box.run_python("x = 1"))
@@ -193,7 +193,7 @@ def test_another_event_loop_can_go_on_with_a_sandbox(jails):
         second.run(box.close())
 
 
-def test_what_is_required_and_missing_is_refused(run):
+def test_local_refuses_unmet_requirements(run):
     async def open_one() -> None:
         sandboxes = LocalSandboxes(tier="unsafe", allow_unsafe=True, require={Guarantee.FILES, Guarantee.NETWORK})
         try:
@@ -205,7 +205,7 @@ def test_what_is_required_and_missing_is_refused(run):
         run(open_one())
 
 
-def test_a_claim_that_is_not_true_is_not_reported(run):
+def test_verify_drops_false_claims(run):
     """Canaries die where nothing is guaranteed."""
 
     async def examine() -> dict[Guarantee, str | None]:
@@ -223,17 +223,17 @@ def test_a_claim_that_is_not_true_is_not_reported(run):
     ("options", "complaint"),
     [({"tier": "gaol"}, "choose one of jail"), ({"tier": "unsafe"}, "allow_unsafe=True")],
 )
-def test_options_that_have_no_meaning(options, complaint):
+def test_local_refuses_unknown_tiers_and_unsafe(options, complaint):
     with pytest.raises(ConfigError, match=complaint):
         LocalSandboxes(**options)
 
 
-def test_an_interpreter_that_is_none_is_refused(run):
+def test_local_refuses_a_missing_interpreter(run):
     with pytest.raises(SandboxError, match="does not start"):
         run(LocalSandboxes(python="/no/python", require=()).open())
 
 
-def test_leftovers_of_a_zygote_that_is_gone_are_collected(tmp_path: Path):
+def test_cgroups_collect_removes_leftovers_of_dead_zygotes(tmp_path: Path):
     hierarchy = cgroups.Hierarchy(tmp_path, ("pids",), 1)
     (tmp_path / "agent-rl" / "1.1-7").mkdir(parents=True)
     (tmp_path / "agent-rl" / "2.2-7").mkdir()
@@ -306,7 +306,7 @@ def test_jail_runs_every_interpreter(run, python: Path):
     assert said == repr(python.name)
 
 
-def test_a_jail_that_crashes_is_not_blamed_on_the_kernel(run, tmp_path: Path):
+def test_remedy_blames_jail_crashes_on_agent_rl(run, tmp_path: Path):
     """As Python 3.13 did: its first process ends by a signal, before it can say why."""
     folder = Path(local.__file__).parents[1]
     copy = shutil.copytree(folder, tmp_path / "sandboxes")

@@ -11,6 +11,7 @@ from agent_rl.concurrency import AsyncOnce
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, PythonResult, Sandbox
 from agent_rl.sandboxes.pool import WarmPool
+from agent_rl.testing import FakeSandboxes
 
 
 class Counted:
@@ -82,7 +83,7 @@ def pooled(
     asyncio.run(main())
 
 
-def test_what_is_warm_is_handed_out_at_once_and_made_up_for() -> None:
+def test_warm_pool_hands_out_warm_sandboxes() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         await pool.fill()
         assert pool.ready == 2 and [s.owner for s in backend.made] == ["warm", "warm"]
@@ -95,7 +96,20 @@ def test_what_is_warm_is_handed_out_at_once_and_made_up_for() -> None:
     pooled(use)
 
 
-def test_nobody_gets_what_another_has_used() -> None:
+def test_pooled_sandbox_passes_every_call() -> None:
+    async def use() -> None:
+        fakes = FakeSandboxes()
+        held = await WarmPool(fakes, warm=1).open()
+        await held.write_file("a", b"data")
+        assert await held.read_file("a") == b"data"
+        assert (await held.exec(["ls"])).returncode == 0 and (await held.run_python("x")).error is None
+        await held.close()
+        assert fakes.opened[0].calls == ["ls", "x"] and fakes.opened[0].closed
+
+    asyncio.run(use())
+
+
+def test_warm_pool_reuses_no_sandbox() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         for _ in range(5):
             lease = await pool.open()
@@ -108,7 +122,7 @@ def test_nobody_gets_what_another_has_used() -> None:
     pooled(use)
 
 
-def test_one_that_died_while_it_was_warm_is_not_handed_out() -> None:
+def test_warm_pool_discards_dead_sandboxes() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         await pool.fill()
         for sandbox in backend.made:
@@ -120,7 +134,7 @@ def test_one_that_died_while_it_was_warm_is_not_handed_out() -> None:
     pooled(use)
 
 
-def test_there_are_never_more_than_may_be() -> None:
+def test_warm_pool_bounds_open_sandboxes() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         async def episode() -> None:
             lease = await pool.open()
@@ -133,7 +147,7 @@ def test_there_are_never_more_than_may_be() -> None:
     pooled(use, Counting(0.001), most=3)
 
 
-def test_other_limits_get_a_sandbox_of_their_own() -> None:
+def test_warm_pool_opens_own_sandboxes_for_other_limits() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         await pool.fill()
         await asyncio.wait_for(pool.open(limits=Limits(memory=1)), 5)  # though the warm ones fill the pool
@@ -142,7 +156,7 @@ def test_other_limits_get_a_sandbox_of_their_own() -> None:
     pooled(use, most=2)
 
 
-def test_a_lease_ends_with_its_lifetime() -> None:
+def test_warm_pool_lease_ends_with_its_lifetime() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         lease = await pool.open(lifetime=0.05)
         await lease.run_python("x")
@@ -154,7 +168,7 @@ def test_a_lease_ends_with_its_lifetime() -> None:
     pooled(use)
 
 
-def test_a_backend_that_fails_says_so_to_whoever_asks() -> None:
+def test_warm_pool_reports_backend_failures() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         backend.fails = True
         with pytest.raises(SandboxError, match="none to be had"):
@@ -167,7 +181,7 @@ def test_a_backend_that_fails_says_so_to_whoever_asks() -> None:
     pooled(use)
 
 
-def test_who_is_cancelled_while_waiting_takes_no_place() -> None:
+def test_warm_pool_open_cancelled_frees_its_place() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         held = await pool.open()
         waiting = [asyncio.create_task(pool.open()) for _ in range(3)]
@@ -180,7 +194,7 @@ def test_who_is_cancelled_while_waiting_takes_no_place() -> None:
     pooled(use, warm=1, most=1)
 
 
-def test_a_pool_serves_one_event_loop_after_the_other() -> None:
+def test_warm_pool_serves_successive_event_loops() -> None:
     backend = Counting()
     pool = WarmPool(backend, warm=2)
     asyncio.run(pool.fill())
@@ -196,12 +210,12 @@ def test_a_pool_serves_one_event_loop_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("options", [{"warm": 0}, {"warm": 5, "most": 4}, {"lifetime": 0, "warm": 1}])
-def test_what_is_no_pool(options: dict[str, int]) -> None:
+def test_warm_pool_refuses_meaningless_options(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         WarmPool(Counting(), **options)
 
 
-def test_what_is_found_out_once_is_found_out_once() -> None:
+def test_once_computes_a_result_one_time() -> None:
     tries: list[int] = []
 
     async def find_out() -> int:

@@ -71,7 +71,7 @@ def works(run, box: Sandbox) -> bool:
     return said == "on\n" and run(box.run_python("6 * 7", timeout=20)).value == "42"
 
 
-def test_event_loop_is_not_blocked_by_a_lingering_descriptor(box, run):
+def test_event_loop_survives_a_lingering_descriptor(box, run):
     gaps = []
 
     async def main() -> None:
@@ -93,7 +93,7 @@ def test_event_loop_is_not_blocked_by_a_lingering_descriptor(box, run):
 
 
 @pytest.mark.sandbox
-def test_reader_of_a_socket_is_blocked_by_a_lingering_descriptor():
+def test_lingering_descriptor_blocks_a_socket_reader():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         code = SEND_LINGERING + "import time\ntime.sleep(1)\nprint(flush=True)\ntime.sleep(60)"
@@ -211,7 +211,7 @@ def test_loss_after_code_ran_is_a_result(run):
     ],
     ids=["the host failed", "its lifetime was over"],
 )
-def test_loss_that_is_not_the_codes_is_an_error(run, stub: Stub, reason: str):
+def test_infrastructure_loss_is_an_error(run, stub: Stub, reason: str):
     async def main() -> None:
         box = await stub.sandbox()
         await box.exec(["true"])

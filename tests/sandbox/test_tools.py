@@ -69,7 +69,7 @@ def said(runner: asyncio.Runner, *calls: tuple[str, dict[str, str]]) -> list[str
     return runner.run(main())
 
 
-def test_python_keeps_its_variables_and_the_files_are_the_shells(runner: asyncio.Runner) -> None:
+def test_tools_share_variables_and_files(runner: asyncio.Runner) -> None:
     assert said(
         runner,
         ("python", {"code": "x = 20\nopen('a.txt', 'w').write('one')"}),
@@ -82,7 +82,7 @@ def test_python_keeps_its_variables_and_the_files_are_the_shells(runner: asyncio
     ) == ["3", "hi\n21", "one\nexit status 3", "edited a.txt", "two", "wrote 2 bytes", "c.txt"]
 
 
-def test_what_goes_wrong_is_told(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_report_failures_as_text(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_tool, "TIMEOUT", 0.5)
     monkeypatch.setattr(shell_tool, "TIMEOUT", 0.5)
     raised, late, gone, slow, missing, twice = said(
@@ -110,17 +110,17 @@ def test_what_goes_wrong_is_told(runner: asyncio.Runner, monkeypatch: pytest.Mon
         (PythonResult("a", "", error="Traceback\nE\n", state_lost=True), "a\nTraceback\nE\nthe interpreter was"),
     ],
 )
-def test_how_python_is_described(result: PythonResult, text: str) -> None:
+def test_python_tool_describes_results(result: PythonResult, text: str) -> None:
     assert python_tool.described(result).startswith(text) and (text or not python_tool.described(result))
 
 
-def test_how_a_command_is_described() -> None:
+def test_shell_tool_describes_results() -> None:
     ended = ExecResult(-9, "a\n", "")
     assert shell_tool.described(ended) == "a\nexit status -9"
     assert "timeout" in shell_tool.described(replace(ended, timed_out=True))
 
 
-def test_a_model_is_told_of_the_arguments_and_not_of_the_environment() -> None:
+def test_tool_specs_omit_the_environment() -> None:
     assert {t.name: list(t.parameters["properties"]) for t in Workbench().tools} == {  # type: ignore[arg-type]
         "python": ["code"],
         "shell": ["command"],
@@ -133,7 +133,7 @@ def test_a_model_is_told_of_the_arguments_and_not_of_the_environment() -> None:
 # Where an environment's sandbox comes from
 
 
-def test_a_sandbox_that_can_t_be_had_fails_the_episode(runner: asyncio.Runner, shared: LocalSandboxes) -> None:
+def test_episode_fails_without_a_sandbox(runner: asyncio.Runner, shared: LocalSandboxes) -> None:
     async def refuse(**_: object) -> None:
         raise SandboxError("none")
 
@@ -142,7 +142,7 @@ def test_a_sandbox_that_can_t_be_had_fails_the_episode(runner: asyncio.Runner, s
     assert episode.outcome is Outcome.FAILED and episode.reward is None
 
 
-def test_every_episode_closes_its_sandbox(runner: asyncio.Runner, shared: LocalSandboxes) -> None:
+def test_episodes_close_their_sandboxes(runner: asyncio.Runner, shared: LocalSandboxes) -> None:
     played = runner.run(run_jobs([Job(spec("python-v0"), make_task("train", i), i) for i in range(8)], oracle()))
     assert len(played) == 8 and not [box for box in shared._open if box._lost is None]
 
@@ -157,17 +157,17 @@ def test_every_episode_closes_its_sandbox(runner: asyncio.Runner, shared: LocalS
         ("docker", {"require": ["fles"]}, "Did you mean 'files'"),
     ],
 )
-def test_what_is_no_backend(name: str, options: dict[str, object], hint: str) -> None:
+def test_make_backend_refuses_wrong_names_and_options(name: str, options: dict[str, object], hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         make_backend(name, options)  # type: ignore[arg-type]
 
 
-def test_a_backend_is_shared_by_all_that_ask_alike() -> None:
+def test_shared_backend_returns_one_per_options() -> None:
     assert shared_backend("local") is shared_backend("local", {})
     assert isinstance(shared_backend("local", {"warm": 2}), WarmPool)
 
 
-def test_an_environment_without_an_open_sandbox_says_so() -> None:
+def test_workbench_requires_open_sandbox() -> None:
     with pytest.raises(RuntimeError, match="open_sandbox"):
         print(Workbench().sandbox)
     assert issubclass(Workbench, ToolEnv)
@@ -181,13 +181,13 @@ def played(runner: asyncio.Runner, split: str, policy: Scripted, n: int) -> list
 
 
 @pytest.mark.parametrize("split", spec("python-v0").tasks.splits)
-def test_the_oracle_solves_every_task(runner: asyncio.Runner, split: str) -> None:
+def test_python_oracle_solves_every_task(runner: asyncio.Runner, split: str) -> None:
     episodes = played(runner, split, oracle(), 40)
     assert {e.success for e in episodes} == {True} and {e.value("clean") for e in episodes} == {1.0}
     assert len({int(str(e.task["kind"])) for e in episodes}) == len(FAMILIES)
 
 
-def test_what_looks_like_the_right_expression_is_mostly_wrong() -> None:
+def test_python_mistakes_are_mostly_wrong() -> None:
     """Also shows that an answer belongs to its expression: both are evaluated here."""
     agree = 0
     for i in range(200):
@@ -199,14 +199,14 @@ def test_what_looks_like_the_right_expression_is_mostly_wrong() -> None:
     assert agree < 40
 
 
-def test_no_two_splits_share_a_task() -> None:
+def test_python_splits_share_no_task() -> None:
     train, dev, test = (
         {str(make_task(split, i)["question"]) for i in range(300)} for split in ("train", "dev", "test")
     )
     assert not train & dev and not train & test and not dev & test and len(train) > 250
 
 
-def test_demonstrations_have_the_form_but_often_fail(runner: asyncio.Runner) -> None:
+def test_demonstrations_are_well_formed_but_often_fail(runner: asyncio.Runner) -> None:
     result = summarise(played(runner, "train", demonstrator(), 60))
     assert result.failed == 0 and 0.1 < result.success.value < 0.7
 
@@ -214,7 +214,7 @@ def test_demonstrations_have_the_form_but_often_fail(runner: asyncio.Runner) -> 
 @pytest.mark.parametrize(
     ("code", "reward"), [("1/0", 1.0), ("print('Traceback')", 1.1), ("'' '", 1.0)], ids=["raises", "prints", "syntax"]
 )
-def test_only_code_that_raised_is_not_clean(code: str, reward: float, runner: asyncio.Runner) -> None:
+def test_clean_reward_fails_raising_code_only(code: str, reward: float, runner: asyncio.Runner) -> None:
     task = make_task("train", 0)
 
     def raise_then_answer() -> Script:
@@ -239,7 +239,7 @@ os._exit(0)
 """
 
 
-def test_attack_on_the_sandbox_does_not_raise_the_success_rate(runner: asyncio.Runner) -> None:
+def test_sandbox_attack_leaves_the_success_rate(runner: asyncio.Runner) -> None:
     """The policy is right on every other task; where it is wrong, it would rather not be scored."""
 
     def answer(i: int, attack: bool) -> Script:

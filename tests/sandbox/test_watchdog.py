@@ -52,7 +52,7 @@ def box(watched: Sandboxes, runner: asyncio.Runner) -> Iterator[Sandbox]:
     runner.run(opened.close())
 
 
-def test_too_much_memory_costs_the_interpreter(box: Sandbox, run):
+def test_watchdog_kills_an_oversized_interpreter(box: Sandbox, run):
     result = run(box.run_python(TAKE + "print('so far', flush=True)\nfork(5, 60)\ntime.sleep(15)"))
     assert (result.state_lost, result.timed_out, result.stdout) == (True, False, "so far\n")
     assert "out of memory" in result.error
@@ -60,8 +60,17 @@ def test_too_much_memory_costs_the_interpreter(box: Sandbox, run):
     assert run(box.run_python("1 + 1")).value == "2"
 
 
+def test_sandbox_is_usable_after_a_memory_bomb_of_segments(box: Sandbox, run):
+    take = "import ctypes, time\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\n"
+    take += "for _ in range(10):\n    segment = libc.shmget(0, 30 << 20, 0o1600)\n    if segment < 0: break\n"
+    take += "    where = ctypes.c_void_p(libc.shmat(segment, None, 0))\n"
+    take += "    ctypes.memset(where, 1, 30 << 20), libc.shmdt(where)\n"
+    run(box.run_python(f"{take}time.sleep(1)"))
+    assert run(box.run_python("import time\ntime.sleep(0.5)\n'alive'")).value == "'alive'"
+
+
 @pytest.mark.parametrize("used_before", [False, True])
-def test_too_much_memory_is_seen_after_a_rest(box: Sandbox, run, used_before: bool):
+def test_watchdog_sees_memory_after_a_rest(box: Sandbox, run, used_before: bool):
     if used_before:
         run(box.run_python("x = 1"))
     time.sleep(3)
@@ -69,23 +78,23 @@ def test_too_much_memory_is_seen_after_a_rest(box: Sandbox, run, used_before: bo
     assert result.state_lost
 
 
-def test_too_much_memory_ends_a_command(box: Sandbox, run):
+def test_watchdog_kills_an_oversized_command(box: Sandbox, run):
     run(box.write_file("bomb.py", f"{TAKE}fork(5, 60)\ntime.sleep(15)".encode()))
     ran = run(box.exec(["python3", "bomb.py"], timeout=20))
     assert (ran.returncode, ran.timed_out) == (-9, False)
 
 
-def test_what_forks_share_counts_once(box: Sandbox, run):
+def test_watchdog_counts_shared_memory_once(box: Sandbox, run):
     """Eight times 100 MiB that are all the same: no more than one."""
     code = f"{TAKE}block = take(100)\nfork(7, 1)\ntime.sleep(1.5)\nlen(block) >> 20"
     assert run(box.run_python(code)).value == "100"
 
 
-def test_within_the_limit_nobody_is_killed(box: Sandbox, run):
+def test_watchdog_spares_sandboxes_within_the_limit(box: Sandbox, run):
     assert run(box.run_python(f"{TAKE}fork(2, 60)\ntime.sleep(1)\n'alive'")).value == "'alive'"
 
 
-def test_a_flood_of_its_signal_does_no_harm(box: Sandbox, run):
+def test_watchdog_survives_a_signal_flood(box: Sandbox, run):
     flood = "for _ in range(100_000):\n    for pid in (1, os.getppid()):\n        try: os.kill(pid, 14)\n"
     code = f"{TAKE}{flood}        except OSError: pass\n'alive'"
     assert run(box.run_python(code)).value == "'alive'"
@@ -97,7 +106,7 @@ def turns(pids: set[int]) -> int:
     return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[2]) for pid in pids)
 
 
-def test_a_sandbox_that_waits_is_left_alone(watched: Sandboxes, run):
+def test_watchdog_sleeps_while_the_sandbox_waits(watched: Sandboxes, run):
     before = descendants(os.getpid())
     box = run(watched.open(lifetime=60))
     run(box.run_python("x = 1"))

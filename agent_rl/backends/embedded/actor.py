@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.backends.embedded.config import InterruptionConfig
-from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.core.episode import Episode
-from agent_rl.core.messages import Message
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.model_folder import load_model, make_engine
@@ -41,11 +40,8 @@ class Actor:
 
     def policy(self, params: SamplingParams, interrupt: InterruptionConfig | None = None) -> TokenPolicy:
         """Return a policy over the model, with `params` and the interruption of long replies."""
-        given = None if interrupt is None else interrupt.with_ids(self._encode)
-        return TokenPolicy(self.engine, self.renderer, params, given)
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        encode = partial(self.tokenizer.encode, add_special_tokens=False)
+        return TokenPolicy(self.engine, self.renderer, params, interrupt.with_ids(encode) if interrupt else None)
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer, in the format that `transformers` loads."""
@@ -57,46 +53,37 @@ class Actor:
         return str(self.tokenizer.decode(list(ids)))
 
 
-def load_actor(folder: str | Path, *, slots: int = 64, context: int = 512, weights: WeightFormat = "float32") -> Actor:
-    """Load a checkpoint in Hugging Face's format.
-
-    Args:
-        folder: what `Actor.save`, or another tool, wrote.
-        slots: sequences that the engine samples at a time.
-        context: the longest sequence, in tokens.
-        weights: what the engine's copy of the weights is rounded to.
-
-    Raises:
-        CheckpointError: if there is none in the folder.
-    """
-    return _assemble(*load_model(folder), slots, context, weights)
-
-
-def new_actor(
-    config: ModelConfig,
+def make_actor(
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    seed: int,
     *,
     slots: int = 64,
     context: int = 512,
     weights: WeightFormat = "float32",
 ) -> Actor:
-    """Make an untrained actor; its engine is as of `load_actor`."""
-    model = make_model(config, len(tokenizer), seed)
-    return _assemble(model, tokenizer, slots, context, weights)
+    """Make an actor of a model.
+
+    Args:
+        model: trained or not.
+        tokenizer: the model's.
+        slots: sequences that the engine samples at a time.
+        context: the longest sequence, in tokens.
+        weights: what the engine's copy of the weights is rounded to.
+    """
+    engine = make_engine(model, tokenizer, slots=slots, context=context, weights=weights)
+    return Actor(model, tokenizer, load_renderer(tokenizer), engine)
+
+
+def load_actor(folder: str | Path, *, slots: int = 64, context: int = 512, weights: WeightFormat = "float32") -> Actor:
+    """Load a checkpoint in Hugging Face's format, as `Actor.save`, or another tool, wrote it; see `make_actor`.
+
+    Raises:
+        CheckpointError: if there is none in the folder.
+    """
+    return make_actor(*load_model(folder), slots=slots, context=context, weights=weights)
 
 
 def new_tokenizer(episodes: Iterable[Episode], vocab_size: int) -> PreTrainedTokenizerBase:
     """Train a tokenizer on what was said in episodes."""
-    return train_tokenizer([text for e in episodes for m in e.messages for text in _texts(m)], vocab_size)
-
-
-def _texts(message: Message) -> list[str]:
-    return [message.content, *(write_call(call) for call in message.tool_calls)]
-
-
-def _assemble(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, slots: int, context: int, weights: WeightFormat
-) -> Actor:
-    engine = make_engine(model, tokenizer, slots=slots, context=context, weights=weights)
-    return Actor(model, tokenizer, load_renderer(tokenizer), engine)
+    messages = [message for episode in episodes for message in episode.messages]
+    return train_tokenizer([text for m in messages for text in (m.content, *map(write_call, m.tool_calls))], vocab_size)

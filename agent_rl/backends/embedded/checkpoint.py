@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
-from agent_rl.backends.embedded.actor import Actor
-from agent_rl.backends.embedded.critic import Critic
-from agent_rl.backends.embedded.optimizer import Optimizer
-from agent_rl.backends.embedded.rollouts import StepBatch, load_sampled, save_sampled
+from agent_rl.backends.embedded.rollouts import load_sampled, save_sampled
+from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.errors import CheckpointError
 
 STATE, AHEAD = "trainer_state.pt", "sampled_ahead.pt"
 
 
-def save_checkpoint(
-    folder: Path,
-    actor: Actor,
-    optimizer: Optimizer,
-    step: int,
-    critic: Critic | None = None,
-    ahead: Collection[StepBatch] = (),
-) -> None:
-    """Write a checkpoint, batches `ahead` of their step included. A kill meanwhile leaves the previous one whole."""
+def save_checkpoint(folder: Path, trainer: Trainer) -> None:
+    """Write a checkpoint, what was sampled ahead included. A kill meanwhile leaves the previous one whole."""
     new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    actor.save(new)
-    torch.save({"step": step, "optimizer": optimizer.state_dict()}, new / STATE)
-    if critic is not None:
-        critic.save(new)
-    if ahead:
-        save_sampled(new / AHEAD, ahead)
+    trainer.actor.save(new)
+    torch.save({"step": trainer.step, "optimizer": trainer.optimizer.state_dict()}, new / STATE)
+    if trainer.critic is not None:
+        trainer.critic.save(new)
+    if trainer.ahead:
+        save_sampled(new / AHEAD, trainer.ahead)
     for file in new.iterdir():
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
@@ -57,15 +47,12 @@ def find_checkpoint(folder: Path) -> Path:
     raise CheckpointError(f"no checkpoint in '{folder}': the run stopped before its first one; start it again")
 
 
-def load_state(folder: Path, optimizer: Optimizer, critic: Critic | None = None) -> int:
-    """Restore the optimizer and the critic, and return the step; the weights are `load_actor`'s to load."""
+def restore(folder: Path, trainer: Trainer) -> None:
+    """Restore all but the weights, which `load_actor` loads."""
     state = torch.load(folder / STATE, weights_only=True)
-    optimizer.load_state_dict(state["optimizer"])
-    if critic is not None:
-        critic.load(folder)
-    return int(state["step"])
-
-
-def load_ahead(folder: Path) -> list[StepBatch]:
-    """Return the batches that were sampled ahead of the checkpoint's step, the next one's first."""
-    return load_sampled(folder / AHEAD) if (folder / AHEAD).exists() else []
+    trainer.step = int(state["step"])
+    trainer.optimizer.load_state_dict(state["optimizer"])
+    if trainer.critic is not None:
+        trainer.critic.load(folder)
+    if (folder / AHEAD).exists():
+        trainer.ahead.extend(load_sampled(folder / AHEAD))

@@ -26,6 +26,7 @@ from agent_rl.backends.group_sampling import (
     worth_training,
 )
 from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Reward, group_episodes
+from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError
 from agent_rl.gym.registry import EnvSpec
@@ -94,29 +95,48 @@ class RolloutSampler:
         tokens = self.actor.engine.tokens - before
         return replace(found, seconds=time.perf_counter() - started, tokens=tokens)
 
-    def policy(self, params: SamplingParams) -> TokenPolicy:
-        """Return the actor as a policy, for training and evaluation."""
-        return self.actor.policy(params, self.config.rollout.interrupt)
-
     def value(self, step: int, groups: Groups) -> tuple[Tensor, dict[str, float]]:
         """Estimate the values of the states of a step's batch, as `group_sampling.value_states`."""
         config = self.config
 
         def run(jobs: list[Job]) -> list[Episode]:
-            continued = self._run(jobs, self.params)
+            continued = self.run(jobs, self.params)
             order = rng(Stream.SHUFFLED_CONTINUATIONS, config.seed, step)
             return shuffled(continued, order) if config.shuffle_rewards else continued
 
         return value_states(groups, self.spec, self.algorithm, rng(Stream.STATE_VALUES, config.seed, step), run)
 
-    def _run(self, jobs: list[Job], params: SamplingParams) -> list[Episode]:
-        return asyncio.run(run_jobs(jobs, self.policy(params), concurrency=self.actor.engine.slots))
+    def job(self, origin: Origin, task: Task, number: int, sampling: str = "") -> Job:
+        """Return an episode to run; ids tell a resumed run which ones it stored already.
+
+        Args:
+            origin: why it is run.
+            task: what it is about.
+            number: of its task in the step or evaluation.
+            sampling: as of `names_of`.
+        """
+        group, id = names_of(origin, number, sampling=sampling)
+        snapshots, args = self.algorithm.needs_values and origin.purpose == "train", self.config.env_args
+        seed = seed_of(origin, task, self.config.seed)
+        return Job(self.spec, task, seed, group, env_args=args, id=id, origin=origin, snapshots=snapshots)
+
+    def run(self, jobs: list[Job], params: SamplingParams) -> list[Episode]:
+        """Run episodes with the engine's present weights."""
+        return asyncio.run(run_jobs(jobs, self._policy(params), concurrency=self.actor.engine.slots))
+
+    def _policy(self, params: SamplingParams) -> TokenPolicy:
+        return self.actor.policy(params, self.config.rollout.interrupt)
 
     def _groups(self, step: int, first: int, n: int) -> list[EpisodeGroup]:
         """Sample some of a step's groups."""
-        config = self.config
-        jobs, slots = self._jobs(step, range(first, first + n)), self.actor.engine.slots
-        groups = asyncio.run(run_groups(jobs, self.policy(self.params), concurrency=slots))
+        config, slots = self.config, self.actor.engine.slots
+        start = RL_START + step * int(config.rollout.groups * config.algorithm.refill.most)
+        jobs = [
+            self.job(Origin("train", config.split, step, sample), self.tasks.at(start + group), group)
+            for group in range(first, first + n)
+            for sample in range(config.rollout.samples)
+        ]
+        groups = asyncio.run(run_groups(jobs, self._policy(self.params), concurrency=slots))
         if not config.shuffle_rewards:
             return groups
         order = rng(Stream.SHUFFLED_REWARDS, config.seed, step, first)
@@ -136,30 +156,7 @@ class RolloutSampler:
             )
             for first in (group.episodes[0] for group in groups)
         ]
-        return self._run(jobs, replace(self.params, temperature=0.0))
-
-    def _jobs(self, step: int, groups: range) -> list[Job]:
-        """Return the jobs of some of a step's groups; ids tell a resumed run which episodes it stored already."""
-        config, jobs = self.config, []
-        stride = int(config.rollout.groups * config.algorithm.refill.most)
-        for group in groups:
-            task = self.tasks.at(RL_START + step * stride + group)
-            for sample in range(config.rollout.samples):
-                origin = Origin("train", config.split, step, sample)
-                group_id, id = names_of(origin, group)
-                jobs.append(
-                    Job(
-                        self.spec,
-                        task,
-                        seed_of(origin, task, config.seed),
-                        group_id,
-                        env_args=config.env_args,
-                        id=id,
-                        origin=origin,
-                        snapshots=self.algorithm.needs_values,
-                    )
-                )
-        return jobs
+        return self.run(jobs, replace(self.params, temperature=0.0))
 
 
 def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:
@@ -211,10 +208,6 @@ def shuffled(episodes: Sequence[Episode], rng: Generator) -> list[Episode]:
     scored = [i for i, e in enumerate(episodes) if e.reward is not None]
     dealt = list(episodes)
     for i, j in zip(scored, rng.permutation(scored), strict=True):
-        total = episodes[j].reward
-        dealt[i] = replace(episodes[i], rewards=(*_muted(episodes[i]), Reward("shuffled", total, source="control")))
+        muted = (replace(reward, weight=0.0) for reward in episodes[i].rewards)
+        dealt[i] = replace(episodes[i], rewards=(*muted, Reward("shuffled", episodes[j].reward, source="control")))
     return dealt
-
-
-def _muted(episode: Episode) -> list[Reward]:
-    return [replace(reward, weight=0.0) for reward in episode.rewards]

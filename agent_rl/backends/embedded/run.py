@@ -5,24 +5,25 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import Actor, load_actor, new_actor, new_tokenizer
-from agent_rl.backends.embedded.checkpoint import find_checkpoint, load_ahead, load_state, save_checkpoint
+from agent_rl.backends.embedded.actor import Actor, make_actor, new_tokenizer
+from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, warm_start
 from agent_rl.backends.group_sampling import check_environment
 from agent_rl.core.episode import Episode
-from agent_rl.engines.embedded.model_folder import require_model
-from agent_rl.engines.embedded.quantization import WeightFormat
+from agent_rl.engines.embedded.model_folder import load_model, require_model
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks, task_key
 from agent_rl.rendering.base import Renderer
@@ -56,7 +57,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
     env, stored = check_run(config)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     save_config(folder, config)
-    with _Run(folder, env, config, progress, stop) as run:
+    with _open(folder, env, config, progress, stop) as run:
         actor = run.load(config.start_from) if config.start_from else run.prepare()
         if Algorithm(config.algorithm).needs_reference:
             actor.save(folder / REFERENCE)
@@ -65,7 +66,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
             stored.save(folder / STORED)
         trainer = Trainer(env, actor, config, _reference(folder), stored)
         run.evaluate(trainer, "before")
-        save_checkpoint(folder / CHECKPOINT, actor, trainer.optimizer, 0, trainer.critic)
+        save_checkpoint(folder / CHECKPOINT, trainer)
         run.train(trainer)
         return run.finish(trainer)
 
@@ -83,14 +84,11 @@ def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
     config.context(env.budget.tokens)
     if config.start_from:
         require_model(config.start_from)
-    return env, _find_groups(config, env) if config.episodes else None
-
-
-def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
-    """Make an untrained actor whose tokenizer knows the words of the environment's demonstrations."""
-    episodes = _demonstrations(env, config, TOKENIZER_EPISODES)
-    tokenizer = new_tokenizer(episodes, config.vocab_size)
-    return new_actor(config.model, tokenizer, config.seed, **_engine(env, config))
+    if config.episodes is None:
+        return env, None
+    evaluated = ((config.eval.split, config.eval.n), (config.eval.dev_split, config.eval.dev_n))
+    held_out = {task_key(task) for split, n in evaluated for task in distinct_tasks(env.tasks, split, n)}
+    return env, index_groups(config.episodes, env.id, Algorithm(config.algorithm), held_out)
 
 
 def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, steps: int | None = None) -> Path:
@@ -112,57 +110,48 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, st
         save_config(folder, config)
     env = config.load_env()
     checkpoint = find_checkpoint(folder / CHECKPOINT)
-    with _Run(folder, env, config, progress, stop) as run:
-        run.set_threads()
-        actor = load_actor(checkpoint, **_engine(env, config))
+    with _open(folder, env, config, progress, stop) as run:
+        actor = _actor(env, config, *load_model(checkpoint))
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
         trainer = Trainer(env, actor, config, _reference(folder), stored)
-        trainer.step = load_state(checkpoint, trainer.optimizer, trainer.critic)
-        trainer.ahead.extend(load_ahead(checkpoint))
+        restore(checkpoint, trainer)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
         run.train(trainer)
         return run.finish(trainer)
 
 
+def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
+    """Make an untrained actor whose tokenizer knows the words of the environment's demonstrations."""
+    tokenizer = new_tokenizer(_demonstrations(env, config, TOKENIZER_EPISODES), config.vocab_size)
+    return _actor(env, config, make_model(config.model, len(tokenizer), config.seed), tokenizer)
+
+
+@dataclass
 class _Run:
-    """The files and the display of one run, open while it lasts."""
+    """One run while it lasts: its settings, files and display."""
 
-    def __init__(self, folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None) -> None:
-        self.folder, self.env, self.config, self.progress = folder, env, config, progress
-        self.stop = stop or Stop(progress.say)
-        self.started = time.monotonic()
-        self.dev = ""
-        self._open = ExitStack()
-
-    def __enter__(self) -> _Run:
-        self.known = episode_ids(self.folder / EPISODES)
-        with ExitStack() as opened:
-            self.metrics = opened.enter_context(MetricsFile(self.folder))
-            self.episodes = opened.enter_context(EpisodeWriter(self.folder / EPISODES))
-            opened.enter_context(self.stop.on_ctrl_c())
-            self._open = opened.pop_all()
-        hf_logging.disable_progress_bar()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
-
-    def set_threads(self) -> None:
-        # more than a few threads only get in each other's way in a model of this size
-        torch.set_num_threads(self.config.threads or min(4, torch.get_num_threads()))
+    folder: Path
+    env: EnvSpec
+    config: TrainConfig
+    progress: Progress
+    stop: Stop
+    metrics: MetricsFile
+    episodes: EpisodeWriter
+    known: set[str]
+    """The ids of the episodes that the run stored before it was killed."""
+    started: float
+    dev: str = ""
+    """The last evaluation on the dev split, in words."""
 
     def load(self, checkpoint: str) -> Actor:
         """Take a model that another run trained."""
-        config = self.config
-        self.set_threads()
-        actor = load_actor(checkpoint, **_engine(self.env, config))
+        actor = _actor(self.env, self.config, *load_model(checkpoint))
         self.progress.say(f"[bold]{self.env.id}[/bold]: starting from {checkpoint}. Everything goes to {self.folder}/")
         return actor
 
     def prepare(self) -> Actor:
         """Make a model and warm it up on demonstrations."""
         config, env, say = self.config, self.env, self.progress.say
-        self.set_threads()
         say(f"[bold]{env.id}[/bold]: training a small transformer from nothing, on {torch.get_num_threads()} threads.")
         say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
         say("[bold]1. Warm start[/bold]: clone noisy demonstrations that the environment plays itself.")
@@ -182,7 +171,6 @@ class _Run:
             self.stop.check("nothing is lost but the warm start; run the same command again")
 
         trajectories = [t for e in demonstrations for t in e.trajectories]
-        actor.model.train()
         warm_start(
             actor.model, trajectories, config.warm_start, tokenizer=actor.tokenizer, seed=config.seed, on_step=show
         )
@@ -192,15 +180,16 @@ class _Run:
     def evaluate(self, trainer: Trainer, when: str) -> None:
         """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
         config = self.config
-        tasks = distinct_tasks(self.env.tasks, config.eval.split, config.eval.n)
-        self.progress.say(f"\n[bold]Held-out tasks {when} RL[/bold] (split '{config.eval.split}', never trained on):")
-        for name, temperature in _samplings(config).items():
+        split, sampled, low = config.eval.split, config.rollout.temperature, config.eval.low_temperature
+        tasks = distinct_tasks(self.env.tasks, split, config.eval.n)
+        self.progress.say(f"\n[bold]Held-out tasks {when} RL[/bold] (split '{split}', never trained on):")
+        for name, temperature in (("sampled", sampled), ("low-temperature", low), ("greedy", 0.0)):
             params = trainer.actor.params(temperature, config.rollout.max_tokens)
-            split = config.eval.split
             result, episodes = trainer.evaluate(tasks, params, split, name)
             self.write(episodes)
-            self.metrics.write("eval", trainer.step, result.row(config.eval.split, name))
-            self.progress.say(f"  {_label(name, temperature):34s} {result.success}")
+            self.metrics.write("eval", trainer.step, result.row(split, name))
+            label = f"{name} (temperature {temperature:g})" if temperature else name
+            self.progress.say(f"  {label:34s} {result.success}")
 
     def train(self, trainer: Trainer) -> None:
         """Train to the last step; evaluate on the dev split and save checkpoints at the configured steps."""
@@ -213,16 +202,14 @@ class _Run:
             self.write(result.episodes)
             self.metrics.write("train", trainer.step, result.metrics)
             if config.eval.every and trainer.step % config.eval.every == 0:
-                split = config.eval.dev_split
-                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, split)
-                self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
+                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, config.eval.dev_split)
+                self.metrics.write("eval", trainer.step, evaluation.row(config.eval.dev_split, "sampled"))
                 self.dev = f"{evaluation.success.value:.1%} of {evaluation.success.n} {config.eval.dev_split} tasks"
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
             last = trainer.step == config.steps
             if last or self.stop.is_asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
-                state = (trainer.optimizer, trainer.step, trainer.critic, trainer.ahead)
-                save_checkpoint(self.folder / CHECKPOINT, trainer.actor, *state)
+                save_checkpoint(self.folder / CHECKPOINT, trainer)
             if not last:
                 self.stop.check(f"continue with: agent-rl train resume={self.folder}")
 
@@ -261,30 +248,28 @@ class _Run:
                 self.episodes.write(episode)
 
 
-def _find_groups(config: TrainConfig, env: EnvSpec) -> StoredGroups:
-    evaluated = ((config.eval.split, config.eval.n), (config.eval.dev_split, config.eval.dev_n))
-    held_out = {task_key(task) for split, n in evaluated for task in distinct_tasks(env.tasks, split, n)}
-    return index_groups(config.episodes or "", env.id, Algorithm(config.algorithm), held_out)
+@contextmanager
+def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None) -> Iterator[_Run]:
+    started, known, stop = time.monotonic(), episode_ids(folder / EPISODES), stop or Stop(progress.say)
+    # more than a few threads only get in each other's way in a model of this size
+    torch.set_num_threads(config.threads or min(4, torch.get_num_threads()))
+    hf_logging.disable_progress_bar()
+    with MetricsFile(folder) as metrics, EpisodeWriter(folder / EPISODES) as episodes, stop.on_ctrl_c():
+        yield _Run(folder, env, config, progress, stop, metrics, episodes, known, started)
+
+
+def _actor(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
+    rollout, context = config.rollout, config.context(env.budget.tokens)
+    return make_actor(model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights)
 
 
 def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:
     return demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
 
 
-class _Engine(TypedDict):
-    slots: int
-    context: int
-    weights: WeightFormat
-
-
-def _engine(env: EnvSpec, config: TrainConfig) -> _Engine:
-    rollout, context = config.rollout, config.context(env.budget.tokens)
-    return {"slots": rollout.slots, "context": context, "weights": rollout.weights}
-
-
 def _reference(folder: Path) -> PreTrainedModel | None:
     """Load the policy that the run's algorithm compares with, if it does."""
-    return load_actor(folder / REFERENCE, slots=1).model if (folder / REFERENCE).exists() else None
+    return load_model(folder / REFERENCE)[0] if (folder / REFERENCE).exists() else None
 
 
 def _minutes(config: TrainConfig) -> str:
@@ -292,11 +277,3 @@ def _minutes(config: TrainConfig) -> str:
     episodes = config.rollout.groups * config.rollout.samples
     seconds = 40 + 0.15 * config.warm_start.clone_steps + config.steps * episodes / 130
     return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
-
-
-def _samplings(config: TrainConfig) -> dict[str, float]:
-    return {"sampled": config.rollout.temperature, "low-temperature": config.eval.low_temperature, "greedy": 0.0}
-
-
-def _label(name: str, temperature: float) -> str:
-    return name if name == "greedy" else f"{name} (temperature {temperature:g})"

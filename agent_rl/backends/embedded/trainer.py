@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -30,9 +29,8 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.moe.agreement import RoutingConfig, replayed_routes
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import replayed, routers
-from agent_rl.rollout import Evaluation, Job, run_jobs, summarise
+from agent_rl.rollout import Evaluation, summarise
 from agent_rl.rollout.evaluation import rollout_metrics
-from agent_rl.rollout.naming import names_of, seed_of
 from agent_rl.runs.stored_groups import StoredGroups
 from agent_rl.seeds import Stream, rng
 
@@ -146,13 +144,9 @@ class Trainer:
             metrics[f"train/{name}"] = value / tokens
         if self.optimizer.scales_loss:
             metrics["train/loss_scale"] = self.optimizer.loss_scale
-        return metrics | {
-            "train/loss": loss,
-            "train/grad_norm": norm,
-            "train/lr": config.optimizer.lr * scale,
-            "train/tokens": float(tokens),
-            **of_objective,
-        }
+        lr = config.optimizer.lr * scale
+        now = {"train/loss": loss, "train/grad_norm": norm, "train/lr": lr, "train/tokens": float(tokens)}
+        return metrics | now | of_objective
 
     def _prepare(self, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
         """Score the whole batch under theta, and let the objective prepare it."""
@@ -204,12 +198,7 @@ class Trainer:
         return replace(scored, reference_logprobs=logprobs)
 
     def _scores(
-        self,
-        model: PreTrainedModel,
-        rows: Rows,
-        *names: str,
-        given: Tensor | None = None,
-        log: RouteLog | None = None,
+        self, model: PreTrainedModel, rows: Rows, *names: str, given: Tensor | None = None, log: RouteLog | None = None
     ) -> list[Tensor]:
         config = self.config
         settings = (config.rollout.temperature, config.precision, config.micro_batch_tokens)
@@ -220,21 +209,11 @@ class Trainer:
         return replayed_routes(self.replay, scored.rows.routed_experts, scored.old_experts)
 
     def evaluate(
-        self,
-        tasks: Sequence[Task],
-        params: SamplingParams,
-        split: str,
-        sampling: str = "",
+        self, tasks: Sequence[Task], params: SamplingParams, split: str, sampling: str = ""
     ) -> tuple[Evaluation, list[Episode]]:
         """Run each task of a split once; the same weights give the same episodes. Their ids name the sampling."""
         self.actor.engine.update_weights(self.step)
         origin = Origin("eval", split, self.step, greedy=params.temperature == 0)
-        args, seed = self.config.env_args, self.config.seed
-        jobs = [
-            Job(self.spec, task, seed_of(origin, task, seed), group, env_args=args, id=id, origin=origin)
-            for i, task in enumerate(tasks)
-            for group, id in [names_of(origin, i, sampling=sampling)]
-        ]
-        policy = self.rollouts.policy(params)
-        episodes = asyncio.run(run_jobs(jobs, policy, concurrency=self.actor.engine.slots))
+        jobs = [self.rollouts.job(origin, task, number, sampling) for number, task in enumerate(tasks)]
+        episodes = self.rollouts.run(jobs, params)
         return summarise(episodes), episodes

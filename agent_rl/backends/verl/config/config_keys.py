@@ -224,6 +224,9 @@ _REPLACED = {
     "actor_rollout_ref.rollout.seed": "every reply has a seed of its own: set seed",
     "actor_rollout_ref.rollout.full_determinism": "every reply has a seed of its own: set seed",
     "actor_rollout_ref.rollout.limit_images": "episodes are text",
+    "actor_rollout_ref.rollout.moe_load_balance": (
+        "all routes would pass through the driver: docs/metrics.md has what is measured of them, routing/"
+    ),
     "actor_rollout_ref.rollout.mtp": "agent_rl's loss trains the next token only",
     "actor_rollout_ref.rollout.disaggregation": "agent_rl was never run with prefill and decode on different servers",
     "actor_rollout_ref.rollout.trace": "runs/latest/episodes.jsonl has every episode, see agent-rl view",

@@ -147,7 +147,7 @@ def canary_rows(ids: Sequence[int], copies: int) -> TensorDict:
     data = TensorDict(nested, batch_size=copies)
     one_row = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}  # whatever the run's own micro-batches are
     tu.assign_non_tensor(data, calculate_entropy=False, compute_loss=False, temperature=1.0, **one_row)
-    tu.assign_non_tensor(data, **{REPLAY: "", RECORD: False})
+    tu.assign_non_tensor(data, **{REPLAY: "", RECORD: ()})
     return data
 
 

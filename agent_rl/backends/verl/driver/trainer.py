@@ -46,9 +46,10 @@ from agent_rl.backends.verl.driver.watchdog import server_managers
 from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from agent_rl.backends.verl.worker.routes import (
-    OLD,
+    EQUAL,
     REPLAYED,
     ROLLOUT,
+    SHARED,
     VERL_REPLAY_STRATEGIES,
     replay_routes,
     route_fields,
@@ -67,8 +68,8 @@ class AlgorithmTrainer(PPOTrainer):
     store: EpisodeWriter
     metrics: MetricsFile
     replay_buffer: Any
-    routes: dict[str, str]
-    """Those in verl's queue, see `routes.route_fields`"""
+    routes: tuple[str, ...]
+    """Fields of verl's queue, see `routes.route_fields`."""
     routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
     weighed: SentBatch
     """The batch of this step, for objectives that prepare it before each update."""
@@ -176,15 +177,24 @@ class AlgorithmTrainer(PPOTrainer):
             self.checked = True
         return batch
 
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, float], *args: Any, **kwargs: Any) -> KVBatchMeta:
+        """Balance and pad the batch as verl does, which fetches the first row whole: with routes, the shortest."""
+        if self.routes:
+            shortest = min(range(len(batch)), key=lambda row: int(batch.tags[row]["seq_len"]))
+            batch.reorder([shortest, *(row for row in range(len(batch)) if row != shortest)])
+        return super()._balance_batch(batch, metrics, *args, **kwargs)
+
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Score the batch under old.
 
-        With the rollout's routes if they are replayed. Its own routes, and how sure it was, come back if asked for.
+        With the rollout's routes if they are replayed. What its own routes say, and how sure it was, is added to the
+        queue if asked for.
         """
         replay = ROLLOUT if self.algorithm.config.routing.replay == "R3" else ""
         wanted = {"calculate_sum_pi_squared": True} if self.algorithm.needs_distributions else {}
         batch.extra_info.update(wanted)
-        with replay_routes(batch.extra_info, replay, record=OLD in self.routes.values()):
+        record = tuple(name for name in self.routes if name != ROLLOUT)
+        with replay_routes(batch.extra_info, replay, record):
             batch = super()._compute_old_log_prob(batch, metrics)  # another, which asks the reference for none
         if not wanted:
             return batch
@@ -196,7 +206,8 @@ class AlgorithmTrainer(PPOTrainer):
         Raises:
             RuntimeError: if verl changed a token, or one is older than the run allows.
         """
-        names = ["prompts", "responses", "response_mask", "extra_fields", *COMPUTED.values(), *self.routes.values()]
+        names = ["prompts", "responses", "response_mask", "extra_fields", *COMPUTED.values()]
+        names += [name for name in (EQUAL, SHARED) if name in self.routes]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         received = self.replay_buffer.add_to(receive(batch.keys, data.pop("extra_fields").tolist(), padding))
@@ -205,7 +216,7 @@ class AlgorithmTrainer(PPOTrainer):
         self.store.flush()
         version, limit = self.global_steps - 1, self.config.data.agent_rl.max_staleness
         check_staleness(received.episodes, version, limit)
-        self.weighed = compute_weights(self.algorithm, received, data, self.routes, version)
+        self.weighed = compute_weights(self.algorithm, received, data, version)
         metrics |= self.weighed.metrics | rollout_metrics(received.episodes) | score_metrics(received.episodes)
         return _put(batch, self.weighed.sent)
 
