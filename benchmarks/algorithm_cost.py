@@ -1,4 +1,4 @@
-"""What the algorithm layer costs beside the training step it serves: `python benchmarks/algorithm_cost.py`.
+"""Cost of the algorithm layer relative to the training step: `python benchmarks/algorithm_cost.py`.
 
 A million tokens of multi-turn episodes, of which the policy sampled about half: episodes → experience (shaping,
 filters) → advantages, corrections, weights → diagnosis, and the loss with its gradient down to the log-probabilities.

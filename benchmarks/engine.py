@@ -44,7 +44,7 @@ NEVER: frozenset[int] = frozenset()
 
 @dataclass(frozen=True)
 class Workload:
-    """What every engine has to do."""
+    """The work of every engine."""
 
     prompts: list[list[int]]
     lengths: list[list[int]]
@@ -111,7 +111,7 @@ def generate_turn(model: PreTrainedModel, contexts: list[list[int]], lengths: li
 
 
 def continuous_batching(model: PreTrainedModel, work: Workload, limit: float) -> float:
-    """Run transformers' own; return the seconds, without those of starting its manager.
+    """Run transformers' continuous batching; return the seconds without the start of its manager.
 
     Raises:
         TimeoutError: if it takes longer than `limit` seconds.
@@ -178,7 +178,7 @@ def ours(engine: Engine, work: Workload, temperature: float = 1.0) -> tuple[list
 
 @dataclass(frozen=True)
 class Episode:
-    """What our engine did for one episode."""
+    """The samples of our engine for one episode."""
 
     ids: list[int]
     sampled: list[int]
@@ -231,7 +231,7 @@ def speed(model: PreTrainedModel, turns: int, repetitions: int, bar: float, limi
 
 
 def exactness(model: PreTrainedModel) -> bool:
-    """Greedy and sampled runs against one full forward of each finished sequence."""
+    """Compare greedy and sampled runs with one full forward of each finished sequence."""
     print("\nexactness, against the training forward over each whole sequence (3 turns)", flush=True)
     work, wrong, positions, gap = workload(3), 0, 0, 0.0
     engine = make_engine(model, work)
@@ -251,7 +251,7 @@ def exactness(model: PreTrainedModel) -> bool:
 
 
 def flatness(model: PreTrainedModel, repetitions: int, bar: float) -> bool:
-    """Milliseconds per turn of all episodes, early and late in long ones; beside it generate's."""
+    """Print milliseconds per turn, early and late in long episodes, ours and generate's."""
     work, size = workload(64, low=2, high=6, env=4), 4
     print(f"\n64 turns, few tokens each: {work.tokens} sampled tokens, contexts up to {work.longest}", flush=True)
     groups = [range(start, start + size) for start in (0, 12, 28, 44, 60)]

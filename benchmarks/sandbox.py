@@ -83,7 +83,7 @@ async def _row(name: str, contestant: Contestant[Any], measure: Measure) -> list
 
 @functools.cache
 def _say(line: str) -> None:
-    """Print a line, but once: every round comes to it."""
+    """Print a line once, not in every round."""
     print(line, flush=True)
 
 

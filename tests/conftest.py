@@ -1,4 +1,4 @@
-"""What holds for every test: no network, one thread, and no built-in package under a second name."""
+"""Conditions of every test: no network, one thread, and no built-in package under a second name."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def small_renderer() -> ChatMLRenderer:
 
 
 CALL = Message("assistant", tool_calls=(ToolCall("call_0", "roll"),))
-"""What a player of dice says to roll."""
+"""A player's call of the die."""
 
 
 class Dice(ToolEnv):

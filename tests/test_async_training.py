@@ -25,7 +25,7 @@ from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.codec import dump_line
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
-from tests.runs import assert_same_run, config, killed_run, weights
+from tests.runs import assert_same_run, config, weights, whole_and_killed
 
 VINE = {"advantage": "state-values", "vine": {"continuations": 2, "max_episodes": 12}}
 REMAX = {"advantage": "over-greedy"}
@@ -118,8 +118,7 @@ def test_one_step_off_resumes_bit_for_bit(
     k: int, changes: dict[str, object], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings(tmp_path, talker, k, **changes)
-    whole = start_run(chosen, Progress())
-    killed = killed_run(chosen, monkeypatch)
+    whole, killed = whole_and_killed(chosen, monkeypatch)
     assert "async" in OmegaConf.load(killed / "config.yaml")
     assert len(load_sampled(killed / "checkpoint" / AHEAD)) == min(k, 2)
     resume_run(killed, Progress())

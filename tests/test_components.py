@@ -1,4 +1,4 @@
-"""agent_rl.algorithms.components: registration, what is read and returned, and a user's own parts in a run."""
+"""agent_rl.algorithms.components: registration, inputs and outputs, and a user's own parts in a run."""
 
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def test_advantage_over_values_must_return_targets() -> None:
 
 
 def test_kl_without_a_reference_is_an_error() -> None:
-    """It was silently against mu, and reported a KL of 0."""
+    """Otherwise the penalty would be against mu, with a KL of 0."""
     settings = {"kl": {"where": "loss", "coefficient": 1.0}, "proximal": "recompute"}
     algorithm = Algorithm(AlgorithmConfig.model_validate(settings))
     x = algorithm.experience(group_episodes(two_episodes()))

@@ -1,4 +1,4 @@
-"""agent_rl.rollout: episodes that are run on from a turn of an earlier one."""
+"""agent_rl.rollout: episodes that continue an earlier one from a turn."""
 
 import asyncio
 from dataclasses import replace
@@ -21,7 +21,7 @@ TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolC
 
 
 class Fair(Dice):
-    """Dice whose state is how far its random numbers have got."""
+    """Dice whose state is the position in its random numbers."""
 
     snapshot_attributes = ("rng",)
 

@@ -1,4 +1,4 @@
-"""A critic's part in an algorithm: GAE and targets through `compute_weights`, the value loss, and what is refused."""
+"""A critic's part in an algorithm: GAE and targets through `compute_weights`, the value loss, and refused settings."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ def episode(name: str, value: float | None, *more: Reward) -> Episode:
 
 
 def valued(x: Experience, *rows: list[float], **found: Tensor) -> ScoredRows:
-    """Give the sampled tokens of each row their values, and all others one that must not be looked at."""
+    """Give the sampled tokens of each row their values, and all others one that must not be read."""
     values = torch.full_like(x.rows.rollout_logprobs, math.nan)
     values[x.rows.loss_mask] = torch.tensor(rows).flatten()
     return scored(x.rows, values=values, **found)

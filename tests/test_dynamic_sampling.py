@@ -1,4 +1,4 @@
-"""agent_rl.algorithms.dynamic_sampling: by hand, and that it always ends."""
+"""agent_rl.algorithms.dynamic_sampling: cases by hand, and termination."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The engine's manners towards its callers: ends of replies, refusals, slots, cancellations and failures."""
+"""The engine and its callers: ends of replies, refusals, slots, cancellations and failures."""
 
 from __future__ import annotations
 

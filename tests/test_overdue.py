@@ -1,4 +1,4 @@
-"""Code of an environment that never returns: it fails its own episode in time, and holds up nothing else."""
+"""Code of an environment that never returns: only its own episode fails, in time."""
 
 import asyncio
 import os

@@ -48,7 +48,7 @@ def aborted(*ids: int, version: int = 3, routes: Any = None) -> EngineOutput:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was waited, instead of waiting."""
+    """The recorded waits; nothing sleeps."""
     found: list[float] = []
 
     async def sleep(seconds: float) -> None:

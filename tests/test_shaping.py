@@ -1,4 +1,4 @@
-"""Reward shaping: hand-computed scores, and what unscored episodes must not do."""
+"""Reward shaping: hand-computed scores, and the neutrality of unscored episodes."""
 
 import math
 

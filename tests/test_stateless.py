@@ -144,7 +144,7 @@ def test_stateless_session_ends_after_a_failed_call(failure: Exception | EngineO
 
 
 class RoutingEngine:
-    """Answers [5, 9] with routes; `can` says whether it sends those of new positions only, ignores that, or fails."""
+    """Answers [5, 9] with routes; `can` says how it treats a request for new positions only."""
 
     def __init__(self, can: str = "sends", dtype: type[np.integer] = np.int64, first: int = 0) -> None:
         self.can, self.dtype, self.first = can, dtype, first

@@ -1,4 +1,4 @@
-"""GiGPO and VinePPO, computed by hand: advantages through `Algorithm.compute_weights`, and which states are valued."""
+"""GiGPO and VinePPO by hand: advantages through `Algorithm.compute_weights`, and the choice of valued states."""
 
 import math
 from dataclasses import replace

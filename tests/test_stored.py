@@ -24,7 +24,7 @@ from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.view.progress import Progress
 from tests.doubles import example_episode
-from tests.runs import config, metrics_of, weights
+from tests.runs import config, metrics_of, weights, whole_and_killed
 
 DPO = {"name": "dpo", "objective": "dpo", "advantage": "best-against-worst", "aggregation": "token-sum"}
 
@@ -208,23 +208,11 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_stored_run_resumes_bit_for_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = start_run(settings(tmp_path, folder), Progress())
+    whole, killed = whole_and_killed(settings(tmp_path, folder), monkeypatch)
     first = next(row for row in metrics_of(whole) if row["kind"] == "train")
     # theta is the reference, as for any stored episodes
     assert first["train/loss"] == pytest.approx(np.log(2), abs=1e-9) and first["rewards/margins"] == 0
-    real = Trainer.train_step
-
-    def dies_in_step_four(self: Trainer):  # type: ignore[no-untyped-def]
-        if self.step == 3:
-            raise MemoryError("killed")
-        return real(self)
-
-    monkeypatch.setattr(Trainer, "train_step", dies_in_step_four)
-    with pytest.raises(MemoryError):
-        start_run(settings(tmp_path, folder), Progress())
-    monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    killed = (tmp_path / "runs" / "latest").resolve()
     resume_run(killed, Progress())
     one, two = weights(whole), weights(killed)
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -1,4 +1,4 @@
-"""agent_rl.core.trajectory: append-only ids, and what is derived from the spans."""
+"""agent_rl.core.trajectory: append-only ids, and arrays derived from the spans."""
 
 import numpy as np
 import pytest

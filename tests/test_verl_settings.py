@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.config.settings: our settings in verl's words, and refused ones."""
+"""agent_rl.backends.verl.config.settings: our settings as verl's, and refused ones."""
 
 from pathlib import Path
 

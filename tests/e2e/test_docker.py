@@ -32,7 +32,7 @@ SMALL = Limits(memory=128 * 2**20, processes=16, disk=8 * 2**20, files=256)
 
 @pytest.fixture
 def engine(dockerd: Dockerd) -> Iterator[Engine]:
-    """The engine; whatever a test leaves there fails it."""
+    """The engine; a test that leaves a container there fails."""
     engine = Engine(dockerd.host)
     yield engine
     try:

@@ -1,4 +1,4 @@
-"""The Landlock tier where it is meant for: inside a container as the engine makes it by default.
+"""The Landlock tier inside a container with the engine's default options.
 
 The engine's own seccomp profile and capabilities, no network; from the image that `build_image` makes, with this
 repository and the packages of this interpreter mounted read-only. The suites that run inside are those that run here.
@@ -31,7 +31,7 @@ MINUTES = 10
 
 @dataclass(frozen=True)
 class Contained:
-    """A container as the engine makes it by default, but for its user and what `host` says."""
+    """A container with the engine's default options, except its user and `host`."""
 
     engine: Engine
     user: str
@@ -75,7 +75,7 @@ def test_landlock_passes_the_suites_in_a_container(contained: Contained) -> None
 
 
 def test_attacks_succeed_in_a_container_without_landlock(contained: Contained) -> None:
-    """Those that a container does not stop by itself: on the host's side of Landlock is the container."""
+    """The attacks that a container does not stop by itself."""
     status, output = contained.run("-m", "pytest", "-m", "sandbox", "tests/sandbox/test_attacks.py", "-k", "twin")
     print(output)
     assert status in (0, 1)

@@ -48,7 +48,7 @@ PARTS = [
     ("grpo", "aggregation=prompt-mean", "count_zero_advantage=false"),
     ("icepop", "rejection={name: worst-token, low: 0.82, high: 1.22}", "denominators=kept"),
 ]
-"""What no preset has."""
+"""Settings that no preset has."""
 
 
 def episode(number: int, group: str, reward: float | None) -> Episode:
@@ -76,7 +76,7 @@ REWARDS = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, None, 0.75]
 EPISODES = [episode(i, "ab"[i // 4], reward) for i, reward in enumerate(REWARDS)]
 GREEDY = [episode(20, "a", 0.5), episode(21, "b", 0.25)]
 VALUES = {e.id: torch.tensor([0.6, 0.3 + 0.05 * i, 0.1 * i]) for i, e in enumerate(EPISODES)}
-"""What states are worth, for who asks: episodes' first, and some later ones."""
+"""Return state values, if the algorithm reads them: of each episode's first state, and of some later ones."""
 
 
 def asked(algorithm: Algorithm) -> dict[str, object]:
@@ -116,7 +116,7 @@ def in_verl(episodes: list[Episode]) -> tuple[TensorDict, list[str], list[dict],
 
 
 def moved(data: TensorDict, seed: int) -> torch.Tensor:
-    """What another policy might have said of the responses: mu, moved a little."""
+    """Return log-probabilities of another policy for the responses: mu with some noise."""
     rng = np.random.default_rng(seed)
     mu = data["rollout_log_probs"].unbind()
     return nested([(x + torch.from_numpy(rng.normal(0, 0.1, len(x)))).tolist() for x in mu], torch.float32)

@@ -1,4 +1,4 @@
-"""How verl's episodes end that would not end by themselves: by their budget, or because the run is over."""
+"""Forced ends of verl's episodes: by their budget, or by the end of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.driver.trainer: what the queue and each worker are given, and when."""
+"""agent_rl.backends.verl.driver.trainer: the inputs of the queue and of each worker, in order."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Setup:
         self.metrics: dict[str, Any] = {}
 
     def step(self, *parts: str) -> list[dict[str, Any]]:
-        """Do these parts of a step; return what the policy's workers were given."""
+        """Run these parts of a step; return the batches of the policy's workers."""
         for part in parts:
             self.batch = getattr(self.trainer, part)(self.batch, metrics=self.metrics)
         return self.workers.updates

@@ -112,7 +112,7 @@ def test_rejection_matches_verl(seed, spread, ours, rule, threshold):
 
 @pytest.mark.parametrize(("ours", "rule", "threshold"), REJECTIONS.values(), ids=REJECTIONS)
 def test_rejection_rejects_and_keeps(ours, rule, threshold):
-    """The comparisons above are of something: over their batches, every rule has both to do."""
+    """The comparisons above are not vacuous: every rule both keeps and rejects tokens of their batches."""
     kept = [
         verl_keeps(rows(s, spread=w), rule, threshold)[rows(s, spread=w).mask] for s in range(4) for w in (0.02, 0.5)
     ]
@@ -127,7 +127,7 @@ def test_rejection_matches_verl_at_extreme_gaps(seed, ours, rule, threshold):
 
 
 def test_verl_rejection_bounds_are_on_the_inverse():
-    """And verl is not of one mind: its IcePop bounds are on old / mu."""
+    """verl is not consistent: its IcePop bounds are on old / mu."""
     ratio = torch.tensor([[0.1, 0.2, 0.25, 0.5, 1.0, 1.9, 3.0, 4.9, 6.0]], dtype=torch.float64)
     mask = torch.ones_like(ratio, dtype=torch.bool)
     old, mu = ratio.log(), torch.zeros_like(ratio)

@@ -240,7 +240,7 @@ os._exit(0)
 
 
 def test_sandbox_attack_leaves_the_success_rate(runner: asyncio.Runner) -> None:
-    """The policy is right on every other task; where it is wrong, it would rather not be scored."""
+    """The policy is right on every other task, and attacks on the others to avoid a score."""
 
     def answer(i: int, attack: bool) -> Script:
         for _ in range(2 if attack and i % 2 else 0):
