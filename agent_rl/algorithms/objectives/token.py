@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms.components import Positive, objective
-from agent_rl.algorithms.objectives.base import Prepared, TokenLoss, log_ratio
+from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO, Prepared, TokenLoss, log_ratio
 from agent_rl.errors import ConfigError
 
 _SMALLEST_PROBABILITY = 1e-8  # of "any other token" in a binary KL; verl's, which keeps a certain token's KL finite
@@ -231,7 +231,7 @@ def m2po(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor) -> Toke
 
 
 def _ratio(logprobs: Tensor, others: Tensor) -> Tensor:
-    return log_ratio(logprobs, others).exp().to(logprobs.dtype)
+    return (logprobs - others).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().to(logprobs.dtype)
 
 
 def _unclipped(loss: Tensor, ratio: Tensor) -> TokenLoss:
