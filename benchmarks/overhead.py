@@ -163,8 +163,7 @@ class InstantSampler:
 
     def __init__(self, replies: Sequence[Sequence[int]]) -> None:
         self.completions = [
-            Completion(tuple(ids), (-0.5,) * len(ids), (-0.5,) * len(ids), FinishReason.STOP, (0,) * len(ids))
-            for ids in replies
+            Completion(tuple(ids), (-0.5,) * len(ids), FinishReason.STOP, (0,) * len(ids)) for ids in replies
         ]
 
     def open(self, seed: int) -> InstantSession:

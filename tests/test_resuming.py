@@ -63,7 +63,7 @@ def test_resuming_continues_an_aborted_reply_under_new_weights(waits: list[float
     (reply,) = sample(server, [1, 2])
     assert [prompt for prompt, _ in server.asked] == [[1, 2], [1, 2, 5, 6]]  # nothing is sampled twice
     assert reply.token_ids == (5, 6, 7, 9) and reply.policy_versions == (3, 3, 4, 4)
-    assert reply.logprobs == reply.raw_logprobs == (-0.5, -0.5, -1.0, -2.0)
+    assert reply.logprobs == (-0.5, -0.5, -1.0, -2.0)
     assert reply.finish_reason is FinishReason.STOP and not waits
     one, two = (settings for _, settings in server.asked)
     assert (one["max_tokens"], two["max_tokens"]) == (5, 3)  # the limit is the reply's

@@ -174,7 +174,7 @@ def test_server_with_raw_logprobs_is_detected(root: Path) -> None:
         with vllm_policy(url=fake.url) as policy:  # at temperature 1 they are the same
             assert ask(policy, [1])[0].logprobs == (-0.25, -0.5)
     with FakeVLLM(root, [[5, 2]]) as fake, vllm_policy(url=fake.url, params=hot) as policy:
-        assert ask(policy, [1], params=hot)[0].raw_logprobs == ()
+        assert ask(policy, [1], params=hot)[0].logprobs == (-0.25, -0.5)
 
 
 def test_server_gets_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

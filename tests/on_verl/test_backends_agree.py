@@ -60,7 +60,7 @@ def episode(number: int, group: str, reward: float | None) -> Episode:
         n = int(rng.integers(1, 7))
         logprobs = tuple(rng.normal(-3.9, 0.1, n).tolist())
         ids = tuple(rng.integers(0, VOCABULARY, n).tolist())
-        trajectory.append_completion(Completion(ids, logprobs, logprobs, FinishReason.STOP, (0,) * n), turn)
+        trajectory.append_completion(Completion(ids, logprobs, FinishReason.STOP, (0,) * n), turn)
     failed = number == 5
     return example_episode(
         f"e{number}",

@@ -200,7 +200,7 @@ def test_replay_buffer_raises_for_a_lost_continuation(tmp_path: Path, monkeypatc
 def test_replay_buffer_stores_evaluations_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork = Trajectory(Fork(0, 4))
     fork.append([1, 2, 3], Source.PROMPT, 0)
-    fork.append_completion(Completion((10, 30), (-0.5, -1.0), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
+    fork.append_completion(Completion((10, 30), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
     origin = Origin("eval", "test", 0)
     plain = example_episode("test-00000-sampled-0000", origin=origin)
     branching = example_episode("test-00000-sampled-0001", origin=origin, trajectories=(*plain.trajectories, fork))

@@ -81,7 +81,7 @@ def episode(number: int, reward: float) -> Episode:
         logprobs, ids = tuple(rng.normal(-3.9, 0.1, n).tolist()), tuple(rng.integers(0, VOCABULARY, n).tolist())
         fed = len(trajectory) + n - before - (turn == 0)  # the server's new positions, without the last token
         picks = rng.random((fed, LAYERS, EXPERTS)).argsort(-1)[..., :TOP_K].astype(np.int8)
-        trajectory.append_completion(Completion(ids, logprobs, logprobs, FinishReason.STOP, (0,) * n, picks), turn)
+        trajectory.append_completion(Completion(ids, logprobs, FinishReason.STOP, (0,) * n, picks), turn)
     rewards = (Reward("correct", reward),)
     return example_episode(f"e{number}", group_id="ab"[number // 3], trajectories=(trajectory,), rewards=rewards)
 
