@@ -41,7 +41,7 @@ def episodes(tokens: int, rng: np.random.Generator) -> list[Episode]:
             n = int(rng.integers(20, 80))
             mu = tuple(np.log(rng.uniform(0.2, 1.0, n)).tolist())
             ids = tuple(rng.integers(0, VOCAB, n).tolist())
-            trajectory.append_completion(Completion(ids, mu, mu, FinishReason.STOP, (0,) * n), turn)
+            trajectory.append_completion(Completion(ids, mu, FinishReason.STOP, (0,) * n), turn)
             trajectory.append([0], Source.TEMPLATE, turn)
             if turn + 1 < turns:
                 trajectory.append(rng.integers(0, VOCAB, int(rng.integers(20, 60))).tolist(), Source.ENV, turn + 1)

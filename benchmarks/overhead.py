@@ -80,7 +80,7 @@ def microseconds(run: Callable[[], object], turns: int) -> float:
     return best / turns * 1e6
 
 
-# Beside us
+# Peers
 
 
 def bare_loop(episodes: int) -> None:
@@ -163,8 +163,7 @@ class InstantSampler:
 
     def __init__(self, replies: Sequence[Sequence[int]]) -> None:
         self.completions = [
-            Completion(tuple(ids), (-0.5,) * len(ids), (-0.5,) * len(ids), FinishReason.STOP, (0,) * len(ids))
-            for ids in replies
+            Completion(tuple(ids), (-0.5,) * len(ids), FinishReason.STOP, (0,) * len(ids)) for ids in replies
         ]
 
     def open(self, seed: int) -> InstantSession:

@@ -60,7 +60,7 @@ def episode(number: int, group: str, reward: float | None) -> Episode:
         n = int(rng.integers(1, 7))
         logprobs = tuple(rng.normal(-3.9, 0.1, n).tolist())
         ids = tuple(rng.integers(0, VOCABULARY, n).tolist())
-        trajectory.append_completion(Completion(ids, logprobs, logprobs, FinishReason.STOP, (0,) * n), turn)
+        trajectory.append_completion(Completion(ids, logprobs, FinishReason.STOP, (0,) * n), turn)
     failed = number == 5
     return example_episode(
         f"e{number}",
@@ -255,6 +255,6 @@ def test_update_actor_skips_a_batch_without_gradient() -> None:
     data["old_log_probs"] = data["rollout_log_probs"]
     metrics = compute_weights(preset("grpo"), receive(keys, extra, padding), data).metrics
     assert metrics["train/samples"] == 0
-    trainer = SyncTrainer.__new__(SyncTrainer)  # without a worker group that could update anything
+    trainer = SyncTrainer.__new__(SyncTrainer)  # without a worker group to update
     batch = KVBatchMeta(keys=["a"], tags=[{}])
     assert trainer._update_actor(batch, metrics) is batch

@@ -194,7 +194,7 @@ def test_trainer_scores_distributions_of_old_at_responses(setup) -> None:
     scored = made.trainer.weighed.batch.scored
     mask = scored.rows.loss_mask
     places = torch.arange(mask.shape[1]).expand_as(mask)
-    expected = (-0.01 * (places - 1)).exp()  # what the workers say at the position before a token
+    expected = (-0.01 * (places - 1)).exp()  # the workers' number at the position before a token
     torch.testing.assert_close(scored.sum_pi_squared[mask], expected[mask])
     assert {"advantages", "agent_rl_weights", "ref_log_prob", "old_log_probs"} <= update.keys()
 

@@ -65,7 +65,7 @@ def leftovers() -> dict[str, object]:
     gc.collect()
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
-        "mounts": Path("/proc/self/mounts").read_text().count(" /tmp "),  # where a jail's root is put together
+        "mounts": Path("/proc/self/mounts").read_text().count(" /tmp "),  # the mount point of a jail's root
         "cgroups": sorted(
             str(path)
             for hierarchy in cgroups.find()
