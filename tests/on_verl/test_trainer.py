@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.driver.trainer: what the queue and each worker are given, and when."""
+"""agent_rl.backends.verl.driver.trainer: the inputs of the queue and of each worker, in order."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Setup:
         self.metrics: dict[str, Any] = {}
 
     def step(self, *parts: str) -> list[dict[str, Any]]:
-        """Do these parts of a step; return what the policy's workers were given."""
+        """Run these parts of a step; return the batches of the policy's workers."""
         for part in parts:
             self.batch = getattr(self.trainer, part)(self.batch, metrics=self.metrics)
         return self.workers.updates
@@ -208,7 +208,7 @@ def test_trainer_scores_distributions_of_old_at_responses(setup) -> None:
     scored = made.trainer.weighed.batch.scored
     mask = scored.rows.loss_mask
     places = torch.arange(mask.shape[1]).expand_as(mask)
-    expected = (-0.01 * (places - 1)).exp()  # what the workers say at the position before a token
+    expected = (-0.01 * (places - 1)).exp()  # the workers' number at the position before a token
     torch.testing.assert_close(scored.sum_pi_squared[mask], expected[mask])
     assert {"advantages", "agent_rl_weights", "ref_log_prob", "old_log_probs"} <= update.keys()
 
