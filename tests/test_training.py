@@ -1,4 +1,4 @@
-"""The trainer on real rollouts of a small embedded model: exactness, resume, interruption, what a run leaves behind."""
+"""The trainer on real rollouts of a small embedded model: exactness, resume, interruption, and the files of a run."""
 
 import json
 import signal

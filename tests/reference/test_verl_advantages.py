@@ -1,4 +1,4 @@
-"""agent_rl.algorithms.advantages against verl.trainer.ppo.core_algos: the same numbers, and where they differ."""
+"""agent_rl.algorithms.advantages against verl.trainer.ppo.core_algos: equal numbers, and the known differences."""
 
 from types import SimpleNamespace
 

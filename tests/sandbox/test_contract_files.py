@@ -1,4 +1,4 @@
-"""What every backend does alike: files in and out, and how a sandbox begins and ends."""
+"""The contract of every backend: files in and out, and the life of a sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host's own line to an interpreter: foreign code is at the other end of it, and the event loop at this one."""
+"""The host's direct line to an interpreter, between untrusted code and the host's event loop."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_direct_line_ignores_unsolicited_output(jails, run):
 
 
 def test_direct_line_limits_the_rate_of_output(jails, run):
-    """So that it takes less than a quarter of the host's event loop, and yet gets on."""
+    """A flood takes less than a quarter of the host's event loop, and the calls proceed."""
 
     async def main() -> None:
         async with opened(jails) as box:

@@ -1,4 +1,4 @@
-"""Code that tries to outlive its timeout, or to deceive or disable its agent."""
+"""Code against its agent: to outlive the timeout, or to deceive or disable the agent."""
 
 from __future__ import annotations
 

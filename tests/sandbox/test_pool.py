@@ -15,7 +15,7 @@ from agent_rl.testing import FakeSandboxes
 
 
 class Counted:
-    """A sandbox that does nothing."""
+    """A sandbox without effects."""
 
     def __init__(self, backend: Counting, owner: str, lifetime: float) -> None:
         self.backend, self.owner, self.lifetime = backend, owner, lifetime

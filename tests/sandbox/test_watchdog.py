@@ -102,7 +102,7 @@ def test_watchdog_survives_a_signal_flood(box: Sandbox, run):
 
 
 def turns(pids: set[int]) -> int:
-    """How often these processes were given a processor."""
+    """The number of times these processes were scheduled."""
     return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[2]) for pid in pids)
 
 
