@@ -17,7 +17,9 @@ from typing import Any, Generic, TypeVar, cast
 T = TypeVar("T")
 
 QUICK = 2e-4
-"""Seconds that a call in a worker thread may hold up the event loop, if it is likely to return by then."""
+"""Seconds within which a call in a worker thread is quick: the next of that name may hold up the event loop."""
+HOLD = 5e-3
+"""Seconds that it holds it up at most. A shorter wait costs 5 µs more, as the kernel sets a timer for it."""
 
 
 async def maybe_await(value: T | Awaitable[T]) -> T:
@@ -55,18 +57,16 @@ class WorkerCall(Generic[T]):
     is left behind, as nothing can kill it: it holds up neither other calls nor the exit.
     """
 
-    __slots__ = ("_context", "_finished", "_function", "_outcome", "_waiter", "seconds")
+    __slots__ = ("_context", "_finished", "_function", "_name", "_outcome", "_waiter")
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
-        """Begin; the thread has the name meanwhile."""
-        self._function = function
+        """Begin; the thread has the name meanwhile. A call is expected to take as long as the last of its name."""
+        self._function, self._name = function, name
         self._context = contextvars.copy_context()
         self._finished = threading.Lock()
         self._finished.acquire()
         self._outcome: tuple[T | None, BaseException | None] | None = None
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
-        self.seconds = 0.0
-        """How long the function took."""
         try:
             worker = _idle.pop()
         except IndexError:
@@ -77,6 +77,15 @@ class WorkerCall(Generic[T]):
     def returns_within(self, seconds: float) -> bool:
         """Wait, holding up the event loop, which is cheaper than waiting on it; return whether the call returned."""
         return self._outcome is not None or self._finished.acquire(timeout=seconds)
+
+    def returns_quickly(self) -> bool:
+        """Wait `HOLD` seconds for a call that is likely to be quick; return whether it returned."""
+        if self._name in _slow:
+            return False
+        returned = self.returns_within(HOLD)
+        if not returned:
+            _slow.add(self._name)
+        return returned
 
     async def result(self) -> T:
         """Wait on the event loop; return the function's result, or raise its exception."""
@@ -104,7 +113,10 @@ class WorkerCall(Generic[T]):
             outcome = self._context.run(self._function), None
         except BaseException as error:
             outcome = None, error
-        self.seconds = time.perf_counter() - started
+        if time.perf_counter() - started < QUICK:
+            _slow.discard(self._name)
+        else:
+            _slow.add(self._name)
         if worker is not None:
             _idle.append(worker)  # before the result is known: the next call is to find this worker
         self._outcome = outcome
@@ -134,6 +146,8 @@ class _Worker(threading.Thread):
 
 MOST_IDLE = 64
 _idle: list[_Worker] = []
+_slow: set[str] = set()
+"""The names whose last call was not quick."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # threads don't survive a fork
 
@@ -144,10 +158,10 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 async def in_thread(function: Callable[[], T], name: str, *, quick: bool = False) -> T:
-    """Return the result of a `WorkerCall`; `quick` for one that is likely to return within `QUICK` seconds."""
+    """Return the result of a `WorkerCall`; `quick` for one that may hold up the event loop: `returns_quickly`."""
     running = WorkerCall(function, name)
-    if quick:
-        running.returns_within(QUICK)
+    if quick and running.returns_quickly():
+        return running.finished()
     return await running.result()
 
 

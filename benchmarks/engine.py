@@ -2,10 +2,10 @@
 
 Run `python benchmarks/engine.py [--quick]`. One process, one model (the default one, 0.7 M parameters), 64 episodes at
 once. A turn appends 20 environment tokens (the first: a 20-token prompt) and samples U(6, 34) tokens at temperature 1;
-no episode ends early, so that everybody samples exactly as much.
+no episode ends early, so all contestants sample the same number of tokens.
 
-- *generate* prefills the whole left-padded context anew each turn and stops row by row; a turn takes as long as its
-  longest row.
+- *generate* prefills the whole left-padded context again each turn and stops row by row; a turn takes as long as
+  its longest row.
 - *ours* and *continuous batching* (transformers' `ContinuousBatchingManager`) are made before the clock, since a run
   keeps them; an episode's next turn is submitted as soon as its last one is back.
 - *flatness*: 64 turns of U(2, 6) sampled and 4 environment tokens (532 tokens at the end), by groups of turns. What
@@ -44,7 +44,7 @@ NEVER: frozenset[int] = frozenset()
 
 @dataclass(frozen=True)
 class Workload:
-    """What every engine has to do."""
+    """The work of every engine."""
 
     prompts: list[list[int]]
     lengths: list[list[int]]
@@ -111,7 +111,7 @@ def generate_turn(model: PreTrainedModel, contexts: list[list[int]], lengths: li
 
 
 def continuous_batching(model: PreTrainedModel, work: Workload, limit: float) -> float:
-    """Run transformers' own; return the seconds, without those of starting its manager.
+    """Run transformers' continuous batching; return the seconds without the start of its manager.
 
     Raises:
         TimeoutError: if it takes longer than `limit` seconds.
@@ -163,7 +163,7 @@ def ours(engine: Engine, work: Workload, temperature: float = 1.0) -> tuple[list
             episode.ids.extend(new)
             episode.sampled.extend(range(len(episode.ids), len(episode.ids) + length))
             episode.ids.extend(done.token_ids)
-            episode.logprobs.extend(done.raw_logprobs)
+            episode.logprobs.extend(done.logprobs)
             episode.turn_ends.append(time.perf_counter() - began)
             new = [11] * work.env
         session.close()
@@ -178,7 +178,7 @@ def ours(engine: Engine, work: Workload, temperature: float = 1.0) -> tuple[list
 
 @dataclass(frozen=True)
 class Episode:
-    """What our engine did for one episode."""
+    """The samples of our engine for one episode."""
 
     ids: list[int]
     sampled: list[int]
@@ -187,7 +187,7 @@ class Episode:
     """In seconds since the start."""
 
 
-# --- what is measured ------------------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------------------------
 
 
 def check(name: str, value: str, passed: bool) -> bool:
@@ -196,7 +196,7 @@ def check(name: str, value: str, passed: bool) -> bool:
 
 
 def speed(model: PreTrainedModel, turns: int, repetitions: int, bar: float, limit: float | None) -> bool:
-    """Tokens per second of everybody, and whether ours reaches `bar` times generate's."""
+    """Print the tokens per second of each contestant; return whether ours reaches `bar` times generate's."""
     work = workload(turns)
     engine = make_engine(model, work)
     print(f"\n{turns} turns, {work.tokens} sampled tokens, contexts up to {work.longest}", flush=True)
@@ -231,7 +231,7 @@ def speed(model: PreTrainedModel, turns: int, repetitions: int, bar: float, limi
 
 
 def exactness(model: PreTrainedModel) -> bool:
-    """Greedy and sampled runs against one full forward of each finished sequence."""
+    """Compare greedy and sampled runs with one full forward of each finished sequence."""
     print("\nexactness, against the training forward over each whole sequence (3 turns)", flush=True)
     work, wrong, positions, gap = workload(3), 0, 0, 0.0
     engine = make_engine(model, work)
@@ -244,13 +244,14 @@ def exactness(model: PreTrainedModel) -> bool:
                     best = model(input_ids=ids).logits[0].argmax(-1)
                     wrong += sum(episode.ids[p] != int(best[p - 1]) for p in episode.sampled)
                     positions += len(episode.sampled)
-            gap = max(gap, float((torch.tensor(episode.logprobs) - expected).abs().max()))
+                else:  # greedy ones are 0
+                    gap = max(gap, float((torch.tensor(episode.logprobs) - expected).abs().max()))
     same = check("greedy tokens are its argmax", f"{positions - wrong} of {positions} positions", wrong == 0)
     return check("log-probabilities within 1e-4", f"largest difference {gap:.1e}", gap < 1e-4) and same
 
 
 def flatness(model: PreTrainedModel, repetitions: int, bar: float) -> bool:
-    """Milliseconds per turn of all episodes, early and late in long ones; beside it generate's."""
+    """Print milliseconds per turn, early and late in long episodes, ours and generate's."""
     work, size = workload(64, low=2, high=6, env=4), 4
     print(f"\n64 turns, few tokens each: {work.tokens} sampled tokens, contexts up to {work.longest}", flush=True)
     groups = [range(start, start + size) for start in (0, 12, 28, 44, 60)]
@@ -269,7 +270,7 @@ def flatness(model: PreTrainedModel, repetitions: int, bar: float) -> bool:
 
 
 def late_turn(model: PreTrainedModel, work: Workload, turn: int) -> float:
-    """Seconds that generate takes for one turn, on random contexts of that turn's lengths."""
+    """Return the seconds of one turn of generate, on random contexts of the turn's lengths."""
     rng = random.Random(turn)
     known = [PROMPT + sum(row[:turn]) + work.env * turn for row in work.lengths]
     contexts = [[rng.randrange(10, VOCAB) for _ in range(n)] for n in known]

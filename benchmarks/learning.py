@@ -3,7 +3,7 @@
     python benchmarks/learning.py run calculator-v0 --seeds 0 1 2 3 4 [key=value ...]
     python benchmarks/learning.py collect RUN [RUN ...] --figure benchmarks/learning.svg
 
-`run` trains one seed after the other, from the command line like anybody else; `collect` reads finished runs.
+`run` trains one seed after the other, from the command line, as a user would; `collect` reads finished runs.
 """
 
 import argparse

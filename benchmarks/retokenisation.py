@@ -1,4 +1,4 @@
-"""What training on text costs: GRPO on the ids that were sampled, and on ids that tool calls were rendered into anew.
+"""The cost of training on text: GRPO on the sampled ids, and on the ids of re-rendered tool calls.
 
     python benchmarks/retokenisation.py [--seeds 0 1 2] [--steps 40] [--workers 2] [--figure FILE.svg] [key=value ...]
 
@@ -9,7 +9,7 @@ sampled `{"name":"f",...}`. A reply that can't be parsed stays as it was sampled
 
 Nothing else differs: the warm start (that of `benchmarks/algorithms.py`), seeds and settings are the same, `old` is
 recomputed on the ids that are trained on, as text-based pipelines do, so that ratios and clipping look healthy in both
-arms. mu has no number for a token that nobody sampled: the total of a changed reply is spread evenly over its new
+arms. mu has no number for a token that was not sampled: the total of a changed reply is spread evenly over its new
 tokens. Training doesn't use it, and the gap to it says how far the data is from the policy. Finished runs are taken as
 they are; for other settings, remove their folders in runs/retokenisation.
 """
@@ -61,19 +61,19 @@ def rerendered(reply: Sequence[int], actor: Actor) -> list[int]:
 
 
 def retold(trajectory: Trajectory, actor: Actor) -> Trajectory:
-    """Return a trajectory whose replies are re-rendered; all that stands between them stays."""
-    told = Trajectory(trajectory.forked_from)
+    """Return the trajectory with re-rendered replies; the spans between them stay."""
+    result = Trajectory(trajectory.forked_from)
     for span in trajectory.spans:
         ids = trajectory.token_ids[span.start : span.stop].tolist()
         if span.source is not Source.POLICY or span.policy_version is None:
-            told.append(ids, span.source, span.turn)
+            result.append(ids, span.source, span.turn)
             continue
         new, mu = rerendered(ids, actor), trajectory.logprobs[span.start : span.stop].tolist()
         if new != ids:
             mu = [sum(mu) / len(new)] * len(new)
         versions = (span.policy_version,) * len(new)
-        told.append_completion(Completion(tuple(new), tuple(mu), tuple(mu), FinishReason.STOP, versions), span.turn)
-    return told
+        result.append_completion(Completion(tuple(new), tuple(mu), FinishReason.STOP, versions), span.turn)
+    return result
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""What a sandbox costs, beside what one would take instead: `python benchmarks/sandbox.py`.
+"""The cost of our sandboxes beside their alternatives: `python benchmarks/sandbox.py`.
 
 Every contestant does the same, for a second each (five times at least): it evaluates `6 * 7` in Python, and the answer
 is checked; it runs `true`. Peers that keep no state start a Python for each call, as bare as ours (`-I -S`).
 
 Times are medians of wall-clock time, of three rounds the best one, and the rounds take turns: they still want a quiet
-machine, and the load is printed. A call needs two wake-ups of another process, so the time of one byte there and back
-stands in the table, too. Memory is the middle one of the rounds; each page is shared out among those who have it.
+machine, and the load is printed. A call needs two wake-ups of another process, so the table also has the time of one
+byte there and back. Memory is the middle one of the rounds; each page is shared out among the processes that have it.
 
 What is not installed is left out, and said so. The containers' engine is that of $DOCKER_HOST, or of Docker's own
 socket; as root, with dockerd and neither of them, one is started for it.
@@ -58,7 +58,7 @@ PER_CALL = frozenset({Measure.CALL, Measure.RATE})
 
 
 async def figures(contestants: Contestants) -> list[Row]:
-    """Measure those that can be had here, one after another; say which can't, and why."""
+    """Measure the available contestants, one after another; report the others with the reason."""
     rows: list[Row] = []
     for name, make in contestants.items():
         try:
@@ -66,7 +66,7 @@ async def figures(contestants: Contestants) -> list[Row]:
                 _say(f"measuring {name}{contestant.version and f' ({contestant.version})'}")
                 for measure in filter(contestant.measures.__contains__, METERS):
                     rows += await _row(name, contestant, measure)
-        except Exception as error:  # whatever other people's code raises, the rest is measured
+        except Exception as error:  # an error of a contestant must not end the others
             _say(f"LEFT OUT  {name}: {_reason(error)}")
     return rows
 
@@ -83,7 +83,7 @@ async def _row(name: str, contestant: Contestant[Any], measure: Measure) -> list
 
 @functools.cache
 def _say(line: str) -> None:
-    """Print a line, but once: every round comes to it."""
+    """Print a line once, not in every round."""
     print(line, flush=True)
 
 

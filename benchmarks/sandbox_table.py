@@ -1,4 +1,4 @@
-"""The table and the verdicts of `benchmarks/sandbox.py`: what was measured of whom, beside which of ours."""
+"""The table and the verdicts of `benchmarks/sandbox.py`: each measured peer beside ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Measure(StrEnum):
-    """What is measured, in the order and the words of the table."""
+    """The measures, in the order and the words of the table."""
 
     CALL = "a Python call in a sandbox that is open, p50 in ms"
     COMMAND = "a command (true) in a sandbox that is open, p50 in ms"
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure of ours that has to be reached: at least where more is better, otherwise at most."""
+    """A limit for a figure of ours: a lower one if more is better, otherwise an upper one."""
 
     measure: Measure
     name: str
@@ -96,6 +96,6 @@ def _verdict(bar: Bar, value: float | None) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return a figure with three digits that mean something, or all that are before the point."""
+    """Return a figure with three significant digits, or with all before the point."""
     before = len(str(int(value))) if value >= 1 else 0
     return f"{value:.{max(0, 3 - before)}f}"

@@ -1,4 +1,4 @@
-"""What old tokens do to an algorithm: presets that learn from batches some updates old, as BENCHMARKS.md shows it.
+"""Effect of stale tokens: presets trained on batches some updates old, as BENCHMARKS.md shows it.
 
     python benchmarks/staleness.py [--seeds 0 1 2] [--steps 40] [--presets grpo decoupled_ppo] [--stale 0 1 4]
                                    [--workers 2] [key=value ...]

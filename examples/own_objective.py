@@ -32,7 +32,7 @@ def over_median(scores: Tensor, groups: Tensor) -> Tensor:
 
 @ar.objective("soft-clip", formula="L = -A width tanh((theta/old - 1) / width)")
 def soft_clip(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, width: Positive = 0.2) -> Tensor:
-    """Hold the policy near the old one by a bound that bends, where PPO's has a corner.
+    """Hold the policy near the old one by a smooth bound; PPO's has a corner.
 
     Args:
         logprobs: of the tokens under the policy in training, `[B, T]`, with gradient.

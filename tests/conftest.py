@@ -1,4 +1,4 @@
-"""What holds for every test: no network, one thread, and no built-in package under a second name."""
+"""Conditions of every test: no network, one thread, and no built-in package under a second name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# before anything imports what reads them, and for the processes that tests start
+# before any import that reads them; also for the processes of tests
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled")
 os.environ.update(TOKENIZERS_PARALLELISM="false", MPLBACKEND="agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch on tiny models: no slower, and sums in one order everywhere
@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model that has learned the form of tool calls, so that its episodes have several turns."""
+    """The folder of a model trained on the form of tool calls; its episodes have several turns."""
     from agent_rl.backends.embedded.run import fresh_actor
     from agent_rl.backends.embedded.warm_start import demonstrate, warm_start
     from agent_rl.gym.registry import spec

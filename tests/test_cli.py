@@ -39,7 +39,7 @@ def test_envs_imports_a_users_file(capsys: pytest.CaptureFixture[str], tmp_path:
     assert status == 0 and "mine-v0" in out and "My own." in out
 
 
-def test_rollout_stores_episodes_that_view_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_rollout_stores_episodes_for_view(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "out" / "episodes.jsonl"
     status, out, _ = call(capsys, "rollout", "env=search", "n=3", "samples=2", f"out={file}")
     assert status == 0 and "100.0%" in out and "of 6" in out

@@ -169,7 +169,7 @@ def test_cispo_by_hand(knobs, ratio, weight, advantage):
 
 
 @pytest.mark.parametrize("knobs", [{}, {"clip_high_eps": 0.28, "clip_high_cap": 5.0}])
-def test_cispo_wants_one_upper_bound(knobs):
+def test_cispo_requires_one_upper_bound(knobs):
     with pytest.raises(ConfigError, match=r"clip_high_eps=.* clip_high_cap="):
         one(partial(cispo, **knobs), theta=0.5)
 

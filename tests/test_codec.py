@@ -75,7 +75,7 @@ def test_pack_keeps_routed_experts_on_request(dtype: type[np.signedinteger]) -> 
     assert pack(trajectory).experts is None
     packed = pack(trajectory, experts=True)
     assert packed.experts is not None
-    assert packed.experts.shape == (2, 3, 2)  # the row that no engine reported is not stored
+    assert packed.experts.shape == (2, 3, 2)  # the unreported row is not stored
     again = unpack(packed).routed_experts
     assert again is not None and again.dtype == dtype
     assert np.array_equal(again, trajectory.routed_experts)
@@ -174,11 +174,11 @@ def test_decode_reads_lines_without_states() -> None:
     assert [step.state for step in decode(row).steps] == [None, None]
 
 
-def test_snapshots_are_not_stored() -> None:
+def test_codec_omits_snapshots() -> None:
     assert load_line(dump_line(example_episode(snapshots=(object(),)))).snapshots == ()
 
 
-def test_derived_and_unknown_fields_are_not_read() -> None:
+def test_decode_ignores_derived_and_unknown_fields() -> None:
     row = encode(example_episode())
     row |= {"reward": 99, "turns": "many", "from_the_future": {"x": 1}}
     row["messages"][0]["mood"] = "good"
@@ -186,7 +186,7 @@ def test_derived_and_unknown_fields_are_not_read() -> None:
 
 
 @given(st.floats(), st.floats(allow_nan=False, allow_infinity=False))
-def test_rewards_keep_every_bit(value: float, weight: float) -> None:
+def test_codec_keeps_every_bit_of_rewards(value: float, weight: float) -> None:
     episode = example_episode(rewards=(Reward("r", value, weight),), steps=(StepRecord(1, value, False, False),))
     again = load_line(dump_line(episode))
     for stored, own in (
@@ -213,7 +213,7 @@ def test_dump_line_writes_non_finite_numbers_as_json() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\ud83d é", "\ude00", "\ufdd0d83d", "\ud83d \ufdd0 NaN", "\U0001f600"])
-def test_half_of_a_surrogate_pair_is_kept(text: str) -> None:
+def test_codec_keeps_half_a_surrogate_pair(text: str) -> None:
     call = ToolCall("c", "f", {text: [text, float("inf")]})
     episode = example_episode(messages=(Message("assistant", text, tool_calls=(call,)),), task={"x": text})
     line = dump_line(episode)
@@ -223,14 +223,14 @@ def test_half_of_a_surrogate_pair_is_kept(text: str) -> None:
     assert load_line(b" " + line).messages == episode.messages  # also where another program wrote the line
 
 
-def test_deeply_nested_arguments_are_kept() -> None:
+def test_codec_keeps_deeply_nested_arguments() -> None:
     nested: list[object] = []
     for _ in range(220):
         nested = [nested]
     assert load_line(dump_line(example_episode(task={"x": nested}))).task == {"x": nested}
 
 
-def test_numpy_scalars_and_foreign_mappings_become_json() -> None:
+def test_codec_converts_numpy_scalars_and_mappings() -> None:
     episode = example_episode(task=MappingProxyType({"n": np.int64(3)}), rewards=(Reward("r", np.float32(0.5)),))
     again = load_line(dump_line(episode))
     assert (again.task, again.rewards[0].value) == ({"n": 3}, 0.5)
@@ -280,7 +280,7 @@ def test_decode_tells_other_schemas_from_damage() -> None:
 # --- schema 1 --------------------------------------------------------------------------------------------------------
 
 
-def test_schema_1_is_read() -> None:
+def test_decode_reads_schema_1() -> None:
     lines = (Path(__file__).parent / "data/episodes_of_schema_1.jsonl").read_bytes().splitlines(keepends=True)
     plain, forked, failed, odd = map(load_line, lines)
     expected = example_episode(plain.id, group_id=plain.group_id, origin=Origin("train", step=3, sample=2))
@@ -310,7 +310,7 @@ def test_schema_1_is_read() -> None:
         ("0d3c9b1a8f1e4a6d9c1b2a3f4e5d6c7b", Origin("rollout")),
     ],
 )
-def test_schema_1_tells_the_origin_by_the_id(id: str, origin: Origin) -> None:
+def test_decode_reads_origin_of_schema_1_from_id(id: str, origin: Origin) -> None:
     row = {**encode(example_episode(id)), "schema": 1}
     del row["origin"]
     assert decode(row).origin == origin

@@ -74,7 +74,7 @@ def test_load_config_names_wrong_settings(override: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_load_config_refuses_settings_that_exclude_others() -> None:
+def test_load_config_refuses_exclusive_settings() -> None:
     with pytest.raises(ConfigError) as error:
         load("algorithm.routing.replay=R3")
     assert str(error.value).startswith("algorithm.routing is about a mixture") and "model=tiny_moe" in str(error.value)

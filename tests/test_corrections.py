@@ -92,7 +92,7 @@ def test_batch_normalised_over_tokens_and_over_rows():
 
 
 @pytest.mark.parametrize("over", ["token", "sequence"])
-def test_weights_of_zero_can_t_be_normalised(over):
+def test_batch_normalised_of_zero_weights_is_zero(over):
     mask = torch.tensor([[True, True], [False, False]])
     close(batch_normalised(torch.zeros(2, 2), mask, over=over), [[0.0, 0.0], [0.0, 0.0]])
     close(batch_normalised(torch.ones(2, 2), ~mask & False, over=over), [[0.0, 0.0], [0.0, 0.0]])
@@ -128,7 +128,7 @@ def test_token_rejection_by_hand():
 
 
 def test_token_rejection_bounds_are_the_inverse_of_verl():
-    """verl's "0.5_5.0" rejects 3 and 4.9, which IcePop's "0.5_5.0" keeps, and keeps .3, which IcePop does not."""
+    """verl's "0.5_5.0" rejects 3 and 4.9 and keeps .3; IcePop's "0.5_5.0" does the opposite."""
     ratios = [0.19, 0.21, 0.3, 1.0, 1.9, 3.0, 4.9]
     verl = [int(0.5 <= 1 / w <= 5.0) for w in ratios]
     assert verl == [0, 1, 1, 1, 1, 0, 0]
@@ -181,13 +181,13 @@ def test_rejection_can_drop_the_whole_batch():
 
 @pytest.mark.parametrize("f", [token_icepop, token_rejection, sequence_rejection, geometric_rejection])
 @pytest.mark.parametrize("bounds", [(0.2, 0.5), (1.2, 5.0), (2.0, 0.5), (-1.0, 2.0), (NAN, 2.0)])
-def test_corrections_refuse_bounds_that_exclude_1(f, bounds):
+def test_corrections_refuse_bounds_without_1(f, bounds):
     low, high = bounds
     with pytest.raises(ConfigError, match=rf"\[{low}, {high}\].*between"):
         f(*given_ratios([[1.0]]), low=low, high=high)
 
 
-# What holds for all
+# Properties of all
 
 log_probability = st.floats(-30, 0, width=32)
 rows_of = st.lists(

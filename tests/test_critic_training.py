@@ -1,4 +1,4 @@
-"""The critic of the embedded trainer: whom its loss reaches, that it learns, and that a killed run loses none of it."""
+"""The critic of the embedded trainer: the parameters its loss reaches, its learning, and its exact resume."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.critic import FILE, Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
-from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.run import resume_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.episode import group_episodes
@@ -29,7 +29,7 @@ from agent_rl.gym.registry import spec
 from agent_rl.view.progress import Progress
 from tests.batches import weigh
 from tests.doubles import example_episode, example_sample
-from tests.runs import config, metrics_of, weights
+from tests.runs import config, metrics_of, weights, whole_and_killed
 
 WHERE = ("shared", "separate")
 TINY = ModelConfig(hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, intermediate=64)
@@ -54,7 +54,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def fixed_batch(algorithm: Algorithm) -> tuple[WeightedRows, Denominators]:
-    """Rows whose reward stands in their first token."""
+    """Rows whose first token encodes the reward."""
     x = Experience.of(group_episodes([example_episode(str(e)) for e in range(8)]))
     rows = [example_sample(12, [4, 5, 8, 9, 11], reward=float(e % 2), seed=e, episode=e) for e in range(8)]
     for e, row in enumerate(rows):
@@ -151,20 +151,9 @@ def test_old_values_precede_the_update(where: str, folder: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("where", WHERE)
 def test_critic_run_resumes_bit_for_bit(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, real = config(tmp_path, algorithm=settings(where), eval={"n": 4, "dev_n": 4, "every": 0}), Trainer.update
-    folder = start_run(chosen, Progress())
+    chosen = config(tmp_path, algorithm=settings(where), eval={"n": 4, "dev_n": 4, "every": 0})
+    folder, killed = whole_and_killed(chosen, monkeypatch, dies_in="update")
     AutoModelForCausalLM.from_pretrained(folder / "checkpoint")
-
-    def dies_in_step_three(self: Trainer, x: Experience) -> dict[str, float]:
-        if self.step == 3:
-            raise MemoryError("killed")
-        return real(self, x)
-
-    monkeypatch.setattr(Trainer, "update", dies_in_step_three)
-    with pytest.raises(MemoryError):
-        start_run(chosen, Progress())
-    monkeypatch.undo()
-    killed = (tmp_path / "runs" / "latest").resolve()
     resume_run(killed, Progress())
     assert same(weights(folder), weights(killed)) and metrics_of(folder) == metrics_of(killed)
     one, two = (torch.load(f / "checkpoint" / FILE, weights_only=True) for f in (folder, killed))

@@ -44,7 +44,7 @@ def with_reference(batch: WeightedRows, reference: Tensor) -> WeightedRows:
 def test_dpo_prepare_by_hand() -> None:
     """Group 7: an episode of two rows against one of one. Group 3 is at the reference."""
     batch = pairs_of([7, 3, 7, 7, 3], [1, -1, 1, -1, 1], [[1, 2], [1], [2], [1, 2], [2]], 3)
-    nan = math.nan  # what nobody sampled
+    nan = math.nan  # not sampled
     theta = rows([nan, -1, -2], [nan, -4, nan], [nan, nan, -1.5], [nan, -1, -1], [nan, nan, -0.5])
     reference = rows([nan, -1.5, -2], [nan, -4, nan], [nan, nan, -2], [nan, -0.5, -0.5], [nan, nan, -0.5])
     batch = with_reference(batch, reference)
@@ -80,7 +80,7 @@ def test_dpo_prepare_by_hand() -> None:
 def test_dpo_gradient_matches_the_loss_in_any_cut(
     order: list[int], cut: int, beta: float, smoothing: float, seed: int
 ) -> None:
-    """Three pairs, of which one has two rows on each side; theta's log-probabilities hang on shared parameters."""
+    """Three pairs, one of them with two rows on each side; theta's log-probabilities share parameters."""
     groups, sides = [0, 0, 1, 1, 2, 2, 2], [1, -1, -1, 1, 1, 1, -1]
     sampled = [[1, 2, 5], [3], [2, 4], [1, 2, 3, 4, 5], [5], [1], [2, 3]]
     batch = pairs_of([groups[i] for i in order], [sides[i] for i in order], [sampled[i] for i in order], 6)

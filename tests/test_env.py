@@ -88,14 +88,14 @@ def test_tool_env_ends_at_a_plain_message():
 def test_on_answer_continues_the_dialogue(is_async):
     class Sync(Shop):
         def on_answer(self, action):
-            return Step((Message("user", "go on"),))
+            return Step((Message("user", "continue"),))
 
     class Async(Shop):
         async def on_answer(self, action):
-            return Step((Message("user", "go on"),))
+            return Step((Message("user", "continue"),))
 
     env = Async() if is_async else Sync()
-    assert asyncio.run(env.step(Message("assistant", "4"))).observation[0].content == "go on"
+    assert asyncio.run(env.step(Message("assistant", "4"))).observation[0].content == "continue"
 
 
 def test_toolbox_may_differ_by_instance():

@@ -1,4 +1,4 @@
-"""The built-in environments: tasks, oracles, demonstrations, and what holds for every one of them."""
+"""The built-in environments: tasks, oracles, demonstrations, and their common properties."""
 
 import asyncio
 import functools
@@ -66,7 +66,7 @@ def test_task_stream_draws_other_tasks_per_seed(id):
 
 
 @pytest.mark.parametrize(("id", "low", "high"), [("calculator-v0", 0.1, 0.7), ("search-v0", 0.1, 0.7)])
-def test_demonstrations_have_the_form_but_often_fail(id, low, high):
+def test_demonstrations_are_well_formed_but_often_fail(id, low, high):
     played = episodes(id, "train", demonstrator(), 300)
     result = summarise(played)
     print(f"{id}: {result.success} demonstrations succeed, {result.tool_errors:.2f} tool errors each")
@@ -183,7 +183,7 @@ def test_calculator_refuses_other_arguments(arguments):
     assert episode.outcome is Outcome.TERMINATED
 
 
-def test_hard_tasks_have_more_operations():
+def test_calculator_hard_tasks_have_more_operations():
     def operations(split: str) -> set[int]:
         return {len(solve(e)) for e in content("calculator-v0", split, 100)}
 
@@ -191,7 +191,7 @@ def test_hard_tasks_have_more_operations():
     assert operations("train-hard") == {3}
 
 
-def test_left_to_right_evaluation_is_not_enough():
+def test_calculator_requires_operator_precedence():
     def left_to_right(expression: str) -> int:
         first, *rest = re.findall(r"\d+|[-+*]", expression)
         return functools.reduce(lambda value, step: calculator(step[0], value, int(step[1])), batched(rest), int(first))
@@ -217,7 +217,7 @@ def test_search_question_has_one_two_fact_answer():
         assert len(facts) == len(set(map(tuple, facts))) == 12
 
 
-def test_wrong_relation_leads_to_a_wrong_country():
+def test_search_wrong_relation_gives_a_wrong_answer():
     for index in range(50):
         task = spec("search-v0").tasks.get("train", index)
         other = {"born": "lives", "lives": "born"}[str(task["relation"])]

@@ -1,4 +1,4 @@
-"""The loss of a model, for every preset: its gradient hangs neither on the cut nor on tokens that nobody sampled."""
+"""The loss of a model, for every preset: its gradient depends neither on the cut nor on unsampled tokens."""
 
 import functools
 import math
@@ -68,7 +68,7 @@ def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Exp
 
 
 def scores_of(name: str, rows: Rows) -> dict[str, Tensor]:
-    """What models might have said about the rows, of what the algorithm reads."""
+    """Made-up model outputs for the rows: those that the algorithm reads."""
     mask, found = rows.loss_mask, {"values": torch.where(rows.loss_mask, rows.token_ids / 50, 0.0)}
     if algorithm(name).needs_reference:
         found["reference_logprobs"] = rows.rollout_logprobs - 0.3 * mask
@@ -147,7 +147,7 @@ def test_loss_ignores_unsampled_tokens(name):
         return torch.where(mask, values, torch.full_like(values, noise))
 
     for noise in (-7.0, math.nan, math.inf, -math.inf):
-        # one at a time: a NaN in one may hide what comes of a NaN in another
+        # one at a time: a NaN in one may hide the effect of a NaN in another
         dirty = [
             replace(inputs, **{f: noisy(values, noise)})
             for f in ("rollout_logprobs", "old_logprobs", "reference_logprobs", "advantages")
@@ -185,5 +185,5 @@ def test_gradient_ignores_tokens_after_the_last_sample():
         batch = weighted(batch, advantages=batch.loss_mask.float())
         return gradient("grpo", [batch], Denominators(3, 1))[1]
 
-    assert torch.equal(gradients(), gradients(9, 10, 11))  # behind the last sampled token: nobody attends to them
+    assert torch.equal(gradients(), gradients(9, 10, 11))  # behind the last sampled token: no token attends to them
     assert not torch.equal(gradients(), gradients(5))  # between two: through attention only

@@ -1,4 +1,4 @@
-"""The house rules: what a package exports, how long a file is, what the wheel holds, what tests may reach."""
+"""The house rules: exports, file lengths, names of tests, contents of the wheel, and network access of tests."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ from tree import FOLDERS, ROOT, SOURCES, files_in, python_files, run_python
 
 MAX_LINES = 400
 """Of any file; split one by concept, never to fit a count."""
+MAX_WORDS = 10
+"""Of a test's name, after `test_`."""
+HIDES_THE_UNIT = re.compile(
+    r"test_(an?|the|all|any|both|each|every|no|none|nothing|only|some|two|three"
+    r"|it|its|she|they|their|that|this|these|those|there"
+    r"|how|however|what|whatever|when|where|which|who|whom|whose|why)_"
+)
+"""The beginning of a test's name that hides the unit under test."""
 
 
 def export_problems(module: str, source: str) -> list[str]:
-    """Where a package's `__all__` and what its `__init__` takes from itself, or defines, differ."""
+    """Return the differences between a package's `__all__` and the public names of its `__init__`."""
     tree = ast.parse(source)
     public = {name for name in _bound(tree, module) if not re.match(r"_(?!_)", name)}
     listed: list[str] = []
@@ -115,6 +123,24 @@ def test_input_is_not_checked_by_assert() -> None:
 def test_validating_asserts_are_found() -> None:
     narrowing = "assert x.y is not None\nassert isinstance(x, int) and isinstance(y, str)\n"
     assert validating_asserts(narrowing + "assert x > 0\nassert isinstance(x, int) and x") == [3, 4]
+
+
+def misnamed_tests(source: str) -> list[str]:
+    """Return the names of tests that do not begin with a unit, or are too long."""
+    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    names = [n.name for n in functions if n.name.startswith("test_")]
+    return [name for name in names if HIDES_THE_UNIT.match(name) or name.count("_") > MAX_WORDS]
+
+
+def test_test_names_begin_with_the_unit() -> None:
+    found = {str(file): misnamed_tests(file.read_text()) for file in python_files("tests")}
+    assert not {file: names for file, names in found.items() if names}, "name a test test_<unit>_<behaviour>"
+
+
+def test_misnamed_tests_are_found() -> None:
+    good = "def test_budget_refuses_negative_limits(): ...\nasync def test_sweep_ends(): ...\ndef the_helper(): ...\n"
+    bad = ("test_what_is_no_budget", "test_budget_" + "_".join("abcdefghij"))
+    assert misnamed_tests(good + "".join(f"def {name}(): ...\n" for name in bad)) == list(bad)
 
 
 # --- the wheel ---

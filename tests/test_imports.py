@@ -1,4 +1,4 @@
-"""Who imports whom, and what imports without torch."""
+"""Allowed imports between modules, and imports without torch."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def floor_of(module: str) -> int:
 
 
 def arrows() -> dict[str, dict[str, int]]:
-    """Which modules each module imports, lazily or not, with the line; a name counts for the module that holds it."""
+    """Return the imports of each module, lazy ones included, as line by module; a name counts for its module."""
     found: dict[str, dict[str, int]] = {}
     for module, file in SOURCES.items():
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]

@@ -208,7 +208,7 @@ def test_kl_estimate_refuses_unknown_kinds(kind: str) -> None:
 
 
 def in_reward(kind: str, garbage: float = 0.0) -> Tensor:
-    """Policy, env, policy, env: the terminal reward stands on an env token; then a row that sampled nothing."""
+    """Policy, env, policy, env: the terminal reward is on an env token; then a row that sampled nothing."""
     mask = torch.tensor([[True, False, True, False], [False] * 4])
     old = torch.tensor([[-1.0, garbage, -2.0, garbage], [garbage] * 4])
     reference = torch.tensor([[-1.5, garbage, -1.3, -garbage], [-garbage] * 4])

@@ -31,7 +31,7 @@ def test_m2po_keep_by_hand():
     assert keep(gaps, (1, 1, 1, 1), second_moment=0.05) == [True, True, False, True]
     assert keep(gaps, (1, 1, 1, 1), second_moment=0.1) == [True] * 4
     assert keep(gaps, (1, 1, 1, 1), second_moment=0.009) == [False] * 4
-    # what moves against its advantage stays, and doesn't dilute the mean; nor does what the mask leaves out
+    # tokens that move against their advantage stay; neither they nor unmasked tokens dilute the mean
     assert keep((*gaps, -3.0, 3.0, 0.0), (1, 1, 1, 1, 1, -1, 1)) == [False, True, False, True, True, True, True]
     assert keep((*gaps, 3.0), (1, 1, 1, 1, 0)) == [False, True, False, True, True]
     assert keep((*gaps, 9.0, 0.01), (1,) * 6, [True] * 4 + [False] * 2) == [False, True, False, True, False, False]
@@ -77,7 +77,7 @@ def test_m2po_masks_the_whole_batch_by_weights():
     mu = torch.tensor([[0.0, -1.3, -1.1], [0.0, -1.1, -1.1]])
     mask = batch.loss_mask
     batch = weighted(replace(batch, rollout_logprobs=mu), advantages=mask.float(), weights=0.5 * mask)
-    theta = torch.tensor([[9.0, -1.0, -1.0], [math.nan, -1.0, -1.0]])  # what nobody sampled has no say
+    theta = torch.tensor([[9.0, -1.0, -1.0], [math.nan, -1.0, -1.0]])  # unsampled tokens have no effect
     default, strict = (Algorithm(AlgorithmConfig(objective={"name": "m2po", "second_moment": m})) for m in (0.04, 0.02))
     prepared, metrics = default.prepare(theta, batch)
     assert prepared.weights.tolist() == [[0, 0.5, 0.5]] * 2 and metrics == {"train/clip_fraction": 0.0}

@@ -151,7 +151,7 @@ def test_mismatch_takes_float32_and_returns_floats():
     assert all(type(v) is float for v in got.values())
 
 
-# What a correction did
+# Metrics of corrections
 
 
 def test_correction_metrics_by_hand():
@@ -226,6 +226,6 @@ def test_route_agreement_refuses_other_shapes():
 
 def test_token_agreement_reads_the_previous_position():
     routes = torch.tensor([[[1.0, 0.9, 1.0, 0.0], [1.0, NAN, 1.0, 0.5], [1.0] * 4, [NAN] * 4, [1.0] * 4]])
-    # two of four layers; two of the three known; all; none known; the last position's is nobody's
+    # two of four layers; two of the three known; all; none known; the last position's belongs to no token
     expected = torch.tensor([[NAN, 0.5, 2 / 3, 1.0, NAN]])
     torch.testing.assert_close(token_agreement(routes), expected, equal_nan=True)

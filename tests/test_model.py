@@ -40,7 +40,7 @@ def test_small_model_gets_no_copying_heads(shape: dict[str, int]) -> None:
     assert float(model.model.embed_tokens.weight.detach().std()) == pytest.approx(0.02, rel=0.2)  # transformers' own
 
 
-def test_copying_is_learned_within_25_steps() -> None:
+def test_model_learns_copying_within_25_steps() -> None:
     model = make_model(ModelConfig(), 200, seed=0)
     config = WarmStartConfig().optimizer
     optimizer, generator = Optimizer(model, config), torch.Generator().manual_seed(0)

@@ -94,7 +94,7 @@ def test_over_greedy_by_hand():
 
 
 def test_best_of_group_by_hand():
-    # group a: 5 leads 3 by 2; group b: -1 leads -4 by 3; group c: two share the best score, nobody leads
+    # group a: 5 leads 3 by 2; group b: -1 leads -4 by 3; group c: two share the best score, none leads
     scores, groups = [5.0, 3, 1, -4, -1, 2, 2, 0], "aaabbccc"
     assert call(best_of_group, scores, groups) == [2, 0, 0, 0, 3, 0, 0, 0]
     # standard deviations: a sqrt((4 + 0 + 4) / 2) = 2, b sqrt(4.5)

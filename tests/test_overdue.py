@@ -1,4 +1,4 @@
-"""Code of an environment that never returns: it fails its own episode in time, and holds up nothing else."""
+"""Code of an environment that never returns: only its own episode fails, in time."""
 
 import asyncio
 import os
@@ -131,7 +131,7 @@ def test_worker_threads_are_reused(release):
         first = await in_thread(threading.current_thread, "first")
         assert await in_thread(threading.current_thread, "second") is first
         stuck = WorkerCall(lambda: (threading.current_thread(), release.wait(30)), "stuck")
-        assert not stuck.returns_within(0.001)
+        assert not stuck.returns_quickly()
         other = await in_thread(threading.current_thread, "third")
         assert other is not first and first.name == "stuck" and first.daemon and other.daemon
         release.set()

@@ -139,7 +139,7 @@ def test_fork_begins_at_an_unappendable_observation():
     assert [s.turn for s in second.spans] == [2, 2, 2, 3, 3]
 
 
-def test_fork_position_is_the_end_of_the_shared_prefix():
+def test_fork_position_ends_the_shared_prefix():
     class Rewriting(UnprovenRenderer):
         def prompt(self, messages, tools):
             short = [Message("assistant", "…") if m.role == "assistant" else m for m in messages]

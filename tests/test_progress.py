@@ -53,7 +53,7 @@ def test_progress_redraws_on_a_terminal() -> None:
     assert "\x1b" in text and "hello" in text and "5000 sampled tokens/s" in text
 
 
-def test_trend_and_sparkline() -> None:
+def test_trend_and_sparkline_by_hand() -> None:
     assert trend([0.1] * 9) is None
     assert trend([0.0] * 5 + [0.2] * 5) == 0.2
     assert sparkline([0.0, 0.5, 1.0, -1.0]) == "▁▅█▁"

@@ -96,7 +96,7 @@ def test_family_turns_match_the_whole_conversation() -> None:
     assert got == whole
 
 
-def test_family_forks_where_it_drops_thoughts() -> None:
+def test_family_forks_at_dropped_thoughts() -> None:
     thought = Message("assistant", "Seven.", reasoning="Easy.")
     keeps = FamilyRenderer(tokenizer(), "qwen3", {"thinking_retention": "all"})
     reply, prompt = qwen(True).reply(thought), qwen(True).prompt([ASK], [])
@@ -141,7 +141,7 @@ def test_family_takes_any_ids() -> None:
 
 def test_family_bridge_is_checked_by_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, reply = qwen().prompt([ASK], []), [*ids("x"), *ids("<|im_end|>"), *ids("after the end")]
-    assert qwen().bridge(prompt, reply, [RESULT]) is None  # `renderers` cuts what stands behind the end of turn
+    assert qwen().bridge(prompt, reply, [RESULT]) is None  # `renderers` cuts the text behind the end of turn
 
 
 def _ends_of_turn(renderer: Renderer, content: str) -> int:
@@ -204,7 +204,7 @@ def test_template_stripping_thoughts_is_refused() -> None:
         TemplateRenderer(tokenizer(STRIPS))
 
 
-def test_template_forks_where_it_strips_thoughts() -> None:
+def test_template_forks_at_stripped_thoughts() -> None:
     forks = TemplateRenderer(tokenizer(STRIPS), on_break="fork")
     reply = ids("<think>", "Easy.", "</think>", "Seven.", "<|im_end|>")
     assert forks.bridge(forks.prompt([ASK], []), reply, [AGAIN]) is None

@@ -21,7 +21,7 @@ from tests.engines import TINY, VOCAB, Record, play_all, ragged_plans, shaken, t
 
 IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(4))
 FED = 11
-"""Nobody feeds the last token."""
+"""The last token is not fed."""
 
 
 def own_routes(model: PreTrainedModel) -> Tensor:
@@ -64,7 +64,7 @@ def test_replaying_own_routes_is_exact(normalise: bool) -> None:
 
 
 def dense_mixture(block: torch.nn.Module, h: Tensor, chosen: Tensor, normalise: bool) -> Tensor:
-    """What a mixture gives when every expert is computed everywhere and the gates of those not chosen are 0."""
+    """Return the output of a mixture with all experts computed, and gates of 0 for unchosen ones."""
     probabilities = F.linear(h, block.gate.weight).softmax(-1)
     mask = torch.zeros_like(probabilities).scatter(-1, chosen, 1.0)
     gates = probabilities * mask
@@ -171,7 +171,7 @@ def replayable(record: Record, layers: int = 2, top_k: int = 1) -> Tensor:
 
 
 def test_replayed_rollout_routes_give_its_logprobs() -> None:
-    """One expert a token, whose gate is 1 whatever the router says: routes are then all that a router decides."""
+    """With one expert a token its gate is always 1, so the router decides nothing but routes."""
     shape = ModelConfig(architecture="qwen3_moe", **TINY | {"experts_per_token": 1})
     model = shaken(make_model(shape, VOCAB, seed=0))
     served = copy.deepcopy(model)

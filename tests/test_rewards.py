@@ -1,4 +1,4 @@
-"""agent_rl.gym.reward: what `@reward` methods may look like and return."""
+"""agent_rl.gym.reward: signatures and results of `@reward` methods."""
 
 import asyncio
 
@@ -48,7 +48,7 @@ def test_score_converts_numbers_and_keeps_none(value, scored):
     [(float("nan"), ValueError), (float("-inf"), ValueError), ("1", TypeError), ([1.0], TypeError)],
     ids=repr,
 )
-def test_reward_refuses_values_that_are_no_number(value, error):
+def test_reward_refuses_non_numbers(value, error):
     with pytest.raises(error, match=r"Odd\.odd returned"):
         score(scoring(value))
 

@@ -193,11 +193,11 @@ def test_episode_records_its_job():
     assert sources == [Source.PROMPT, Source.POLICY, Source.TEMPLATE, Source.ENV, Source.POLICY]
 
 
-# What environments do
+# Environments
 
 
 @pytest.mark.parametrize("spoil", [lambda task: task.pop("answer"), lambda task: task["notes"].append("!")])
-def test_reset_changes_only_its_own_copy_of_the_task(spoil):
+def test_reset_changes_its_own_task_only(spoil):
     class Spoiling(Env):
         def reset(self, task, rng):
             spoil(task)
@@ -213,7 +213,7 @@ def test_reset_changes_only_its_own_copy_of_the_task(spoil):
     assert episodes[0].messages[0] == episodes[1].messages[0]
 
 
-def test_final_text_is_the_answer_also_where_the_environment_speaks_last():
+def test_final_text_is_the_last_assistant_answer():
     class Farewell(Env):
         def reset(self, task, rng):
             return "?"

@@ -1,4 +1,4 @@
-"""What an algorithm does about routes: which are replayed, how their agreement is measured, what it costs a token."""
+"""Routes in an algorithm: their replay, the metrics of their agreement, and the mask of disagreeing tokens."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import Tensor
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Experience, ScoredRows, collate, explain
 from agent_rl.algorithms.corrections import log_ratio
 from agent_rl.errors import ConfigError
-from agent_rl.moe.agreement import agreement_of, replayed_routes, routing_metrics
+from agent_rl.moe.agreement import RouteAgreement, replayed_routes, routing_metrics
 from tests.doubles import example_sample
 from tests.test_gradients import experience, samples_of
 
@@ -29,7 +29,7 @@ def scored_rows(rollout: Tensor, old: Tensor, sampled: list[int], gaps: list[flo
 def metrics(batch: ScoredRows, mask: Tensor) -> dict[str, float]:
     rows = batch.rows
     gaps = log_ratio(batch.old_logprobs, rows.rollout_logprobs, mask)
-    return routing_metrics(rows.routed_experts, batch.old_experts, gaps, mask)
+    return routing_metrics(batch.agreement, gaps, mask)
 
 
 ROLLOUT = torch.tensor(
@@ -54,10 +54,14 @@ def test_route_metrics_by_hand() -> None:
         "mismatch/gap_same": 0.1,
     }
     assert metrics(batch, batch.rows.loss_mask) == pytest.approx(expected, abs=1e-6)
-    some = torch.tensor([[False, True, False, False, False]])  # only what is trained on counts
-    got = metrics(batch, some)
+    one = scored_rows(ROLLOUT, OLD, [1], [0.1])
+    got = metrics(one, one.rows.loss_mask)
     assert got["routing/flipped_tokens"] == 0 and got["mismatch/gap_same"] == pytest.approx(0.1, abs=1e-6)
     assert "mismatch/gap_flipped" not in got
+    parts = [[getattr(rows.agreement, name) for rows in (batch, one)] for name in RouteAgreement.__slots__]
+    both = RouteAgreement(*map(torch.cat, parts))
+    mask = torch.cat([torch.zeros_like(one.rows.loss_mask), one.rows.loss_mask])  # only tokens trained on count
+    assert routing_metrics(both, torch.full(mask.shape, 0.1), mask) == pytest.approx(got)
 
 
 def test_route_metrics_skip_unknown_routes() -> None:
@@ -69,7 +73,7 @@ def test_route_metrics_skip_unknown_routes() -> None:
     assert got["routing/agreement"] == pytest.approx((1 + 0.5 + 0.5) / 3)
     assert got["routing/agreement_layer_1"] == pytest.approx(0.5) and got["routing/flipped_tokens"] == 0.5
     assert got["mismatch/gap_same"] == pytest.approx(0.3, abs=1e-6)
-    assert math.isnan(agreement_of(batch.rows.routed_experts, batch.old_experts)[0, 1])
+    assert batch.agreement is not None and math.isnan(batch.agreement.tokens[0, 1])
     unknown = replace(batch, rows=replace(batch.rows, routed_experts=torch.full_like(ROLLOUT, -1)[None]))
     assert metrics(unknown, batch.rows.loss_mask) == {}
     assert metrics(replace(batch, old_experts=None), batch.rows.loss_mask) == {}
@@ -109,8 +113,10 @@ def test_replayed_routes_chooses_by_mode() -> None:
     for replay, whose in (("R2", "old's forward pass"), ("R3", "the rollout")):
         with pytest.raises(ConfigError, match=whose):
             replayed_routes(replay, None, None)
+    x = experience(samples_of(list(range(8))), [i // 4 for i in range(8)])
+    strict = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED | {"routing": {"min_agreement": 0.5}}))
     with pytest.raises(ConfigError, match="min_agreement"):
-        agreement_of(None, None)
+        strict.compute_weights(x, ScoredRows(x.rows, x.rows.rollout_logprobs))
 
 
 @pytest.mark.parametrize("routing", [{"replay": "R2"}, {"min_agreement": 0.5}])
@@ -120,7 +126,7 @@ def test_routing_needs_recompute_for_old_routes(routing: dict[str, object]) -> N
     AlgorithmConfig.model_validate({"routing": routing, "proximal": "recompute"})
 
 
-def test_r3_has_a_meaning_without_it() -> None:
+def test_routing_r3_needs_no_recompute() -> None:
     assert AlgorithmConfig.model_validate({"routing": {"replay": "R3"}}).routing.replay == "R3"
 
 

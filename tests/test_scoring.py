@@ -1,4 +1,4 @@
-"""Scoring: in chunks, in every precision, and what stands in its place when written out plainly."""
+"""Scoring: in chunks, in every precision, and against a plain computation."""
 
 from __future__ import annotations
 
@@ -94,4 +94,4 @@ def test_score_tokens_holds_one_chunk_of_logits(monkeypatch: pytest.MonkeyPatch)
     assert seen == [10, 10, 10, 3] * 2
     seen.clear()
     score_tokens(tiny(), IDS).logprobs.sum().backward()
-    assert seen == [33]  # kept, not computed anew
+    assert seen == [33]  # kept, not recomputed

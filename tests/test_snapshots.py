@@ -1,4 +1,4 @@
-"""What an environment says about its state: `state_hash`, `snapshot` and `restore`."""
+"""The state of an environment: `state_hash`, `snapshot` and `restore`."""
 
 import asyncio
 import functools
@@ -158,7 +158,7 @@ def test_calculator_state_lists_computed_results():
 def test_search_state_lists_found_facts():
     at = functools.partial(state, "search-v0", task=WORLD)
     home, city = {"query": "bafo born"}, {"query": "kiba capital"}
-    assert at() == at({"query": "nobody"}) == ""
+    assert at() == at({"query": "unknown"}) == ""
     assert at(home) == at({"query": "BORN bafo"}) == at(home, home) == WORLD["facts"][0]
     assert at(home, city) == at(city, home) == "; ".join([WORLD["facts"][0], WORLD["facts"][2]])
     assert at({"query": "bafo"}) == at(home, {"query": "lives"}) != at(home)  # one search that finds both, or two

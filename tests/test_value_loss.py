@@ -1,4 +1,4 @@
-"""The value loss: by hand, where its gradient is cut off, and what it may not look at; explained variance."""
+"""The value loss: by hand, its clipping, and its mask; explained variance."""
 
 import math
 

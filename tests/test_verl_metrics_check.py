@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.driver.metrics_check: a part that left no trace in the metrics stops the run."""
+"""agent_rl.backends.verl.driver.metrics_check: a feature without metrics stops the run."""
 
 import pytest
 
@@ -20,7 +20,7 @@ BARE = {"actor/agent_rl/loss": -0.1}
         ({"advantage": "gae", "critic": {"where": "separate"}}, {"critic/vf_loss": 0.0}),
     ],
 )
-def test_require_metrics_wants_each_metric(settings: dict[str, object], metrics: dict[str, float]) -> None:
+def test_require_metrics_checks_each_metric(settings: dict[str, object], metrics: dict[str, float]) -> None:
     config = AlgorithmConfig.model_validate({"name": "mine"} | settings)
     reported = BARE | metrics
     require_metrics(config, reported)

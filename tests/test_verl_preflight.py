@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.driver.preflight: what a cluster lacks is said before verl waits for it."""
+"""agent_rl.backends.verl.driver.preflight: missing resources are reported before verl waits for them."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 
 from agent_rl.backends.verl.worker.routes import (
     CAPTURE,
+    EQUAL,
     OLD,
     RECORD,
     REPLAY,
     ROLLOUT,
+    SHARED,
     RouteShape,
     captured_routes,
     replay_routes,
@@ -105,17 +107,18 @@ def test_route_rows_share_dtype_and_shape(experts: int, dtype: type) -> None:
 
 
 def test_route_fields_follow_settings(moe: Path) -> None:
-    rollout, old = {"routed_experts": ROLLOUT}, {"old_experts": OLD}
-    assert route_fields(RoutingConfig(), verl(moe, False)) == {}
-    assert route_fields(R2, verl(moe, False)) == old
-    assert route_fields(R3, verl(moe, True)) == route_fields(RoutingConfig(), verl(moe, True)) == rollout | old
-    assert route_fields(R3, verl(moe, True, bypass=True)) == rollout  # old is mu: it is not scored
-    assert route_fields(R3, verl(moe, True, strategy="megatron")) == {}
+    compared = (ROLLOUT, EQUAL, SHARED)
+    assert route_fields(RoutingConfig(), verl(moe, False)) == ()
+    assert route_fields(R2, verl(moe, False)) == (OLD,)
+    assert route_fields(R2, verl(moe, True)) == (ROLLOUT, OLD, EQUAL, SHARED)
+    assert route_fields(R3, verl(moe, True)) == route_fields(RoutingConfig(), verl(moe, True)) == compared
+    assert route_fields(R3, verl(moe, True, bypass=True)) == (ROLLOUT,)  # old is mu: it is not scored
+    assert route_fields(R3, verl(moe, True, strategy="megatron")) == ()
 
 
 def test_replay_routes_instructs_one_call_only() -> None:
     calls = {"temperature": 1.0}
-    with pytest.raises(ZeroDivisionError), replay_routes(calls, ROLLOUT, record=True):
-        assert calls == {"temperature": 1.0, REPLAY: ROLLOUT, RECORD: True}
+    with pytest.raises(ZeroDivisionError), replay_routes(calls, ROLLOUT, (EQUAL,)):
+        assert calls == {"temperature": 1.0, REPLAY: ROLLOUT, RECORD: (EQUAL,)}
         raise ZeroDivisionError
-    assert calls == {"temperature": 1.0, REPLAY: "", RECORD: False}
+    assert calls == {"temperature": 1.0, REPLAY: "", RECORD: ()}

@@ -105,7 +105,7 @@ def test_terminal_view_escapes_hostile_text() -> None:
     assert "[red]markup[/red]" in text
 
 
-def test_sampled_tokens_are_marked_without_colour() -> None:
+def test_token_view_marks_sampled_tokens_without_colour() -> None:
     text = shown(example_episode(), tokens=True, decode=letters)
     assert "trajectory 0: 10 tokens, 4 sampled" in text
     assert "⟦kl⟧" in text and "⟦m⟧" in text and "⟦n⟧" in text  # one span a version
@@ -114,7 +114,7 @@ def test_sampled_tokens_are_marked_without_colour() -> None:
     assert "⟦10 11⟧" in shown(example_episode(), tokens=True)
 
 
-def test_sampled_tokens_are_shaded_by_probability() -> None:
+def test_token_view_shades_tokens_by_probability() -> None:
     text = shown(example_episode(), terminal=True, tokens=True, decode=letters)
     assert "⟦" not in text
     assert "\x1b[4;33mk" in text  # -0.5: yellow and underlined
@@ -122,7 +122,7 @@ def test_sampled_tokens_are_shaded_by_probability() -> None:
     assert "\x1b[4;31mn" in text  # -2.5: red
 
 
-def test_tokens_of_one_character_share_its_place() -> None:
+def test_token_view_joins_tokens_of_one_character() -> None:
     raw = "é!".encode()
     trajectory = Trajectory.restore(list(raw), [Span(0, 3, Source.POLICY, 0, 1)], [-0.01, -3.0, -3.0])
     episode = example_episode(trajectories=(trajectory,))
@@ -225,7 +225,7 @@ def test_report_without_content_is_valid(tmp_path: Path) -> None:
     assert page.tags.count("h2") == 1
 
 
-def test_episodes_are_paired_by_task() -> None:
+def test_pair_by_task_matches_episodes() -> None:
     def on(task: str, episode_id: str) -> Episode:
         return example_episode(episode_id, task={"q": task})
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from agent_rl.core.episode import Episode
 from agent_rl.core.trajectory import BoolArray, ExpertArray, FloatArray, IntArray, Trajectory
+from agent_rl.moe.agreement import RouteAgreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ def _select(stage: S, index: Tensor, width: int) -> S:
         part = getattr(stage, name)
         if isinstance(part, Tensor):
             chosen[name] = part[index][:, :width] if part.dim() > 1 else part[index]
+        elif isinstance(part, RouteAgreement):
+            chosen[name] = part.select(index, width)
         else:
             chosen[name] = None if part is None else _select(part, index, width)
     return type(stage)(**chosen)
@@ -133,6 +136,16 @@ class ScoredRows(Stage):
     """float32 `[B, T]`: the sum of the squared probabilities that old gave at each token's position."""
     old_experts: Tensor | None = None
     """Like `routed_experts`: where old's own router sends each input position."""
+    measured_agreement: RouteAgreement | None = None
+    """How far both agree, where their routes themselves are elsewhere: on verl, with its workers."""
+
+    @property
+    def agreement(self) -> RouteAgreement | None:
+        """How far the routes of rollout and old agree; None if either's are not known."""
+        rollout, old = self.rows.routed_experts, self.old_experts
+        if rollout is None or old is None:
+            return self.measured_agreement
+        return RouteAgreement.of(rollout, old, self.rows.loss_mask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
+from torch import Tensor
 
 from agent_rl.algorithms import aggregation, components, corrections, filters, shaping  # noqa: F401 - they register
 from agent_rl.algorithms.advantages import critic, episode, token, turn  # noqa: F401 - the same
+from agent_rl.algorithms.advantages.estimate import TurnAdvantages
 from agent_rl.algorithms.components import Component, ComponentConfig
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.objectives import pairwise, sequence  # noqa: F401 - the same
@@ -166,6 +168,11 @@ def _check_advantage(config: AlgorithmConfig) -> str | None:
         return "shaping would change the scores but not those of the greedy episodes they are compared with"
     if "values" in reads and config.critic.where == "none":
         return f"advantage={name} is taken over a critic's values: set critic.where=shared or separate"
+    if "values" in reads and components.advantage[config.advantage].returns in (Tensor, TurnAdvantages):
+        return (
+            f"advantage={name} reads the critic's values but returns no targets for it, so that it would never learn: "
+            "let it return an AdvantageEstimate"
+        )
     if "values" not in reads and config.critic.where != "none":
         return (
             f"advantage={name} asks no critic, critic.where={config.critic.where} would train one in vain: set "

@@ -53,8 +53,6 @@ class Completion:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Of each sampled token, under the distribution it was sampled from."""
-    raw_logprobs: tuple[float, ...]
-    """Of each sampled token, under the model's own softmax (temperature 1, nothing cut off)."""
     finish_reason: FinishReason
     policy_versions: tuple[int, ...]
     """The version of the weights that sampled each token."""

@@ -116,11 +116,9 @@ class StatelessSession:
         sampled, logprobs = [int(i) for i in answer.token_ids], tuple(float(x) for x in answer.logprobs)
         self._ids += sampled
         stopped = bool(sampled) and sampled[-1] in stop_ids
-        greedy = params.temperature == 0
         return Completion(
             token_ids=tuple(sampled),
-            logprobs=(0.0,) * len(sampled) if greedy else logprobs,
-            raw_logprobs=logprobs if greedy or _is_unmodified(params) else (),
+            logprobs=(0.0,) * len(sampled) if params.temperature == 0 else logprobs,  # greedy: a point mass
             finish_reason=(
                 FinishReason.ABORT if answer.aborted else FinishReason.STOP if stopped else FinishReason.LENGTH
             ),

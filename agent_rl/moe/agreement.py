@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -42,20 +43,32 @@ def replayed_routes(replay: str, rollout: Tensor | None, old: Tensor | None) -> 
     return routes
 
 
-def agreement_of(rollout: Tensor | None, old: Tensor | None) -> Tensor:
-    """Return the share of layers that took the same experts in rollout and training, `[B, T]`, by sampled token.
+@dataclass(frozen=True, slots=True)
+class RouteAgreement:
+    """How far the routes of rollout and old agree, in a hundredth of their size."""
 
-    See `token_agreement`.
+    tokens: Tensor
+    """float32 `[B, T]`, see `token_agreement`; read at sampled tokens only."""
+    shared: Tensor
+    """float64 `[B, layers]`: the share of the top-k experts that both took, summed over a row's sampled tokens."""
+    known: Tensor
+    """float64 `[B, layers]`: of how many tokens that is known."""
 
-    Raises:
-        ConfigError: if either side's routes are not known.
-    """
-    if rollout is None or old is None:
-        raise ConfigError("routing.min_agreement needs the routes of a mixture of experts: set it to 0 otherwise")
-    return token_agreement(route_agreement(rollout, old))
+    @classmethod
+    def of(cls, rollout: Tensor, old: Tensor, mask: Tensor) -> RouteAgreement:
+        """Compare routes `[B, T, layers, top_k]` at the positions that the tokens of a mask `[B, T]` come from."""
+        by_layer = route_agreement(rollout, old)
+        tokens = token_agreement(by_layer)
+        at = by_layer.roll(1, 1).double()  # a token is sampled from the position before it
+        at = torch.where((mask & ~tokens.isnan())[..., None], at, torch.nan)
+        return cls(tokens, at.nansum(1), (~at.isnan()).sum(1).double())
+
+    def select(self, index: Tensor, width: int) -> RouteAgreement:
+        """Return some rows, cut to a width."""
+        return RouteAgreement(self.tokens[index, :width], self.shared[index], self.known[index])
 
 
-def routing_metrics(rollout: Tensor | None, old: Tensor | None, gaps: Tensor, mask: Tensor) -> dict[str, float]:
+def routing_metrics(agreement: RouteAgreement | None, gaps: Tensor, mask: Tensor) -> dict[str, float]:
     """Measure how far the routes of rollout and old differ, at the positions that tokens were sampled from.
 
     - `routing/agreement`, `routing/agreement_layer_N`: the mean share of the top-k experts that both took.
@@ -66,26 +79,24 @@ def routing_metrics(rollout: Tensor | None, old: Tensor | None, gaps: Tensor, ma
     computed. Flips earlier in the context, which a token sees through attention, are not looked at.
 
     Args:
-        rollout: routes, `[B, T, layers, top_k]`; None for a dense model.
-        old: those of old's forward pass.
+        agreement: of rollout and old; None for a dense model.
         gaps: log old/mu, `[B, T]`.
-        mask: the tokens to measure, bool `[B, T]`.
+        mask: the tokens to measure, bool `[B, T]`: of each row all sampled ones, or none.
 
     Returns:
         Nothing for a dense model; without the metrics of tokens that there are none of.
     """
-    if rollout is None or old is None:
+    if agreement is None:
         return {}
-    shared = route_agreement(rollout, old)
-    whole = token_agreement(shared)
-    known = mask & ~whole.isnan()
+    known = mask & ~agreement.tokens.isnan()
     if not known.any():
         return {}
-    at = shared.roll(1, 1)[known].double()  # a token is sampled from the position before it
-    flipped = whole[known] < 1
+    rows = mask.any(-1)
+    shared, tokens = agreement.shared[rows].sum(0), agreement.known[rows].sum(0)
+    flipped = agreement.tokens[known] < 1
     gap = gaps[known].abs()
-    found = {"routing/agreement": at.nanmean(), "routing/flipped_tokens": flipped.double().mean()}
-    found |= {f"routing/agreement_layer_{i}": layer.nanmean() for i, layer in enumerate(at.unbind(-1))}
+    found = {"routing/agreement": shared.sum() / tokens.sum(), "routing/flipped_tokens": flipped.double().mean()}
+    found |= {f"routing/agreement_layer_{i}": layer for i, layer in enumerate(shared / tokens)}
     if flipped.any():
         found["mismatch/gap_flipped"] = gap[flipped].mean()
     if not flipped.all():

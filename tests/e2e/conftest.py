@@ -1,4 +1,4 @@
-"""The end-to-end tests: what they need, and a loud word where it is missing; on CI a missing piece is a failure."""
+"""Requirements of the end-to-end tests: a missing one is reported in the summary, and fails on CI."""
 
 from __future__ import annotations
 

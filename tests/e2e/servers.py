@@ -1,4 +1,4 @@
-"""Runs on verl that tests start, watch, kill and resume, each with all the processes that it leads to."""
+"""Runs on verl for tests to start, watch, kill and resume, each with all of its processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent_rl.runs.metrics import read_metrics
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MARK = "AGENT_RL_TEST_RUN"
-"""The environment variable that tells a run's processes from everybody else's: all of them inherit it."""
+"""The environment variable that marks a run's processes: all of them inherit it."""
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """They do nothing for the run, and take a minute to notice that it was killed."""
 
@@ -38,7 +38,7 @@ class Running:
         return self.folder / "runs" / "latest"
 
     def rows(self) -> list[dict[str, Any]]:
-        """What verl reported of each step: `{"step": ..., "data": ...}`."""
+        """The metrics that verl reported of each step: `{"step": ..., "data": ...}`."""
         steps: dict[int, dict[str, Any]] = {}
         for row in read_metrics(self.run / "metrics.jsonl"):
             if row["kind"] in ("train", "validation"):
@@ -58,7 +58,7 @@ class Running:
             time.sleep(0.2)
 
     def processes(self) -> dict[int, str]:
-        """The command lines of what is alive of it, by process id."""
+        """The command lines of its live processes, by process id."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -69,7 +69,7 @@ class Running:
         return {pid: command for pid, command in found.items() if command}  # a zombie has none
 
     def gone(self, timeout: float, *, but: tuple[str, ...] = ()) -> dict[int, str]:
-        """Wait until nothing of it is left but processes that begin so; return what still is."""
+        """Wait until only processes with the prefixes `but` are left; return the others at the timeout."""
         deadline = time.monotonic() + timeout
         while left := {pid: command for pid, command in self.processes().items() if not command.startswith(but)}:
             if time.monotonic() > deadline:
@@ -107,7 +107,7 @@ def begin(python: Path, folder: Path, *arguments: str) -> Running:
 
 
 def complete(python: Path, folder: Path, settings: dict[str, Any], timeout: float = 900) -> Running:
-    """Run to the end, which must be a good one."""
+    """Run to a successful end."""
     running = begin(python, folder, json.dumps(settings))
     try:
         assert running.finish(timeout) == 0, running.tail()

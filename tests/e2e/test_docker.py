@@ -32,7 +32,7 @@ SMALL = Limits(memory=128 * 2**20, processes=16, disk=8 * 2**20, files=256)
 
 @pytest.fixture
 def engine(dockerd: Dockerd) -> Iterator[Engine]:
-    """The engine; whatever a test leaves there fails it."""
+    """The engine; a test that leaves a container there fails."""
     engine = Engine(dockerd.host)
     yield engine
     try:
@@ -147,7 +147,7 @@ def test_seccomp_profile_blocks_vsock_on_old_engines(engine: Engine, monkeypatch
         backend, "confinement", lambda *given: {**ours(*given), "SecurityOpt": ["no-new-privileges:true"]}
     )
     if "moby" not in str(engine.api.version().get("Platform")):
-        assert asyncio.run(errors()) is None  # of 20.10, which Debian has
+        assert asyncio.run(errors()) is None  # Debian's 20.10
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK leaves broken connections open
@@ -199,7 +199,7 @@ def test_docker_raises_sandbox_error_for_unusable_image(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py", "test_endings.py"])
-def test_containers_pass_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
+def test_docker_passes_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
     command = [sys.executable, "-m", "pytest", "-m", "sandbox", f"tests/sandbox/{suite}", "-k", "docker", "--tb=short"]
     ran = subprocess.run(
         command, env={**os.environ, "AGENT_RL_DOCKER_HOST": engine.host}, capture_output=True, text=True

@@ -193,7 +193,7 @@ def test_e2b_run_python_cancelled_ends_the_kernel(monkeypatch: pytest.MonkeyPatc
     with_jupyter(monkeypatch, use)
 
 
-def test_e2b_ends_microvm_that_ignores_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2b_ends_microvm_past_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         monkeypatch.setattr(jupyter, "PATIENCE", 0.5)
         machine.deaf = True
@@ -209,7 +209,7 @@ def test_e2b_ends_microvm_that_ignores_deadlines(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("how", ["the service", "close", "close, of which the service takes no notice"])
 def test_e2b_call_ends_with_the_microvm(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """One that the service ended may have been ended by the code in it, so that is a result."""
+    """The code in a microVM may have caused its end by the service: such an end is a result."""
 
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         machine.deaf = how.endswith("notice")
@@ -232,7 +232,7 @@ def test_e2b_call_ends_with_the_microvm(monkeypatch: pytest.MonkeyPatch, how: st
 def test_e2b_reports_state_lost_after_kernel_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         (context,) = machine.contexts.values()
-        context.count = 0  # as when Jupyter finds that a kernel died, and starts another by itself
+        context.count = 0  # as after a restart of a dead kernel by Jupyter
         result = await sandbox.run_python("x = 1")
         assert result.state_lost and result.error == "the interpreter had ended before this call"
         assert "NameError" in str((await sandbox.run_python("x")).error)

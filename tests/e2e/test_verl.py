@@ -91,7 +91,7 @@ def test_verl_run_stores_reported_evaluations(trained: tuple[Path, list[dict[str
     assert before == after and len(before) == 128
 
 
-def test_verl_run_stores_episodes_that_play_again(trained: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_verl_run_stores_replayable_episodes(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, _ = trained
     episodes = list(read_episodes(folder))
     whole = sum(assert_plays_again(e) for e in episodes)

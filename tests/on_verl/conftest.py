@@ -1,4 +1,4 @@
-"""Tests of the verl backend that need verl, but no server: without it they say that nothing was tested."""
+"""Tests of the verl backend with verl, but without a server; without verl they report that nothing was tested."""
 
 from __future__ import annotations
 

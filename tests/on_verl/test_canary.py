@@ -87,7 +87,7 @@ def test_canary_names_a_refusing_server() -> None:
         pass
 
 
-def test_canary_ids_fill_the_tokens_or_a_short_context() -> None:
+def test_canary_ids_fill_tokens_or_short_context() -> None:
     tokenizer = train_tokenizer(["some words for a tokenizer"], 432)
     assert len(canary_ids(tokenizer, 8192)) == TOKENS + 1
     assert canary_ids(tokenizer, 32) == canary_ids(tokenizer, 8192)[:31]

@@ -82,8 +82,8 @@ def test_critic_learns_alike_on_both_backends(critic: Critic, ranks: int) -> Non
             part = tu.index_select_tensor_dict(data, share[start : start + 2])
             values = [in_engine(critic, ids) for ids in part["input_ids"].unbind()]
             tu.assign_non_tensor(part, dp_size=ranks)
-            loss, told = function({"values": torch.nested.as_nested_tensor(values, layout=torch.jagged)}, part)
-            reported += float(told["critic/vf_loss"].values[0])
+            loss, metrics = function({"values": torch.nested.as_nested_tensor(values, layout=torch.jagged)}, part)
+            reported += float(metrics["critic/vf_loss"].values[0])
             total += gradient(loss, critic) / ranks
     assert float(expected.norm()) > 1e-3
     assert critic.algorithm.config.critic.coefficient * reported == pytest.approx(expected_loss.item(), rel=1e-5)

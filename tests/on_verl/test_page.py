@@ -1,4 +1,4 @@
-"""docs/verl_algorithms.md: what it calls verl's is verl's."""
+"""docs/verl_algorithms.md: its names of verl exist in verl."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_page_names_exist_in_verl(name: str) -> None:
+def test_algorithms_page_names_exist_in_verl(name: str) -> None:
     advantage, objective, aggregation = (re.findall(r" = `([\w-]+)`", cell) for cell in TABLE[name][:3])
     assert all(core_algos.get_adv_estimator_fn(x) for x in advantage)
     assert all(core_algos.get_policy_loss_fn(x) for x in objective)

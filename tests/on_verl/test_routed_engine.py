@@ -25,7 +25,7 @@ from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
 from agent_rl.backends.verl.worker.engine import RoutedEngine
 from agent_rl.backends.verl.worker.loss import loss_function
-from agent_rl.backends.verl.worker.routes import OLD, RECORD, REPLAY, ROLLOUT
+from agent_rl.backends.verl.worker.routes import EQUAL, OLD, RECORD, REPLAY, ROLLOUT, SHARED
 from agent_rl.backends.verl.worker.rows import rows_of
 from agent_rl.core.episode import Episode, Reward, group_episodes
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
@@ -79,9 +79,9 @@ def episode(number: int, reward: float) -> Episode:
         trajectory.append(rng.integers(0, VOCABULARY, rng.integers(2, 6)).tolist(), Source.ENV, turn)
         n = int(rng.integers(2, 7))
         logprobs, ids = tuple(rng.normal(-3.9, 0.1, n).tolist()), tuple(rng.integers(0, VOCABULARY, n).tolist())
-        fed = len(trajectory) + n - before - (turn == 0)  # what was new to the server, but for the last token
+        fed = len(trajectory) + n - before - (turn == 0)  # the server's new positions, without the last token
         picks = rng.random((fed, LAYERS, EXPERTS)).argsort(-1)[..., :TOP_K].astype(np.int8)
-        trajectory.append_completion(Completion(ids, logprobs, logprobs, FinishReason.STOP, (0,) * n, picks), turn)
+        trajectory.append_completion(Completion(ids, logprobs, FinishReason.STOP, (0,) * n, picks), turn)
     rewards = (Reward("correct", reward),)
     return example_episode(f"e{number}", group_id="ab"[number // 3], trajectories=(trajectory,), rewards=rewards)
 
@@ -120,15 +120,17 @@ def by_verl(engine: RoutedEngine, algorithm: Algorithm, packed: bool) -> tuple[f
     """One step as the trainer and its workers take it: the loss, its gradient, and what the driver reports."""
     data, keys, extra = queue(packed)
     replay = algorithm.config.routing.replay
-    tu.assign_non_tensor(data, **{RECORD: True, REPLAY: ROLLOUT if replay == "R3" else ""})
+    record = (EQUAL, SHARED, *((OLD,) if replay == "R2" else ()))
+    tu.assign_non_tensor(data, **{RECORD: record, REPLAY: ROLLOUT if replay == "R3" else ""})
     with engine.eval_mode():
         scored = engine.infer_batch(data)["model_output"]
-    data[OLD] = scored[OLD]
+    for name in record:
+        data[name] = scored[name]
     data["old_log_probs"] = response_from_nested(scored["log_probs"], data["response_mask"])
-    both = {"routed_experts": ROLLOUT, "old_experts": OLD}
-    weighed = compute_weights(algorithm, receive(keys, extra, [False] * len(keys)), data, both)
+    driver = data.exclude(ROLLOUT, OLD)
+    weighed = compute_weights(algorithm, receive(keys, extra, [False] * len(keys)), driver)
     data.update(weighed.sent)
-    tu.assign_non_tensor(data, **{RECORD: False, REPLAY: {"none": "", "R2": OLD, "R3": ROLLOUT}[replay]})
+    tu.assign_non_tensor(data, **{RECORD: (), REPLAY: {"none": "", "R2": OLD, "R3": ROLLOUT}[replay]})
     with engine.train_mode(zero_grad_on_exit=False):
         engine.optimizer_zero_grad()
         reported = engine.forward_backward_batch(data, loss_function(algorithm.config))["metrics"]
@@ -180,4 +182,4 @@ def test_routed_engine_matches_the_embedded_trainer(
     assert metrics["routing/flipped_tokens"] > 0
     if routing == {"replay": "R3"}:
         _, free, _ = embedded(model, algorithm_of())
-        assert float((free - gradient).norm()) > 0.1 * float(expected.norm())  # what the model would learn without
+        assert float((free - gradient).norm()) > 0.1 * float(expected.norm())  # replay changes the gradient

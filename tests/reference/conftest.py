@@ -1,4 +1,4 @@
-"""What the tests against verl and TRL share: importing them, or saying why not, and batches like those of agents."""
+"""Shared parts of the tests against verl and TRL: their import, or the reason of its failure, and batches of agents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def required(name: str) -> ModuleType:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say that nothing was compared, where that is so: a number of skipped files doesn't."""
+    """Report each missing library: a number of skipped files does not say that nothing was compared."""
     for reason in dict.fromkeys(_missing):
         terminalreporter.write_line(f"NOT COMPARED: {reason}", yellow=True)
 

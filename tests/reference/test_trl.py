@@ -140,7 +140,7 @@ def test_trl_does_not_clamp_log_ratios():
 @seeds
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_unbiased_kl_matches_trl(seed, level):
-    """With the token's ratio; TRL has the sequence's where its ratios are by sequence, which is not what this is."""
+    """With the token's ratio; TRL uses the sequence's ratio at sequence level, so the gradients differ there."""
     batch = rows(seed, empty=False)
     kl = partial(unbiased_kl, behavior_logprobs=batch.old, reference_logprobs=batch.reference)
     objective = ppo_clip if level == "token" else partial(gspo, clip_low_eps=0.2, clip_high_eps=0.2)

@@ -1,4 +1,4 @@
-"""agent_rl.algorithms.advantages against verl.trainer.ppo.core_algos: the same numbers, and where they differ."""
+"""agent_rl.algorithms.advantages against verl.trainer.ppo.core_algos: equal numbers, and the known differences."""
 
 from types import SimpleNamespace
 
@@ -96,7 +96,7 @@ def test_over_greedy_matches_verl(seed):
     greedy = batch.scores.flip(0)
     theirs, _ = verl.compute_remax_outcome_advantage(rewards, greedy, mask_of(batch))
     same(outcome.over_greedy(scores, greedy)[:, None].expand_as(theirs)[batch.mask], theirs[batch.mask])
-    assert theirs[~batch.mask].any(), "verl leaves the return on the tokens that nobody sampled"
+    assert theirs[~batch.mask].any(), "verl leaves the return on the tokens that were not sampled"
 
 
 @seeds
@@ -185,7 +185,7 @@ def test_gae_matches_verl(seed, gamma, lam):
     same(whiten(ours, batch.mask)[batch.mask], white[batch.mask], MEAN)
     same(our_returns[batch.mask], returns[batch.mask])
     gaps = ~batch.mask & batch.mask.any(-1, keepdim=True)
-    assert white[gaps].abs().max() > 1e-3, "verl leaves what it carried on tokens that nobody sampled"
+    assert white[gaps].abs().max() > 1e-3, "verl leaves what it carried on tokens that were not sampled"
     assert not ours[gaps].any()
 
 

@@ -98,7 +98,7 @@ def test_ratio_objectives_to_old_match_verl(seed, extreme, mode, objective, name
     ("objective", "name", "delta"), [(dppo_tv, "dppo_tv", 0.1), (dppo_kl, "dppo_kl", 0.02)], ids=["tv", "kl"]
 )
 def test_ratio_objectives_to_mu_match_verl(seed, extreme, mode, objective, name, delta):
-    """What verl calls old is mu here, as in the paper; verl reaches that by its bypass mode."""
+    """Old is mu here, as in the paper; in verl that is its bypass mode."""
     batch = rows(seed, extreme=extreme)
     knobs = {"clip_ratio_low": delta, "clip_ratio_high": 2 * delta, "clip_ratio_c": 20.0}
     our = ours(partial(objective, delta_low=delta, delta_high=2 * delta), batch, mode)
@@ -119,7 +119,7 @@ def test_verl_caps_dppo_at_3_by_default():
 @extremes
 def test_sapo_matches_verl(seed, extreme):
     batch = rows(seed, extreme=extreme)
-    their = theirs("sapo", batch, "token-mean")  # whatever it is told, verl aggregates by sequence
+    their = theirs("sapo", batch, "token-mean")  # verl aggregates SAPO by sequence, whatever the mode
     assert_same(ours(sapo, batch, "seq-mean-token-mean"), their)
 
 
@@ -162,7 +162,7 @@ def test_gmpo_matches_verl(seed, spread):
     our = ours(partial(gmpo, clip_high_eps=0.3), batch, "seq-mean-token-mean")
     share = batch.mask.any(-1).double().mean()  # verl's mean counts rows with nothing sampled
     assert share < 1
-    # verl also calls those clipped whose clip makes the objective better, and is not applied
+    # verl also counts clips that would raise the objective, and are not applied
     assert_same((our[0] * share, our[1] * share), their, clip_fraction=False)
     assert our[2] <= their[2] + 1e-6
 
@@ -207,12 +207,12 @@ def test_micro_batches_add_up_to_the_batch(seed, mode):
     counts = {"batch_num_tokens": whole.tokens, "global_batch_size": whole.sequences, "loss_scale_factor": LENGTH}
     cuts = [slice(0, 3), slice(3, 4), slice(4, 10)]
     parts = [aggregate(loss[cut], mask[cut], mode, whole) for cut in cuts]
-    told = [verl.agg_loss(loss[cut], mask[cut].double(), mode, **counts) for cut in cuts]
-    for part, other in zip(parts, told, strict=True):
+    their_parts = [verl.agg_loss(loss[cut], mask[cut].double(), mode, **counts) for cut in cuts]
+    for part, other in zip(parts, their_parts, strict=True):
         same(part, other, MEAN)
     same(sum(parts), aggregate(loss, mask, mode), MEAN)
-    untold = sum(verl.agg_loss(loss[cut], mask[cut].double(), mode, loss_scale_factor=LENGTH) for cut in cuts)
-    assert mode == "token-sum" or (untold - sum(parts)).abs() > 1e-3
+    uncounted = sum(verl.agg_loss(loss[cut], mask[cut].double(), mode, loss_scale_factor=LENGTH) for cut in cuts)
+    assert mode == "token-sum" or (uncounted - sum(parts)).abs() > 1e-3
 
 
 def test_verl_mean_over_rows_counts_empty_rows():
@@ -264,7 +264,7 @@ def test_kl_in_reward_matches_verl(seed):
     data, _ = trainer.apply_kl_penalty(data, verl.FixedKLController(0.1), "low_var_kl")
     our = kl_in_reward(batch.terminal, garbage, batch.reference, batch.mask, coefficient=0.1, kind="k3")
     same(our, data.batch["token_level_rewards"])
-    # core_algos' own has no mask: what the environment wrote is penalised with the rest
+    # core_algos' own has no mask: it penalises the environment's tokens too
     unmasked = verl.compute_rewards(batch.terminal, garbage, batch.reference, 0.1)
     linear = kl_in_reward(batch.terminal, garbage, batch.reference, batch.mask, coefficient=0.1, kind="k1")
     same(linear[batch.mask], unmasked[batch.mask])

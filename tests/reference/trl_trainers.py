@@ -7,7 +7,7 @@ import torch
 
 
 def trainer(cls, **settings):
-    """A trainer of which only the code that computes is used."""
+    """Return a trainer without a model, for its computations only."""
     made = object.__new__(cls)
     accelerator = SimpleNamespace(
         num_processes=1, process_index=0, device=torch.device("cpu"), gather=lambda x: x, reduce=lambda x, reduction: x
@@ -27,7 +27,7 @@ def trainer(cls, **settings):
 
 
 def scored(cls, rewards, mask, old, mu, **settings):
-    """What a trainer makes of rewards `[E, K]` of groups of 4, and of their rows' policies."""
+    """Return a trainer's advantages and weights for rewards `[E, K]` of groups of 4 and their rows' policies."""
     prompts = [{"prompt": ""} for _ in rewards]
     tokens = [[1] * mask.shape[1] for _ in rewards]
     generated = [[0] for _ in rewards], tokens, mask.long().tolist(), tokens, mu.tolist(), {}, None, None

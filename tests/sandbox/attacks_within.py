@@ -1,4 +1,4 @@
-"""More attacks: on other processes, on the kernel, and on what a sandbox may use up."""
+"""More attacks: on other processes, on the kernel, and on the limits of resources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ON_PROCESSES = [
     ),
 ]
 _DOOR = "reached = call({number}, {arguments}) >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS)"
-"""A call is shut if it fails with EPERM whatever it is asked for; open, it finds fault with what it is asked for."""
+"""A blocked call fails with EPERM for any arguments; an open one fails with another error for wrong arguments."""
 _DOORS = [
     Attack(f"call {name}", KERNEL, _DOOR.format(number=number, arguments=arguments), root, fatal=name == "of x32")
     for name, number, arguments, root in (
@@ -131,19 +131,19 @@ _BOMBS = """\
 import select, time
 time.sleep({rest})
 made, ready, start = set(), 0, time.monotonic()
-told, tell = os.pipe()
+reader, writer = os.pipe()
 for _ in range(6):
     child = os.fork()
     if child == 0:
         libc.prctl({option}, 0, 0, 0, 0)
         block = bytearray(60 << 20)
         for i in range(0, len(block), 4096): block[i] = 1
-        os.write(tell, b".")
+        os.write(writer, b".")
         time.sleep(30); os._exit(0)
     made.add(child)
 alive = set(made)
 while ready < len(alive) == len(made) and time.monotonic() < start + 15:
-    if select.select([told], [], [], 0.01)[0]: ready += len(os.read(told, 6))
+    if select.select([reader], [], [], 0.01)[0]: ready += len(os.read(reader, 6))
     alive = {{child for child in alive if os.waitpid(child, os.WNOHANG)[0] == 0}}
 stop = time.monotonic() + 3
 while ready == len(alive) == len(made) and time.monotonic() < stop:
@@ -151,7 +151,7 @@ while ready == len(alive) == len(made) and time.monotonic() < stop:
     alive = {{child for child in alive if os.waitpid(child, os.WNOHANG)[0] == 0}}
 reached = ready == len(alive) == len(made)
 for child in alive: os.kill(child, 9); os.waitpid(child, 0)"""
-"""It waits until each has its memory, or one was killed: on a busy machine, both take their time."""
+"""Wait until each child has its memory, or one was killed: both are slow on a busy machine."""
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _SEGMENTS = """\
 import time

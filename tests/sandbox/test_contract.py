@@ -1,4 +1,4 @@
-"""What every backend does alike: commands, a stateful interpreter, limits on time and output, cancellation."""
+"""The contract of every backend: commands, a stateful interpreter, limits on time and output, cancellation."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_exec_escapes_invalid_utf8(box, run):
     assert run(box.exec(["printf", r"a\377b"])).stdout == r"a\xffb"
 
 
-def test_python_prints_to_both_outputs_at_every_level(box, run):
+def test_run_python_captures_output_of_every_level(box, run):
     code = "import os, sys\nprint('a')\nprint('b', file=sys.stderr)\nos.write(1, b'c')\nos.system('echo d; echo e >&2')"
     result = run(box.run_python(code))
     assert (result.stdout, result.stderr) == ("a\ncd\n", "b\ne\n")
@@ -148,7 +148,7 @@ def test_run_python_finds_modules_and_main(box, run):
 # Timeouts and cancellation
 
 
-def test_late_command_leaves_the_interpreter_alone(box, run):
+def test_exec_timeout_spares_the_interpreter(box, run):
     run(box.run_python("x = 1"))
     assert run(box.exec(["sleep", "60"], timeout=0.3)).timed_out
     assert run(box.run_python("x")).value == "1"

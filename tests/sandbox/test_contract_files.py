@@ -1,4 +1,4 @@
-"""What every backend does alike: files in and out, and how a sandbox begins and ends."""
+"""The contract of every backend: files in and out, and the life of a sandbox."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ shutil.copy2('folder/inner/file', 'two')
 [open(path).read() for path in ('unpacked/folder/inner/file', 'copied/inner/file', 'one', 'two')]"""
 
 
-def test_sandbox_runs_programs_that_set_modes(box, run):
+def test_sandbox_runs_programs_setting_modes(box, run):
     result = run(box.run_python(COPIES))
     assert (result.error, result.value) == (None, "['x', 'x', 'x', 'x']")
     script = "touch one && cp -p one three && chmod +x three && mkdir again && tar -xpf folder.tar -C again"
@@ -86,7 +86,7 @@ def test_close_ends_a_running_call(sandboxes, run):
 
 
 def test_lifetime_ends_the_sandbox(sandboxes, run):
-    box = run(sandboxes.open(lifetime=0.5))
+    box = run(sandboxes.open(lifetime=1.0))
     with pytest.raises(SandboxError):
         run(box.exec(["sleep", "60"]))
     run(box.close())

@@ -52,7 +52,7 @@ def box(watched: Sandboxes, runner: asyncio.Runner) -> Iterator[Sandbox]:
     runner.run(opened.close())
 
 
-def test_too_much_memory_costs_the_interpreter(box: Sandbox, run):
+def test_watchdog_kills_an_oversized_interpreter(box: Sandbox, run):
     result = run(box.run_python(TAKE + "print('so far', flush=True)\nfork(5, 60)\ntime.sleep(15)"))
     assert (result.state_lost, result.timed_out, result.stdout) == (True, False, "so far\n")
     assert "out of memory" in result.error
@@ -70,15 +70,15 @@ def test_sandbox_is_usable_after_a_memory_bomb_of_segments(box: Sandbox, run):
 
 
 @pytest.mark.parametrize("used_before", [False, True])
-def test_too_much_memory_is_seen_after_a_rest(box: Sandbox, run, used_before: bool):
+def test_watchdog_sees_memory_after_a_rest(box: Sandbox, run, used_before: bool):
     if used_before:
         run(box.run_python("x = 1"))
     time.sleep(3)
-    result = run(box.run_python(TAKE + "fork(5, 60)\ntime.sleep(6)"))
+    result = run(box.run_python(TAKE + "fork(5, 60)\ntime.sleep(15)"))
     assert result.state_lost
 
 
-def test_too_much_memory_ends_a_command(box: Sandbox, run):
+def test_watchdog_kills_an_oversized_command(box: Sandbox, run):
     run(box.write_file("bomb.py", f"{TAKE}fork(5, 60)\ntime.sleep(15)".encode()))
     ran = run(box.exec(["python3", "bomb.py"], timeout=20))
     assert (ran.returncode, ran.timed_out) == (-9, False)
@@ -102,7 +102,7 @@ def test_watchdog_survives_a_signal_flood(box: Sandbox, run):
 
 
 def turns(pids: set[int]) -> int:
-    """How often these processes were given a processor."""
+    """The number of times these processes were scheduled."""
     return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[2]) for pid in pids)
 
 

@@ -78,7 +78,7 @@ class Canary:
 
     def score_by_trainer(self) -> Tensor:
         """Return the trainer's log-probabilities of the tokens after the first."""
-        data = canary_rows(self.ids, _data_parallel_size(self.trainer))
+        data = canary_rows(self.ids, data_parallel_size(self.trainer))
         scored: TensorDict = self.trainer.compute_log_prob(data)
         logprobs: Tensor = response_from_nested(scored["log_probs"], data["response_mask"])
         return logprobs.unbind()[0].float().cpu()
@@ -147,7 +147,7 @@ def canary_rows(ids: Sequence[int], copies: int) -> TensorDict:
     data = TensorDict(nested, batch_size=copies)
     one_row = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}  # whatever the run's own micro-batches are
     tu.assign_non_tensor(data, calculate_entropy=False, compute_loss=False, temperature=1.0, **one_row)
-    tu.assign_non_tensor(data, **{REPLAY: "", RECORD: False})
+    tu.assign_non_tensor(data, **{REPLAY: "", RECORD: ()})
     return data
 
 
@@ -155,7 +155,8 @@ def _nested(values: Sequence[int], copies: int) -> Tensor:
     return torch.nested.as_nested_tensor([torch.tensor([*values]) for _ in range(copies)], layout=torch.jagged)
 
 
-def _data_parallel_size(workers: Any) -> int:
+def data_parallel_size(workers: Any) -> int:
+    """Return how many parts verl cuts a batch into, for the ranks of the actor's workers."""
     if "actor" not in workers._dispatch_info:  # as verl's `_balance_batch` does
         workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
     return int(max(workers._dispatch_info["actor"])) + 1

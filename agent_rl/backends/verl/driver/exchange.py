@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,11 +11,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
+from agent_rl.algorithms.aggregation import shares_of_prompts
 from agent_rl.algorithms.components import computed
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.verl.worker.loss import SENT, WHOLE
+from agent_rl.backends.verl.worker.routes import EQUAL, SHARED
 from agent_rl.backends.verl.worker.rows import check_row, episode_of
 from agent_rl.core.episode import Episode, group_episodes
+from agent_rl.moe.agreement import RouteAgreement
 
 SAMPLES = "train/samples"
 """The metric that counts the rows with a gradient."""
@@ -99,17 +101,18 @@ def compute_weights(
     algorithm: Algorithm,
     received: ReceivedBatch,
     data: TensorDict,
-    routes: Mapping[str, str] = MappingProxyType({}),
     version: int | None = None,
+    mini_batches: Sequence[int] = (),
 ) -> SentBatch:
     """Compute what the loss reads for every row of verl's batch, and the metrics of the algorithm.
 
     Args:
         algorithm: what to compute.
         received: the batch's episodes.
-        data: verl's `prompts`, `responses`, `response_mask` and what of `COMPUTED` the algorithm asks for; all nested.
-        routes: the fields of it that hold routes, by what they are in our batch.
+        data: verl's `prompts`, `responses`, `response_mask`, what of `COMPUTED` the algorithm asks for, and how far
+            routes agree where they are recorded; all nested.
         version: of the weights that are about to be trained, which tokens' ages are counted from.
+        mini_batches: by verl's row, the number of the update that takes it; left out if each takes the whole batch.
 
     Raises:
         ConfigError: if the algorithm reads what verl did not compute.
@@ -125,16 +128,17 @@ def compute_weights(
         for row, (prompt, response) in zip(own_rows(x, received), lengths, strict=True)
     ]
     _check_tokens(x.rows, received, positions, data)
-    scored = _scored(x.rows, positions, data, routes)
+    scored = _scored(x.rows, positions, data)
     if algorithm.needs_reference:  # here, not only in the workers' loss
         computed(scored.reference_logprobs, "reference_logprobs", f"algorithm={algorithm.config.name}")
-    batch, whole, wanted = algorithm.compute_weights_in_place_order(replace(x, rows=scored.rows), scored)
+    batch, _, wanted = algorithm.compute_weights_in_place_order(x, scored)
+    batch, counts = _by_mini_batch(batch, positions, mini_batches or [0] * len(positions))
     responses_of = [n for _, n in lengths]
-    metrics = algorithm.diagnose(replace(x, rows=scored.rows), scored, version)
+    metrics = algorithm.diagnose(x, scored, version)
     if batch.critic is not None:
         metrics |= critic_metrics(batch.critic.values, batch.critic.returns, batch.critic.valued)
     metrics |= {"rollout/kept": float(x.kept.double().mean()), SAMPLES: float(wanted.sum())}
-    return SentBatch(batch, wanted, positions, responses_of, _sent(batch, whole, positions, responses_of), metrics)
+    return SentBatch(batch, wanted, positions, responses_of, _sent(batch, counts, positions, responses_of), metrics)
 
 
 def _check_tokens(rows: Rows, received: ReceivedBatch, positions: Positions, data: TensorDict) -> None:
@@ -148,23 +152,52 @@ def _check_tokens(rows: Rows, received: ReceivedBatch, positions: Positions, dat
             check_row(*row, "mask", rows.loss_mask[position].int().tolist(), mask.tolist())
 
 
-def _scored(rows: Rows, positions: Positions, data: TensorDict, routes: Mapping[str, str]) -> ScoredRows:
+def _scored(rows: Rows, positions: Positions, data: TensorDict) -> ScoredRows:
     """Collect what verl's engines computed of our rows."""
     known, found = set(data.keys()), dict[str, Tensor | None]()
     for ours, theirs in COMPUTED.items():
         values = data[theirs].unbind() if theirs in known else None
         found[ours] = None if values is None else from_verl_rows(positions, values, rows.rollout_logprobs)
     old = computed(found.pop("old_logprobs"), "old_logprobs", "compute_weights")
-    for ours, theirs in routes.items():
-        experts = routes_from_verl_rows(positions, data[theirs].unbind(), rows.token_ids)
-        if ours == "old_experts":
-            found[ours] = experts
-        else:
-            rows = replace(rows, routed_experts=experts)
-    return ScoredRows(rows, old, **found)
+    agreement = _agreement(rows, positions, data) if EQUAL in known else None
+    return ScoredRows(rows, old, **found, measured_agreement=agreement)
 
 
-def _sent(batch: WeightedRows, whole: Denominators, positions: Positions, lengths: Sequence[int]) -> TensorDict:
+def _agreement(rows: Rows, positions: Positions, data: TensorDict) -> RouteAgreement:
+    """Collect what verl's workers found comparing routes."""
+    equal = from_verl_rows(positions, data[EQUAL].unbind(), rows.rollout_logprobs)
+    of_layers = data[SHARED].unbind()
+    sums = torch.zeros(len(rows), *of_layers[0].shape, dtype=torch.float64)
+    for position, found in zip(positions, of_layers, strict=True):
+        if position is not None:
+            sums[position[0]] = found
+    return RouteAgreement(torch.where(equal < 0, torch.nan, equal / sums.shape[-1]), *sums.unbind(1))
+
+
+def _by_mini_batch(batch: WeightedRows, positions: Positions, numbers: Sequence[int]) -> tuple[WeightedRows, Tensor]:
+    """Count the rows of each mini-batch as if they were all.
+
+    Returns:
+        The rows, with their shares of the mini-batch's prompts, and the `Denominators` of every row of verl's, int64
+        `[rows, 3]`; the critic's are those of the whole batch, which its updates take.
+    """
+    number_of = torch.tensor([-1] * len(batch))
+    for position, number in zip(positions, numbers, strict=True):
+        if position is not None:
+            number_of[position[0]] = number
+    valued = None if batch.critic is None else batch.critic.valued
+    counts, shares = dict[int, list[int]](), torch.zeros(len(batch))
+    for number in {*numbers}:
+        rows = torch.nonzero(number_of == number)[:, 0]
+        whole = Denominators.of(batch.counted[rows], valued)
+        counts[number] = [whole.tokens, whole.sequences, whole.valued]
+        shares[rows] = shares_of_prompts(batch.counted[rows], batch.group[rows])
+    if batch.prompt_shares is not None:
+        batch = replace(batch, prompt_shares=shares)
+    return batch, torch.tensor([counts[number] for number in numbers])
+
+
+def _sent(batch: WeightedRows, counts: Tensor, positions: Positions, lengths: Sequence[int]) -> TensorDict:
     """Lay out what the losses read, by verl's row."""
     arrays = {"advantages": batch.advantages, "weights": batch.weights, "counted": batch.counted.float()}
     arrays["returns"] = batch.advantages  # verl's metrics ask for some, as its own estimators give them
@@ -173,7 +206,7 @@ def _sent(batch: WeightedRows, whole: Denominators, positions: Positions, length
     sent = {SENT[name]: to_verl_rows(positions, array, lengths) for name, array in arrays.items()}
     if (shares := batch.prompt_shares) is not None:
         sent[SENT["prompt_shares"]] = torch.tensor([0.0 if p is None else float(shares[p[0]]) for p in positions])
-    sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences, whole.valued]] * len(positions))
+    sent[WHOLE] = counts
     return TensorDict(sent, batch_size=len(positions))
 
 
@@ -221,15 +254,6 @@ def from_verl_rows(positions: Positions, responses: Sequence[Tensor], like: Tens
     for position, values in zip(positions, responses, strict=True):
         if position is not None:
             out[position] = values.to(out.dtype)
-    return out
-
-
-def routes_from_verl_rows(positions: Positions, rows: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Put the routes of verl's rows, of prompt and response, into `[B, T, layers, top_k]`; -1 elsewhere."""
-    out = rows[0].new_full((*like.shape, *rows[0].shape[1:]), -1)
-    for position, routes in zip(positions, rows, strict=True):
-        if position is not None:
-            out[position[0], : len(routes)] = routes
     return out
 
 

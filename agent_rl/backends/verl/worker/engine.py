@@ -22,7 +22,15 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from agent_rl.backends.verl.worker.routes import FSDP_STRATEGIES, OLD, RECORD, REPLAY
+from agent_rl.backends.verl.worker.routes import (
+    EQUAL,
+    FSDP_STRATEGIES,
+    OLD,
+    RECORD,
+    REPLAY,
+    ROLLOUT,
+    compare_routes,
+)
 from agent_rl.moe.routes import Routes, recorded, replayed
 
 ROUTED = "routed_language_model"
@@ -43,7 +51,7 @@ class RoutedEngine(FSDPEngineWithLMHead):
         """Also set the routes of the forward to come."""
         inputs, output_args = super().prepare_model_inputs(micro_batch)
         self._hooks.close()
-        record = tu.get_non_tensor_data(micro_batch, RECORD, default=False)
+        record = tu.get_non_tensor_data(micro_batch, RECORD, default=())
         self._routes = self._hooks.enter_context(recorded(self.module)) if record else None
         if field := tu.get_non_tensor_data(micro_batch, REPLAY, default=""):
             given = laid_out(micro_batch[field], *inputs["input_ids"].shape)
@@ -51,12 +59,18 @@ class RoutedEngine(FSDPEngineWithLMHead):
         return inputs, output_args
 
     def prepare_model_outputs(self, *args: Any, micro_batch: TensorDict, **kwargs: Any) -> dict[str, Tensor]:
-        """Also return the routes that were recorded, as the field `routes.OLD`."""
+        """Also return what is asked of the routes that were recorded: themselves, or their agreement."""
         outputs: dict[str, Tensor] = super().prepare_model_outputs(*args, micro_batch=micro_batch, **kwargs)
         if self._routes is not None:
             packed = tu.get_non_tensor_data(micro_batch, "use_remove_padding", default=True)
+            record = tu.get_non_tensor_data(micro_batch, RECORD, default=())
             offsets = micro_batch["input_ids"].offsets()
-            outputs[OLD] = torch.nested.nested_tensor_from_jagged(gathered(self._routes, offsets, packed), offsets)
+            own = torch.nested.nested_tensor_from_jagged(gathered(self._routes, offsets, packed), offsets)
+            outputs |= {OLD: own} if OLD in record else {}
+            if EQUAL in record:
+                rows = (micro_batch[ROLLOUT].unbind(), own.unbind(), micro_batch["response_mask"].unbind())
+                for name, parts in compare_routes(*rows).items():
+                    outputs[name] = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
         return outputs
 
     def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:

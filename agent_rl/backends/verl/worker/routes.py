@@ -1,22 +1,27 @@
-"""Routes on verl: captured by the rollout, carried in the queue, replayed by the engines."""
+"""Routes on verl: captured by the rollout, carried in the queue, replayed and compared by the engines.
+
+Agent loops write them to verl's queue and training workers read them there. They never pass through the driver, which
+reads one byte a token and two numbers a layer and row: how far the routes of rollout and old agree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from pydantic import JsonValue
+from torch import Tensor
 
 from agent_rl.core.trajectory import ExpertArray, expert_dtype
 from agent_rl.errors import ConfigError
+from agent_rl.moe.agreement import RouteAgreement, RoutingConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-    from agent_rl.moe.agreement import RoutingConfig
 
 FSDP_STRATEGIES = ("fsdp", "fsdp2")
 """Strategies of verl's that replay with our engine, as verl's own does not."""
@@ -24,10 +29,13 @@ VERL_REPLAY_STRATEGIES = ("megatron", "veomni")
 """Those that replay with verl's."""
 ROLLOUT, OLD = "routed_experts", "agent_rl_old_experts"
 """Fields of verl's queue, integers `[length, layers, top_k]` a row: the rollout's routes, and old's own."""
+EQUAL, SHARED = "agent_rl_equal_layers", "agent_rl_shared_experts"
+"""Fields with the agreement of both: how many layers took the same experts, integers `[response]` a row, -1 where any
+is not known; and `RouteAgreement.shared` and `known`, float64 `[2, layers]`."""
 REPLAYED = {"none": "", "R2": OLD, "R3": ROLLOUT}
 """The field whose routes an update takes, by `algorithm.routing.replay`."""
 REPLAY, RECORD = "agent_rl_replay", "agent_rl_record"
-"""Settings of a call to the workers: the field of the routes to take, or "", and whether to send back their own."""
+"""Settings of a call to the workers: the field of the routes to take, or "", and the fields to write of their own."""
 CAPTURE = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
 STRATEGY = "actor_rollout_ref.actor.strategy"
 _ULYSSES = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
@@ -114,20 +122,41 @@ def route_shape(model: str) -> RouteShape:
     return RouteShape(config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
 
 
-def route_fields(routing: RoutingConfig, verl: DictConfig) -> dict[str, str]:
-    """Return the fields of verl's queue with routes, by their names in `Rows` or `ScoredRows`."""
+def route_fields(routing: RoutingConfig, verl: DictConfig) -> tuple[str, ...]:
+    """Return the fields of verl's queue that our engine reads or writes; none for verl's engines."""
     from omegaconf import OmegaConf
 
     if OmegaConf.select(verl, STRATEGY) not in FSDP_STRATEGIES:
-        return {}
+        return ()
     captured = bool(OmegaConf.select(verl, CAPTURE))
     scored = not OmegaConf.select(verl, "algorithm.rollout_correction.bypass_mode")
-    found = {"routed_experts": ROLLOUT} if captured else {}
-    return found | ({"old_experts": OLD} if scored and (captured or routing.replay == "R2") else {})
+    wanted = {ROLLOUT: captured, OLD: routing.replay == "R2", EQUAL: captured and scored, SHARED: captured and scored}
+    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+
+def compare_routes(
+    rollout: Sequence[Tensor], old: Sequence[Tensor], masks: Sequence[Tensor]
+) -> dict[str, list[Tensor]]:
+    """Return the fields `EQUAL` and `SHARED` of some rows.
+
+    Args:
+        rollout: routes of each row, `[length, layers, top_k]`.
+        old: those of old's forward pass.
+        masks: of each row's response, 1 where the policy sampled.
+    """
+    fields: dict[str, list[Tensor]] = {EQUAL: [], SHARED: []}
+    for theirs, own, mask in zip(rollout, old, masks, strict=True):
+        sampled = torch.cat([mask.new_zeros(len(own) - len(mask)), mask]).bool()
+        found = RouteAgreement.of(theirs[None], own[None], sampled[None])
+        layers = own.shape[1]
+        equal = (found.tokens[0, -len(mask) :] * layers).round().nan_to_num(-1)
+        fields[EQUAL].append(equal.to(torch.int8 if layers <= 127 else torch.int16))
+        fields[SHARED].append(torch.cat([found.shared, found.known]))
+    return fields
 
 
 @contextmanager
-def replay_routes(calls: dict[str, Any], replay: str, record: bool = False) -> Iterator[None]:
+def replay_routes(calls: dict[str, Any], replay: str, record: tuple[str, ...] = ()) -> Iterator[None]:
     """Set the routes for the workers' calls inside; `calls` is the `extra_info` of verl's batch.
 
     Reset afterwards, so that the reference model, which the same workers may score, is not replayed.
@@ -136,4 +165,4 @@ def replay_routes(calls: dict[str, Any], replay: str, record: bool = False) -> I
     try:
         yield
     finally:
-        calls.update({REPLAY: "", RECORD: False})
+        calls.update({REPLAY: "", RECORD: ()})
