@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from agent_rl.engines.stateless import EngineOutput, Settings
-from agent_rl.engines.vllm.wire import ENDPOINTS
+from agent_rl.engines.vllm.wire import ENDPOINTS, read_answer
 from agent_rl.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Server:
         async with self._room:
             body = await self._send("POST", endpoint.path, endpoint.request(self.model, token_ids, settings))
         try:
-            return endpoint.answer(body)
+            return read_answer(body)
         except (ValidationError, IndexError) as error:
             raise PolicyError(f"{self.url} gave an answer that can't be read: {error}") from error
 
