@@ -19,7 +19,7 @@ from agent_rl.algorithms.aggregation import shares_of_prompts
 from agent_rl.algorithms.batch import CriticTargets, Denominators, LossInputs, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import Part, computed
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.corrections import Weights, clamped_exp, log_ratio, route_mask
+from agent_rl.algorithms.corrections import Weights, clamped_exp, log_ratio
 from agent_rl.algorithms.diagnostics import (
     correction_metrics,
     mismatch,
@@ -181,7 +181,8 @@ class Algorithm:
         if self.config.routing.min_agreement:
             if (agreement := scored.agreement) is None:
                 raise ConfigError("routing.min_agreement needs the routes of a mixture of experts: leave it out")
-            weight = route_mask(weight, agreement.tokens, min_agreement=self.config.routing.min_agreement)
+            # as with IcePop it still counts in the denominators; where the agreement is NaN, not known, it stays
+            weight = torch.where(agreement.tokens < self.config.routing.min_agreement, 0.0, weight)
         if self.rejection is not None:
             keep = _shaped(self.rejection, self.rejection(scored, read, rows), trained.shape)
         return Weights(weight, keep)
