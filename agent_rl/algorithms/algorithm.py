@@ -226,11 +226,9 @@ class Algorithm:
     def loss(self, logprobs: Tensor, entropy: Tensor, batch: LossInputs, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.
 
-        Args:
-            logprobs: of every token given those before it, under theta, `[B, T]`, with gradient.
-            entropy: of the distributions they come from, `[B, T]`, with gradient if `config.entropy` is not 0.
-            batch: the micro-batch; of a prepared batch, where the objective `needs_scores_before_update`.
-            whole: counts over the whole batch.
+        Log-probabilities of every token given those before it, under theta, and the entropies of the distributions they
+        come from are `[B, T]`, with gradient (of the latter only if `config.entropy` is not 0). The micro-batch is of a
+        prepared batch, where the objective `needs_scores_before_update`.
 
         Raises:
             ConfigError: if a part reads what was not computed, such as the reference's log-probabilities.
