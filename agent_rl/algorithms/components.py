@@ -139,7 +139,7 @@ class ComponentRegistry(Generic[R]):
         """
 
         def register(function: F) -> F:
-            for each in filter(None, (function, prepare)):
+            for each in (function, prepare) if prepare else (function,):
                 self._check_parameters(name, each)
             self._registry.add(name, Component(name, function, formula, source, prepare), function)  # type: ignore[arg-type]
             return function
