@@ -26,6 +26,8 @@ from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord,
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 
 VOCABULARY = 50
+ENGINE = {"log_probs": "logprobs", "entropy": "entropy"}
+"""What verl's engine calls the scores of tokens."""
 
 
 def preset(name: str, *changes: str) -> Algorithm:
