@@ -73,11 +73,15 @@ class WorkerCall(Generic[T]):
         worker.name = name
         worker.calls.put(self)
 
+    def returns_within(self, seconds: float) -> bool:
+        """Wait, holding up the event loop, which is cheaper than waiting on it; return whether the call returned."""
+        return self._outcome is not None or self._finished.acquire(timeout=seconds)
+
     def returns_quickly(self) -> bool:
-        """Wait for a call that is likely to be quick, holding up the event loop; return whether the call returned."""
+        """Wait `HOLD` seconds for a call that is likely to be quick; return whether it returned."""
         if self._name in _slow:
             return False
-        returned = self._finished.acquire(timeout=HOLD)
+        returned = self.returns_within(HOLD)
         if not returned:
             _slow.add(self._name)
         return returned

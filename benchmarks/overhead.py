@@ -80,7 +80,7 @@ def microseconds(run: Callable[[], object], turns: int) -> float:
     return best / turns * 1e6
 
 
-# Beside us
+# Peers
 
 
 def bare_loop(episodes: int) -> None:

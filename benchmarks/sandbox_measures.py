@@ -77,7 +77,7 @@ async def _first(contestant: Contestant[T]) -> float:
 
 
 async def _idle(contestant: Contestant[Any], *, used: bool = False) -> float:
-    async with _opened(contestant, 1):  # what it takes once is no sandbox's
+    async with _opened(contestant, 1):  # memory taken once belongs to no sandbox
         others = containers()
         before = megabytes()
         async with _opened(contestant, AT_REST, used=used):

@@ -178,7 +178,7 @@ def test_corrections_refuse_bounds_without_1(f, bounds):
         f(*given_ratios([[1.0]]), low=low, high=high)
 
 
-# What holds for all
+# Properties of all
 
 log_probability = st.floats(-30, 0, width=32)
 rows_of = st.lists(

@@ -60,7 +60,7 @@ def targets(batch: WeightedRows) -> CriticTargets:
         # deltas -.25, .25, .25, 1 - .75, halved from each to the one before
         ({}, (), [-0.03125, 0.4375, 0.375, 0.25]),
         ({"lam": 0.0}, (), [-0.25, 0.25, 0.25, 0.25]),
-        ({"lam": 1.0}, (), [0.5, 0.75, 0.5, 0.25]),  # what was earned less the value
+        ({"lam": 1.0}, (), [0.5, 0.75, 0.5, 0.25]),  # reward minus value
         # V' counts half, and so does the discount: deltas -.375, 0, -.125, .25
         ({"gamma": 0.5}, (), [-0.37890625, -0.015625, -0.0625, 0.25]),
         # the first turn earns 2 on its last token: deltas -.25, 2.25, .25, .25

@@ -166,7 +166,7 @@ def test_dense_model_refuses_routing_settings(folder: Path, tmp_path: Path) -> N
     algorithm = {"routing": {"replay": "R3"}}
     with pytest.raises(ValueError, match="tiny_moe"):
         config(tmp_path, algorithm=algorithm)
-    dense = config(tmp_path, algorithm=algorithm, start_from=str(folder / "checkpoint"))  # what it is, the trainer sees
+    dense = config(tmp_path, algorithm=algorithm, start_from=str(folder / "checkpoint"))  # the trainer finds it dense
     with pytest.raises(ConfigError, match="dense"):
         trainer_of(dense)
 

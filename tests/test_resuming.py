@@ -100,7 +100,7 @@ def test_resuming_ends_an_aborted_reply_at_stop() -> None:
 
 @pytest.mark.parametrize("seen", [3, None])
 def test_resuming_returns_routes_once(seen: int | None) -> None:
-    routes = np.arange(2 * 5, dtype=np.uint8).reshape(5, 2, 1)  # of 1, 2, 5, 6, 7: what was sampled last is not fed
+    routes = np.arange(2 * 5, dtype=np.uint8).reshape(5, 2, 1)  # of 1, 2, 5, 6, 7: the last sampled token is not fed
     first = None if seen is None else routes[:seen]  # a server may keep an aborted reply's to itself
     server = Server(aborted(5, 6, routes=first), output(7, 9, routes=routes))
     (reply,) = sample(server, [1, 2])

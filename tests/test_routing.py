@@ -60,7 +60,7 @@ def test_route_metrics_by_hand() -> None:
     assert "mismatch/gap_flipped" not in got
     parts = [[getattr(rows.agreement, name) for rows in (batch, one)] for name in RouteAgreement.__slots__]
     both = RouteAgreement(*map(torch.cat, parts))
-    mask = torch.cat([torch.zeros_like(one.rows.loss_mask), one.rows.loss_mask])  # only what is trained on counts
+    mask = torch.cat([torch.zeros_like(one.rows.loss_mask), one.rows.loss_mask])  # only tokens trained on count
     assert routing_metrics(both, torch.full(mask.shape, 0.1), mask) == pytest.approx(got)
 
 

@@ -166,7 +166,7 @@ def test_format_gate_overrides_unformatted_scores():
     close(format_gate(f64(1, 1), f64(0.99, 1 - 1e-12)), 0, 1)  # partly is not kept, noise is
 
 
-# --- what must hold for all of them ---
+# --- properties of all ---
 
 SHAPES = {
     "soft_overlong": lambda s, n, g: shaping.soft_overlong(s, n, max_length=50, buffer=20),

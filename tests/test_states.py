@@ -88,7 +88,7 @@ def test_state_advantages_merge_rows_of_forks():
     episodes = [walk("e0", "a", 1.0, "s", "t"), walk("e1", "a", 0.0, "s", "t"), walk("e2", "a", 0.0, "s", "t")]
     one = by_turn(Algorithm(AlgorithmConfig(advantage=GIGPO)), episodes)
     (whole,) = episodes[0].trajectories
-    start, at = whole.before(1), len(whole) - 3  # the second turn's two tokens, and what closes it
+    start, at = whole.before(1), len(whole) - 3  # the second turn's two tokens, and its closing
     assert start is not None and len(start) == at
     before, after = Trajectory(), Trajectory(Fork(0, at))
     before.append([ord("a")], Source.PROMPT, 0)

@@ -55,7 +55,7 @@ def taken(stored: StoredGroups) -> list[list[str]]:
     return [[e.id for e in stored.read(i)] for i in range(len(stored.groups))]
 
 
-# --- which ---
+# --- selection ---
 
 
 def test_index_groups_takes_varied_training_groups(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_index_groups_explains_an_empty_result(episodes: list[Episode], message:
         index_groups(write(tmp_path, *episodes), "shop-v0", algorithm())
 
 
-# --- in which order ---
+# --- order ---
 
 
 def test_stored_epochs_shuffle_every_group_once(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_stored_index_survives_appended_episodes_only(tmp_path: Path) -> None:
         StoredGroups.load(tmp_path / "index.json")
 
 
-# --- whose tokens ---
+# --- tokenizers ---
 
 
 def test_check_tokens_requires_the_same_tokenizer(folder: Path) -> None:

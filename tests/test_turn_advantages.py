@@ -108,7 +108,7 @@ def test_turn_advantages_ignore_gaps(batch, data):
     rewards = settle(rewards, mask)
     width = mask.shape[-1]
     before = (turn_returns(rewards, mask, turns, gamma=0.5), *turn_gae(rewards, values, mask, turns, gamma=0.5))
-    # one column more, of unsampled tokens, somewhere, in the same turn as what follows or precedes it
+    # one column more, of unsampled tokens, somewhere, in the turn of a neighbour
     at = data.draw(st.integers(0, width))
     old = torch.tensor([j for j in range(width + 1) if j != at])
 
@@ -218,7 +218,7 @@ def test_from_state_values_skips_unvalued_states():
     rewards, final = t64([[1, 2, 4, 8]] * 4), i64([3, 3, 3, 2])
     values = t64([[6, NAN, NAN, 7], [6, NAN, NAN, NAN], [NAN, 5, NAN, NAN], [NAN, NAN, NAN, 100]])
     # gamma .5. Row 0: 1 + 1 + 1 + 7/8 - 6, then 8 - 7. Row 1: 1 + 1 + 1 + 1 - 6. Row 2: nothing to compare turn 0 with,
-    # then 2 + 2 + 2 - 5. Row 3 has three turns: what stands behind them is no value
+    # then 2 + 2 + 2 - 5. Row 3 has three turns: the number behind them is no value
     got = from_state_values(rewards, values, final, gamma=0.5)
     same(got, t64([[-2.125] * 3 + [1], [-2] * 4, [NAN, 1, 1, 1], [NAN] * 4]))
 

@@ -203,7 +203,7 @@ def test_server_closes_cancelled_requests(root: Path) -> None:
 
     with FakeVLLM(root, hangs=True) as fake, vllm_policy(url=fake.url) as policy:
         asyncio.run(work(policy))
-        assert fake.hung_up.wait(5)  # which is what makes vLLM stop
+        assert fake.hung_up.wait(5)  # at which vLLM stops
         assert len(fake.asked) == 1
 
 

@@ -147,7 +147,7 @@ def test_seccomp_profile_blocks_vsock_on_old_engines(engine: Engine, monkeypatch
         backend, "confinement", lambda *given: {**ours(*given), "SecurityOpt": ["no-new-privileges:true"]}
     )
     if "moby" not in str(engine.api.version().get("Platform")):
-        assert asyncio.run(errors()) is None  # of 20.10, which Debian has
+        assert asyncio.run(errors()) is None  # Debian's 20.10
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK leaves broken connections open

@@ -40,7 +40,7 @@ class Contained:
     def run(self, *arguments: str) -> tuple[int, str]:
         """Run Python in a fresh one; return its status and its output."""
         binds = [f"{ROOT}:/repo:ro", f"{sysconfig.get_path('purelib')}:/packages:ro"]
-        binds.append("/usr/lib:/usr/lib:ro")  # what packages are linked to
+        binds.append("/usr/lib:/usr/lib:ro")  # targets of the packages' links
         api = self.engine.api
         container = api.create_container(
             IMAGE,
@@ -100,7 +100,7 @@ def test_doctor_explains_missing_jail_in_a_container(contained: Contained) -> No
 
 
 def test_doctor_advice_makes_jails_work(contained: Contained) -> None:
-    # what a client makes of systempaths=unconfined
+    # a client's options for systempaths=unconfined
     options: dict[str, Sequence[str]] = {"SecurityOpt": ADVISED[:1], "MaskedPaths": [], "ReadonlyPaths": []}
     _, output = replace(contained, host=options).run("-m", "agent_rl", "sandbox", "doctor")
     print(output)

@@ -52,7 +52,7 @@ class Rollout:
     def refill(self, n: int) -> None:
         first = sum(self.submitted)
         self.submitted.append(n)
-        for index in reversed(range(first, first + n)):  # whatever comes last is done first
+        for index in reversed(range(first, first + n)):  # the last prompt is done first
             self.queue.finish(f"prompt{index}", self.play(index), self.step)
 
 

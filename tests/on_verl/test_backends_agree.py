@@ -26,6 +26,8 @@ from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord,
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 
 VOCABULARY = 50
+ENGINE = {"log_probs": "logprobs", "entropy": "entropy"}
+"""What verl's engine calls the scores of tokens."""
 
 
 def preset(name: str, *changes: str) -> Algorithm:
@@ -255,6 +257,6 @@ def test_update_actor_skips_a_batch_without_gradient() -> None:
     data["old_log_probs"] = data["rollout_log_probs"]
     metrics = compute_weights(preset("grpo"), receive(keys, extra, padding), data).metrics
     assert metrics["train/samples"] == 0
-    trainer = SyncTrainer.__new__(SyncTrainer)  # without a worker group that could update anything
+    trainer = SyncTrainer.__new__(SyncTrainer)  # without a worker group to update
     batch = KVBatchMeta(keys=["a"], tags=[{}])
     assert trainer._update_actor(batch, metrics) is batch

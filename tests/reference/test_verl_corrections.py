@@ -177,7 +177,7 @@ def test_mismatch_metrics_differ_from_verl_at_edges():
     _, _, theirs = verl.compute_rollout_correction_and_rejection_mask(
         batch.old, batch.mu, batch.mask.double(), rollout_is="token", rollout_is_threshold=2.0
     )
-    # verl's are of the weights that are applied: the effective sample size of what was cut looks better than it is
+    # verl's are of the truncated weights: their effective sample size looks better than it is
     assert theirs["rollout_corr/rollout_is_max"] == 2.0 < ours["rollout_corr/rollout_is_max"]
     assert theirs["rollout_corr/rollout_is_eff_sample_size"] > ours["rollout_corr/rollout_is_eff_sample_size"] + 0.1
     # a row that sampled nothing has perplexity 1 in verl's mean

@@ -146,7 +146,7 @@ def test_close_ends_spinning_processes(sandboxes, run):
     assert run(spin()) < 10
 
 
-# What the loss of a sandbox means for the episode
+# The loss of a sandbox, in the episode
 
 
 class Stub:

@@ -130,7 +130,7 @@ def test_tool_specs_omit_the_environment() -> None:
     }
 
 
-# Where an environment's sandbox comes from
+# The backend of an environment
 
 
 def test_episode_fails_without_a_sandbox(runner: asyncio.Runner, shared: LocalSandboxes) -> None:

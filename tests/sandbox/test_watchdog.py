@@ -74,7 +74,7 @@ def test_watchdog_sees_memory_after_a_rest(box: Sandbox, run, used_before: bool)
     if used_before:
         run(box.run_python("x = 1"))
     time.sleep(3)
-    result = run(box.run_python(TAKE + "fork(5, 60)\ntime.sleep(6)"))
+    result = run(box.run_python(TAKE + "fork(5, 60)\ntime.sleep(15)"))
     assert result.state_lost
 
 
