@@ -258,18 +258,16 @@ def _raised(call: ToolCall, error: BaseException) -> Message:
 
 def _explain(error: ValidationError, called: AnyTool) -> str:
     """Return which arguments are wrong, and how, in a line."""
-    details = error.errors(include_url=False, include_context=False)
-    return "bad arguments: " + "; ".join(_explain_one(detail, called) for detail in details)
+    return "bad arguments: " + "; ".join(_explain_one(detail, called) for detail in error.errors())
 
 
 def _explain_one(detail: ErrorDetails, called: AnyTool) -> str:
     where = ".".join(str(part) for part in detail["loc"])
-    match detail["type"]:
-        case "missing":
-            return f"{where}: missing"
-        case "extra_forbidden":
-            hint = did_you_mean(where, called.parameters) if len(detail["loc"]) == 1 else ""
-            return f"{where}: no such argument.{hint}"
+    if detail["type"] == "missing":
+        return f"{where}: missing"
+    if detail["type"] == "extra_forbidden":
+        hint = did_you_mean(where, called.parameters) if len(detail["loc"]) == 1 else ""
+        return f"{where}: no such argument.{hint}"
     message = detail["msg"][0].lower() + detail["msg"][1:]
     return f"{where}: {message} (got {reprlib.repr(detail['input'])})"
 

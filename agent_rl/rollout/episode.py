@@ -6,9 +6,9 @@ import asyncio
 import copy
 import functools
 import inspect
+import os
 import time
 import traceback
-import uuid
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -192,7 +192,7 @@ class _Run:
         if len(self.steps) < self.replies:  # the environment never got to answer the last reply
             self.record(0, 0.0, terminated=False, truncated=outcome is Outcome.TRUNCATED)
         return Episode(
-            id=job.id or uuid.uuid4().hex,
+            id=job.id or os.urandom(16).hex(),
             env=job.spec.id,
             task=job.task,
             seed=job.seed,

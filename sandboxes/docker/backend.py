@@ -109,11 +109,7 @@ class DockerSandboxes(AgentSandboxes):
             nonlocal removed
             removed = removed or self._threads.submit(self._remove, container)
 
-        async def ended() -> None:
-            if removed is not None:
-                await asyncio.wrap_future(removed)
-
-        async def failure() -> str | None:
+        async def ended() -> str | None:
             return None if removed is None else await asyncio.wrap_future(removed)
 
         demultiplexer = Demultiplexer()
@@ -123,7 +119,6 @@ class DockerSandboxes(AgentSandboxes):
             expires=time.monotonic() + lifetime,
             kill=kill,
             ended=ended,
-            host_failure=failure,
             decode=demultiplexer.feed,
         )
         try:

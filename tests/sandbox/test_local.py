@@ -132,7 +132,7 @@ async def main():
         await box.run_python("import os, time\\nif os.fork() == 0:\\n    os.setsid()\\n    time.sleep(100)")
     print("ready", flush=True)
     if sys.argv[2] == "leave":
-        time.sleep(1)
+        sys.stdin.read()
         return
     if sys.argv[2] == "block":
         time.sleep(100)
@@ -147,16 +147,21 @@ asyncio.run(main())
 def test_local_sandboxes_end_with_their_trainer(how, tier):
     """For a trainer that is killed or interrupted, ends without closing, or blocks its event loop."""
     trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, tier, how, readable_python()], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", TRAINER, tier, how, readable_python()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
-    assert trainer.stdout is not None
-    with trainer.stdout:
+    assert trainer.stdin is not None and trainer.stdout is not None
+    with trainer.stdin, trainer.stdout:
         if trainer.stdout.readline() != b"ready\n":
             trainer.wait()
             pytest.skip(f"no {tier} here")
         family = descendants(trainer.pid)
         assert len(family) >= 6
-        if how != "leave":
+        if how == "leave":
+            trainer.stdin.close()
+        else:
             trainer.send_signal(signal.SIGKILL if how == "block" else signal.Signals[how])
         trainer.wait()
     assert wait_for_the_end(family) == set()
