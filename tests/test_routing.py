@@ -108,6 +108,17 @@ def test_min_agreement_masks_tokens_but_counts_them() -> None:
     assert metrics_of["routing/flipped_tokens"] == pytest.approx(float(lost))
 
 
+def test_min_agreement_keeps_tokens_of_unknown_agreement() -> None:
+    x = experience(samples_of(list(range(8))), [i // 4 for i in range(8)])
+    x, scored = routed_experience(torch.zeros(x.rows.token_ids.shape, dtype=torch.bool))
+    assert scored.old_experts is not None
+    scored.old_experts[1:] = -1
+    strict = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED | {"routing": {"min_agreement": 0.5}}))
+    batch, _ = strict.compute_weights(x, scored)
+    free, _ = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED)).compute_weights(x, scored)
+    assert len(batch) == len(free) - 1 and torch.equal(batch.weights != 0, batch.rows.loss_mask)
+
+
 def test_replayed_routes_chooses_by_mode() -> None:
     assert replayed_routes("R2", ROLLOUT, OLD) is OLD and replayed_routes("R3", ROLLOUT, OLD) is ROLLOUT
     for replay, whose in (("R2", "old's forward pass"), ("R3", "the rollout")):

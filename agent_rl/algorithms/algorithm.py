@@ -19,7 +19,7 @@ from agent_rl.algorithms.aggregation import shares_of_prompts
 from agent_rl.algorithms.batch import CriticTargets, Denominators, LossInputs, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import Part, computed
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.corrections import Weights, clamped_exp, log_ratio, route_mask
+from agent_rl.algorithms.corrections import Weights, clamped_exp, log_ratio
 from agent_rl.algorithms.diagnostics import (
     correction_metrics,
     mismatch,
@@ -181,7 +181,8 @@ class Algorithm:
         if self.config.routing.min_agreement:
             if (agreement := scored.agreement) is None:
                 raise ConfigError("routing.min_agreement needs the routes of a mixture of experts: leave it out")
-            weight = route_mask(weight, agreement.tokens, min_agreement=self.config.routing.min_agreement)
+            # as with IcePop it still counts in the denominators; where the agreement is NaN, not known, it stays
+            weight = torch.where(agreement.tokens < self.config.routing.min_agreement, 0.0, weight)
         if self.rejection is not None:
             keep = _shaped(self.rejection, self.rejection(scored, read, rows), trained.shape)
         return Weights(weight, keep)
@@ -225,11 +226,9 @@ class Algorithm:
     def loss(self, logprobs: Tensor, entropy: Tensor, batch: LossInputs, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.
 
-        Args:
-            logprobs: of every token given those before it, under theta, `[B, T]`, with gradient.
-            entropy: of the distributions they come from, `[B, T]`, with gradient if `config.entropy` is not 0.
-            batch: the micro-batch; of a prepared batch, where the objective `needs_scores_before_update`.
-            whole: counts over the whole batch.
+        Log-probabilities of every token given those before it, under theta, and the entropies of the distributions they
+        come from are `[B, T]`, with gradient (of the latter only if `config.entropy` is not 0). The micro-batch is of a
+        prepared batch, where the objective `needs_scores_before_update`.
 
         Raises:
             ConfigError: if a part reads what was not computed, such as the reference's log-probabilities.

@@ -69,10 +69,8 @@ class CriticConfig(Section):
 
     @model_validator(mode="after")
     def _meaningful(self) -> CriticConfig:
-        if self.where == "none" and self.warmup_steps:
-            raise ValueError(
-                f"critic.warmup_steps={self.warmup_steps}: without a critic nothing would learn; set critic.where"
-            )
+        if self.where == "none" and (steps := self.warmup_steps):
+            raise ValueError(f"critic.warmup_steps={steps}: without a critic nothing would learn; set critic.where")
         return self
 
 
@@ -205,14 +203,12 @@ def _check_state_values(config: AlgorithmConfig) -> str | None:
 
 
 def _check_proximal(config: AlgorithmConfig) -> str | None:
-    if config.proximal == "rollout" and (config.weight or config.rejection):
-        return "a correction by old/mu has no effect with proximal=rollout, where old is mu: set proximal=recompute"
-    if config.proximal == "rollout" and (config.routing.replay == "R2" or config.routing.min_agreement):
-        knob = "replay=R2" if config.routing.replay == "R2" else "min_agreement"
-        return (
-            f"routing.{knob} needs the routes of old's forward pass, and there is none with proximal=rollout: set "
-            "proximal=recompute"
-        )
+    if config.proximal == "rollout":
+        if config.weight or config.rejection:
+            return "a correction by old/mu has no effect with proximal=rollout, where old is mu: set proximal=recompute"
+        knobs = {"replay=R2": config.routing.replay == "R2", "min_agreement": config.routing.min_agreement > 0}
+        if knob := next((name for name, is_set in knobs.items() if is_set), None):
+            return f"routing.{knob} needs the routes of old's forward pass: set proximal=recompute"
     if config.weight and "rollout_logprobs" in components.objective[config.objective].reads:
         return (
             f"objective={config.objective['name']} already weighs tokens by theta/mu; weight={config.weight['name']} "

@@ -105,15 +105,6 @@ def batch_normalised(weight: Tensor, mask: Tensor, *, over: Literal["token", "se
     return (inside / torch.where(mean == 0, 1.0, mean)).to(weight.dtype)
 
 
-def route_mask(weight: Tensor, agreement: Tensor, *, min_agreement: float) -> Tensor:
-    """Set the weight `[B, T]` to 0 where too few layers of a mixture of experts took the same experts in both engines.
-
-    Such a token still counts in the denominators, as with IcePop. `agreement` is `moe.agreement.token_agreement`'s;
-    where it is NaN, not known, the weight stays.
-    """
-    return torch.where(agreement < min_agreement, 0.0, weight)
-
-
 @rejection("token", formula="keep tokens: low <= w <= high", source="verl token_k1, bounds inverted")
 def token_rejection(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.5, high: AtLeastOne = 2.0

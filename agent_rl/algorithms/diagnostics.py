@@ -126,18 +126,12 @@ def tool_error_metrics(advantages: Tensor, tool_errors: Tensor, trained: Tensor)
     """Say whether failed tool calls are being trained away, or towards.
 
     Training pushes away from failed calls while episodes that have them do worse than others: a correlation that rises
-    towards 0 and above says that the reward has stopped to care. What is not defined is left out: a mean over nothing,
-    a correlation of constants.
+    towards 0 and above says that the reward has stopped to care.
 
-    Args:
-        advantages: of whole episodes, float `[E]`; a mean over sampled tokens where tokens differ.
-        tool_errors: failed calls, int `[E]`.
-        trained: bool `[E]`; the others are left out.
-
-    Returns:
-        `advantage/with_tool_errors` and `advantage/without_tool_errors`, the means over episodes that have a failed
-        call or have none, and `advantage/tool_error_correlation`, Pearson's, between the number of failed calls and the
-        advantage.
+    `advantage/with_tool_errors` and `advantage/without_tool_errors` are the means over episodes, `[E]`, that have a
+    failed call or have none, and `advantage/tool_error_correlation` is Pearson's, between the number of failed calls
+    and the advantage, a mean over sampled tokens where they differ. Only those that are trained on count. What is not
+    defined is left out: a mean over nothing, a correlation of constants.
     """
     values, errors = advantages[trained].double(), tool_errors[trained].double()
     found: dict[str, float] = {}

@@ -161,7 +161,9 @@ def scale(scores: Tensor, *, factor: float, shift: float = 0.0) -> Tensor:
 def format_gate(
     scores: Tensor, components: Tensor, component_names: Sequence[str], *, component: str, value: float = 0.0
 ) -> Tensor:
-    """Replace the score by `value` where a reward component, such as a format's, is below 1; NaN where that is NaN.
+    """Replace the score by `value` where a reward component, such as the format's, is below 1.
+
+    A component that is NaN was not scored, so neither is the episode.
 
     Raises:
         ConfigError: if there is no component of that name.

@@ -14,9 +14,7 @@ from agent_rl.errors import PolicyError
 class ScriptedEngine:
     """Answers every call with the next of the given replies, over all its sessions; implements `InferenceEngine`.
 
-    Args:
-        replies: token ids, whose log-probabilities are then NaN and whose version is 0, or completions.
-        context_limit: the longest sequence to claim, in tokens.
+    Replies are completions, or token ids, whose log-probabilities are then NaN and whose version is 0.
     """
 
     def __init__(self, replies: Iterable[Sequence[int] | Completion], *, context_limit: int | None = None) -> None:

@@ -177,7 +177,7 @@ def max_likelihood(scores: Tensor, groups: Tensor, *, eps: NotNegative = 1e-6) -
 @advantage(
     "decoupled", formula="A = whiten(sum_k w_k (r_k - mean_group) / (std_group + eps))", source="GDPO, 2601.05242"
 )
-def decoupled_and_whitened(
+def decoupled(
     components: Tensor,
     component_weights: Tensor,
     groups: Tensor,
@@ -188,7 +188,16 @@ def decoupled_and_whitened(
     whiten: Literal["episodes", "tokens", "no"] = "episodes",
     eps: NotNegative = 1e-6,
 ) -> Tensor:
-    """GDPO: `decoupled`, whitened over the batch's episodes, `[E]`, or over its tokens, `[B, T]`.
+    """GDPO: every component of the reward made group-relative by itself, then summed and whitened (arXiv 2601.05242).
+
+    Per component, `[E, K]`, as `group_relative`, then the weighted sum over components, divided by its standard
+    deviation over the batch's scored episodes; 0 if there is one only. Its mean over the batch is 0 by construction and
+    not subtracted, as rounding would carry advantages of 0 away from 0 (which happens in TRL). An episode with NaN in
+    any component whose weight is not 0 is not scored, and takes no part in the statistics of the other components
+    either; TRL leaves only that component out of the episode's sum.
+
+    The paper and TRL whiten over episodes; verl whitens over *tokens*, so that long episodes count more: the result is
+    then `[B, T]`. NeMo-RL has a leave-one-out baseline per component instead of the mean.
 
     Raises:
         ConfigError: if no reward has a weight.
@@ -197,10 +206,15 @@ def decoupled_and_whitened(
         raise ConfigError(
             "advantage 'decoupled' normalises reward components; the environment's rewards have no weight"
         )
-    by_episode = decoupled(components, component_weights, groups, eps=eps, batch_norm=whiten == "episodes")
-    if whiten != "tokens":
-        return by_episode
-    return whiten_tokens(on_tokens(by_episode, episode, mask), trained)
+    used = component_weights != 0
+    components = components[:, used].double()
+    unscored = components.isnan().any(-1)
+    total = components.new_zeros(len(components))
+    for component, weight in zip(components.unbind(-1), component_weights[used].double(), strict=True):
+        total = total + weight * group_relative(torch.where(unscored, torch.nan, component), groups, eps=eps)
+    if whiten == "tokens":
+        return whiten_tokens(on_tokens(total, episode, mask), trained)
+    return total / group_deviation(total, torch.zeros_like(groups), eps) if whiten == "episodes" else total
 
 
 @advantage("reinforce-pp-baseline", formula="A = whiten(R - mean_group)", source="REINFORCE++-baseline, Hu et al. 2025")
@@ -221,42 +235,6 @@ def best_against_worst(
     sides = torch.zeros_like(scores)
     sides[pairs[:, 0]], sides[pairs[:, 1]] = 1.0, -1.0
     return PairSides(sides)
-
-
-def decoupled(
-    components: Tensor, weights: Tensor, groups: Tensor, *, eps: NotNegative = 1e-6, batch_norm: bool = True
-) -> Tensor:
-    """GDPO: every component of the reward made group-relative by itself, then summed and whitened (arXiv 2601.05242).
-
-    Per component as `group_relative`, then the weighted sum over components, divided by its standard deviation over the
-    batch's scored episodes; 0 if there is one only. Its mean over the batch is 0 by construction and not subtracted, as
-    rounding would carry advantages of 0 away from 0 (which happens in TRL). An episode with NaN in any component whose
-    weight is not 0 is not scored, and takes no part in the statistics of the other components either; TRL leaves only
-    that component out of the episode's sum.
-
-    The paper and TRL whiten over episodes, as here; verl whitens over *tokens*, so that long episodes count more: for
-    that, pass `batch_norm=False` and whiten what was broadcast to the tokens. NeMo-RL has a leave-one-out baseline per
-    component instead of the mean.
-
-    Args:
-        components: `[E, K]`.
-        weights: `[K]`. A component with weight 0 is not looked at.
-        groups: `[E]`.
-        eps: beside every standard deviation.
-        batch_norm: whiten over the batch.
-    """
-    if components.shape[1:] != weights.shape:
-        raise ConfigError(
-            f"components of shape {tuple(components.shape)} came with weights of shape {tuple(weights.shape)}; "
-            f"there must be one weight per component"
-        )
-    used = weights != 0
-    components = components[:, used].double()
-    unscored = components.isnan().any(-1)
-    total = components.new_zeros(len(components))
-    for component, weight in zip(components.unbind(-1), weights[used].double(), strict=True):
-        total = total + weight * group_relative(torch.where(unscored, torch.nan, component), groups, eps=eps)
-    return total / group_deviation(total, torch.zeros_like(groups), eps) if batch_norm else total
 
 
 def on_tokens(per_episode: Tensor, episode: Tensor, mask: Tensor) -> Tensor:

@@ -48,18 +48,11 @@ def gae(
 
     `delta_t = r_t + gamma V_{t+1} - V_t` and `A_t = delta_t + gamma lam A_{t+1}`, where `t + 1` is the next sampled
     token: across a gap the value and the running advantage are carried unchanged. verl does the same, but drops rewards
-    in gaps, leaves what it carried on the gap's tokens, and whitens the result; here that is up to the caller. `lam` is
-    1 for Monte-Carlo returns minus values, 0 for one-step differences.
+    in gaps, leaves what it carried on the gap's tokens, and whitens the result; here that is up to the caller.
 
-    Args:
-        rewards: anywhere in the row.
-        values: the critic's for the state before each token; not read outside the mask.
-        mask: the sampled tokens.
-        gamma: discount per sampled token.
-        lam: see above.
-
-    Returns:
-        Advantages and returns (advantages + values: what the critic should predict).
+    Values are the critic's for the state before each token, not read outside the mask. `lam` is 1 for Monte-Carlo
+    returns minus values, 0 for one-step differences. Returned are the advantages and the returns, advantages + values:
+    what the critic should predict.
     """
     rewards = settle(rewards, mask)
     values = torch.where(mask, values.detach().double(), 0.0)
@@ -120,18 +113,14 @@ def optimal_baseline(
 ) -> Tensor:
     """Optimal token baseline: `A_t = G_t - B_t`, `B_t = sum_i G_it W_it / sum_i W_it` (Li et al. 2026).
 
-    arXiv 2602.07078. The sum is over the rows of a group at the same step. A step is a sampled token: the t-th of one
-    row is compared with the t-th of the others, as in verl's tir_optimal_token_baseline; its optimal_token_baseline
-    compares columns, which tool results push apart. Where all weights are 0 the baseline is the plain mean. A group of
-    a single row has advantage 0, there is nothing to compare with; verl gives it its return.
+    arXiv 2602.07078. The sum is over the rows of a group, of int64 `[B]`, at the same step. A step is a sampled token:
+    the t-th of one row is compared with the t-th of the others, as in verl's tir_optimal_token_baseline; its
+    optimal_token_baseline compares columns, which tool results push apart. Where all weights are 0 the baseline is the
+    plain mean. A group of a single row has advantage 0, there is nothing to compare with; verl gives it its return. A
+    row with NaN among its returns is not scored and takes no part there.
 
-    Args:
-        returns: `G_t`; a row with NaN is not scored and takes no part there.
-        weights: `W_t`, from `path_variance`.
-        mask: the sampled tokens.
-        groups: int64 `[B]`, ids of the rows' groups.
-        zero_tail: what becomes of steps that only one row of its group reached. True is verl's default
-            (handle_zero_tail): baseline 0, the advantage is the return. False: baseline its own return, advantage 0.
+    `zero_tail` is about steps that only one row of its group reached. True is verl's default (handle_zero_tail):
+    baseline 0, the advantage is the return. False: baseline its own return, advantage 0.
     """
     returns, weights = returns.detach().double(), weights.detach().double()
     scored = mask & ~returns.isnan()

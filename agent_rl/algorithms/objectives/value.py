@@ -18,15 +18,9 @@ def value_loss(
     `clip_eps`. The bound is in units of the return: scale it with the rewards. None for no clipping; verl's default is
     0.5.
 
-    Args:
-        values: `[B, T]` by the critic in training, with gradient; the loss has its dtype.
-        old_values: `[B, T]` by the critic that the advantages are from.
-        returns: `[B, T]`, the targets.
-        mask: bool `[B, T]`, True at sampled tokens; the others' entries are not looked at.
-        clip_eps: see above.
-
-    Returns:
-        The loss `[B, T]`, 0 outside the mask, and bool `[B, T]`: where the gradient was cut off.
+    V has a gradient, and the loss its dtype; V_old is of the critic that the advantages are from, R the targets. All
+    are `[B, T]`, and not looked at outside the mask, where the loss is 0. Also returned, bool `[B, T]`: where the
+    gradient was cut off.
     """
     zero = torch.zeros((), dtype=values.dtype, device=values.device)
     new, old, target = (torch.where(mask, x.to(values.dtype), zero) for x in (values, old_values, returns))

@@ -197,9 +197,8 @@ class Engine:
     def update_weights(self, version: int, *, recompute: bool = False) -> None:
         """Use the model's present weights from the next step on, also for sequences in mid-reply.
 
-        Args:
-            version: what tokens sampled from now on are marked with.
-            recompute: feed the open sequences again, so that no key or value of older weights is left.
+        Tokens sampled from now on are marked with `version`. With `recompute` the open sequences are fed again, so that
+        no key or value of older weights is left.
         """
         self.forward.refresh()
         self.version = version

@@ -12,12 +12,7 @@ from agent_rl.errors import PolicyError
 
 
 def sample(logits: Tensor, params: Sequence[SamplingParams], draws: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Draw one token a row by inverting the cumulative distribution at `draws`.
-
-    Args:
-        logits: `[B, V]`.
-        params: one a row.
-        draws: one uniform number in [0, 1) a row; unused by greedy rows.
+    """Draw one token a row of `[B, V]` by inverting its cumulative distribution at a uniform draw from [0, 1).
 
     Returns:
         ids int64 `[B]` and their log-probabilities under the sampling distribution, float32 `[B]`, in nats: 0 for
