@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
@@ -168,9 +169,16 @@ class LoopThread:
     """An event loop in a thread of its own, for what must outlive `asyncio.run`: connections, an engine's tasks."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        started = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
+
+        async def serve() -> None:
+            ended = asyncio.Event()
+            started.set_result((asyncio.get_running_loop(), ended))
+            await ended.wait()
+
+        self._thread = threading.Thread(target=asyncio.run, args=(serve(),), name=name, daemon=True)
         self._thread.start()
+        self._loop, self._ended = started.result()
 
     def wait(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run there; block until it is done."""
@@ -182,18 +190,8 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what still runs, and end the thread."""
-
-        async def drain() -> None:
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._loop.shutdown_asyncgens()
-
-        self.wait(drain())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
-        self._loop.close()
 
 
 class AsyncOnce(Generic[T]):

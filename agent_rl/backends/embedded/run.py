@@ -42,12 +42,7 @@ TOKENIZER_EPISODES = 1000
 
 
 def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None) -> Path:
-    """Train in a new folder; return it.
-
-    Args:
-        config: the run's settings.
-        progress: where to show it.
-        stop: asks the run to stop between two steps; Ctrl-C does so if it is left out.
+    """Train in a new folder; return it. `stop` ends the run between two steps; Ctrl-C does so if it is left out.
 
     Raises:
         ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
@@ -94,11 +89,7 @@ def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
 def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, steps: int | None = None) -> Path:
     """Continue a run from its last checkpoint; bit for bit what it would have been, on the same machine.
 
-    Args:
-        folder: a run's folder.
-        progress: where to show it.
-        stop: as of `start_run`.
-        steps: a new total number of steps, instead of the configured one.
+    `steps` is a new total, instead of the configured one.
 
     Raises:
         CheckpointError: if the folder is no run, or has no checkpoint.

@@ -250,7 +250,8 @@ def _micro_batches(verl: DictConfig, training: int, parts: int) -> Iterator[str]
         if size and taken % size:
             yield (
                 f"{key}={size} does not divide the {taken} episodes of a GPU (rollout.groups * rollout.samples={batch} "
-                f"over {ranks} ranks and {share // max(1, taken)} mini-batch(es)): set one that does, or use_dynamic_bsz=true"
+                f"over {ranks} ranks and {share // max(1, taken)} mini-batch(es)): set one that does, or "
+                "use_dynamic_bsz=true"
             )
 
 
