@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from agent_rl.concurrency import WorkerCall, in_thread
+from agent_rl.concurrency import HOLD, WorkerCall, in_thread
 from agent_rl.core.episode import Outcome
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.reward import reward
@@ -124,6 +124,20 @@ print(episode.outcome, episode.final_text, episode.error and episode.error.messa
 
 
 # Worker threads
+
+
+def test_slow_calls_hold_up_the_loop_once():
+    async def main():
+        for n in range(2):
+            slow = WorkerCall(lambda: time.sleep(0.02), "judge")
+            started = time.monotonic()
+            assert not slow.returns_quickly()
+            assert n == 0 or time.monotonic() - started < HOLD
+            await slow.result()
+        quick = [await in_thread(int, "judge") or WorkerCall(int, "judge").returns_quickly() for _ in range(50)]
+        assert any(quick)  # after a quick one; not each time where the machine is busy
+
+    asyncio.run(main())
 
 
 def test_worker_threads_are_reused(release):

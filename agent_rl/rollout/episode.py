@@ -89,7 +89,8 @@ class _Run:
             self.conversation = conversation = await self.resume(env, self.job.branch)
             if (over := self.ended(terminated=False, truncated=False)) is not None:
                 return over
-        limit = self.context_limit(conversation)
+        limits = (self.budget.tokens, conversation.context_limit)
+        limit = min((n for n in limits if n is not None), default=None)
         while True:
             self.stage = "policy"
             self.messages += observation
@@ -157,10 +158,6 @@ class _Run:
     def record(self, messages: int, reward: float, terminated: bool, truncated: bool) -> None:
         """Store the environment's answer."""
         self.steps.append(StepRecord(messages, reward, terminated, truncated, self.state))
-
-    def context_limit(self, conversation: Conversation) -> int | None:
-        """The longest context that the budget and the policy allow, in tokens."""
-        return min((n for n in (self.budget.tokens, conversation.context_limit) if n is not None), default=None)
 
     def ended(self, terminated: bool, truncated: bool) -> StopReason | None:
         if terminated:

@@ -28,13 +28,9 @@ async def run_groups(
     concurrency: int = 64,
     on_episode: Callable[[Episode], None] | None = None,
 ) -> list[EpisodeGroup]:
-    """Run whole groups and score them; arguments as of `run_jobs`.
+    """Run whole groups with `run_jobs`, and score them.
 
-    Args:
-        jobs: of one environment; neighbours with the same `group_id` are a group.
-        policy: what plays.
-        concurrency: how many episodes may be under way.
-        on_episode: called with each episode as it ends, before its group is scored.
+    All jobs are of one environment; neighbours with the same `group_id` are a group.
     """
     episodes = await run_jobs(jobs, policy, concurrency=concurrency, on_episode=on_episode)
     if not jobs:

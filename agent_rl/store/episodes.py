@@ -102,7 +102,7 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
         StoreError: if there is no such file, or a line has another schema.
         DamagedEpisodeError: if a line can't be read; the message says which.
     """
-    return (episode for _, episode in _located(_existing(path)))
+    return (episode for _, episode in locate_episodes(path))
 
 
 def locate_episodes(path: str | os.PathLike[str]) -> Iterator[tuple[int, Episode]]:

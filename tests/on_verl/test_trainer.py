@@ -156,7 +156,7 @@ def test_trainer_updates_on_the_whole_batch(setup) -> None:
     assert made.metrics["actor/loss"] == 1.0 and made.metrics["train/samples"] > 0
 
 
-def test_trainer_divides_a_mini_batch_by_its_own_counts(setup) -> None:
+def test_trainer_divides_mini_batches_by_own_counts(setup) -> None:
     made = setup("grpo")
     made.trainer.config.data.train_batch_size = 6  # three mini-batches of three rows
     made.workers._dispatch_info = {"actor": [0]}

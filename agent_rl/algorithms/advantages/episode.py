@@ -121,9 +121,9 @@ def pass_at_k(scores: Tensor, groups: Tensor, *, k: Count) -> Tensor:
     """Pass@k Training: how an episode changes the success of the sets of `k` episodes it is in (Chen et al. 2025).
 
     The analytic form of arXiv 2508.10751, for scores of 0 and 1. The reward of a set of k of a group's n episodes is 1
-    if any of them succeeded. Over all such sets, with c successes and w = n - c failures, its mean is `rho = 1 - C(w,
-    k) / C(n, k)` and its standard deviation `sigma = sqrt(rho (1 - rho))`; an episode's advantage is the mean over the
-    sets with it, minus rho, by sigma:
+    if any of them succeeded. Over all such sets, with c successes and w = n - c failures, its mean is
+    `rho = 1 - C(w, k) / C(n, k)` and its standard deviation `sigma = sqrt(rho (1 - rho))`; an episode's advantage is
+    the mean over the sets with it, minus rho, by sigma:
 
         success:  (1 - rho) / sigma                                     = sqrt((1 - rho) / rho)
         failure:  (1 - rho - C(w - 1, k - 1) / C(n - 1, k - 1)) / sigma = -c / w sqrt((1 - rho) / rho)

@@ -60,10 +60,10 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, *, kind: KLKind) -
 def unbiased_kl(logprobs: Tensor, behavior_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Estimate the KL at tokens that another policy sampled: `r k3`, r = theta / behavior, `[B, T]`.
 
-    Both its value and its gradient are, in expectation over tokens of the behavior policy, those of `KL(theta ||
-    reference)` (DeepSeek-AI 2025, "DeepSeek-V3.2", eq. 7; TRL's `use_bias_correction_kl`, slime's `use_unbiased_kl`).
-    The ratio is differentiated, too; the two gradients add up to `r x`, and this is what is propagated, since that of
-    the clamped product would push a token away from a reference that rates it much higher.
+    Both its value and its gradient are, in expectation over tokens of the behavior policy, those of
+    `KL(theta || reference)` (DeepSeek-AI 2025, "DeepSeek-V3.2", eq. 7; TRL's `use_bias_correction_kl`, slime's
+    `use_unbiased_kl`). The ratio is differentiated, too; the two gradients add up to `r x`, and this is what is
+    propagated, since that of the clamped product would push a token away from a reference that rates it much higher.
 
     The behavior policy is mu; old leaves out the mismatch between training and inference, as slime and TRL do. The
     log-ratios in r and k3 are clamped to ± `MAX_LOG_RATIO`; there is no `MAX_K3`, which would bias it. slime has it for

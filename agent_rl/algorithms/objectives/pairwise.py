@@ -94,9 +94,10 @@ def dpo_loss(
 
     `m = beta * ((chosen - chosen_reference) - (rejected - rejected_reference))` (Rafailov et al. 2023, eq. 7). All four
     are log-probabilities of whole episodes, `[P]`, by `sequence_logprob`: what a tool or the environment wrote is
-    given, not chosen, and cancels. An episode of several rows has the sum of theirs. `label_smoothing` is the share of
-    pairs taken to be the wrong way round (conservative DPO, Mitchell 2023); the loss is then least at a finite margin.
-    Returned are the loss and, without gradient, the margin m (TRL's `rewards/margins`), both float64 `[P]`.
+    given, not chosen, and cancels. An episode of several rows has the sum of theirs. `beta` is how strongly theta is
+    held to the reference, `label_smoothing` the share of pairs taken to be the wrong way round (conservative DPO,
+    Mitchell 2023); the loss is then least at a finite margin. Returned are the loss and, without gradient, the margin m
+    (TRL's `rewards/margins`), both float64 `[P]`.
 
     Raises:
         ConfigError: for a label smoothing with which pairs say nothing, or the opposite.

@@ -2,10 +2,10 @@
 
 A sequence is a row. An episode that was cut into several rows has as many ratios, so per-turn rows make per-turn GSPO.
 `base` explains the arguments that all share. A sequence's ratio s is clipped below at `1 - clip_low_eps` and above at
-`1 + clip_high_eps`; it has one advantage, its tokens' mean if they differ. Where a loss is a sequence's, each token of
-the row carries it whole, and "seq-mean-token-mean" makes of it the papers' mean over sequences; "token-mean" would
-weight it by length once more. What is clamped to ± `MAX_LOG_RATIO` is the mean that is exponentiated, not the tokens'
-log-ratios that it is made of.
+`1 + clip_high_eps`; save in `gspo_token` it has one advantage, its tokens' mean. Where a loss is a sequence's, each
+token of the row carries it whole, and "seq-mean-token-mean" makes of it the papers' mean over sequences; "token-mean"
+would weight it by length once more. What is clamped to ± `MAX_LOG_RATIO` is the mean that is exponentiated, not the
+tokens' log-ratios that it is made of.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Objectives per token that keep the policy near a proximal one: PPO and its relatives.
 
-`base` explains the arguments that all share. A ratio is clipped below at `1 - clip_low_eps` and above at `1 +
-clip_high_eps`. Losses weighted with theta / mu correct for stale or mismatched rollouts by themselves: a weight old /
-mu on top would count that gap twice.
+`base` explains the arguments that all share. A ratio is clipped below at `1 - clip_low_eps` and above at
+`1 + clip_high_eps`. Losses weighted with theta / mu correct for stale or mismatched rollouts by themselves: a weight
+old / mu on top would count that gap twice.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def dppo_kl(
     delta_high: float = 0.05,
     ratio_cap: float = 20.0,
 ) -> TokenLoss:
-    """DPPO-Binary-KL: as `dppo_tv`, but the distance is KL(mu || theta) of "this token or any other", in nats."""
+    """DPPO-Binary-KL: `dppo_tv` by KL(mu || theta) of "this token or any other", in nats, as in verl."""
     theta, mu = logprobs.detach(), rollout_logprobs
     # expm1 keeps the digits of 1 - p that exp loses where p is close to 1, as most tokens' are
     other_theta, other_mu = ((-torch.expm1(x)).clamp(min=_SMALLEST_PROBABILITY) for x in (theta, mu))
@@ -172,7 +172,8 @@ def minirl(
 ) -> TokenLoss:
     """MiniRL, `-M A sg[min(theta / mu, cap)] log theta`; M = 0 where PPO would clip r = theta / old.
 
-    Zheng et al. 2025 (arXiv 2512.01374), who sum over tokens: dividing by length breaks their first-order argument.
+    That is where A < 0 and r is below its lower bound, or A > 0 and r above its upper. Zheng et al. 2025 (arXiv
+    2512.01374), who sum over tokens: dividing by length breaks their first-order argument.
     """
     ratio = _ratio(logprobs, old_logprobs).detach()
     beyond = _beyond(ratio - 1, advantages, clip_low_eps, clip_high_eps)
