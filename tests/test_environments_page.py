@@ -37,5 +37,5 @@ def test_environments_page_environment_is_solved_by_its_oracle(env: str) -> None
 
 
 def test_environments_page_registers_tested_environments_only() -> None:
-    named = re.findall(r'register\("([^"]+)"', "".join(BLOCKS))
+    named = re.findall(r'register\(\s*"([^"]+)"', "".join(BLOCKS))
     assert sorted(named) == sorted([*SOLVABLE, "brief-stock-v0"])
