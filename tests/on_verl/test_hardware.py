@@ -102,7 +102,11 @@ def test_compose_names_mistakes_by_key(overrides: list[str], message: str) -> No
 def test_compose_takes_mini_batches() -> None:
     assert composed(f"{ACTOR}.ppo_mini_batch_size=16").actor_rollout_ref.actor.ppo_mini_batch_size == 16
     rows = [f"{ACTOR}.use_dynamic_bsz=false", "hardware=none", f"{ACTOR}.ppo_micro_batch_size_per_gpu=64"]
-    rows += [f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=64", "verl.trainer.n_gpus_per_node=1"]
+    rows += [
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=64",
+        "verl.trainer.n_gpus_per_node=1",
+        f"{ROLLOUT}.tensor_model_parallel_size=1",
+    ]
     composed("rollout.groups=16", "rollout.samples=4", *rows)
     with pytest.raises(ConfigError, match=r"ppo_micro_batch_size_per_gpu=64 does not divide the 16 episodes"):
         composed("rollout.groups=16", "rollout.samples=4", f"{ACTOR}.ppo_mini_batch_size=4", *rows)

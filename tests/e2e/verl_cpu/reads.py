@@ -21,6 +21,7 @@ _CHECKS = (
     "/verl/utils/config.py:",
     "/backends/verl/config/",
     "/backends/verl/driver/run.py:check_run",
+    "/backends/verl/driver/checkpoints.py:bytes_of_parts",
     "/hydra/",
     "<string>:",
     "/verl/workers/config/actor.py:validate",
