@@ -30,7 +30,7 @@ async def maybe_await(value: T | Awaitable[T]) -> T:
 
 
 async def call(function: Callable[[], T | Awaitable[T]], *, thread: str | None = None) -> T:
-    """Call what may be async or not; `thread` names the worker thread for one that blocks."""
+    """Call a function, sync or async; `thread` is the name of a worker thread for a blocking one."""
     return await maybe_await(function() if thread is None else await in_thread(function, thread))
 
 

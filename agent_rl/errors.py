@@ -41,7 +41,7 @@ class DefinitionError(AgentRLError, TypeError):
 
 
 class TrajectoryError(AgentRLError, ValueError):
-    """Tokens that don't fit what the trajectory already holds."""
+    """Tokens that don't fit the trajectory so far."""
 
 
 class RenderError(AgentRLError, ValueError):

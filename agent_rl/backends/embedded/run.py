@@ -53,7 +53,11 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     save_config(folder, config)
     with _open(folder, env, config, progress, stop) as run:
-        actor = run.load(config.start_from) if config.start_from else run.prepare()
+        if config.start_from:
+            actor = _actor(env, config, *load_model(config.start_from))
+            progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
+        else:
+            actor = run.prepare()
         if Algorithm(config.algorithm).needs_reference:
             actor.save(folder / REFERENCE)
         if stored is not None:
@@ -133,12 +137,6 @@ class _Run:
     started: float
     dev: str = ""
     """The last evaluation on the dev split, in words."""
-
-    def load(self, checkpoint: str) -> Actor:
-        """Take a model that another run trained."""
-        actor = _actor(self.env, self.config, *load_model(checkpoint))
-        self.progress.say(f"[bold]{self.env.id}[/bold]: starting from {checkpoint}. Everything goes to {self.folder}/")
-        return actor
 
     def prepare(self) -> Actor:
         """Make a model and warm it up on demonstrations."""
