@@ -22,8 +22,8 @@ from agent_rl.sandboxes.local.backend import LocalSandboxes
 LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
 DEFAULT = "jail"
 """The backend of the ordinary suite: the users' default."""
-NOBODY = 65534
-_AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+UNPRIVILEGED = 65534
+_AS_UNPRIVILEGED = ("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
 DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"
 E2B_KEY = "e2b_" + "0" * 40
 """The key of `e2b_server`."""
@@ -74,9 +74,9 @@ def _unprivileged(tier: str) -> LocalSandboxes:
     _need_linux()
     if os.geteuid() != 0:
         pytest.skip(f"needs root, to become another user; the backend '{tier}' is this one already")
-    if shutil.which(_AS_NOBODY[0]) is None:
+    if shutil.which(_AS_UNPRIVILEGED[0]) is None:
         pytest.skip("needs setpriv, of util-linux")
-    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=_AS_NOBODY)
+    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=_AS_UNPRIVILEGED)
 
 
 _NAMESPACES = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--net", "--ipc", "--uts")
@@ -124,10 +124,15 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend("jail", lambda: _local("jail"), lambda: _refused("jail")),
-        Backend("jail-unprivileged", lambda: _unprivileged("jail"), lambda: _refused("jail", _AS_NOBODY), uid=NOBODY),
+        Backend(
+            "jail-unprivileged",
+            lambda: _unprivileged("jail"),
+            lambda: _refused("jail", _AS_UNPRIVILEGED),
+            uid=UNPRIVILEGED,
+        ),
         *(
             Backend(name, partial(make, "landlock"), lambda: _refused("landlock"), uid=uid, absolute_work=False)
-            for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, NOBODY))
+            for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, UNPRIVILEGED))
         ),
         Backend("docker", _docker, needs=DOCKER_HOST, run_by="tests/e2e/test_docker.py"),
         *(
