@@ -175,7 +175,7 @@ def checked_config(config: TrainConfig | VerlConfig) -> str:
     require_verl()
     from agent_rl.backends.verl.driver import run as verl
 
-    return OmegaConf.to_yaml(verl.check_run(config))
+    return verl.dry_run(config)
 
 
 @dataclass(frozen=True)

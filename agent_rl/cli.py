@@ -206,18 +206,17 @@ def _algorithms(arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
-    checks = {f"--{name}": getattr(arguments, name.replace("-", "_")) for name in ("config", "explain", "dry-run")}
-    if not any(checks.values()):
+    asked = [f"--{name}" for name in ("config", "explain", "dry-run") if getattr(arguments, name.replace("-", "_"))]
+    if not asked:
         try:
-            done = train(**settings)  # type: ignore[arg-type]  # checked by the schema
+            print(f"Done: {train(**settings).folder}")  # type: ignore[arg-type]  # checked by the schema
         except Interrupted as hint:
             print(f"Stopped; {hint}")
             return 130
-        print(f"Done: {done.folder}")
         return 0
     if "resume" in settings:
-        asked = ", ".join(name for name, is_asked in checks.items() if is_asked)
-        raise ConfigError(f"{asked} can't change when a run is resumed: it keeps its own settings (but for steps)")
+        all_asked = ", ".join(asked)
+        raise ConfigError(f"{all_asked} can't change when a run is resumed: it keeps its own settings (but for steps)")
     require_torch()
     config = training_config(**settings)  # type: ignore[arg-type]
     if arguments.config:

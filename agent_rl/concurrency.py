@@ -10,13 +10,16 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
 QUICK = 2e-4
-"""Seconds that a call in a worker thread may hold up the event loop, if it is likely to return by then."""
+"""Seconds within which a call in a worker thread is quick: the next of that name may hold up the event loop."""
+HOLD = 5e-3
+"""Seconds that it holds it up at most. A shorter wait costs 5 µs more, as the kernel sets a timer for it."""
 
 
 async def maybe_await(value: T | Awaitable[T]) -> T:
@@ -27,7 +30,7 @@ async def maybe_await(value: T | Awaitable[T]) -> T:
 
 
 async def call(function: Callable[[], T | Awaitable[T]], *, thread: str | None = None) -> T:
-    """Call what may be async or not; `thread` names the worker thread for one that blocks."""
+    """Call a function, sync or async; `thread` is the name of a worker thread for a blocking one."""
     return await maybe_await(function() if thread is None else await in_thread(function, thread))
 
 
@@ -54,18 +57,16 @@ class WorkerCall(Generic[T]):
     is left behind, as nothing can kill it: it holds up neither other calls nor the exit.
     """
 
-    __slots__ = ("_context", "_finished", "_function", "_outcome", "_waiter", "seconds")
+    __slots__ = ("_context", "_finished", "_function", "_name", "_outcome", "_waiter")
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
-        """Begin; the thread has the name meanwhile."""
-        self._function = function
+        """Begin; the thread has the name meanwhile. A call is expected to take as long as the last of its name."""
+        self._function, self._name = function, name
         self._context = contextvars.copy_context()
         self._finished = threading.Lock()
         self._finished.acquire()
         self._outcome: tuple[T | None, BaseException | None] | None = None
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
-        self.seconds = 0.0
-        """How long the function took."""
         try:
             worker = _idle.pop()
         except IndexError:
@@ -76,6 +77,15 @@ class WorkerCall(Generic[T]):
     def returns_within(self, seconds: float) -> bool:
         """Wait, holding up the event loop, which is cheaper than waiting on it; return whether the call returned."""
         return self._outcome is not None or self._finished.acquire(timeout=seconds)
+
+    def returns_quickly(self) -> bool:
+        """Wait `HOLD` seconds for a call that is likely to be quick; return whether it returned."""
+        if self._name in _slow:
+            return False
+        returned = self.returns_within(HOLD)
+        if not returned:
+            _slow.add(self._name)
+        return returned
 
     async def result(self) -> T:
         """Wait on the event loop; return the function's result, or raise its exception."""
@@ -103,7 +113,10 @@ class WorkerCall(Generic[T]):
             outcome = self._context.run(self._function), None
         except BaseException as error:
             outcome = None, error
-        self.seconds = time.perf_counter() - started
+        if time.perf_counter() - started < QUICK:
+            _slow.discard(self._name)
+        else:
+            _slow.add(self._name)
         if worker is not None:
             _idle.append(worker)  # before the result is known: the next call is to find this worker
         self._outcome = outcome
@@ -133,6 +146,8 @@ class _Worker(threading.Thread):
 
 MOST_IDLE = 64
 _idle: list[_Worker] = []
+_slow: set[str] = set()
+"""The names whose last call was not quick."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # threads don't survive a fork
 
@@ -143,10 +158,10 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 async def in_thread(function: Callable[[], T], name: str, *, quick: bool = False) -> T:
-    """Return the result of a `WorkerCall`; `quick` for one that is likely to return within `QUICK` seconds."""
+    """Return the result of a `WorkerCall`; `quick` for one that may hold up the event loop: `returns_quickly`."""
     running = WorkerCall(function, name)
-    if quick:
-        running.returns_within(QUICK)
+    if quick and running.returns_quickly():
+        return running.finished()
     return await running.result()
 
 
@@ -154,9 +169,16 @@ class LoopThread:
     """An event loop in a thread of its own, for what must outlive `asyncio.run`: connections, an engine's tasks."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        started = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
+
+        async def serve() -> None:
+            ended = asyncio.Event()
+            started.set_result((asyncio.get_running_loop(), ended))
+            await ended.wait()
+
+        self._thread = threading.Thread(target=asyncio.run, args=(serve(),), name=name, daemon=True)
         self._thread.start()
+        self._loop, self._ended = started.result()
 
     def wait(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run there; block until it is done."""
@@ -168,18 +190,8 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what still runs, and end the thread."""
-
-        async def drain() -> None:
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._loop.shutdown_asyncgens()
-
-        self.wait(drain())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
-        self._loop.close()
 
 
 class AsyncOnce(Generic[T]):

@@ -1,20 +1,5 @@
 """Every exception that agent_rl raises on purpose.
 
-    AgentRLError
-    ├── ConfigError            a setting that has no meaning, or a key without a reader
-    ├── RegistryError
-    │   ├── UnknownEnvError    no environment of that id (with a did-you-mean)
-    │   └── NameCollisionError two environments claim one id
-    ├── DefinitionError        an environment, tool or reward that is declared wrongly
-    ├── TrajectoryError        something tried to change tokens that were already there
-    ├── RenderError            messages that can't be appended as token ids with proof
-    ├── StoreError
-    │   └── DamagedEpisodeError  a line of an episode file that can't be read, by number
-    ├── CheckpointError        a checkpoint that can't be continued from
-    └── InfrastructureError    what failed was not the model's doing: never scored, never 0
-        ├── PolicyError        the policy could not answer
-        └── SandboxError       the place where the model's code runs was lost
-
 Each also inherits the standard exception that it replaces, so that generic handlers work.
 """
 
@@ -44,7 +29,7 @@ class RegistryError(AgentRLError, LookupError):
 
 
 class UnknownEnvError(RegistryError):
-    """No environment is registered under that id."""
+    """No environment is registered under that id; it names the closest."""
 
 
 class NameCollisionError(RegistryError):
@@ -56,7 +41,7 @@ class DefinitionError(AgentRLError, TypeError):
 
 
 class TrajectoryError(AgentRLError, ValueError):
-    """Tokens that don't fit what the trajectory already holds."""
+    """Tokens that don't fit the trajectory so far."""
 
 
 class RenderError(AgentRLError, ValueError):
@@ -68,7 +53,7 @@ class StoreError(AgentRLError, ValueError):
 
 
 class DamagedEpisodeError(StoreError):
-    """A line of an episode file that can't be read."""
+    """A line of an episode file that can't be read, by its number."""
 
 
 class CheckpointError(AgentRLError, ValueError):
@@ -76,7 +61,7 @@ class CheckpointError(AgentRLError, ValueError):
 
 
 class InfrastructureError(AgentRLError, RuntimeError):
-    """A failure that is not the model's doing; the episode is not scored."""
+    """A failure that is not the model's doing: the episode is never scored, never 0."""
 
 
 class PolicyError(InfrastructureError):

@@ -28,33 +28,22 @@ class Registry(Generic[T]):
     """Named parts of one kind; looking up a wrong name says which there are."""
 
     def __init__(self, kind: str, *, builtin: Mapping[str, str] | None = None) -> None:
-        """Start with the built-in parts.
-
-        Args:
-            kind: what messages call a part, such as "advantage".
-            builtin: the module of each built-in name; importing it registers the name.
-        """
+        """Start with the built-in names, each with the module that registers it; messages call a part by the kind."""
         self.kind = kind
         self._builtin = dict(builtin or {})
         self._parts: dict[str, tuple[T, str]] = {}
         """Each part, and where it is from."""
 
     def add(self, name: str, part: T, owner: object) -> None:
-        """Register a part.
-
-        Args:
-            name: unique within the kind.
-            part: what the name stands for.
-            owner: the function or class that was decorated; loaded again, it takes its own place.
+        """Register a part under a name; `owner`, the function or class, may be loaded again and takes its own place.
 
         Raises:
             NameCollisionError: if another function or class has the name.
         """
         new = where_of(owner)
-        if name in self._parts and self._parts[name][1] != new:
-            raise NameCollisionError(
-                f"{self.kind} '{name}' is registered twice: by {self._parts[name][1]}, and by {new}; rename one"
-            )
+        _, old = self._parts.setdefault(name, (part, new))
+        if old != new:
+            raise NameCollisionError(f"{self.kind} '{name}' is registered twice: by {old}, and by {new}; rename one")
         self._parts[name] = (part, new)
 
     def __getitem__(self, name: str) -> T:

@@ -1,4 +1,4 @@
-"""What the algorithm layer costs beside the training step it serves: `python benchmarks/algorithm_cost.py`.
+"""Cost of the algorithm layer relative to the training step: `python benchmarks/algorithm_cost.py`.
 
 A million tokens of multi-turn episodes, of which the policy sampled about half: episodes → experience (shaping,
 filters) → advantages, corrections, weights → diagnosis, and the loss with its gradient down to the log-probabilities.
@@ -41,7 +41,7 @@ def episodes(tokens: int, rng: np.random.Generator) -> list[Episode]:
             n = int(rng.integers(20, 80))
             mu = tuple(np.log(rng.uniform(0.2, 1.0, n)).tolist())
             ids = tuple(rng.integers(0, VOCAB, n).tolist())
-            trajectory.append_completion(Completion(ids, mu, mu, FinishReason.STOP, (0,) * n), turn)
+            trajectory.append_completion(Completion(ids, mu, FinishReason.STOP, (0,) * n), turn)
             trajectory.append([0], Source.TEMPLATE, turn)
             if turn + 1 < turns:
                 trajectory.append(rng.integers(0, VOCAB, int(rng.integers(20, 60))).tolist(), Source.ENV, turn + 1)

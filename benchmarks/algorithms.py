@@ -52,7 +52,7 @@ def reinforce(preset: str, seed: int, warm: Path, steps: int, common: list[str],
 
 
 def train(name: str, seed: int, settings: list[str]) -> Path:
-    """Train in a process and a folder of its own; a finished run is taken as it is."""
+    """Train in its own process and folder; reuse a finished run."""
     parent = OUT / f"{name}-{seed}"
     done = parent / "latest" / "summary.json"
     if not done.exists():

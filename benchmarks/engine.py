@@ -44,7 +44,7 @@ NEVER: frozenset[int] = frozenset()
 
 @dataclass(frozen=True)
 class Workload:
-    """What every engine has to do."""
+    """The work of every engine."""
 
     prompts: list[list[int]]
     lengths: list[list[int]]
@@ -111,7 +111,7 @@ def generate_turn(model: PreTrainedModel, contexts: list[list[int]], lengths: li
 
 
 def continuous_batching(model: PreTrainedModel, work: Workload, limit: float) -> float:
-    """Run transformers' own; return the seconds, without those of starting its manager.
+    """Run transformers' continuous batching; return the seconds without the start of its manager.
 
     Raises:
         TimeoutError: if it takes longer than `limit` seconds.
@@ -163,7 +163,7 @@ def ours(engine: Engine, work: Workload, temperature: float = 1.0) -> tuple[list
             episode.ids.extend(new)
             episode.sampled.extend(range(len(episode.ids), len(episode.ids) + length))
             episode.ids.extend(done.token_ids)
-            episode.logprobs.extend(done.raw_logprobs)
+            episode.logprobs.extend(done.logprobs)
             episode.turn_ends.append(time.perf_counter() - began)
             new = [11] * work.env
         session.close()
@@ -178,7 +178,7 @@ def ours(engine: Engine, work: Workload, temperature: float = 1.0) -> tuple[list
 
 @dataclass(frozen=True)
 class Episode:
-    """What our engine did for one episode."""
+    """The samples of our engine for one episode."""
 
     ids: list[int]
     sampled: list[int]
@@ -187,7 +187,7 @@ class Episode:
     """In seconds since the start."""
 
 
-# --- what is measured ------------------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------------------------
 
 
 def check(name: str, value: str, passed: bool) -> bool:
@@ -231,7 +231,7 @@ def speed(model: PreTrainedModel, turns: int, repetitions: int, bar: float, limi
 
 
 def exactness(model: PreTrainedModel) -> bool:
-    """Greedy and sampled runs against one full forward of each finished sequence."""
+    """Compare greedy and sampled runs with one full forward of each finished sequence."""
     print("\nexactness, against the training forward over each whole sequence (3 turns)", flush=True)
     work, wrong, positions, gap = workload(3), 0, 0, 0.0
     engine = make_engine(model, work)
@@ -244,13 +244,14 @@ def exactness(model: PreTrainedModel) -> bool:
                     best = model(input_ids=ids).logits[0].argmax(-1)
                     wrong += sum(episode.ids[p] != int(best[p - 1]) for p in episode.sampled)
                     positions += len(episode.sampled)
-            gap = max(gap, float((torch.tensor(episode.logprobs) - expected).abs().max()))
+                else:  # greedy ones are 0
+                    gap = max(gap, float((torch.tensor(episode.logprobs) - expected).abs().max()))
     same = check("greedy tokens are its argmax", f"{positions - wrong} of {positions} positions", wrong == 0)
     return check("log-probabilities within 1e-4", f"largest difference {gap:.1e}", gap < 1e-4) and same
 
 
 def flatness(model: PreTrainedModel, repetitions: int, bar: float) -> bool:
-    """Milliseconds per turn of all episodes, early and late in long ones; beside it generate's."""
+    """Print milliseconds per turn, early and late in long episodes, ours and generate's."""
     work, size = workload(64, low=2, high=6, env=4), 4
     print(f"\n64 turns, few tokens each: {work.tokens} sampled tokens, contexts up to {work.longest}", flush=True)
     groups = [range(start, start + size) for start in (0, 12, 28, 44, 60)]

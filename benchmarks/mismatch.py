@@ -54,7 +54,7 @@ TREATMENTS = {
 
 
 def main() -> None:
-    """Train what is not there yet, and print both tables."""
+    """Train the missing runs, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def train(name: str, seed: int, settings: list[str]) -> Path:
-    """Train in a process and a folder of its own; a finished run is taken as it is."""
+    """Train in its own process and folder; reuse a finished run."""
     parent = OUT / f"{name}-{seed}"
     done = parent / "latest" / "summary.json"
     if not done.exists():
@@ -113,7 +113,7 @@ def load(folder: Path, weights: WeightFormat) -> Actor:
 
 
 def settings() -> TrainConfig:
-    """Return what all runs have in common."""
+    """Return the settings shared by all runs."""
     return load_config("backend/embedded", TrainConfig, [f"env={ENV}", *COMMON])
 
 
@@ -149,7 +149,7 @@ def score(actor: Actor, batch: Rows, given: torch.Tensor | None) -> tuple[torch.
 
 
 def print_results(runs: dict[tuple[str, str], list[Path]]) -> None:
-    """Print what every treatment came to, a number a seed.
+    """Print the results of every treatment, one number per seed.
 
     Gaps (of theta in the update, with replayed routes where there are any) and flips are means over all steps.
     """

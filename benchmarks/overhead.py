@@ -1,4 +1,4 @@
-"""What agent_rl costs per turn, beside a bare loop and Gymnasium: `python benchmarks/overhead.py`.
+"""Cost of agent_rl per turn, beside a bare loop and Gymnasium: `python benchmarks/overhead.py`.
 
 One episode throughout: three calls of a calculator, then the answer, scripted; four turns. Numbers are CPU time (user
 and system, all threads) per turn, the least of several repetitions: wall time says little on a shared machine.
@@ -80,7 +80,7 @@ def microseconds(run: Callable[[], object], turns: int) -> float:
     return best / turns * 1e6
 
 
-# Beside us
+# Peers
 
 
 def bare_loop(episodes: int) -> None:
@@ -163,8 +163,7 @@ class InstantSampler:
 
     def __init__(self, replies: Sequence[Sequence[int]]) -> None:
         self.completions = [
-            Completion(tuple(ids), (-0.5,) * len(ids), (-0.5,) * len(ids), FinishReason.STOP, (0,) * len(ids))
-            for ids in replies
+            Completion(tuple(ids), (-0.5,) * len(ids), FinishReason.STOP, (0,) * len(ids)) for ids in replies
         ]
 
     def open(self, seed: int) -> InstantSession:
@@ -183,7 +182,7 @@ class InstantSession:
         return next(self.completions)
 
     def close(self) -> None:
-        """Have nothing to free."""
+        """Free nothing."""
 
 
 def play_and_store(policy: AnyPolicy, episodes: int, folder: Path, spec: EnvSpec = SPEC) -> None:
@@ -192,7 +191,7 @@ def play_and_store(policy: AnyPolicy, episodes: int, folder: Path, spec: EnvSpec
 
 
 def converse(renderer: Renderer, turns: int, episodes: int) -> None:
-    """Only the policy's part: render what is new, read the reply."""
+    """Run the policy's part only: render new messages, parse the reply."""
     replies = [renderer.reply(SCRIPT[i % 3]) for i in range(turns)]
     result = (Message("tool", "12", tool_call_id="call_0", name="calculator"),)
     policy = TokenPolicy(InstantSampler(replies), renderer)

@@ -72,7 +72,7 @@ def retold(trajectory: Trajectory, actor: Actor) -> Trajectory:
         if new != ids:
             mu = [sum(mu) / len(new)] * len(new)
         versions = (span.policy_version,) * len(new)
-        result.append_completion(Completion(tuple(new), tuple(mu), tuple(mu), FinishReason.STOP, versions), span.turn)
+        result.append_completion(Completion(tuple(new), tuple(mu), FinishReason.STOP, versions), span.turn)
     return result
 
 

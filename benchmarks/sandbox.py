@@ -66,7 +66,7 @@ async def figures(contestants: Contestants) -> list[Row]:
                 _say(f"measuring {name}{contestant.version and f' ({contestant.version})'}")
                 for measure in filter(contestant.measures.__contains__, METERS):
                     rows += await _row(name, contestant, measure)
-        except Exception as error:  # whatever other people's code raises, the rest is measured
+        except Exception as error:  # an error of a contestant must not end the others
             _say(f"LEFT OUT  {name}: {_reason(error)}")
     return rows
 
@@ -83,7 +83,7 @@ async def _row(name: str, contestant: Contestant[Any], measure: Measure) -> list
 
 @functools.cache
 def _say(line: str) -> None:
-    """Print a line, but once: every round comes to it."""
+    """Print a line once, not in every round."""
     print(line, flush=True)
 
 

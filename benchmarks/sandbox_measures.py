@@ -1,4 +1,4 @@
-"""How a way of running code is measured: what `benchmarks/sandbox.py` does with each of its contestants."""
+"""Measurements of one contestant of `benchmarks/sandbox.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sandbox_table import Measure
 
 T = TypeVar("T")
 SECONDS, AT_LEAST = 1.0, 5
-"""How long each thing is repeated, and how often at least."""
+"""Seconds of repetition of each measurement, and the least number of repetitions."""
 AT_REST, AT_ONCE = 8, 4
 CODE, ANSWER = "6 * 7", "42"
 _HOLDER, _ENGINE = "containerd-shim", "dockerd"
@@ -28,12 +28,12 @@ _ECHO = "import os, sys\nfd = int(sys.argv[1])\nwhile data := os.read(fd, 1):\n 
 
 
 class NotHereError(Exception):
-    """Something can't be measured on this machine; the message says why, and how to get it."""
+    """A contestant is missing on this machine; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Contestant(Generic[T]):
-    """A way of running code, as what can be done with it."""
+    """A way of running code, as its operations."""
 
     open: Callable[[], Awaitable[T]]
     close: Callable[[T], Awaitable[object]]
@@ -41,13 +41,13 @@ class Contestant(Generic[T]):
     """Evaluates CODE in it, and returns what came out."""
     command: Callable[[T], Awaitable[object]] | None = None
     measures: frozenset[Measure] = frozenset(Measure)
-    """What is measured of it."""
+    """The measures taken of it."""
     beside: str | None = None
     """The name of ours that it is compared with; None: it is ours."""
     stateful: bool = False
     """Whether a Python call finds the variables of the last one."""
     version: str = ""
-    """Of what is measured, where that is not agent_rl or this Python."""
+    """The version of the measured program, if that is not agent_rl or this Python."""
 
 
 async def _call(contestant: Contestant[Any]) -> float:
@@ -77,7 +77,7 @@ async def _first(contestant: Contestant[T]) -> float:
 
 
 async def _idle(contestant: Contestant[Any], *, used: bool = False) -> float:
-    async with _opened(contestant, 1):  # what it takes once is no sandbox's
+    async with _opened(contestant, 1):  # memory taken once belongs to no sandbox
         others = containers()
         before = megabytes()
         async with _opened(contestant, AT_REST, used=used):
@@ -109,7 +109,7 @@ METERS: Mapping[Measure, Callable[[Contestant[Any]], Awaitable[float]]] = {
     Measure.USED: partial(_idle, used=True),
     Measure.RATE: _rate,
 }
-"""How each thing is measured of a contestant."""
+"""The meter of each measure."""
 
 
 async def _python(contestant: Contestant[T], box: T) -> None:
@@ -159,7 +159,7 @@ def round_trip() -> float:
 
 
 def megabytes(outside: Collection[int] = ()) -> float:
-    """Return the memory of this process and others, and of all below them, each page shared out among its users.
+    """Return the memory of this process, `others` and all descendants; shared pages count in proportion.
 
     A Docker engine below this process is left out: what it holds comes and goes.
 

@@ -26,7 +26,7 @@ WARM = 4
 
 @contextlib.asynccontextmanager
 async def local(tier: str) -> AsyncIterator[Contestant[Sandbox]]:
-    """Sandboxes of a kind; Landlock's run the system's Python, as they can't reach one that is this user's alone."""
+    """Local sandboxes of a tier; Landlock's run the system's Python, as they can't read a private one."""
     python = shutil.which("python3", path=os.defpath) if tier == "landlock" else None
     sandboxes = LocalSandboxes(tier=tier, python=python, require=())
     try:
@@ -77,7 +77,7 @@ def _contestant(sandboxes: Sandboxes) -> Contestant[Sandbox]:
 
 @contextlib.contextmanager
 def engine() -> Iterator[None]:
-    """Have a Docker engine: the one that Docker's own variable or socket leads to, or one started for this, and empty.
+    """Provide a Docker engine: that of Docker's own variable or socket, or an empty one started here.
 
     Raises:
         NotHereError: if there is none, and none can be started.

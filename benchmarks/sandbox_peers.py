@@ -1,4 +1,4 @@
-"""What one would take instead, as contestants of `benchmarks/sandbox.py`. Only the first keeps state between calls."""
+"""The alternatives, as contestants of `benchmarks/sandbox.py`. Only the first keeps state between calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ variables = {}
 for line in sys.stdin:
     print(json.dumps(repr(eval(json.loads(line), variables))), flush=True)"""
 ONE_SHOT = frozenset({Measure.CALL, Measure.COMMAND, Measure.FIRST, Measure.RATE})
-"""Of what has nothing that stays open."""
+"""A contestant without anything to keep open."""
 COMPOSE = f"""\
 services:
   default: {{image: "{IMAGE}", command: sleep infinity, network_mode: none, x-local: true, stop_signal: SIGKILL}}
@@ -39,7 +39,7 @@ services:
 
 @contextlib.asynccontextmanager
 async def worker(beside: str) -> AsyncIterator[Contestant[Process]]:
-    """A Python that reads code from a pipe, as one would write it by hand; it isolates nothing."""
+    """A hand-written Python worker that reads code from a pipe; it isolates nothing."""
 
     async def start() -> Process:
         return await asyncio.create_subprocess_exec(HOST, "-I", "-S", "-c", WORKER, stdin=PIPE, stdout=PIPE)
@@ -103,7 +103,7 @@ async def inspect_local(beside: str) -> AsyncIterator[Contestant[dict[str, Any]]
 
 @contextlib.asynccontextmanager
 async def inspect_docker(beside: str) -> AsyncIterator[Contestant[dict[str, Any]]]:
-    """Its sandbox "docker", which goes by way of `docker compose`, on our image."""
+    """Its sandbox "docker", run by `docker compose` on our image."""
     cli = _found("docker", "apt-get install docker.io")
     try:
         await _run(cli, "compose", "version")
@@ -172,7 +172,7 @@ def _found(program: str, how: str) -> str:
 
 
 async def _run(*argv: str) -> str:
-    """Run a program to its end in a thread, which takes less time than asyncio's subprocesses; return its output."""
+    """Run a program in a thread, faster than asyncio's subprocesses; return its output."""
     ran = await asyncio.to_thread(subprocess.run, argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ran.returncode:
         raise RuntimeError(f"{' '.join(argv)} failed: {ran.stderr.strip()}")

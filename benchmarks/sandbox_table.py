@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Measure(StrEnum):
-    """What is measured, in the order and the words of the table."""
+    """The measures, in the order and the words of the table."""
 
     CALL = "a Python call in a sandbox that is open, p50 in ms"
     COMMAND = "a command (true) in a sandbox that is open, p50 in ms"

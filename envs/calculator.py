@@ -19,11 +19,10 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from agent_rl.core.messages import Message, Step, Task, ToolCall
-from agent_rl.envs.quiz import Quiz
+from agent_rl.envs.quiz import Quiz, draw_task, one_call
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.registry import register
-from agent_rl.gym.splits import draw_task
 from agent_rl.tools.calculator import calculator
 
 FORMS = {
@@ -104,8 +103,8 @@ class Calculator(Quiz):
         return step
 
     def state_hash(self) -> str:
-        """Return the known values, and "failed" after a failed call, as that costs `clean`."""
-        return "; ".join([*sorted(self.known), *(["failed"] if self.failed else [])])
+        """Return the known values."""
+        return self.state_of(self.known)
 
     def oracle(self) -> Script:
         """Multiply first, then go from left to right."""
@@ -148,5 +147,4 @@ def _fact(call: ToolCall, result: str) -> str:
 
 def _call(operation: Operation, name: str = "operator") -> Message:
     operator, left, right = operation
-    arguments = {name: operator, "left": left, "right": right}
-    return Message("assistant", tool_calls=(ToolCall("call_0", "calculator", arguments),))
+    return one_call("calculator", **{name: operator}, left=left, right=right)

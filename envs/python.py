@@ -19,13 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_rl.core.messages import JSON, Message, Task, ToolCall
-from agent_rl.envs.quiz import Quiz
+from agent_rl.core.messages import JSON, Message, Task
+from agent_rl.envs.quiz import Quiz, draw_task, one_call
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.registry import register
 from agent_rl.gym.sandboxed import SandboxedEnv
-from agent_rl.gym.splits import draw_task
 from agent_rl.gym.tool import tool
 from agent_rl.sandboxes.base import Limits
 from agent_rl.tools.python import MAX_OUTPUT, TIMEOUT, described
@@ -150,7 +149,7 @@ class PythonPuzzles(Quiz, SandboxedEnv):
 
     def oracle(self) -> Script:
         """Evaluate the right expression."""
-        (result,) = yield _call(self.family.code.format(**self.values))
+        (result,) = yield one_call("python", code=self.family.code.format(**self.values))
         yield result.content.strip("'")
 
     def guess(self, rng: np.random.Generator) -> str:
@@ -159,14 +158,10 @@ class PythonPuzzles(Quiz, SandboxedEnv):
 
     def misnamed_call(self) -> Message:
         """Return the right call, with another name for the code."""
-        return _call(self.family.code.format(**self.values), argument="source")
+        return one_call("python", source=self.family.code.format(**self.values))
 
     def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
         """Evaluate one of the two expressions."""
         code = self.family.code if rng.random() < 0.5 else self.family.mistake
-        (result,) = yield _call(code.format(**self.values))
+        (result,) = yield one_call("python", code=code.format(**self.values))
         yield result.content.strip("'")
-
-
-def _call(code: str, argument: str = "code") -> Message:
-    return Message("assistant", tool_calls=(ToolCall("call_0", "python", {argument: code}),))

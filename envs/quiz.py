@@ -1,13 +1,21 @@
-"""Quiz: the common part of the built-in environments, questions with one exact answer."""
+"""Quiz: the common part of the built-in environments, questions with one exact answer.
+
+A task belongs to the split that a hash of its text names.
+"""
 
 from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from agent_rl.core.episode import Episode
-from agent_rl.core.messages import Message, Step
+from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall
 from agent_rl.gym.env import Script, ToolEnv
 from agent_rl.gym.reward import reward
+from agent_rl.seeds import Stream, rng
 
 
 class Quiz(ToolEnv):
@@ -43,6 +51,10 @@ class Quiz(ToolEnv):
             yield self.misnamed_call()
         yield self.guess(rng)
 
+    def state_of(self, found: Iterable[str]) -> str:
+        """Return what was found out, and "failed" after a failed call, as that costs `clean`."""
+        return "; ".join([*sorted(found), *(["failed"] if self.failed else [])])
+
     def guess(self, rng: np.random.Generator) -> str:
         """Return an answer at random."""
         raise NotImplementedError(f"{type(self).__name__} has to define guess(self, rng)")
@@ -54,3 +66,32 @@ class Quiz(ToolEnv):
     def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
         """Play with the right form, but with mistakes."""
         raise NotImplementedError(f"{type(self).__name__} has to define attempt(self, rng, *, stops_early)")
+
+
+def one_call(tool: str, **arguments: JSON) -> Message:
+    """Return a message with one tool call."""
+    return Message("assistant", tool_calls=(ToolCall("call_0", tool, arguments),))
+
+
+@functools.cache
+def part_of(text: str) -> str:
+    """Return the part of the data that a task's text belongs to: eight in ten to train, one each to dev and test."""
+    digest = hashlib.blake2b(text.encode(), digest_size=2).digest()
+    return {0: "test", 1: "dev"}.get(int.from_bytes(digest, "big") % 10, "train")
+
+
+def draw_task(split: str, index: int, draw: Callable[[np.random.Generator], Task | None], text: str) -> Task:
+    """Draw tasks until one belongs to a split; the same for the same split and index.
+
+    Args:
+        split: "train", "dev" or "test"; behind a hyphen there may be a kind of tasks, as in "test-hard".
+        index: of the task in its split.
+        draw: returns a task, or None to draw again.
+        text: the key of the task's text, which decides on the part.
+    """
+    generator = rng(Stream.TASKS, *split.encode(), index)
+    part = split.partition("-")[0]
+    while True:
+        task = draw(generator)
+        if task is not None and part_of(str(task[text])) == part:
+            return task

@@ -18,8 +18,8 @@ import functools
 import numpy as np
 
 from agent_rl import seeds
-from agent_rl.core.messages import Message, Task, ToolCall
-from agent_rl.envs.quiz import Quiz
+from agent_rl.core.messages import Message, Task
+from agent_rl.envs.quiz import Quiz, one_call
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.registry import register
@@ -93,13 +93,13 @@ class Search(Quiz):
         return "; ".join(documents) or "no results"
 
     def state_hash(self) -> str:
-        """Return the documents found, and "failed" after a failed call, as that costs `clean`."""
-        return "; ".join([*sorted(self.found), *(["failed"] if self.failed else [])])
+        """Return the documents found."""
+        return self.state_of(self.found)
 
     def oracle(self) -> Script:
         """Search for the person with the relation, then for the city's country."""
-        (found,) = yield _call(f"{self.person} {self.relation}")
-        (found,) = yield _call(f"{_last_word(found)} capital")
+        (found,) = yield one_call("search", query=f"{self.person} {self.relation}")
+        (found,) = yield one_call("search", query=f"{_last_word(found)} capital")
         yield _last_word(found)
 
     def guess(self, rng: np.random.Generator) -> str:
@@ -108,23 +108,19 @@ class Search(Quiz):
 
     def misnamed_call(self) -> Message:
         """Return a search for the person, with another name for the query."""
-        return _call(self.person, argument="q")
+        return one_call("search", q=self.person)
 
     def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
         """Search for the person, often without the relation, and follow one of the facts found."""
         vague = rng.random() < 0.6
-        (found,) = yield _call(self.person if vague else f"{self.person} {self.relation}")
+        (found,) = yield one_call("search", query=self.person if vague else f"{self.person} {self.relation}")
         facts = found.content.split("; ")
         city = facts[rng.integers(len(facts))].split()[-1]
         if stops_early:
             yield city
             return
-        (found,) = yield _call(f"{city} capital")
+        (found,) = yield one_call("search", query=f"{city} capital")
         yield _last_word(found)
-
-
-def _call(query: str, argument: str = "query") -> Message:
-    return Message("assistant", tool_calls=(ToolCall("call_0", "search", {argument: query}),))
 
 
 def _last_word(message: Message) -> str:

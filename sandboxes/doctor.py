@@ -30,15 +30,13 @@ REFUSALS = (
 )
 """What the reason says where it is the machine that refuses."""
 REMEDIES: Mapping[Guarantee, str] = {
-    Guarantee.FILES: "allow user namespaces (sysctl user.max_user_namespaces), or Linux 6.12 with Landlock, or docker",
-    Guarantee.NETWORK: "allow user namespaces, or Linux 6.12 with Landlock, or use docker",
-    Guarantee.SIGNALS: "allow user namespaces, or Linux 6.12 with Landlock, or use docker",
+    **dict.fromkeys(
+        (Guarantee.FILES, Guarantee.NETWORK, Guarantee.SIGNALS, Guarantee.KILL_ALL),
+        "allow user namespaces (sysctl user.max_user_namespaces), or Linux 6.12 with Landlock, or use docker",
+    ),
     Guarantee.KERNEL: "a kernel with seccomp, on x86_64 or aarch64, or use docker",
-    Guarantee.MEMORY: _CGROUP,
-    Guarantee.PROCESSES: _CGROUP,
-    Guarantee.CPU: _CGROUP,
+    **dict.fromkeys((Guarantee.MEMORY, Guarantee.PROCESSES, Guarantee.CPU), _CGROUP),
     Guarantee.DISK: "allow user namespaces, so that sandboxes get file systems of a size of their own, or use docker",
-    Guarantee.KILL_ALL: "allow user namespaces, or Linux 6.12 with Landlock, or use docker",
 }
 
 

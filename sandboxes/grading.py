@@ -126,11 +126,8 @@ async def _judge(
         answer: JSON = json.loads(ran.stdout)
     except (ValueError, RecursionError):
         return f"the answer is not JSON: {ran.stdout[:1000]!r}"
-    return (
-        ""
-        if _equal(answer, test.expected, test.tolerance)
-        else f"returned {answer!r:.1000}, not {test.expected!r:.1000}"
-    )
+    same = _equal(answer, test.expected, test.tolerance)
+    return "" if same else f"returned {answer!r:.1000}, not {test.expected!r:.1000}"
 
 
 def _command(test: Call | Program) -> tuple[Sequence[str], str]:

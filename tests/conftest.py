@@ -1,4 +1,4 @@
-"""What holds for every test: no network, one thread, and no built-in package under a second name."""
+"""Conditions of every test: no network, one thread, and no built-in package under a second name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# before anything imports what reads them, and for the processes that tests start
+# before any import that reads them; also for the processes of tests
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled")
 os.environ.update(TOKENIZERS_PARALLELISM="false", MPLBACKEND="agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch on tiny models: no slower, and sums in one order everywhere

@@ -35,9 +35,9 @@ def example_episode(episode_id: str = "e0", **changes: object) -> Episode:
     """Return an episode of two turns: a tool call that fails, then a right answer; `changes` replace its fields."""
     trajectory = Trajectory()
     trajectory.append([1, 2, 3], Source.PROMPT, 0)
-    trajectory.append_completion(Completion((10, 11), (-0.5, -0.0625), (-0.5,) * 2, FinishReason.STOP, (7, 7)), 0)
+    trajectory.append_completion(Completion((10, 11), (-0.5, -0.0625), FinishReason.STOP, (7, 7)), 0)
     trajectory.append([4, 5], Source.ENV, 0)
-    trajectory.append_completion(Completion((12, 13), (-0.1, -2.5), (-0.1,) * 2, FinishReason.STOP, (7, 8)), 1)
+    trajectory.append_completion(Completion((12, 13), (-0.1, -2.5), FinishReason.STOP, (7, 8)), 1)
     trajectory.append([6], Source.TEMPLATE, 1)
     episode = Episode(
         id=episode_id,
@@ -76,7 +76,7 @@ def sampled(replies: Iterable[Sequence[int]], versions: Iterable[int] = ()) -> l
     for reply in replies:
         logprobs = tuple(-0.001 * (i + 1) for i in range(len(reply)))
         versions_of_reply = tuple(islice(version, len(reply)))
-        completions.append(Completion(tuple(reply), logprobs, logprobs, FinishReason.STOP, versions_of_reply))
+        completions.append(Completion(tuple(reply), logprobs, FinishReason.STOP, versions_of_reply))
     return completions
 
 
@@ -114,7 +114,7 @@ def small_renderer() -> ChatMLRenderer:
 
 
 CALL = Message("assistant", tool_calls=(ToolCall("call_0", "roll"),))
-"""What a player of dice says to roll."""
+"""A player's call of the die."""
 
 
 class Dice(ToolEnv):

@@ -30,7 +30,7 @@ TINY = {
 GREEDY = SamplingParams(temperature=0.0)
 NEVER: frozenset[int] = frozenset()
 Plan = list[tuple[list[int], int]]
-"""Turns: what the environment says, and how many tokens to sample."""
+"""Turns: the environment's ids, and the number of tokens to sample."""
 
 
 def shaken(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
@@ -49,7 +49,7 @@ def tiny(architecture: Architecture = "qwen3") -> PreTrainedModel:
 
 @dataclass
 class Record:
-    """One sequence as its caller saw it."""
+    """One sequence as seen by its caller."""
 
     ids: list[int] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)

@@ -24,7 +24,7 @@ class FakeVLLM:
     """Gives the scripted replies, in order; a context manager. What it was asked is in `asked`."""
 
     root: Path
-    """Where its tokenizer lies."""
+    """The folder of its tokenizer."""
     replies: Sequence[Sequence[int]] = ()
     failures: Sequence[int] = ()
     """Statuses that come before the first answer of all; 0 hangs up without one."""
@@ -34,7 +34,7 @@ class FakeVLLM:
     logprobs: bool = True
     experts: bool = False
     new_routes: str = "sends"
-    """What it does when asked for the routes of new positions only: sends, ignores, refuses."""
+    """Its answer to a request for the routes of new positions only: sends, ignores, refuses."""
     route_bytes: int = 0
     """The size of the routes that it sent."""
     scale_out: bool = False

@@ -17,7 +17,7 @@ def names_in(section: str) -> list[str]:
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    """What a documented name stands for: words in capitals stand for anything."""
+    """Return the pattern of a documented name: words in capitals match anything."""
     parts = re.split(r"\b([A-Z]+)\b|(?<=_)([A-Z]+)", name)
     return re.compile("".join(".+" if part.isupper() else re.escape(part) for part in parts if part))
 

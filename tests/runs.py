@@ -1,5 +1,6 @@
 """Small runs of the embedded trainer, for the tests that need one."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,22 @@ def killed_run(settings: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
         start_run(settings, Progress())
     monkeypatch.undo()
     return (Path(settings.runs_dir) / "latest").resolve()
+
+
+def whole_and_killed(
+    settings: TrainConfig, monkeypatch: pytest.MonkeyPatch, dies_in: str = "train_step"
+) -> tuple[Path, Path]:
+    """Run to the end; return its folder, and a copy of what a kill in the fourth step would have left there."""
+    real, copy = getattr(Trainer, dies_in), Path(settings.runs_dir) / "killed"
+
+    def copies(self: Trainer, *args: object) -> object:
+        if self.step == 3 and not copy.exists():
+            shutil.copytree(copy.with_name("latest").resolve(), copy, symlinks=True)
+        return real(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, dies_in, copies)
+        return start_run(settings, Progress()), copy
 
 
 def assert_same_run(one: Path, two: Path) -> None:

@@ -1,4 +1,4 @@
-"""agent_rl.algorithms.algorithm: the parts of an algorithm work together, and senseless combinations are refused."""
+"""agent_rl.algorithms.algorithm: the parts of an algorithm together, and refused combinations."""
 
 import math
 from dataclasses import replace

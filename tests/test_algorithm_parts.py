@@ -56,7 +56,7 @@ def stepwise(**knobs: object) -> WeightedRows:
     squares = torch.tensor([[7, 0.5, 7, 0.375], [7, 0.25, 0.3, 7], [7, 0.9, 0.9, 0.9]])
     old = torch.where(x.rows.loss_mask, pi.log(), torch.nan)
     batch, whole = weigh(algorithm, x, old_logprobs=old, sum_pi_squared=squares)
-    assert whole == Denominators(4, 2)  # the row that is not scored takes no part
+    assert whole == Denominators(4, 2)  # the unscored row does not count
     return batch
 
 
@@ -89,7 +89,7 @@ def test_optimal_baseline_compares_rows_within_groups():
     samples = [example_sample(2, [1], reward=v, seed=v, episode=e) for e, v in ((0, 0), (0, 1), (1, 0))]
     x = algorithm.experience(group_episodes([episode("fork", 1.0), episode("loss", 0.0)]))
     x = replace(x, rows=collate(samples))
-    half = torch.full_like(x.rows.rewards, math.log(0.5))  # so that all weigh the same
+    half = torch.full_like(x.rows.rewards, math.log(0.5))  # equal weights
     squares = torch.ones_like(half)
     batch, _ = weigh(algorithm, x, old_logprobs=half, sum_pi_squared=squares)
     assert batch.advantages[:, 1].tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])

@@ -1,4 +1,4 @@
-"""docs/architecture.md: its tree is the rooms that there are, and its links lead somewhere."""
+"""docs/architecture.md: its tree lists the existing rooms, and its links resolve."""
 
 from __future__ import annotations
 

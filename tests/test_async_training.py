@@ -25,7 +25,7 @@ from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.codec import dump_line
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
-from tests.runs import assert_same_run, config, killed_run, weights
+from tests.runs import assert_same_run, config, weights, whole_and_killed
 
 VINE = {"advantage": "state-values", "vine": {"continuations": 2, "max_episodes": 12}}
 REMAX = {"advantage": "over-greedy"}
@@ -69,7 +69,7 @@ def test_one_step_off_trains_k_updates_behind(k: int, talker: Path, tmp_path: Pa
         assert versions(result.episodes) == {oldest}
         assert {e.origin.step for e in result.episodes} == {step}
         assert result.metrics[f"policy_version/staleness_{step - oldest}"] == 1.0
-        assert len(trainer.ahead) == min(k, 4 - step)  # nothing is sampled that no step trains on
+        assert len(trainer.ahead) == min(k, 4 - step)  # no batch is sampled without a step to train on it
     _, episodes = trainer.evaluate(distinct_tasks(trainer.spec.tasks, "dev", 4), trainer.rollouts.params, "dev", "dev")
     assert versions(episodes) == {5}
 
@@ -118,8 +118,7 @@ def test_one_step_off_resumes_bit_for_bit(
     k: int, changes: dict[str, object], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings(tmp_path, talker, k, **changes)
-    whole = start_run(chosen, Progress())
-    killed = killed_run(chosen, monkeypatch)
+    whole, killed = whole_and_killed(chosen, monkeypatch)
     assert "async" in OmegaConf.load(killed / "config.yaml")
     assert len(load_sampled(killed / "checkpoint" / AHEAD)) == min(k, 2)
     resume_run(killed, Progress())

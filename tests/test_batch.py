@@ -1,4 +1,4 @@
-"""agent_rl.algorithms: batches, what episodes become, aggregation."""
+"""agent_rl.algorithms: batches, the rows of episodes, aggregation."""
 
 import math
 from dataclasses import replace

@@ -75,7 +75,7 @@ def test_pack_keeps_routed_experts_on_request(dtype: type[np.signedinteger]) -> 
     assert pack(trajectory).experts is None
     packed = pack(trajectory, experts=True)
     assert packed.experts is not None
-    assert packed.experts.shape == (2, 3, 2)  # the row that no engine reported is not stored
+    assert packed.experts.shape == (2, 3, 2)  # the unreported row is not stored
     again = unpack(packed).routed_experts
     assert again is not None and again.dtype == dtype
     assert np.array_equal(again, trajectory.routed_experts)

@@ -1,4 +1,4 @@
-"""agent_rl.algorithms.components: registration, what is read and returned, and a user's own parts in a run."""
+"""agent_rl.algorithms.components: registration, inputs and outputs, and a user's own parts in a run."""
 
 from pathlib import Path
 
@@ -81,8 +81,28 @@ def test_advantage_eps_is_a_knob() -> None:
         assert "eps=0.25" in explain(config)
 
 
+def test_advantage_over_values_must_return_targets() -> None:
+    """Its critic would be asked, and never learn."""
+
+    @components.advantage("test-declared", formula="")
+    def declared(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return scores
+
+    @components.advantage("test-undeclared", formula="")
+    def undeclared(scores: torch.Tensor, values: torch.Tensor):  # type: ignore[no-untyped-def]
+        return scores
+
+    settings = {"critic": {"where": "separate"}}
+    with pytest.raises(ValueError, match=r"advantage=test-declared reads the critic's values.*AdvantageEstimate"):
+        AlgorithmConfig.model_validate(settings | {"advantage": "test-declared"})
+    algorithm = Algorithm(AlgorithmConfig.model_validate(settings | {"advantage": "test-undeclared"}))
+    x = algorithm.experience(group_episodes(two_episodes()))
+    with pytest.raises(DefinitionError, match=r"'test-undeclared' reads the critic's values but returned shape \(2,\)"):
+        weigh(algorithm, x, values=torch.zeros(x.rows.loss_mask.shape))
+
+
 def test_kl_without_a_reference_is_an_error() -> None:
-    """It was silently against mu, and reported a KL of 0."""
+    """Otherwise the penalty would be against mu, with a KL of 0."""
     settings = {"kl": {"where": "loss", "coefficient": 1.0}, "proximal": "recompute"}
     algorithm = Algorithm(AlgorithmConfig.model_validate(settings))
     x = algorithm.experience(group_episodes(two_episodes()))

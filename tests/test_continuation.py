@@ -1,4 +1,4 @@
-"""agent_rl.rollout: episodes that are run on from a turn of an earlier one."""
+"""agent_rl.rollout: episodes that continue an earlier one from a turn."""
 
 import asyncio
 from dataclasses import replace
@@ -21,7 +21,7 @@ TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolC
 
 
 class Fair(Dice):
-    """Dice whose state is how far its random numbers have got."""
+    """Dice whose state is the position in its random numbers."""
 
     snapshot_attributes = ("rng",)
 
@@ -67,7 +67,7 @@ def test_continuation_starts_from_exact_parent_ids(turn):
 
 @pytest.mark.parametrize("turn", range(4))
 def test_continuation_is_a_whole_episode(turn):
-    episode = then(replying(*[CALL, TWO_CALLS, CALL, "6"][turn:]), PARENT, turn)  # says what its parent said
+    episode = then(replying(*[CALL, TWO_CALLS, CALL, "6"][turn:]), PARENT, turn)  # repeats its parent's replies
     assert (episode.messages, episode.steps, episode.rewards) == (PARENT.messages, PARENT.steps, PARENT.rewards)
     assert (episode.env, episode.task, episode.seed, episode.group_id) == ("dice-v0", {}, 5, "g")
     assert episode.parent == ("first", turn) and PARENT.parent is None
@@ -79,7 +79,7 @@ def test_continuation_with_another_reply_diverges():
     episode = then(replying(CALL, "5"), PARENT, 1)
     assert episode.messages[:3] == PARENT.messages[:3]
     assert [m.role for m in episode.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
-    assert episode.messages[4].content == PARENT.messages[4].content  # the next roll is the one that would have come
+    assert episode.messages[4].content == PARENT.messages[4].content  # the parent's next roll
     assert [c.id for m in episode.messages for c in m.tool_calls] == ["call_0_0", "call_1_0"]
     assert episode.reward == 0.0
 
@@ -160,7 +160,7 @@ def test_continuation_counts_earlier_tokens():
     assert full.messages == PARENT.messages[:6] and to_samples([full]) == []
 
 
-# What is left of an episode that did not end well
+# Failed parents
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from agent_rl.algorithms.corrections import (
     geometric_rejection,
     geometric_tis,
     k3_rejection,
-    route_mask,
     sequence_rejection,
     sequence_tis,
     token_icepop,
@@ -107,14 +106,6 @@ def test_tis_normalises_after_the_cap():
     close(geometric_tis(*given_ratios(ROWS), cap=1.5, normalise=True)[:, 1], [1.5 / 0.85, 0, 0.2 / 0.85])
 
 
-def test_route_mask_keeps_tokens_of_unknown_agreement():
-    weight = torch.tensor([[1.5, 1.0, 0.5, 0.25, 0.0]])
-    agreement = torch.tensor([[1.0, 0.89, 0.9, NAN, 0.1]])
-    got = route_mask(weight, agreement, min_agreement=0.9)
-    close(got, [[1.5, 0.0, 0.5, 0.25, 0.0]])
-    assert got.dtype == weight.dtype
-
-
 # Rejections
 
 
@@ -187,7 +178,7 @@ def test_corrections_refuse_bounds_without_1(f, bounds):
         f(*given_ratios([[1.0]]), low=low, high=high)
 
 
-# What holds for all
+# Properties of all
 
 log_probability = st.floats(-30, 0, width=32)
 rows_of = st.lists(

@@ -1,4 +1,4 @@
-"""A critic's part in an algorithm: GAE and targets through `compute_weights`, the value loss, and what is refused."""
+"""A critic's part in an algorithm: GAE and targets through `compute_weights`, the value loss, and refused settings."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ def episode(name: str, value: float | None, *more: Reward) -> Episode:
 
 
 def valued(x: Experience, *rows: list[float], **found: Tensor) -> ScoredRows:
-    """Give the sampled tokens of each row their values, and all others one that must not be looked at."""
+    """Give the sampled tokens of each row their values, and all others one that must not be read."""
     values = torch.full_like(x.rows.rollout_logprobs, math.nan)
     values[x.rows.loss_mask] = torch.tensor(rows).flatten()
     return scored(x.rows, values=values, **found)
@@ -60,7 +60,7 @@ def targets(batch: WeightedRows) -> CriticTargets:
         # deltas -.25, .25, .25, 1 - .75, halved from each to the one before
         ({}, (), [-0.03125, 0.4375, 0.375, 0.25]),
         ({"lam": 0.0}, (), [-0.25, 0.25, 0.25, 0.25]),
-        ({"lam": 1.0}, (), [0.5, 0.75, 0.5, 0.25]),  # what was earned less the value
+        ({"lam": 1.0}, (), [0.5, 0.75, 0.5, 0.25]),  # reward minus value
         # V' counts half, and so does the discount: deltas -.375, 0, -.125, .25
         ({"gamma": 0.5}, (), [-0.37890625, -0.015625, -0.0625, 0.25]),
         # the first turn earns 2 on its last token: deltas -.25, 2.25, .25, .25

@@ -21,7 +21,7 @@ from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.critic import FILE, Critic
 from agent_rl.backends.embedded.model import ModelConfig, make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
-from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.run import resume_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.episode import group_episodes
@@ -29,7 +29,7 @@ from agent_rl.gym.registry import spec
 from agent_rl.view.progress import Progress
 from tests.batches import weigh
 from tests.doubles import example_episode, example_sample
-from tests.runs import config, metrics_of, weights
+from tests.runs import config, metrics_of, weights, whole_and_killed
 
 WHERE = ("shared", "separate")
 TINY = ModelConfig(hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, intermediate=64)
@@ -151,20 +151,9 @@ def test_old_values_precede_the_update(where: str, folder: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("where", WHERE)
 def test_critic_run_resumes_bit_for_bit(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, real = config(tmp_path, algorithm=settings(where), eval={"n": 4, "dev_n": 4, "every": 0}), Trainer.update
-    folder = start_run(chosen, Progress())
+    chosen = config(tmp_path, algorithm=settings(where), eval={"n": 4, "dev_n": 4, "every": 0})
+    folder, killed = whole_and_killed(chosen, monkeypatch, dies_in="update")
     AutoModelForCausalLM.from_pretrained(folder / "checkpoint")
-
-    def dies_in_step_three(self: Trainer, x: Experience) -> dict[str, float]:
-        if self.step == 3:
-            raise MemoryError("killed")
-        return real(self, x)
-
-    monkeypatch.setattr(Trainer, "update", dies_in_step_three)
-    with pytest.raises(MemoryError):
-        start_run(chosen, Progress())
-    monkeypatch.undo()
-    killed = (tmp_path / "runs" / "latest").resolve()
     resume_run(killed, Progress())
     assert same(weights(folder), weights(killed)) and metrics_of(folder) == metrics_of(killed)
     one, two = (torch.load(f / "checkpoint" / FILE, weights_only=True) for f in (folder, killed))

@@ -1,4 +1,4 @@
-"""agent_rl.algorithms.dynamic_sampling: by hand, and that it always ends."""
+"""agent_rl.algorithms.dynamic_sampling: cases by hand, and termination."""
 
 import math
 
@@ -19,7 +19,7 @@ def test_dynamic_sampling_selects_in_order_of_sampling():
     assert (state.selected, state.reason) == ((1,), None)
     state = state.update([True, False, True, True])
     assert state.selected == (1, 3, 5)
-    assert (state.leftover, state.rounds, state.sampled, state.accepted) == (1, 2, 7, 4)
+    assert (state.rounds, state.sampled, state.accepted) == (2, 7, 4)
     assert (state.groups_to_sample(), state.reason) == (0, "full")
 
 
@@ -35,14 +35,6 @@ def test_groups_to_sample_is_bounded_by_oversampling():
     assert DynamicSampling(target=4, oversampling=1).update([False] * 4).groups_to_sample() == 4
 
 
-def test_expected_rate_sizes_the_first_round():
-    assert DynamicSampling(target=4, expected_rate=0.5).groups_to_sample() == 8
-    assert DynamicSampling(target=4, expected_rate=0.3).groups_to_sample() == 12  # ceil(13.3), bounded by 3 * 4
-    assert DynamicSampling(target=4, expected_rate=5e-324).groups_to_sample() == 12
-    # after a round it weighs as one group: 2 / ((2 + .5) / (8 + 1)) = 7.2
-    assert DynamicSampling(target=4, expected_rate=0.5).update([True] * 2 + [False] * 6).groups_to_sample() == 8
-
-
 def test_dynamic_sampling_gives_up_with_a_reason():
     state = DynamicSampling(target=8, max_rounds=3)
     for kept in ([True, False], [], [False, True, False]):  # a round in which every group failed counts too
@@ -55,9 +47,9 @@ def test_dynamic_sampling_gives_up_with_a_reason():
 def test_dynamic_sampling_counts_late_groups_without_selecting():
     full = DynamicSampling(target=1).update([True])
     late = full.update([True, False, True])
-    assert (late.selected, late.leftover, late.rounds, late.reason) == ((0,), 2, 1, "full")
+    assert (late.selected, late.accepted, late.rounds, late.reason) == ((0,), 3, 1, "full")
     given_up = DynamicSampling(target=2, max_rounds=1).update([True]).update([True])
-    assert (given_up.selected, given_up.leftover) == ((0,), 1)
+    assert (given_up.selected, given_up.accepted) == ((0,), 2)
     assert given_up.reason == "gave up after 1 rounds with 1 of 2 groups"
 
 
@@ -73,9 +65,6 @@ def test_batch_filled_in_the_last_round_is_full():
         {"target": 1, "oversampling": 0.5},
         {"target": 1, "oversampling": math.inf},
         {"target": 1, "oversampling": math.nan},
-        {"target": 1, "expected_rate": 0},
-        {"target": 1, "expected_rate": 1.5},
-        {"target": 1, "expected_rate": math.nan},
     ],
 )
 def test_dynamic_sampling_refuses_impossible_settings(wrong):
@@ -88,14 +77,13 @@ def test_dynamic_sampling_refuses_impossible_settings(wrong):
     target=st.integers(1, 20),
     max_rounds=st.integers(1, 8),
     oversampling=st.floats(1, 5),
-    expected_rate=st.floats(0.01, 1),
     rate=st.floats(0, 1),
     lost=st.integers(0, 3),
     random=st.randoms(use_true_random=False),
 )
 @settings(deadline=None, max_examples=60)
-def test_dynamic_sampling_ends_and_never_overfills(target, max_rounds, oversampling, expected_rate, rate, lost, random):
-    state = DynamicSampling(target, max_rounds, oversampling, expected_rate)
+def test_dynamic_sampling_ends_and_never_overfills(target, max_rounds, oversampling, rate, lost, random):
+    state = DynamicSampling(target, max_rounds, oversampling)
     flags: list[bool] = []
     rounds = 0
     while n := state.groups_to_sample():
@@ -105,7 +93,7 @@ def test_dynamic_sampling_ends_and_never_overfills(target, max_rounds, oversampl
     assert rounds == state.rounds <= max_rounds
     passed = [i for i, keep in enumerate(flags) if keep]
     assert list(state.selected) == passed[:target]
-    assert state.leftover == len(passed) - len(state.selected)
+    assert state.accepted == len(passed)
     assert state.sampled == len(flags)
     assert (state.reason == "full") == (len(passed) >= target)
     assert state.reason is not None
@@ -119,4 +107,4 @@ def test_dynamic_sampling_wastes_one_group_at_most(target, every):
         state = state.update([(state.sampled + i) % every == 0 for i in range(n)])
     assert state.reason == "full"
     assert len(state.selected) == target
-    assert state.leftover <= 1
+    assert state.accepted <= target + 1

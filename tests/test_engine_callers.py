@@ -1,4 +1,4 @@
-"""The engine's manners towards its callers: ends of replies, refusals, slots, cancellations and failures."""
+"""The engine and its callers: ends of replies, refusals, slots, cancellations and failures."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_sequence_cancelled_leaves_the_others_alone() -> None:
             await tasks[1]
         running.close()
         await steps(engine, 3)
-        tasks[2].cancel()  # this one is in mid-reply: what it sampled is lost to its caller
+        tasks[2].cancel()  # in mid-reply: its tokens are lost to the caller
         with pytest.raises(asyncio.CancelledError):
             await tasks[2]
         with pytest.raises(PolicyError, match="over: a call was cancelled"):

@@ -23,7 +23,7 @@ def printed() -> str:
     return "\n".join(lines)
 
 
-def test_environments_page_prints_what_it_says(printed: str) -> None:
+def test_environments_page_prints_its_stated_output(printed: str) -> None:
     success, episode, rewards = printed.splitlines()
     assert "100.0%" in success
     assert episode.startswith("['Which number from 1 to 32 do I think of?', '16', 'less'") and episode.endswith("] 1.0")
@@ -36,6 +36,6 @@ def test_environments_page_environment_is_solved_by_its_oracle(env: str) -> None
     assert (found.failed, found.reward) == (0, pytest.approx(SOLVABLE[env]))
 
 
-def test_environments_page_registers_only_what_is_tested() -> None:
-    named = re.findall(r'register\("([^"]+)"', "".join(BLOCKS))
+def test_environments_page_registers_tested_environments_only() -> None:
+    named = re.findall(r'register\(\s*"([^"]+)"', "".join(BLOCKS))
     assert sorted(named) == sorted([*SOLVABLE, "brief-stock-v0"])

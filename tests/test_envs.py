@@ -1,4 +1,4 @@
-"""The built-in environments: tasks, oracles, demonstrations, and what holds for every one of them."""
+"""The built-in environments: tasks, oracles, demonstrations, and their common properties."""
 
 import asyncio
 import functools

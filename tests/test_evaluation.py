@@ -1,4 +1,4 @@
-"""agent_rl.rollout.evaluation: rates with their intervals, and means that failures stay out of."""
+"""agent_rl.rollout.evaluation: rates with their intervals, and means without failures."""
 
 import math
 

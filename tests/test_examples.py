@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
 import re
 from pathlib import Path
@@ -15,9 +16,12 @@ from tree import ROOT, python_files
 import agent_rl as ar
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.cli import main
+from agent_rl.core.episode import group_episodes
 from agent_rl.gym.registry import load_once
+from agent_rl.rollout import score_groups
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
+from tests.doubles import example_episode
 from tests.runs import config
 
 EXAMPLES = python_files("examples")
@@ -45,7 +49,7 @@ def test_example_uses_public_names_only(file: Path) -> None:
 
 
 def test_grpo_in_one_file_learns() -> None:
-    curve = example("grpo_in_one_file.py").main(steps=22)
+    curve = example("grpo_in_one_file.py").main(steps=20)
     print("success by step:", curve)
     assert sum(curve[:4]) / 4 < 0.6  # two tries at four doors: 44 %
     assert sum(curve[-4:]) / 4 > 0.75
@@ -108,11 +112,18 @@ def test_own_objective_ignores_one_lucky_episode() -> None:
     assert example("own_objective.py").over_median(scores, groups).tolist() == [0, 0, 1, 0, -1, 0]
 
 
+@pytest.fixture(scope="module")
+def readme() -> None:
+    """Register the environments of the README's blocks, as they are."""
+    text, scope = (ROOT / "README.md").read_text(), {"__name__": "readme"}
+    for first_line in ("import agent_rl as ar", r'@ar.register\("brief-shop-v0".*?'):
+        (block,) = re.findall(rf"```python\n({first_line}\n.*?)```", text, re.DOTALL)
+        exec(re.sub(r'"((brief-)?shop-v0)"', r'"readme/\1"', block), scope)
+
+
+@pytest.mark.usefixtures("readme")
 def test_readme_has_the_shop_in_short() -> None:
-    """The block of the README, as it is, makes an environment that can be run."""
-    (block,) = re.findall(r"```python\n(import agent_rl as ar\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    scope: dict[str, object] = {"__name__": "readme"}
-    exec(block.replace("shop-v0", "readme/shop-v0"), scope)
+    """The block of the README makes an environment that can be run."""
 
     async def ask(env: ar.Env) -> tuple[ar.Message, ...]:
         call = ar.Message("assistant", tool_calls=(ar.ToolCall("call_0", "price", {"item": "lamp"}),))
@@ -120,6 +131,13 @@ def test_readme_has_the_shop_in_short() -> None:
         assert not isinstance(step, ar.Step)
         return (await step).observation
 
-    import asyncio
-
     assert [m.content for m in asyncio.run(ask(ar.make("readme/shop-v0")))] == ["20.0"]
+
+
+@pytest.mark.usefixtures("readme")
+def test_readme_has_a_group_reward_that_prefers_the_briefest() -> None:
+    texts = ("20.0", "It is 20.0.", "The lamp is 20.0.")
+    said = [(ar.Message("user", "How much?"), ar.Message("assistant", text)) for text in texts]
+    episodes = [example_episode(f"e{i}", messages=messages, env_args={}) for i, messages in enumerate(said)]
+    (group,) = asyncio.run(score_groups(group_episodes(episodes), ar.spec("readme/brief-shop-v0")))
+    assert [e.rewards[-1] for e in group.episodes] == [ar.Reward("brevity", n / 3, 0.2, "group") for n in (2, 1, 0)]

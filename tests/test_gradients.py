@@ -147,7 +147,7 @@ def test_loss_ignores_unsampled_tokens(name):
         return torch.where(mask, values, torch.full_like(values, noise))
 
     for noise in (-7.0, math.nan, math.inf, -math.inf):
-        # one at a time: a NaN in one may hide what comes of a NaN in another
+        # one at a time: a NaN in one may hide the effect of a NaN in another
         dirty = [
             replace(inputs, **{f: noisy(values, noise)})
             for f in ("rollout_logprobs", "old_logprobs", "reference_logprobs", "advantages")

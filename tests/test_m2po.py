@@ -31,7 +31,7 @@ def test_m2po_keep_by_hand():
     assert keep(gaps, (1, 1, 1, 1), second_moment=0.05) == [True, True, False, True]
     assert keep(gaps, (1, 1, 1, 1), second_moment=0.1) == [True] * 4
     assert keep(gaps, (1, 1, 1, 1), second_moment=0.009) == [False] * 4
-    # what moves against its advantage stays, and doesn't dilute the mean; nor does what the mask leaves out
+    # tokens that move against their advantage stay; neither they nor unmasked tokens dilute the mean
     assert keep((*gaps, -3.0, 3.0, 0.0), (1, 1, 1, 1, 1, -1, 1)) == [False, True, False, True, True, True, True]
     assert keep((*gaps, 3.0), (1, 1, 1, 1, 0)) == [False, True, False, True, True]
     assert keep((*gaps, 9.0, 0.01), (1,) * 6, [True] * 4 + [False] * 2) == [False, True, False, True, False, False]

@@ -151,7 +151,7 @@ def test_mismatch_takes_float32_and_returns_floats():
     assert all(type(v) is float for v in got.values())
 
 
-# What a correction did
+# Metrics of corrections
 
 
 def test_correction_metrics_by_hand():

@@ -28,7 +28,7 @@ from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import Routes, routed, routers
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
-from tests.runs import SMALL, assert_same_run, config, killed_run
+from tests.runs import SMALL, assert_same_run, config, whole_and_killed
 
 MODEL = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "head_dim": 16}
 MOE = MODEL | {"architecture": "qwen3_moe", "experts": 8, "experts_per_token": 2, "expert_intermediate": 16}
@@ -55,7 +55,7 @@ def trainer_of(settings: TrainConfig) -> Trainer:
 
 @dataclass(frozen=True)
 class Forward:
-    """What a training forward was given and did."""
+    """The inputs and results of a training forward."""
 
     learns: bool
     ids: Tensor
@@ -145,17 +145,19 @@ def test_float32_rollout_matches_training_routes(start: str, tmp_path: Path) -> 
     assert metrics["routing/agreement"] > 0.999 and metrics["mismatch/gap_max"] < 1e-3
 
 
-@pytest.mark.parametrize("mode", ["sync", "one_step_off"])
-@pytest.mark.parametrize("routing", [{"replay": "R2"}, {"replay": "R3", "min_agreement": 0.6}], ids=["R2", "R3"])
+@pytest.mark.parametrize(
+    ("routing", "mode"),
+    [({"replay": "R2"}, "sync"), ({"replay": "R3", "min_agreement": 0.6}, "one_step_off")],
+    ids=["R2-sync", "R3-one_step_off"],
+)
 def test_moe_run_resumes_bit_for_bit(
     routing: dict[str, object], mode: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings(tmp_path, start, routing, updates_per_batch=2, **{"async": {"mode": mode}})
-    whole = start_run(chosen, Progress())
+    whole, killed = whole_and_killed(chosen, monkeypatch)
     trained = [row for row in read_metrics(whole / "metrics.jsonl") if row.get("train/samples")]
     assert trained and all(float(str(row["mismatch/gap_mean"])) > 1e-3 for row in trained)
 
-    killed = killed_run(chosen, monkeypatch)
     resume_run(killed, Progress())
     assert_same_run(whole, killed)
 
@@ -164,7 +166,7 @@ def test_dense_model_refuses_routing_settings(folder: Path, tmp_path: Path) -> N
     algorithm = {"routing": {"replay": "R3"}}
     with pytest.raises(ValueError, match="tiny_moe"):
         config(tmp_path, algorithm=algorithm)
-    dense = config(tmp_path, algorithm=algorithm, start_from=str(folder / "checkpoint"))  # what it is, the trainer sees
+    dense = config(tmp_path, algorithm=algorithm, start_from=str(folder / "checkpoint"))  # the trainer finds it dense
     with pytest.raises(ConfigError, match="dense"):
         trainer_of(dense)
 

@@ -12,7 +12,7 @@ TASK = {"expression": "3*4"}
 
 
 def row(**changes: object) -> dict[str, Any]:
-    """What an agent loop is handed."""
+    """The fields of an agent loop's row."""
     return {"split": "train", "evaluation": False, "global_steps": 3, "index": 12, "session_id": 1} | changes
 
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_rl.algorithms.advantages import episode
 from agent_rl.algorithms.advantages.episode import (
     best_of_group,
-    decoupled,
     group_relative,
     leave_one_out,
     length_weighted,
@@ -27,6 +27,11 @@ few = settings(deadline=None, max_examples=30)
 
 def by_position(scores, groups):
     return length_weighted(scores, groups, torch.arange(1, len(scores) + 1))
+
+
+def decoupled(components, weights, groups, *, batch_norm=True, **options):
+    rows = (None, None, None)  # read only to whiten over tokens
+    return episode.decoupled(components, weights, groups, *rows, whiten="episodes" if batch_norm else "no", **options)
 
 
 def single(scores, groups, **options):
@@ -234,8 +239,8 @@ def test_advantage_refuses_mismatched_inputs():
         length_weighted(torch.zeros(2), zeros, torch.ones(1))
     with pytest.raises(ConfigError, match=r"baselines of shape \(1,\)"):
         over_greedy(torch.zeros(2), torch.ones(1))
-    with pytest.raises(ConfigError, match="one weight per component"):
-        decoupled(torch.zeros(2, 2), torch.ones(1), zeros)
+    with pytest.raises(ConfigError, match="rewards have no weight"):
+        decoupled(torch.zeros(2, 0), torch.ones(0), zeros)
 
 
 episodes = st.lists(

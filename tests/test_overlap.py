@@ -26,7 +26,7 @@ from tests.engines import TINY
 N = 16
 SECONDS = 0.5
 PATIENCE = 20.0
-"""Seconds after which who waits for another that never comes gives up: the test has failed."""
+"""Seconds until a wait for another episode gives up, and the test fails."""
 
 
 class Answered(Env):
@@ -52,7 +52,7 @@ class Judged(Answered):
 
 
 class Slow(Answered):
-    """Its judge takes its time."""
+    """Its judge is slow."""
 
     @reward
     async def judged(self, episode) -> float:
@@ -109,7 +109,7 @@ class Hanging(Answered):
 
 
 async def answer(sequence: str, token_ids: list[int], settings: dict[str, Any]) -> EngineOutput:
-    """Answer as a server does: after other episodes had their turn."""
+    """Answer as a server does: after other tasks of the loop ran."""
     await asyncio.sleep(0)
     return EngineOutput([40], [-1.0])
 

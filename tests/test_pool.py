@@ -95,7 +95,7 @@ def test_aborted_reply_fails_the_episode():
     assert (episode.outcome, episode.reward) == (Outcome.FAILED, None)
     assert episode.error is not None
     assert (episode.error.where, episode.error.message) == ("policy", "the policy aborted its reply")
-    assert episode.trajectories[0].loss_mask.any()  # what it did sample is kept, to look at
+    assert episode.trajectories[0].loss_mask.any()  # the sampled tokens are kept
 
 
 def test_failed_close_is_a_warning():

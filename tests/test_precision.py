@@ -1,4 +1,4 @@
-"""Precision: autocast, the float32 head, loss scaling, and that a resumed run keeps all of it."""
+"""Precision: autocast, the float32 head, loss scaling, and their exact resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1
 
 
 def trainer(start: Path, tmp_path: Path, **precision: object) -> Trainer:
-    """One that starts from a checkpoint's weights and learns something in every step, be the rewards equal."""
+    """A trainer from a checkpoint's weights; it learns in every step, even from equal rewards."""
     settings = config(tmp_path, precision=precision, algorithm={"entropy": 0.01, "proximal": "recompute"})
     return Trainer(spec("calculator-v0"), load_actor(start, slots=8, context=256), settings)
 

@@ -189,7 +189,7 @@ def test_load_file_refuses_unloadable_files(tmp_path):
 
 
 class Plugin:
-    """Stands for an entry point."""
+    """A fake entry point."""
 
     def __init__(self, name, load):
         self.name, self.load = name, load
@@ -197,7 +197,7 @@ class Plugin:
 
 @pytest.fixture
 def plugins(monkeypatch):
-    """Replace the entry points by what the test puts into this dict; return it."""
+    """Replace the entry points by those of this dict, for the test to fill."""
     loads: dict[str, object] = {}
 
     def entry_points(group):

@@ -141,7 +141,7 @@ def test_family_takes_any_ids() -> None:
 
 def test_family_bridge_is_checked_by_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, reply = qwen().prompt([ASK], []), [*ids("x"), *ids("<|im_end|>"), *ids("after the end")]
-    assert qwen().bridge(prompt, reply, [RESULT]) is None  # `renderers` cuts what stands behind the end of turn
+    assert qwen().bridge(prompt, reply, [RESULT]) is None  # `renderers` cuts the text behind the end of turn
 
 
 def _ends_of_turn(renderer: Renderer, content: str) -> int:

@@ -64,7 +64,7 @@ def test_replaying_own_routes_is_exact(normalise: bool) -> None:
 
 
 def dense_mixture(block: torch.nn.Module, h: Tensor, chosen: Tensor, normalise: bool) -> Tensor:
-    """What a mixture gives when every expert is computed everywhere and the gates of those not chosen are 0."""
+    """Return the output of a mixture with all experts computed, and gates of 0 for unchosen ones."""
     probabilities = F.linear(h, block.gate.weight).softmax(-1)
     mask = torch.zeros_like(probabilities).scatter(-1, chosen, 1.0)
     gates = probabilities * mask

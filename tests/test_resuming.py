@@ -48,7 +48,7 @@ def aborted(*ids: int, version: int = 3, routes: Any = None) -> EngineOutput:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was waited, instead of waiting."""
+    """The recorded waits; nothing sleeps."""
     found: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -63,7 +63,7 @@ def test_resuming_continues_an_aborted_reply_under_new_weights(waits: list[float
     (reply,) = sample(server, [1, 2])
     assert [prompt for prompt, _ in server.asked] == [[1, 2], [1, 2, 5, 6]]  # nothing is sampled twice
     assert reply.token_ids == (5, 6, 7, 9) and reply.policy_versions == (3, 3, 4, 4)
-    assert reply.logprobs == reply.raw_logprobs == (-0.5, -0.5, -1.0, -2.0)
+    assert reply.logprobs == (-0.5, -0.5, -1.0, -2.0)
     assert reply.finish_reason is FinishReason.STOP and not waits
     one, two = (settings for _, settings in server.asked)
     assert (one["max_tokens"], two["max_tokens"]) == (5, 3)  # the limit is the reply's
@@ -100,7 +100,7 @@ def test_resuming_ends_an_aborted_reply_at_stop() -> None:
 
 @pytest.mark.parametrize("seen", [3, None])
 def test_resuming_returns_routes_once(seen: int | None) -> None:
-    routes = np.arange(2 * 5, dtype=np.uint8).reshape(5, 2, 1)  # of 1, 2, 5, 6, 7: what was sampled last is not fed
+    routes = np.arange(2 * 5, dtype=np.uint8).reshape(5, 2, 1)  # of 1, 2, 5, 6, 7: the last sampled token is not fed
     first = None if seen is None else routes[:seen]  # a server may keep an aborted reply's to itself
     server = Server(aborted(5, 6, routes=first), output(7, 9, routes=routes))
     (reply,) = sample(server, [1, 2])

@@ -1,4 +1,4 @@
-"""agent_rl.gym.reward: what `@reward` methods may look like and return."""
+"""agent_rl.gym.reward: signatures and results of `@reward` methods."""
 
 import asyncio
 

@@ -193,7 +193,7 @@ def test_episode_records_its_job():
     assert sources == [Source.PROMPT, Source.POLICY, Source.TEMPLATE, Source.ENV, Source.POLICY]
 
 
-# What environments do
+# Environments
 
 
 @pytest.mark.parametrize("spoil", [lambda task: task.pop("answer"), lambda task: task["notes"].append("!")])

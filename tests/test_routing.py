@@ -60,7 +60,7 @@ def test_route_metrics_by_hand() -> None:
     assert "mismatch/gap_flipped" not in got
     parts = [[getattr(rows.agreement, name) for rows in (batch, one)] for name in RouteAgreement.__slots__]
     both = RouteAgreement(*map(torch.cat, parts))
-    mask = torch.cat([torch.zeros_like(one.rows.loss_mask), one.rows.loss_mask])  # only what is trained on counts
+    mask = torch.cat([torch.zeros_like(one.rows.loss_mask), one.rows.loss_mask])  # only tokens trained on count
     assert routing_metrics(both, torch.full(mask.shape, 0.1), mask) == pytest.approx(got)
 
 
@@ -106,6 +106,17 @@ def test_min_agreement_masks_tokens_but_counts_them() -> None:
     lost = 1 - before[x.rows.loss_mask].double().mean()
     assert metrics_of["mismatch/weight_zero_fraction"] == pytest.approx(float(lost))
     assert metrics_of["routing/flipped_tokens"] == pytest.approx(float(lost))
+
+
+def test_min_agreement_keeps_tokens_of_unknown_agreement() -> None:
+    x = experience(samples_of(list(range(8))), [i // 4 for i in range(8)])
+    x, scored = routed_experience(torch.zeros(x.rows.token_ids.shape, dtype=torch.bool))
+    assert scored.old_experts is not None
+    scored.old_experts[1:] = -1
+    strict = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED | {"routing": {"min_agreement": 0.5}}))
+    batch, _ = strict.compute_weights(x, scored)
+    free, _ = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED)).compute_weights(x, scored)
+    assert len(batch) == len(free) - 1 and torch.equal(batch.weights != 0, batch.rows.loss_mask)
 
 
 def test_replayed_routes_chooses_by_mode() -> None:

@@ -1,4 +1,4 @@
-"""The sandboxes' benchmark on made-up figures: its table, its verdicts, and how it measures."""
+"""The sandboxes' benchmark on made-up figures: its table, its verdicts, and its meters."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def measures(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 class Boxes:
-    """Counts what is open, and takes its time."""
+    """Counts its open sandboxes, with a delay for each step."""
 
     def __init__(
         self, answer: str = "42", *, opening: float = 0.0, calling: float = 0.001, closing: float = 0.0

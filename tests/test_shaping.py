@@ -1,4 +1,4 @@
-"""Reward shaping: hand-computed scores, and what unscored episodes must not do."""
+"""Reward shaping: hand-computed scores, and the neutrality of unscored episodes."""
 
 import math
 
@@ -24,6 +24,20 @@ def ids(*values: int) -> torch.Tensor:
 def close(got: torch.Tensor, *wanted: float) -> None:
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, f64(*wanted), rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def l1(scores: torch.Tensor, lengths: torch.Tensor, targets: torch.Tensor, **knobs: float) -> torch.Tensor:
+    tasks = [{"tokens": None if math.isnan(n) else n} for n in targets.tolist()]
+    return shaping.length_l1(scores, lengths, tasks, target="tokens", **knobs)
+
+
+def l1_max(scores: torch.Tensor, lengths: torch.Tensor, targets: torch.Tensor, **knobs: float) -> torch.Tensor:
+    tasks = [{"tokens": None if math.isnan(n) else n} for n in targets.tolist()]
+    return shaping.length_l1_max(scores, lengths, tasks, target="tokens", **knobs)
+
+
+def format_gate(scores: torch.Tensor, formatted: torch.Tensor, value: float = 0.0) -> torch.Tensor:
+    return shaping.format_gate(scores, formatted[:, None], ["format"], component="format", value=value)
 
 
 # --- lengths against a limit ---
@@ -56,23 +70,23 @@ def test_soft_overlong_refuses_a_buffer_outside_length(buffer):
 def test_length_l1_loses_alpha_per_token():
     lengths, targets = ids(1000, 2000, 500, 1000), ids(1000, 1000, 1000, 1500)
     # 1 - .0003 * 0, 1 - .0003 * 1000, 0 - .0003 * 500, .5 - .0003 * 500
-    close(shaping.length_l1(f64(1, 1, 0, 0.5), lengths, targets), 1, 0.7, -0.15, 0.35)
-    close(shaping.length_l1(f64(1), ids(7), ids(5), alpha=0.25), 0.5)
+    close(l1(f64(1, 1, 0, 0.5), lengths, targets), 1, 0.7, -0.15, 0.35)
+    close(l1(f64(1), ids(7), ids(5), alpha=0.25), 0.5)
 
 
 def test_length_l1_max_scales_by_the_room_left():
     lengths, targets = ids(1000, 500, 3000, 1500, 1500, 0), ids(*[1000] * 5, 9000)
     scores = f64(1, 1, 1, 0, 0.5, 1)
     # factors: .5; .5 + .0003 * 500; .5 - .6 → 0; (wrong); .5 - .15 = .35; .5 + 2.7 → 1
-    close(shaping.length_l1_max(scores, lengths, targets), 0.5, 0.65, 0, 0, 0.175, 1)
-    close(shaping.length_l1_max(f64(1, 1), ids(8, 13), ids(10, 10), alpha=0.1, delta=0.2), 0.4, 0)
+    close(l1_max(scores, lengths, targets), 0.5, 0.65, 0, 0, 0.175, 1)
+    close(l1_max(f64(1, 1), ids(8, 13), ids(10, 10), alpha=0.1, delta=0.2), 0.4, 0)
 
 
 def test_length_l1_max_never_rewards_wrong_answers():
-    close(shaping.length_l1_max(f64(-1, -1), ids(10, 10**6), ids(10, 10)), -1, -1)
+    close(l1_max(f64(-1, -1), ids(10, 10**6), ids(10, 10)), -1, -1)
 
 
-@pytest.mark.parametrize("shape", [shaping.length_l1, shaping.length_l1_max])
+@pytest.mark.parametrize("shape", [l1, l1_max])
 def test_length_l1_needs_a_valid_target(shape):
     close(shape(f64(1, -2, NAN), ids(5000, 1, 1), f64(NAN, NAN, -1)), 1, -2, NAN)
     with pytest.raises(ConfigError, match=r"target -1\.0"):
@@ -147,21 +161,21 @@ def test_clip_and_scale_refuse_impossible_bounds(low, high):
 def test_format_gate_overrides_unformatted_scores():
     scores = f64(1, 1, 0.3, 1, NAN, NAN)
     formatted = f64(1, 0, 2, NAN, 0, 1)
-    close(shaping.format_gate(scores, formatted), 1, 0, 0.3, NAN, NAN, NAN)
-    close(shaping.format_gate(scores, formatted, value=-1), 1, -1, 0.3, NAN, NAN, NAN)
-    close(shaping.format_gate(f64(1, 1), f64(0.99, 1 - 1e-12)), 0, 1)  # partly is not kept, noise is
+    close(format_gate(scores, formatted), 1, 0, 0.3, NAN, NAN, NAN)
+    close(format_gate(scores, formatted, value=-1), 1, -1, 0.3, NAN, NAN, NAN)
+    close(format_gate(f64(1, 1), f64(0.99, 1 - 1e-12)), 0, 1)  # partly is not kept, noise is
 
 
-# --- what must hold for all of them ---
+# --- properties of all ---
 
 SHAPES = {
     "soft_overlong": lambda s, n, g: shaping.soft_overlong(s, n, max_length=50, buffer=20),
-    "length_l1": lambda s, n, g: shaping.length_l1(s, n, torch.full_like(n, 30)),
-    "length_l1_max": lambda s, n, g: shaping.length_l1_max(s, n, torch.full_like(n, 30), alpha=0.01),
+    "length_l1": lambda s, n, g: l1(s, n, torch.full_like(s, 30)),
+    "length_l1_max": lambda s, n, g: l1_max(s, n, torch.full_like(s, 30), alpha=0.01),
     "length_group": lambda s, n, g: shaping.length_group(s, n, g, coefficient=0.5),
     "relative_cost": lambda s, n, g: shaping.relative_cost(s, n, g, coefficient=0.5),
     "relative_cost, gated": lambda s, n, g: shaping.relative_cost(s, n, g, coefficient=0.5, gated=True),
-    "format_gate": lambda s, n, g: shaping.format_gate(s, n / 30),
+    "format_gate": lambda s, n, g: format_gate(s, n / 30),
     "clip": lambda s, n, g: shaping.clip(s, low=0, high=0.5),
     "scale": lambda s, n, g: shaping.scale(s, factor=3),
 }

@@ -1,4 +1,4 @@
-"""What an environment says about its state: `state_hash`, `snapshot` and `restore`."""
+"""The state of an environment: `state_hash`, `snapshot` and `restore`."""
 
 import asyncio
 import functools

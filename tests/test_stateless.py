@@ -49,21 +49,19 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("params", "logprobs", "raw"),
+    ("params", "logprobs"),
     [
-        (SamplingParams(), (-0.5,), (-0.5,)),
-        (SamplingParams(temperature=0), (0.0,), (-0.5,)),  # greedy: a point mass, as the embedded engine has it
-        (SamplingParams(temperature=0.7), (-0.5,), ()),
-        (SamplingParams(top_p=0.9), (-0.5,), ()),
-        (SamplingParams(top_k=5), (-0.5,), ()),
-        (SamplingParams(min_p=0.1), (-0.5,), ()),
+        (SamplingParams(), (-0.5,)),
+        (SamplingParams(temperature=0), (0.0,)),  # greedy: a point mass, as the embedded engine has it
+        (SamplingParams(temperature=0.7), (-0.5,)),
+        (SamplingParams(top_p=0.9), (-0.5,)),
+        (SamplingParams(top_k=5), (-0.5,)),
+        (SamplingParams(min_p=0.1), (-0.5,)),
     ],
 )
-def test_stateless_session_keeps_known_logprobs(
-    params: SamplingParams, logprobs: tuple[float, ...], raw: tuple[float, ...]
-) -> None:
+def test_stateless_session_keeps_known_logprobs(params: SamplingParams, logprobs: tuple[float, ...]) -> None:
     found = run(Engine(EngineOutput([9], [-0.5])), lambda session: session.sample([1], params, STOP))
-    assert (found.logprobs, found.raw_logprobs, found.finish_reason) == (logprobs, raw, FinishReason.STOP)
+    assert (found.logprobs, found.finish_reason) == (logprobs, FinishReason.STOP)
 
 
 def test_stateless_session_ends_at_the_context_limit() -> None:
@@ -124,7 +122,7 @@ def test_stateless_session_cancelled_reaches_the_engine_and_ends() -> None:
         with pytest.raises(PolicyError, match="over: a call was cancelled"):
             await session.sample([2], SamplingParams(), STOP)
         session.close()
-        return Completion((), (), (), FinishReason.ABORT, ())
+        return Completion((), (), FinishReason.ABORT, ())
 
     run(engine, work)
     assert engine.cancelled == 1 and len(engine.asked) == 1
@@ -139,14 +137,14 @@ def test_stateless_session_ends_after_a_failed_call(failure: Exception | EngineO
             await session.sample([1], SamplingParams(), STOP)
         with pytest.raises(PolicyError, match="this sequence is over: a call failed"):
             await session.sample([2], SamplingParams(), STOP)
-        return Completion((), (), (), FinishReason.ABORT, ())
+        return Completion((), (), FinishReason.ABORT, ())
 
     run(engine, work)
     assert len(engine.asked) == 1
 
 
 class RoutingEngine:
-    """Answers [5, 9] with routes; `can` says whether it sends those of new positions only, ignores that, or fails."""
+    """Answers [5, 9] with routes; `can` says how it treats a request for new positions only."""
 
     def __init__(self, can: str = "sends", dtype: type[np.integer] = np.int64, first: int = 0) -> None:
         self.can, self.dtype, self.first = can, dtype, first

@@ -1,4 +1,4 @@
-"""GiGPO and VinePPO, computed by hand: advantages through `Algorithm.compute_weights`, and which states are valued."""
+"""GiGPO and VinePPO by hand: advantages through `Algorithm.compute_weights`, and the choice of valued states."""
 
 import math
 from dataclasses import replace
@@ -25,9 +25,7 @@ def walk(name: str, group: str, reward: float | None, *states: str | None, **cha
     trajectory.append([ord(group)], Source.PROMPT, 0)
     for turn in range(len(states)):
         ids = tuple(range(10, 11 + turn))
-        trajectory.append_completion(
-            Completion(ids, (-1.0,) * len(ids), (-1.0,) * len(ids), STOP, (0,) * len(ids)), turn
-        )
+        trajectory.append_completion(Completion(ids, (-1.0,) * len(ids), STOP, (0,) * len(ids)), turn)
         trajectory.append([len(name)], Source.ENV, turn + 1)
     rewards = {"rewards": (Reward("r", reward),)} | changes
     steps = tuple(StepRecord(0, 0.0, False, False, state) for state in states)
@@ -90,13 +88,13 @@ def test_state_advantages_merge_rows_of_forks():
     episodes = [walk("e0", "a", 1.0, "s", "t"), walk("e1", "a", 0.0, "s", "t"), walk("e2", "a", 0.0, "s", "t")]
     one = by_turn(Algorithm(AlgorithmConfig(advantage=GIGPO)), episodes)
     (whole,) = episodes[0].trajectories
-    start, at = whole.before(1), len(whole) - 3  # the second turn's two tokens, and what closes it
+    start, at = whole.before(1), len(whole) - 3  # the second turn's two tokens, and its closing
     assert start is not None and len(start) == at
     before, after = Trajectory(), Trajectory(Fork(0, at))
     before.append([ord("a")], Source.PROMPT, 0)
-    before.append_completion(Completion((10,), (-1.0,), (-1.0,), FinishReason.STOP, (0,)), 0)
+    before.append_completion(Completion((10,), (-1.0,), FinishReason.STOP, (0,)), 0)
     after.append(start.tolist(), Source.PROMPT, 1)
-    after.append_completion(Completion((10, 11), (-1.0,) * 2, (-1.0,) * 2, FinishReason.STOP, (0, 0)), 1)
+    after.append_completion(Completion((10, 11), (-1.0,) * 2, FinishReason.STOP, (0, 0)), 1)
     forked = [replace(episodes[0], trajectories=(before, after)), *episodes[1:]]
     assert by_turn(Algorithm(AlgorithmConfig(advantage=GIGPO)), forked) == one
     values = torch.tensor([[0.5, 0.75]] * 3).double()

@@ -1,4 +1,4 @@
-"""An episode file loses nothing, whenever the writing process is killed."""
+"""The episode file: it loses nothing when its writer is killed."""
 
 from __future__ import annotations
 
@@ -68,8 +68,9 @@ def test_writer_repairs_a_torn_tail_anywhere(file: Path) -> None:
     write(file, "a", "b")
     kept = file.read_bytes()
     whole = kept + dump_line(example_episode("torn", messages=(Message("user", "日本"),), trajectories=()))
-    assert "日".encode() in whole[len(kept) :]  # so that some cut falls inside a character
-    for stop in range(len(kept) + 1, len(whole)):
+    assert "日".encode() in whole[len(kept) :]  # some cut falls inside a character
+    inside = len(kept) + whole[len(kept) :].index("日".encode())
+    for stop in {*range(len(kept) + 1, len(whole), 16), *range(inside, inside + 7), len(whole) - 1}:
         file.write_bytes(whole[:stop])
         assert ids_of(file) == ["a", "b"]
         assert episode_ids(file) == {"a", "b"}

@@ -24,7 +24,7 @@ from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.view.progress import Progress
 from tests.doubles import example_episode
-from tests.runs import config, metrics_of, weights
+from tests.runs import config, metrics_of, weights, whole_and_killed
 
 DPO = {"name": "dpo", "objective": "dpo", "advantage": "best-against-worst", "aggregation": "token-sum"}
 
@@ -55,7 +55,7 @@ def taken(stored: StoredGroups) -> list[list[str]]:
     return [[e.id for e in stored.read(i)] for i in range(len(stored.groups))]
 
 
-# --- which ---
+# --- selection ---
 
 
 def test_index_groups_takes_varied_training_groups(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_index_groups_explains_an_empty_result(episodes: list[Episode], message:
         index_groups(write(tmp_path, *episodes), "shop-v0", algorithm())
 
 
-# --- in which order ---
+# --- order ---
 
 
 def test_stored_epochs_shuffle_every_group_once(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_stored_index_survives_appended_episodes_only(tmp_path: Path) -> None:
         StoredGroups.load(tmp_path / "index.json")
 
 
-# --- whose tokens ---
+# --- tokenizers ---
 
 
 def test_check_tokens_requires_the_same_tokenizer(folder: Path) -> None:
@@ -208,23 +208,11 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_stored_run_resumes_bit_for_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = start_run(settings(tmp_path, folder), Progress())
+    whole, killed = whole_and_killed(settings(tmp_path, folder), monkeypatch)
     first = next(row for row in metrics_of(whole) if row["kind"] == "train")
     # theta is the reference, as for any stored episodes
     assert first["train/loss"] == pytest.approx(np.log(2), abs=1e-9) and first["rewards/margins"] == 0
-    real = Trainer.train_step
-
-    def dies_in_step_four(self: Trainer):  # type: ignore[no-untyped-def]
-        if self.step == 3:
-            raise MemoryError("killed")
-        return real(self)
-
-    monkeypatch.setattr(Trainer, "train_step", dies_in_step_four)
-    with pytest.raises(MemoryError):
-        start_run(settings(tmp_path, folder), Progress())
-    monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    killed = (tmp_path / "runs" / "latest").resolve()
     resume_run(killed, Progress())
     one, two = weights(whole), weights(killed)
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -55,11 +55,9 @@ def test_sample_matches_the_reference_row_by_row(seed: int) -> None:
     logits = many_logits(len(MIXED), seed)
     expected = [reference(row, p) for row, p in zip(logits.tolist(), MIXED, strict=True)]
     for draw in np.linspace(0, 1, 23, endpoint=False).tolist():
-        ids, logprobs, raw = sample(logits, MIXED, [draw] * len(MIXED))
+        ids, logprobs = sample(logits, MIXED, [draw] * len(MIXED))
         for row, params in enumerate(MIXED):
             token = int(ids[row])
-            plain = torch.log_softmax(logits[row].double(), -1)[token]
-            assert float(raw[row]) == pytest.approx(float(plain), abs=1e-5)
             if params.temperature == 0:
                 assert (token, float(logprobs[row])) == (int(logits[row].argmax()), 0.0)
                 continue
@@ -73,7 +71,7 @@ def test_sample_follows_the_distribution(params: SamplingParams) -> None:
     n = 20_000
     logits = many_logits(1)
     draws = np.random.default_rng(1).random(n).tolist()
-    ids, _, _ = sample(logits.expand(n, -1), [params] * n, draws)
+    ids, _ = sample(logits.expand(n, -1), [params] * n, draws)
     counts = np.bincount(ids.numpy(), minlength=12)
     expected = n * np.asarray(reference(logits[0].tolist(), params))
     assert not counts[expected == 0].any()
@@ -85,7 +83,7 @@ def test_sample_follows_the_distribution(params: SamplingParams) -> None:
 @pytest.mark.parametrize("draw", [0.0, np.nextafter(1.0, 0.0)])
 def test_sample_never_draws_a_token_of_mass_0(draw: float) -> None:
     logits = torch.tensor([[-30.0, 1.0, 2.0, 1.0, -30.0], [float("-inf"), 0.0, 0.0, 0.0, float("-inf")]])
-    ids, logprobs, _ = sample(logits, [SamplingParams(top_k=3), SamplingParams()], [draw, draw])
+    ids, logprobs = sample(logits, [SamplingParams(top_k=3), SamplingParams()], [draw, draw])
     assert ids.tolist() == ([1, 1] if draw == 0 else [3, 3])
     assert logprobs.isfinite().all()
 

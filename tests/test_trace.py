@@ -1,4 +1,4 @@
-"""How much of the house one update enters: a reader of plain GRPO has to read no more."""
+"""The functions that one update enters: the reading list for plain GRPO."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The trainer on real rollouts of a small embedded model: exactness, resume, interruption, what a run leaves behind."""
+"""The trainer on real rollouts of a small embedded model: exactness, resume, interruption, and the files of a run."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.batches import weigh
 from tests.doubles import assert_plays_again
-from tests.runs import assert_same_run, config, killed_run, weights
+from tests.runs import assert_same_run, config, killed_run, weights, whole_and_killed
 
 
 @pytest.fixture
@@ -156,11 +156,11 @@ def test_killed_run_resumes_bit_for_bit(
 ) -> None:
     settings = config(tmp_path, **changes)
     if changes:
-        folder = start_run(settings, Progress())
+        folder, killed = whole_and_killed(settings, monkeypatch)
         trained = [row for row in read_metrics(folder / "metrics.jsonl") if row.get("train/samples")]
         assert float(str(trained[0]["train/reference_kl"])) != 0 and float(str(trained[-1]["train/weight"])) > 0.9
-
-    killed = killed_run(settings, monkeypatch)
+    else:
+        killed = killed_run(settings, monkeypatch)
     with (killed / "episodes.jsonl").open("ab") as file:
         file.write(b'{"schema": 1, "id": "torn')
     with pytest.warns(UserWarning, match="torn"):

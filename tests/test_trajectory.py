@@ -1,4 +1,4 @@
-"""agent_rl.core.trajectory: append-only ids, and what is derived from the spans."""
+"""agent_rl.core.trajectory: append-only ids, and arrays derived from the spans."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.doubles import example_episode
 
 def completion(ids: list[int], versions: list[int] | None = None, experts: np.ndarray | None = None) -> Completion:
     logprobs = tuple(-0.5 - i for i in range(len(ids)))
-    return Completion(tuple(ids), logprobs, logprobs, FinishReason.STOP, tuple(versions or [0] * len(ids)), experts)
+    return Completion(tuple(ids), logprobs, FinishReason.STOP, tuple(versions or [0] * len(ids)), experts)
 
 
 def test_trajectory_records_source_turn_and_version():
@@ -96,7 +96,7 @@ def test_append_refuses_sampled_tokens_without_logprobs():
 def test_append_completion_refuses_uneven_lengths(logprobs, versions):
     t = Trajectory()
     with pytest.raises(TrajectoryError, match="a completion of 2 tokens came with"):
-        t.append_completion(Completion((1, 2), logprobs, logprobs, FinishReason.STOP, versions), 0)
+        t.append_completion(Completion((1, 2), logprobs, FinishReason.STOP, versions), 0)
     assert len(t) == 0
 
 
@@ -193,7 +193,7 @@ def test_split_reply_returns_the_last_reply():
     assert [list(part) for part in trajectory.split_reply()] == [[], []]
     trajectory.append([1, 2], Source.PROMPT, 0)
     trajectory.append([3], Source.TEMPLATE, 0)  # an interruption begins the reply
-    trajectory.append_completion(Completion((4, 5), (-1.0,) * 2, (-1.0,) * 2, FinishReason.STOP, (0, 1)), 0)
+    trajectory.append_completion(Completion((4, 5), (-1.0,) * 2, FinishReason.STOP, (0, 1)), 0)
     before, reply = trajectory.split_reply()
     assert (list(before), reply, trajectory.sampled) == ([1, 2], [3, 4, 5], 2)
     trajectory.append([6], Source.TEMPLATE, 0)

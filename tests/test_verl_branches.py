@@ -21,7 +21,7 @@ TWO_CALLS = Message("assistant", "hm ", tool_calls=(ToolCall("x", "roll"), ToolC
 
 
 class Fair(Dice):
-    """Dice whose state is how far its random numbers have got."""
+    """Dice whose state is the position in its random numbers."""
 
     snapshot_attributes = ("rng",)
 

@@ -1,44 +1,47 @@
-"""agent_rl.backends.verl.driver.checkpoints: the latest checkpoints and the best one are kept."""
+"""agent_rl.backends.verl.driver.checkpoints: what a checkpoint takes on disk, by parameters and parts."""
+
+from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import save_file
 
-from agent_rl.backends.verl.driver.checkpoints import record_evaluation, remove_old
-
-
-def saved(folder: Path, success: dict[int, float | None]) -> None:
-    for step, value in success.items():
-        (folder / f"global_step_{step}" / "actor").mkdir(parents=True)
-        (folder / f"global_step_{step}" / "actor" / "weights").write_text("large")
-        if value is not None:
-            record_evaluation(folder / f"global_step_{step}", value)
+from agent_rl.backends.verl.driver.checkpoints import bytes_of_parts, describe_checkpoint, parameters_of
 
 
-def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("global_step_")) for path in folder.glob("global_step_*"))
+def verl(model: Path, dtype: str = "fp32", critic: bool = False) -> DictConfig:
+    contents = {"checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]}}
+    return OmegaConf.create(
+        {
+            "actor_rollout_ref": {
+                "actor": contents | {"fsdp_config": {"model_dtype": dtype}},
+                "model": {"path": str(model)},
+            },
+            "critic": {"enable": critic, "checkpoint": {"save_contents": ["model", "optimizer", "extra"]}},
+            "data": {"agent_rl": {"keep_checkpoints": 2}},
+        }
+    )
 
 
-@pytest.mark.parametrize(
-    ("success", "keep", "kept"),
-    [
-        ({20: None, 40: None, 60: None, 80: None}, 2, [60, 80]),
-        ({20: 0.5, 40: 0.9, 60: 0.7, 80: 0.8, 100: None}, 2, [40, 80, 100]),
-        ({20: 0.5, 40: 0.9, 60: 0.7, 100: 0.95}, 2, [60, 100]),  # the best is among the latest
-        ({20: 0.9, 40: 0.9, 60: 0.7, 80: 0.8}, 1, [40, 80]),  # of equals the latest
-        ({20: 0.9}, 2, [20]),
-        ({}, 2, []),
-    ],
-)
-def test_remove_old_keeps_the_latest_and_the_best(
-    success: dict[int, float | None], keep: int, kept: list[int], tmp_path: Path
-) -> None:
-    saved(tmp_path, success)
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")
-    assert remove_old(tmp_path, keep) == [step for step in success if step not in kept]
-    assert steps(tmp_path) == kept and (tmp_path / "latest_checkpointed_iteration.txt").exists()
+def test_parameters_are_read_from_every_file(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(3, 5, dtype=torch.bfloat16)}, tmp_path / "model-1.safetensors", {"format": "pt"})
+    save_file({"b": torch.zeros(7)}, tmp_path / "model-2.safetensors")
+    assert parameters_of(tmp_path) == 22 and parameters_of(tmp_path / "hub") is None
 
 
-def test_record_evaluation_needs_a_checkpoint_of_the_step(tmp_path: Path) -> None:
-    record_evaluation(tmp_path / "global_step_30", 0.5)
-    assert not list(tmp_path.iterdir())
+def test_parts_follow_precision_and_critic(tmp_path: Path) -> None:
+    assert bytes_of_parts(verl(tmp_path)) == {"model": 4, "optimizer": 8, "hf_model": 4}
+    assert bytes_of_parts(verl(tmp_path, "bf16")) == {"model": 2, "optimizer": 4, "hf_model": 2}
+    assert sum(bytes_of_parts(verl(tmp_path, critic=True)).values()) == 28
+
+
+def test_description_says_size_and_number(tmp_path: Path) -> None:
+    unknown = describe_checkpoint(verl(tmp_path))
+    assert "16 bytes a parameter (model 4, optimizer 8, hf_model 4)" in unknown and "how many is not known" in unknown
+    save_file({"a": torch.zeros(1000, 1000)}, tmp_path / "model.safetensors")
+    assert describe_checkpoint(verl(tmp_path)) == (
+        "a checkpoint takes 0.016 GB: 1,000,000 parameters, 16 bytes a parameter (model 4, optimizer 8, hf_model 4); "
+        "kept are the last 2 and the best in evaluation: 0.048 GB"
+    )

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.driver.metrics_check: a part that left no trace in the metrics stops the run."""
+"""agent_rl.backends.verl.driver.metrics_check: a feature without metrics stops the run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.config.config_keys, .staleness and agent_rl.gym.budget: what asynchrony asks of verl."""
+"""agent_rl.backends.verl.config.config_keys, .staleness and agent_rl.gym.budget: verl's settings for asynchrony."""
 
 from dataclasses import replace
 from pathlib import Path

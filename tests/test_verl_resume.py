@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.driver.resume: a killed run's record goes back to its last checkpoint, and on from there."""
+"""agent_rl.backends.verl.driver.resume: the record of a killed run, rewound to its last checkpoint."""
 
 import json
 from pathlib import Path

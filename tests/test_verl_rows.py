@@ -33,7 +33,7 @@ def test_episode_of_inverts_rows_of() -> None:
 def test_rows_of_gives_a_fork_its_row() -> None:
     fork = Trajectory(Fork(0, 4))
     fork.append([1, 2, 3], Source.PROMPT, 0)
-    fork.append_completion(Completion((10, 30), (-0.5, -1.0), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
+    fork.append_completion(Completion((10, 30), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
     episode = example_episode()
     first, second = rows_of(replace(episode, trajectories=(*episode.trajectories, fork)))
     assert episode_of(first.extra_fields) is not None and episode_of(second.extra_fields) is None

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.config.settings: our settings in verl's words, and refused ones."""
+"""agent_rl.backends.verl.config.settings: our settings as verl's, and refused ones."""
 
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def test_verl_settings_maps_the_critic() -> None:
     assert found["critic.optim.lr"] == 3e-4
     assert found["critic.optim.clip_grad"] == "${oc.select:actor_rollout_ref.actor.optim.clip_grad}"
     assert found["critic.ppo_infer_max_token_len_per_gpu"] == 65536  # no row is longer
-    assert found["trainer.critic_warmup"] == 6  # the first step, of steps from 1, in which the policy learns
+    assert found["trainer.critic_warmup"] == 6  # the policy's first step; steps count from 1
     none = verl_settings(config(), Path("r"))
     assert [(k, v) for k, v in none.items() if "critic" in k] == [("critic.enable", False)]
 

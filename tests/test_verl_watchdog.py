@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.driver.watchdog: what is lost, or stuck, is named once and ends the run."""
+"""agent_rl.backends.verl.driver.watchdog: a lost or stuck process is named once, and ends the run."""
 
 import threading
 import time

@@ -16,8 +16,9 @@ from rich.console import Console
 from agent_rl.core.episode import Episode, Failure, Outcome, StepRecord, StopReason
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Fork, Source, Span, Trajectory
+from agent_rl.rollout import Rate
 from agent_rl.view.conversation import clean, turns
-from agent_rl.view.html import Comparison, Estimate, pair_by_task, write_report
+from agent_rl.view.html import Comparison, pair_by_task, write_report
 from agent_rl.view.text import print_episode, print_table
 from tests.doubles import example_episode
 
@@ -178,7 +179,7 @@ def report(path: Path, **changes: object) -> Page:
         "summary": {"after": "91%", "hours": 1 / 3, "steps": 60},
         "curve_svg": "<svg><path/></svg>",
         "facts": [("model", "tiny <b>")],
-        "comparisons": [Comparison("held-out", Estimate(0.25, 0.2, 0.31, 300), Estimate(0.75, 0.7, 0.8, 301))],
+        "comparisons": [Comparison("held-out", Rate(75, 300), Rate(225, 300))],
         "before": [example_episode("old", rewards=())],
         "after": [example_episode("new")],
     }
@@ -188,7 +189,7 @@ def report(path: Path, **changes: object) -> Page:
 def test_report_holds_its_arguments(tmp_path: Path) -> None:
     text = " ".join(report(tmp_path).text.split())
     for part in (
-        "Shop agent", "91%", "0.333", "60", "tiny <b>", "held-out 25.0% 20.0% to 31.0% 300 75.0% 70.0% to 80.0% 301",
+        "Shop agent", "91%", "0.333", "60", "tiny <b>", "held-out 25.0% 20.4% to 30.2% 300 75.0% 69.8% to 79.6% 300",
         "+50.0", "before training reward 0", "after training reward 0.458", 'price(item="chair")', "✗ exception",
         "turn 0 · reward 0.1", "style not scored", "format 0.25 (weight 0.5)", "café's",
     ):  # fmt: skip
@@ -236,7 +237,7 @@ def test_pair_by_task_matches_episodes() -> None:
 # --- the curve -------------------------------------------------------------------------------------------------------
 
 TRAIN = [(step, step / 20) for step in range(20)]
-EVALS = [(0, 0.1, 0.05, 0.2), (19, 0.9, 0.8, 0.95)]
+EVALS = [(0, Rate(1, 10)), (19, Rate(9, 10))]
 
 
 def test_learning_curve_is_deterministic() -> None:

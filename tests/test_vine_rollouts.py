@@ -20,7 +20,7 @@ from agent_rl.rollout import continuation, run_jobs
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.doubles import Silent
-from tests.runs import assert_same_run, config, killed_run, weights
+from tests.runs import assert_same_run, config, weights, whole_and_killed
 
 VINE = {"advantage": "state-values", "vine": {"continuations": 3, "max_episodes": 30}}
 
@@ -103,8 +103,7 @@ def test_state_run_resumes_bit_for_bit(
     algorithm: dict[str, object], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(tmp_path, algorithm=algorithm, start_from=str(talker))
-    whole = start_run(settings, Progress())
-    killed = killed_run(settings, monkeypatch)
+    whole, killed = whole_and_killed(settings, monkeypatch)
     resume_run(killed, Progress())
     assert_same_run(whole, killed)
     first, last = load_actor(talker).model.state_dict(), weights(whole)

@@ -174,7 +174,7 @@ def test_server_with_raw_logprobs_is_detected(root: Path) -> None:
         with vllm_policy(url=fake.url) as policy:  # at temperature 1 they are the same
             assert ask(policy, [1])[0].logprobs == (-0.25, -0.5)
     with FakeVLLM(root, [[5, 2]]) as fake, vllm_policy(url=fake.url, params=hot) as policy:
-        assert ask(policy, [1], params=hot)[0].raw_logprobs == ()
+        assert ask(policy, [1], params=hot)[0].logprobs == (-0.25, -0.5)
 
 
 def test_server_gets_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_server_closes_cancelled_requests(root: Path) -> None:
 
     with FakeVLLM(root, hangs=True) as fake, vllm_policy(url=fake.url) as policy:
         asyncio.run(work(policy))
-        assert fake.hung_up.wait(5)  # which is what makes vLLM stop
+        assert fake.hung_up.wait(5)  # at which vLLM stops
         assert len(fake.asked) == 1
 
 

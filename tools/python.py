@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from agent_rl.gym.sandboxed import HasSandbox
 from agent_rl.gym.tool import tool
 from agent_rl.sandboxes.base import PythonResult
 
 TIMEOUT = 10.0
-"""Seconds that a call's code may run."""
+"""Seconds that a call's code, or a shell's command, may run."""
 MAX_OUTPUT = 8192
 """Bytes that the model gets to read of each of stdout and stderr: head and tail."""
 
@@ -29,4 +31,9 @@ def described(result: PythonResult) -> str:
         parts.append("timeout: the code took too long and was stopped")
     if result.state_lost and not result.sandbox_lost:
         parts.append("the interpreter was restarted: its variables are gone")
+    return paragraphs(parts)
+
+
+def paragraphs(parts: Iterable[str]) -> str:
+    """Return the parts that say something, each on lines of its own."""
     return "\n".join(part.rstrip("\n") for part in parts if part.strip("\n"))

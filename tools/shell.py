@@ -5,11 +5,7 @@ from __future__ import annotations
 from agent_rl.gym.sandboxed import HasSandbox
 from agent_rl.gym.tool import tool
 from agent_rl.sandboxes.base import ExecResult
-
-TIMEOUT = 10.0
-"""Seconds that a command may run."""
-MAX_OUTPUT = 8192
-"""Bytes that the model gets to read of each of stdout and stderr: head and tail."""
+from agent_rl.tools.python import MAX_OUTPUT, TIMEOUT, paragraphs
 
 
 @tool(timeout=None)  # the sandbox has a timeout of its own, that kills
@@ -29,4 +25,4 @@ def described(result: ExecResult) -> str:
         parts.append("timeout: the command took too long and was killed")
     elif result.returncode:
         parts.append(f"exit status {result.returncode}")
-    return "\n".join(part.rstrip("\n") for part in parts if part.strip("\n"))
+    return paragraphs(parts)

@@ -15,7 +15,7 @@ from agent_rl.algorithms.components import Count, aggregation
 
 @aggregation("token-mean", formula="sum over tokens / tokens of the batch", source="DAPO, Yu et al. 2025, eq. 8")
 def token_mean(loss: Tensor, mask: Tensor, whole: Denominators) -> Tensor:
-    """Every sampled token of the batch counts the same (DAPO, Yu et al. 2025, eq. 8)."""
+    """Every sampled token of the batch counts the same."""
     return _masked(loss, mask).sum() / whole.tokens
 
 
@@ -35,7 +35,7 @@ def seq_mean_token_sum(loss: Tensor, mask: Tensor, whole: Denominators) -> Tenso
     "seq-mean-token-mean", formula="mean over rows of the mean over tokens", source="GRPO, Shao et al. 2024, eq. 3"
 )
 def seq_mean_token_mean(loss: Tensor, mask: Tensor, whole: Denominators) -> Tensor:
-    """Every sequence counts the same, however long (the original GRPO, Shao et al. 2024, eq. 3)."""
+    """Every sequence counts the same, however long: the original GRPO."""
     means = _masked(loss, mask).sum(-1) / mask.sum(-1).clamp(min=1)
     return means.sum() / whole.sequences
 
@@ -46,13 +46,10 @@ def seq_mean_token_mean(loss: Tensor, mask: Tensor, whole: Denominators) -> Tens
     source="ScaleRL, Khatri et al. 2025, section 4",
 )
 def prompt_mean(loss: Tensor, mask: Tensor, prompt_shares: Tensor) -> Tensor:
-    """Every prompt counts the same, and so does every token of its episodes (ScaleRL, Khatri et al. 2025, section 4).
+    """Every prompt counts the same, and so does every token of its episodes.
 
-    Args:
-        loss: `[B, T]`.
-        mask: `[B, T]`.
-        prompt_shares: what each counted token of a row counts, `[B]`: those rows of `shares_of_prompts`, of the whole
-            batch, since the mask of a micro-batch does not tell how large its prompts are.
+    `prompt_shares` are those rows of `shares_of_prompts` of the whole batch: the mask of a micro-batch does not tell
+    how large its prompts are.
     """
     return (_masked(loss, mask) * prompt_shares[:, None]).sum()
 
@@ -61,10 +58,7 @@ def shares_of_prompts(counted: Tensor, prompts: Tensor) -> Tensor:
     """Return what a counted token of each row counts in the mean over prompts, float32 `[B]`.
 
     That is `1 / (n |q|)` where n prompts have counted tokens and the row's prompt q has |q|; 0 for a prompt without.
-
-    Args:
-        counted: bool `[B, T]`, of the whole batch.
-        prompts: int64 `[B]`: rows with the same number are answers to the same prompt.
+    Rows with the same number in `prompts`, int64 `[B]`, are answers to the same one.
     """
     ids, index = torch.unique(prompts, return_inverse=True)
     tokens = torch.zeros(ids.shape, device=counted.device).index_add(0, index, counted.sum(-1).float())
@@ -78,14 +72,10 @@ def shares_of_prompts(counted: Tensor, prompts: Tensor) -> Tensor:
     source="Dr. GRPO, Liu et al. 2025",
 )
 def seq_mean_token_sum_norm(loss: Tensor, mask: Tensor, whole: Denominators, *, length: Count) -> Tensor:
-    """The sum over a sequence's tokens divided by a constant, averaged over sequences (Dr. GRPO, Liu et al. 2025).
+    """The sum over a sequence's tokens divided by a constant, averaged over sequences.
 
-    Args:
-        loss: `[B, T]`.
-        mask: `[B, T]`.
-        whole: counts over the whole batch.
-        length: the constant, the most tokens that an episode may sample. verl falls back to the padded width, which
-            makes the loss depend on who shares the batch.
+    `length` is the most tokens that an episode may sample. verl falls back to the padded width, which makes the loss
+    depend on who shares the batch.
     """
     return _masked(loss, mask).sum() / (whole.sequences * length)
 

@@ -19,7 +19,7 @@ from agent_rl.algorithms.aggregation import shares_of_prompts
 from agent_rl.algorithms.batch import CriticTargets, Denominators, LossInputs, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import Part, computed
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.corrections import Weights, clamped_exp, log_ratio, route_mask
+from agent_rl.algorithms.corrections import Weights, clamped_exp, log_ratio
 from agent_rl.algorithms.diagnostics import (
     correction_metrics,
     mismatch,
@@ -48,10 +48,7 @@ class LossTerms:
 
 
 class Algorithm:
-    """What both backends call: groups → experience → weighted rows → for each update: prepared rows → loss.
-
-    A part that the config leaves out is None; what has to be computed follows from what the parts read.
-    """
+    """What both backends call: groups → experience → weighted rows → for each update: prepared rows → loss."""
 
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
@@ -66,28 +63,24 @@ class Algorithm:
         self.negative_mask = components.negative_mask.bind(config.negative_mask) if config.negative_mask else None
         self.aggregation = components.aggregation.bind(config.aggregation)
 
+        # what is to be computed follows from what the parts read
         reads = self.advantage.reads
         self.needs_greedy = "baselines" in reads
-        """Whether the advantage compares with a greedy episode of each group."""
+        """A greedy episode of each group."""
         self.needs_states = "states" in reads
-        """Whether the advantage compares turns by `Env.state_hash`."""
+        """`Env.state_hash` of every turn."""
         self.needs_values = "state_values" in reads
-        """Whether the advantage needs `Experience.state_values`, of continuations that `state_values.plan` asks for."""
+        """`Experience.state_values`, of continuations that `state_values.plan` asks for."""
         self.needs_distributions = "sum_pi_squared" in reads
-        """Whether the advantage weighs by the distributions that tokens came from: by `ScoredRows.sum_pi_squared`."""
-        self.needs_rewards = bool({"rewards", "turn_rewards"} & set(reads))
-        """Whether the advantage reads what turns earned, not only what episodes scored."""
+        """`ScoredRows.sum_pi_squared`, of the distributions that tokens came from."""
         self.needs_scores_before_update = self.preparation is not None
-        """Whether the whole batch must be scored and prepared before each update."""
+        """The whole batch, scored and prepared before each update."""
         self.needs_reference_for_advantages = config.kl.where == "reward" or "reference_logprobs" in reads
-        """Whether all rows need log-probabilities under the policy that the run started from."""
+        """Log-probabilities of all rows under the policy that the run started from."""
         parts = [part.reads for part in (self.objective, self.preparation, self.negative_mask) if part]
         self.needs_reference_for_loss = config.kl.where != "none" or any("reference_logprobs" in r for r in parts)
-        """Whether the rows that have a gradient need them."""
+        """Those of the rows that have a gradient."""
         self.needs_reference = self.needs_reference_for_advantages or self.needs_reference_for_loss
-        """Whether any row needs them."""
-        self.needs_correction = bool(self.weight or self.rejection or config.routing.min_agreement)
-        """Whether tokens weigh by old/mu, or by the routes of a mixture of experts."""
 
     def __reduce__(self) -> tuple[type[Algorithm], tuple[AlgorithmConfig]]:
         return Algorithm, (self.config,)  # by its names: a user's functions are looked up where it is unpickled
@@ -126,16 +119,17 @@ class Algorithm:
     ) -> tuple[WeightedRows, Denominators, Tensor]:
         """As `compute_weights`, with every row in its place; also return which rows have a gradient, bool `[B]`."""
         config, trained = self.config, _trained(x)
-        if self.needs_rewards:  # they may be on tokens of the environment
+        if {"rewards", "turn_rewards"}.intersection(self.advantage.reads):  # they may be on tokens of the environment
             rewards = settle(x.rows.rewards, x.rows.loss_mask).float()
             x = replace(x, rows=replace(x.rows, rewards=rewards))
         if config.kl.where == "reward":
             x = self._penalised(x, scored)
         read = SimpleNamespace(mask=x.rows.loss_mask, trained=trained)
-        found = _on_rows(self.advantage.name, self.advantage(x, x.rows, scored, read), x)
+        found = _on_rows(self.advantage, self.advantage(x, x.rows, scored, read), x)
         advantages, critic = (found.advantages, found) if isinstance(found, AdvantageEstimate) else (found, None)
         advantages = torch.where(trained, advantages, advantages.new_zeros(()))
-        correction = self._correct(scored, trained) if self.needs_correction else Weights(trained.float(), trained)
+        corrects = self.weight or self.rejection or config.routing.min_agreement
+        correction = self._correct(scored, trained) if corrects else Weights(trained.float(), trained)
         counted = correction.keep if config.denominators == "kept" else trained
         informative = (advantages.abs() >= TOLERANCE).any(-1)
         if not config.count_zero_advantage:
@@ -162,12 +156,8 @@ class Algorithm:
     def diagnose(self, x: Experience, scored: ScoredRows, version: int | None = None) -> dict[str, float]:
         """Return how old the tokens are and, where old is recomputed, its distance from mu and the corrections for it.
 
-        With greedy episodes also what they scored: the mean over the episodes that are compared with them.
-
-        Args:
-            x: the experience of a step.
-            scored: its rows.
-            version: of the weights that are about to be trained; the newest that sampled if left out.
+        With greedy episodes also what they scored: the mean over the episodes that are compared with them. `version` is
+        that of the weights that are about to be trained; the newest that sampled if left out.
         """
         rows, trained = x.rows, _trained(x)
         ages = policy_version_histogram(rows.versions, int(rows.versions.max()) if version is None else version)
@@ -183,11 +173,7 @@ class Algorithm:
         return gap | correction | ages | routing
 
     def _correct(self, scored: ScoredRows, trained: Tensor) -> Weights:
-        """Compute, by old/mu and by the routes, what each token weighs.
-
-        Raises:
-            ConfigError: if it weighs by routes that are not known.
-        """
+        """What each token weighs, by old/mu and by the routes."""
         read, rows = SimpleNamespace(mask=trained), scored.rows
         weight, keep = trained.to(scored.old_logprobs.dtype), trained
         if self.weight is not None:
@@ -195,19 +181,15 @@ class Algorithm:
         if self.config.routing.min_agreement:
             if (agreement := scored.agreement) is None:
                 raise ConfigError("routing.min_agreement needs the routes of a mixture of experts: leave it out")
-            weight = route_mask(weight, agreement.tokens, min_agreement=self.config.routing.min_agreement)
+            # as with IcePop it still counts in the denominators; where the agreement is NaN, not known, it stays
+            weight = torch.where(agreement.tokens < self.config.routing.min_agreement, 0.0, weight)
         if self.rejection is not None:
             keep = _shaped(self.rejection, self.rejection(scored, read, rows), trained.shape)
         return Weights(weight, keep)
 
     @torch.no_grad()
     def advantage_metrics(self, x: Experience, batch: WeightedRows) -> dict[str, float]:
-        """Compare advantages with failed tool calls; see `tool_error_metrics`.
-
-        Args:
-            x: the argument of `compute_weights`.
-            batch: its result.
-        """
+        """Compare the advantages that `compute_weights` returned with failed tool calls; see `tool_error_metrics`."""
         total = torch.zeros_like(x.scores).index_add(0, batch.rows.episode, batch.advantages.double().sum(-1))
         return tool_error_metrics(total / x.lengths.clamp(min=1), x.tool_errors, x.kept & (x.lengths > 0))
 
@@ -228,14 +210,10 @@ class Algorithm:
 
     @torch.no_grad()
     def prepare(self, logprobs: Tensor, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
-        """Prepare a weighted batch for one update; return it unchanged unless `needs_scores_before_update`.
+        """Prepare a weighted batch for one update, with the metrics of its preparation.
 
-        Args:
-            logprobs: of every token of the whole batch under theta as it is before the update, `[B, T]`.
-            batch: the whole batch, as `compute_weights` returned it; no update changes it.
-
-        Returns:
-            The batch to update on, and the metrics of its preparation.
+        It is returned unchanged unless `needs_scores_before_update`. `logprobs`, `[B, T]`, are of every token of the
+        whole batch, as `compute_weights` returned it, under theta before the update.
         """
         if self.preparation is None:
             return batch, {}
@@ -248,11 +226,9 @@ class Algorithm:
     def loss(self, logprobs: Tensor, entropy: Tensor, batch: LossInputs, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.
 
-        Args:
-            logprobs: of every token given those before it, under theta, `[B, T]`, with gradient.
-            entropy: of the distributions they come from, `[B, T]`, with gradient if `config.entropy` is not 0.
-            batch: the micro-batch; of a prepared batch, where the objective `needs_scores_before_update`.
-            whole: counts over the whole batch.
+        Log-probabilities of every token given those before it, under theta, and the entropies of the distributions they
+        come from are `[B, T]`, with gradient (of the latter only if `config.entropy` is not 0). The micro-batch is of a
+        prepared batch, where the objective `needs_scores_before_update`.
 
         Raises:
             ConfigError: if a part reads what was not computed, such as the reference's log-probabilities.
@@ -269,16 +245,13 @@ class Algorithm:
             sums["masked_fraction"] = float(mask[gone].sum())
         if config.kl.where != "none":
             reference = computed(known.reference_logprobs, "reference_logprobs", f"kl.where={config.kl.where}")
-            sums["reference_kl"] = float(
-                (logprobs - reference)[mask].detach().double().sum()
-            )  # k1: unbiased, can be negative
+            # k1: unbiased, can be negative
+            sums["reference_kl"] = float((logprobs - reference)[mask].detach().double().sum())
         if config.kl.where == "loss":
-            kind = config.kl.kind
-            kl = (
-                unbiased_kl(logprobs, mu, reference)
-                if kind == "unbiased"
-                else kl_estimate(logprobs, reference, kind=kind)
-            )
+            if config.kl.kind == "unbiased":
+                kl = unbiased_kl(logprobs, mu, reference)
+            else:
+                kl = kl_estimate(logprobs, reference, kind=config.kl.kind)
             per_token = per_token + config.kl.coefficient * kl
         if config.entropy:
             per_token = per_token - config.entropy * torch.where(mask, entropy, nothing)
@@ -300,12 +273,9 @@ class Algorithm:
         return LossTerms(loss, sums)
 
     def value_loss(self, values: Tensor, targets: CriticTargets, whole: Denominators) -> LossTerms:
-        """Return a micro-batch's share of the critic's loss: the mean over all tokens that it is trained at.
+        """Return a micro-batch's share of the critic's loss, the mean over all tokens of `whole` that it is trained at.
 
-        Args:
-            values: of the state before every token, by the critic in training, `[B, T]`, with gradient.
-            targets: of the micro-batch.
-            whole: counts over the whole batch.
+        `values`, `[B, T]`, are of the state before every token, by the critic in training, with gradient.
         """
         critic = self.config.critic
         per_token, clipped = value_loss(
@@ -338,33 +308,32 @@ def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
     )
 
 
-def _on_rows(name: str, found: object, x: Experience) -> Tensor | AdvantageEstimate:
-    """Spread what an advantage returned onto the tokens of the rows.
-
-    Raises:
-        DefinitionError: if it is neither of episodes, of turns nor of tokens.
-    """
+def _on_rows(
+    part: Part[Tensor | AdvantageEstimate | TurnAdvantages], found: object, x: Experience
+) -> Tensor | AdvantageEstimate:
+    """Spread what an advantage returned onto the tokens of the rows."""
     rows, shape = x.rows, x.rows.loss_mask.shape
-    if isinstance(found, TurnAdvantages):
-        return spread(found.advantages.nan_to_num(0.0)[rows.episode], rows.turns, rows.loss_mask)
     if isinstance(found, AdvantageEstimate):
         return found
+    if "values" in part.reads:
+        raise DefinitionError(
+            f"advantage '{part.name}' reads the critic's values but returned {_described(found)}: the critic would "
+            "never learn; return an AdvantageEstimate, which has its targets"
+        )
+    if isinstance(found, TurnAdvantages):
+        return spread(found.advantages.nan_to_num(0.0)[rows.episode], rows.turns, rows.loss_mask)
     if isinstance(found, Tensor) and found.shape == x.scores.shape:
         return on_tokens(found, rows.episode, rows.loss_mask)
     if isinstance(found, Tensor) and found.shape == shape:
         return found
     raise DefinitionError(
-        f"advantage '{name}' returned {_described(found)}: return a tensor of shape [E] = {tuple(x.scores.shape)}, a "
-        f"number per episode, or [B, T] = {tuple(shape)}, one per token"
+        f"advantage '{part.name}' returned {_described(found)}: return a tensor of shape [E] = "
+        f"{tuple(x.scores.shape)}, a number per episode, or [B, T] = {tuple(shape)}, one per token"
     )
 
 
 def _shaped(part: Part[Tensor], found: Tensor, shape: torch.Size) -> Tensor:
-    """Check the shape of what a part returned.
-
-    Raises:
-        DefinitionError: if it has another.
-    """
+    """Check the shape of what a part returned."""
     if not isinstance(found, Tensor) or found.shape != shape:
         raise DefinitionError(
             f"'{part.name}' returned {_described(found)}: it must return a tensor of shape {tuple(shape)}"

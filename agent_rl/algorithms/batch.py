@@ -260,9 +260,6 @@ def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
     return samples
 
 
-_Rows = list[tuple[Trajectory, BoolArray]]
-
-
 def _own(trajectory: Trajectory) -> BoolArray:
     mask = trajectory.loss_mask
     if trajectory.forked_from is not None:
@@ -270,7 +267,7 @@ def _own(trajectory: Trajectory) -> BoolArray:
     return mask
 
 
-def _earned(episode: Episode, rows: _Rows) -> list[FloatArray]:
+def _earned(episode: Episode, rows: Sequence[tuple[Trajectory, BoolArray]]) -> list[FloatArray]:
     """Lay the episode's rewards out over its rows."""
     earned = [np.zeros(len(mask), np.float32) for _, mask in rows]
     last: dict[int | None, tuple[int, int]] = {}  # turn → the row and place of its last sampled token
@@ -287,11 +284,7 @@ def _earned(episode: Episode, rows: _Rows) -> list[FloatArray]:
 
 
 def collate(samples: Sequence[Sample], pad_id: int = 0) -> Rows:
-    """Pad samples to tensors; without samples there are no rows.
-
-    Raises:
-        ValueError: if only some of the samples have routed experts.
-    """
+    """Pad samples to tensors; without samples there are no rows. Routed experts are those of all samples or of none."""
     width = max((len(s.token_ids) for s in samples), default=0)
 
     def padded(arrays: Sequence[np.ndarray], fill: int, dtype: torch.dtype) -> Tensor:

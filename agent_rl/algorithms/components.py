@@ -43,7 +43,7 @@ ComponentConfig = dict[str, JsonValue]
 
 
 class Part(Generic[R]):
-    """A function with its knobs set, called with the objects that hold its inputs; the first that has one wins."""
+    """A function with its knobs set, called with the objects that hold its inputs."""
 
     def __init__(self, name: str, function: Callable[..., R], knobs: Mapping[str, object]) -> None:
         self.name = name
@@ -52,11 +52,7 @@ class Part(Generic[R]):
         self.function: Callable[..., R] = partial(function, **own)
 
     def __call__(self, *known: object) -> R:
-        """Call the function.
-
-        Raises:
-            ConfigError: if what it reads was not computed.
-        """
+        """Call the function; raise ConfigError if what it reads was not computed."""
         arguments = []
         for name in self.reads:
             value: object = None
@@ -79,11 +75,7 @@ COMPUTED_BY = {
 
 
 def computed(value: R | None, name: str, reader: str) -> R:
-    """Return a value that must have been computed.
-
-    Raises:
-        ConfigError: if it was not: what is missing, who reads it and who computes it.
-    """
+    """Return a value, or raise ConfigError with who reads and who computes it if it is None."""
     if value is None:
         raise ConfigError(
             f"'{reader}' reads {name}, which were not computed: they come from "
@@ -107,7 +99,7 @@ class Component(Generic[R]):
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """What the component reads, in order."""
+        """The names of what it reads, in order."""
         prepared = reads_of(self.prepare) if self.prepare else ()
         return tuple(dict.fromkeys((*prepared, *reads_of(self.function))))
 
@@ -120,9 +112,9 @@ class Component(Generic[R]):
     def knobs(self) -> type[BaseModel]:
         """The keyword-only parameters, as a schema."""
         fields: dict[str, object] = {}
-        for function in (self.prepare, self.function):
-            hints = get_type_hints(function, include_extras=True) if function else {}
-            for name, p in inspect.signature(function).parameters.items() if function else ():
+        for function in filter(None, (self.prepare, self.function)):
+            hints = get_type_hints(function, include_extras=True)
+            for name, p in inspect.signature(function).parameters.items():
                 if p.kind is p.KEYWORD_ONLY:
                     fields[name] = (hints[name], ... if p.default is p.empty else p.default)
         schema: type[BaseModel] = create_model(self.function.__name__, __base__=Section, **fields)  # type: ignore[call-overload]
@@ -133,26 +125,14 @@ class ComponentRegistry(Generic[R]):
     """The components of one kind: the decorator to add one, and the annotation of config fields."""
 
     def __init__(self, kind: str, *known: str, optional: bool = False) -> None:
-        """Start without components.
-
-        Args:
-            kind: what messages call a component.
-            known: what components of this kind can read.
-            optional: whether a config may have none.
-        """
+        """Start without components. They can read what is `known`; `optional` lets a config have none."""
         self.kind, self.known, self.optional = kind, known, optional
         self._registry: Registry[Component[R]] = Registry(kind)
 
     def __call__(
         self, name: str, *, formula: str, source: str = "", prepare: Callable[..., Prepared] | None = None
     ) -> Callable[[F], F]:
-        """Register a function under a name of configs.
-
-        Args:
-            name: unique within the kind.
-            formula: what it computes, in one line, for `--explain`.
-            source: the paper and equation, or whose variant it is.
-            prepare: for objectives: a function of the whole batch, called before each update.
+        """Register a function under a name of configs; see `Component`.
 
         Raises:
             DefinitionError: if the function reads what is not known, or has a knob without a type.
@@ -177,11 +157,7 @@ class ComponentRegistry(Generic[R]):
         return Part(str(chosen["name"]), self[chosen].function, chosen)
 
     def check(self, value: object) -> ComponentConfig | None:
-        """Return a choice with its defaults filled in, or None for none; for pydantic.
-
-        Raises:
-            PydanticCustomError: if there is no such component, or it has no such knob.
-        """
+        """Return a choice with its defaults filled in, or None for none; for pydantic, raise what is wrong with it."""
         given = {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else {}
         name = given.pop("name", None)
         if self.optional and (value is None or name == "none"):

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
+from torch import Tensor
 
 from agent_rl.algorithms import aggregation, components, corrections, filters, shaping  # noqa: F401 - they register
 from agent_rl.algorithms.advantages import critic, episode, token, turn  # noqa: F401 - the same
+from agent_rl.algorithms.advantages.estimate import TurnAdvantages
 from agent_rl.algorithms.components import Component, ComponentConfig
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.objectives import pairwise, sequence  # noqa: F401 - the same
@@ -67,10 +69,8 @@ class CriticConfig(Section):
 
     @model_validator(mode="after")
     def _meaningful(self) -> CriticConfig:
-        if self.where == "none" and self.warmup_steps:
-            raise ValueError(
-                f"critic.warmup_steps={self.warmup_steps}: without a critic nothing would learn; set critic.where"
-            )
+        if self.where == "none" and (steps := self.warmup_steps):
+            raise ValueError(f"critic.warmup_steps={steps}: without a critic nothing would learn; set critic.where")
         return self
 
 
@@ -166,6 +166,11 @@ def _check_advantage(config: AlgorithmConfig) -> str | None:
         return "shaping would change the scores but not those of the greedy episodes they are compared with"
     if "values" in reads and config.critic.where == "none":
         return f"advantage={name} is taken over a critic's values: set critic.where=shared or separate"
+    if "values" in reads and components.advantage[config.advantage].returns in (Tensor, TurnAdvantages):
+        return (
+            f"advantage={name} reads the critic's values but returns no targets for it, so that it would never learn: "
+            "let it return an AdvantageEstimate"
+        )
     if "values" not in reads and config.critic.where != "none":
         return (
             f"advantage={name} asks no critic, critic.where={config.critic.where} would train one in vain: set "
@@ -198,14 +203,12 @@ def _check_state_values(config: AlgorithmConfig) -> str | None:
 
 
 def _check_proximal(config: AlgorithmConfig) -> str | None:
-    if config.proximal == "rollout" and (config.weight or config.rejection):
-        return "a correction by old/mu has no effect with proximal=rollout, where old is mu: set proximal=recompute"
-    if config.proximal == "rollout" and (config.routing.replay == "R2" or config.routing.min_agreement):
-        knob = "replay=R2" if config.routing.replay == "R2" else "min_agreement"
-        return (
-            f"routing.{knob} needs the routes of old's forward pass, and there is none with proximal=rollout: set "
-            "proximal=recompute"
-        )
+    if config.proximal == "rollout":
+        if config.weight or config.rejection:
+            return "a correction by old/mu has no effect with proximal=rollout, where old is mu: set proximal=recompute"
+        knobs = {"replay=R2": config.routing.replay == "R2", "min_agreement": config.routing.min_agreement > 0}
+        if knob := next((name for name, is_set in knobs.items() if is_set), None):
+            return f"routing.{knob} needs the routes of old's forward pass: set proximal=recompute"
     if config.weight and "rollout_logprobs" in components.objective[config.objective].reads:
         return (
             f"objective={config.objective['name']} already weighs tokens by theta/mu; weight={config.weight['name']} "

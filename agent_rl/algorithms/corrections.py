@@ -1,10 +1,11 @@
 """Corrections for the gap between the policy that sampled (mu) and the one the trainer starts from (old).
 
-Every function takes `(old_logprobs, rollout_logprobs, mask)`, all `[B, T]`, and its knobs by name. A weight function
-returns what each token's loss is multiplied with, `[B, T]` in the dtype of `old_logprobs`, 0 outside the mask; a
-rejection function returns which tokens stay, bool `[B, T]`, a subset of the mask. Neither has a gradient. They are for
-the whole batch, after the advantages and before it is cut into micro-batches: no reward is lost with a rejected token,
-and nothing depends on the cut.
+Every function takes `(old_logprobs, rollout_logprobs, mask)`, all `[B, T]`: under old, under mu, and True at sampled
+tokens. A weight function returns what each token's loss is multiplied with, `[B, T]` in the dtype of `old_logprobs`, 0
+outside the mask; a rejection function returns which tokens stay, bool `[B, T]`, a subset of the mask. Neither has a
+gradient. They are for the whole batch, after the advantages and before it is cut into micro-batches: no reward is lost
+with a rejected token, and nothing depends on the cut. Weights are capped at `cap` and, with `normalise`, divided by
+their mean (`batch_normalised`); bounds `low` and `high` include both ends, and 1 is between them.
 
 The ratio is w = old / mu, everywhere. verl's `*_k1` bounds are on mu / old: its `token_k1` with "0.5_5.0" keeps w in
 [0.2, 2], which is `token_rejection(low=0.2, high=2.0)` here. Log-ratios are clamped to ± 20 before exponentiation (a
@@ -26,6 +27,8 @@ from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO
 from agent_rl.errors import ConfigError
 
 AtLeastOne = Annotated[float, Field(ge=1)]
+Over = Literal["token", "sequence", "geometric"]
+"""Whose ratio: each token's, or the product or the geometric mean of a row's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +45,11 @@ class Weights:
 def token_tis(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0, normalise: bool = False
 ) -> Tensor:
-    """Truncated importance sampling by token: `min(w, cap)` (Yao et al. 2025, "Off-Policy RL").
+    """Truncated importance sampling by token (Yao et al. 2025, "Off-Policy RL").
 
-    Args:
-        old_logprobs: under old.
-        rollout_logprobs: under mu.
-        mask: the sampled tokens.
-        cap: 2 in verl, slime, SkyRL and open-instruct.
-        normalise: divide by the mean over sampled tokens, see `batch_normalised`.
+    The cap is 2 in verl, slime, SkyRL and open-instruct.
     """
-    weight = clamped_exp(log_ratio(old_logprobs, rollout_logprobs, mask)).clamp(max=cap)
-    return _weight(weight, old_logprobs, mask, "token" if normalise else None)
+    return _truncated(old_logprobs, rollout_logprobs, mask, "token", cap, normalise)
 
 
 @weight("icepop", formula="w if low <= w <= high else 0", source="IcePop, Ring-1T, Ling team 2025")
@@ -63,37 +60,33 @@ def token_icepop(
 
     Both ends included, as in slime. A masked token still counts in the mean, unlike one of `token_rejection`.
     """
-    ratio = clamped_exp(log_ratio(old_logprobs, rollout_logprobs, mask))
+    ratio = _ratio(old_logprobs, rollout_logprobs, mask)
     # what is not inside is not all outside: a NaN stays, to be seen
     outside = ~_inside(ratio, low, high) & ~ratio.isnan()
-    return _weight(torch.where(outside, 0.0, ratio), old_logprobs, mask)
+    return torch.where(mask & ~outside, ratio, 0.0).to(old_logprobs.dtype)
 
 
 @weight("sequence-tis", formula="min(prod_t w, cap)", source="Truncated IS, Liu et al. 2025")
 def sequence_tis(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0, normalise: bool = False
 ) -> Tensor:
-    """Truncated importance sampling by sequence: `min(prod w, cap)` on every token of the row (Liu et al. 2025).
+    """Truncated importance sampling by sequence, on every token of the row (Liu et al. 2025).
 
     verl's `rollout_is=sequence`, cap 2; SkyRL has 5. TRL's default, "sequence_mask", gives rows beyond 3 the weight 0:
     that is `cap=3` with `sequence_rejection(low=0, high=3)`, rejected tokens counted in the denominators.
-    `normalise` divides by the mean over rows, see `batch_normalised`.
     """
-    total = log_ratio(old_logprobs, rollout_logprobs, mask).sum(-1, keepdim=True)
-    return _weight(clamped_exp(total).clamp(max=cap), old_logprobs, mask, "sequence" if normalise else None)
+    return _truncated(old_logprobs, rollout_logprobs, mask, "sequence", cap, normalise)
 
 
 @weight("geometric-tis", formula="min((prod_t w)^(1/|y|), cap)", source="slime, mis_level=geometric")
 def geometric_tis(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0, normalise: bool = False
 ) -> Tensor:
-    """Truncated geometric mean ratio, `min((prod w)^(1/|y|), cap)`, on every token of the row.
+    """Truncated geometric mean ratio, on every token of the row: biased, but it does not shrink with length.
 
-    slime's `mis_level: geometric` with `mis_mode: truncate`. Biased, but it does not shrink with length. `normalise`
-    divides by the mean over rows, see `batch_normalised`.
+    slime's `mis_level: geometric` with `mis_mode: truncate`.
     """
-    mean = _mean(log_ratio(old_logprobs, rollout_logprobs, mask), mask)
-    return _weight(clamped_exp(mean).clamp(max=cap), old_logprobs, mask, "sequence" if normalise else None)
+    return _truncated(old_logprobs, rollout_logprobs, mask, "geometric", cap, normalise)
 
 
 def batch_normalised(weight: Tensor, mask: Tensor, *, over: Literal["token", "sequence"] = "token") -> Tensor:
@@ -101,14 +94,7 @@ def batch_normalised(weight: Tensor, mask: Tensor, *, over: Literal["token", "se
 
     verl's `rollout_is_batch_normalize`: after truncation, before rejection. It takes the mean over sampled tokens for
     token weights, and over rows (of each row's mean) for sequence weights, whose long rows would count more otherwise.
-
-    Args:
-        weight: `[B, T]`.
-        mask: the sampled tokens; a row without any takes no part.
-        over: what counts once in the mean.
-
-    Returns:
-        Weights `[B, T]`, 0 outside the mask; as they were where all of them are 0.
+    Weights that are all 0 stay 0.
     """
     inside = torch.where(mask, weight.double(), 0.0)
     counts = mask.sum(-1)
@@ -119,52 +105,36 @@ def batch_normalised(weight: Tensor, mask: Tensor, *, over: Literal["token", "se
     return (inside / torch.where(mean == 0, 1.0, mean)).to(weight.dtype)
 
 
-def route_mask(weight: Tensor, agreement: Tensor, *, min_agreement: float) -> Tensor:
-    """Set the weight to 0 where too few layers of a mixture of experts took the same experts in both engines.
-
-    Args:
-        weight: `[B, T]`.
-        agreement: `[B, T]`, in [0, 1], see `moe.agreement.token_agreement`; NaN where it is not known keeps the weight.
-        min_agreement: what is below loses its weight; it still counts in the denominators, as with IcePop.
-    """
-    return torch.where(agreement < min_agreement, 0.0, weight)
-
-
 @rejection("token", formula="keep tokens: low <= w <= high", source="verl token_k1, bounds inverted")
 def token_rejection(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.5, high: AtLeastOne = 2.0
 ) -> Tensor:
-    """Masked importance sampling by token: keep tokens with `w` in `[low, high]`.
-
-    Unlike IcePop the caller may count only kept tokens. verl's `token_k1`, with the bounds inverted.
-    """
-    return mask & _inside(clamped_exp(log_ratio(old_logprobs, rollout_logprobs, mask)), low, high)
+    """Masked importance sampling by token; unlike IcePop the caller may count only kept tokens."""
+    return mask & _inside(_ratio(old_logprobs, rollout_logprobs, mask), low, high)
 
 
 @rejection("sequence", formula="keep rows: low <= prod_t w <= high", source="Masked IS, Liu et al. 2025")
 def sequence_rejection(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.5, high: AtLeastOne = 2.0
 ) -> Tensor:
-    """Masked importance sampling by sequence: keep rows with `prod w` in `[low, high]` (Liu et al. 2025).
+    """Masked importance sampling by sequence (Liu et al. 2025).
 
     SkyRL's "product" mask; verl's `seq_sum_k1`, with the bounds inverted and each token clamped to ± 20 before the sum.
     """
-    total = log_ratio(old_logprobs, rollout_logprobs, mask).sum(-1, keepdim=True)
-    return mask & _inside(clamped_exp(total), low, high)
+    return mask & _inside(_ratio(old_logprobs, rollout_logprobs, mask, "sequence"), low, high)
 
 
 @rejection("geometric", formula="keep rows: low <= (prod_t w)^(1/|y|) <= high", source="Geometric RS, Liu et al. 2025")
 def geometric_rejection(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.999, high: AtLeastOne = 1.001
 ) -> Tensor:
-    """Keep rows whose geometric mean ratio, `(prod w)^(1/|y|)`, is in `[low, high]` (Liu et al. 2025).
+    """Keep rows by their geometric mean ratio (Liu et al. 2025).
 
     verl's `seq_mean_k1`, with the bounds inverted; NeMo has [0.999, 1.002], SkyRL [0.99, 1.01]. verl clamps each
     token's log-ratio to ± 20 before the mean, where here only the mean is clamped: a single token that mu gave but old
     all but excludes moves a long row's mean further here.
     """
-    mean = _mean(log_ratio(old_logprobs, rollout_logprobs, mask), mask)
-    return mask & _inside(clamped_exp(mean), low, high)
+    return mask & _inside(_ratio(old_logprobs, rollout_logprobs, mask, "geometric"), low, high)
 
 
 @rejection("k3", formula="keep rows: {over}_t (w - 1 - log w) <= max_k3", source="verl seq_mean_k3, seq_max_k3")
@@ -176,19 +146,13 @@ def k3_rejection(
     max_k3: Positive = 0.01,
     over: Literal["mean", "max"] = "mean",
 ) -> Tensor:
-    """Keep rows whose k3 estimate of KL(mu || old), `w - 1 - log w`, is at most `max_k3` (Schulman 2020).
+    """Keep rows whose k3 estimate of KL(mu || old) is at most `max_k3`, in nats per token (Schulman 2020).
 
-    verl's `seq_mean_k3` and `seq_max_k3`. Deviations in both directions add up, where they cancel in a product.
-
-    Args:
-        old_logprobs: under old.
-        rollout_logprobs: under mu.
-        mask: the sampled tokens.
-        max_k3: in nats per token.
-        over: whether the mean over a row's tokens counts, or its worst one.
+    Either the mean over the row's tokens or its worst one counts. Deviations in both directions add up, where they
+    cancel in a product.
     """
     per_token = k3(log_ratio(old_logprobs, rollout_logprobs, mask))
-    row = _mean(per_token, mask) if over == "mean" else per_token.amax(-1, keepdim=True)
+    row = _row_mean(per_token, mask) if over == "mean" else per_token.amax(-1, keepdim=True)
     return mask & (row <= max_k3)
 
 
@@ -201,12 +165,11 @@ def worst_token_rejection(
     low: Fraction = 1e-4,
     high: AtLeastOne | None = None,
 ) -> Tensor:
-    """Keep rows without a single token whose `w` is below `low` or above `high`; None for no upper bound.
+    """Keep rows without a single token beyond the bounds; `high=None` for no upper one.
 
     The veto of slime and of verl until late 2025, lower bound only; SkyRL suggests 1e-4 and 100.
     """
-    ratio = clamped_exp(log_ratio(old_logprobs, rollout_logprobs, mask))
-    inside = _inside(ratio, low, float("inf") if high is None else high)
+    inside = _inside(_ratio(old_logprobs, rollout_logprobs, mask), low, float("inf") if high is None else high)
     return mask & inside.all(-1, keepdim=True)  # outside the mask the ratio is 1
 
 
@@ -227,8 +190,27 @@ def clamped_exp(log_ratios: Tensor) -> Tensor:
     return log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def _mean(per_token: Tensor, mask: Tensor) -> Tensor:
-    """The mean over a row's sampled tokens, `[B, 1]`; 0 outside the mask is taken for granted."""
+def _ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, over: Over = "token") -> Tensor:
+    """The ratio w, `[B, T]` by token, `[B, 1]` by row; 1 outside the mask."""
+    gaps = log_ratio(old_logprobs, rollout_logprobs, mask)
+    if over == "sequence":
+        gaps = gaps.sum(-1, keepdim=True)
+    elif over == "geometric":
+        gaps = _row_mean(gaps, mask)
+    return clamped_exp(gaps)
+
+
+def _truncated(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, over: Over, cap: float, normalise: bool
+) -> Tensor:
+    weight = torch.where(mask, _ratio(old_logprobs, rollout_logprobs, mask, over).clamp(max=cap), 0.0)
+    if normalise:
+        weight = batch_normalised(weight, mask, over="token" if over == "token" else "sequence")
+    return weight.to(old_logprobs.dtype)
+
+
+def _row_mean(per_token: Tensor, mask: Tensor) -> Tensor:
+    """The mean over a row's sampled tokens, `[B, 1]`, of numbers that are 0 outside the mask."""
     return per_token.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
@@ -236,11 +218,3 @@ def _inside(ratio: Tensor, low: float, high: float) -> Tensor:
     if not 0 <= low <= 1 <= high:
         raise ConfigError(f"bounds [{low}, {high}] on old / mu must have 1 between them, the ratio of equal policies")
     return (ratio >= low) & (ratio <= high)
-
-
-def _weight(
-    weight: Tensor, old_logprobs: Tensor, mask: Tensor, normalise: Literal["token", "sequence"] | None = None
-) -> Tensor:
-    weight = torch.where(mask, weight, 0.0)
-    weight = batch_normalised(weight, mask, over=normalise) if normalise else weight
-    return weight.to(old_logprobs.dtype)

@@ -33,7 +33,7 @@ def mismatch(
     source: Tensor | None = None,
     source_names: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Measure the gap between mu and old over a whole batch.
+    """Measure the gap between mu and old over a whole batch; all arguments are `[B, T]`.
 
     verl's `rollout_corr/*` are as in its `rollout_corr_helper` without truncation: mean, max, min, std (of the
     population) and effective sample size are of w itself, where verl takes the last two of truncated weights, which
@@ -43,19 +43,12 @@ def mismatch(
     Also:
 
     - `mismatch/gap_mean`, `gap_max`: of |log w|; with `turn_0` … `turn_7` and `turn_8+` its mean by turn, and with
-      `source_NAME` by source, e.g. of the token before, which is what the two engines may have read differently.
+      `source_NAME` by source, e.g. of the token before, which is what the two engines may have read differently; tokens
+      whose source, a number, has no name among `source_names` are not reported.
     - `mismatch/seq_eff_sample_size`: the effective sample size of the rows' products of w, as a share of the rows. Near
       1 / rows, one row decides a sequence-level correction.
     - `training/rollout_probs_diff_*` and `training/rollout_actor_probs_pearson_corr`: of |exp(old) - exp(mu)| and
       between the two (verl's debug metrics; MiniMax-M1, arXiv 2506.13585).
-
-    Args:
-        old_logprobs: under old, `[B, T]`.
-        rollout_logprobs: under mu, `[B, T]`.
-        mask: the sampled tokens, bool `[B, T]`.
-        turns: the turn of each token, from 0, int `[B, T]`.
-        source: a number for each token, int `[B, T]`; tokens whose number has no name are not reported.
-        source_names: the name of source 0, 1, ...
     """
     if not mask.any():
         return {}
@@ -84,16 +77,12 @@ def mismatch(
 
 
 def correction_metrics(weights: Weights, mask: Tensor) -> dict[str, float]:
-    """Return how much a correction rejected, and the spread of the weights that are left.
+    """Return how much of the sampled tokens, `mask`, a correction rejected, and the spread of the weights left.
 
     `rollout_corr/rollout_rs_masked_fraction` is the share of sampled tokens that are rejected, and
     `rollout_rs_seq_masked_fraction` the share of rows that lost any (verl's; it counts rows with nothing sampled, too).
     Over kept tokens are `mismatch/weight_mean`, `weight_eff_sample_size` and `weight_zero_fraction`, the share that
     weighs nothing, as with IcePop; without kept tokens (for the second: without weight) they are left out.
-
-    Args:
-        weights: from the functions of `corrections`.
-        mask: the sampled tokens, before rejection, bool `[B, T]`.
     """
     if not mask.any():
         return {}
@@ -112,14 +101,10 @@ def correction_metrics(weights: Weights, mask: Tensor) -> dict[str, float]:
 
 
 def policy_version_histogram(versions: Tensor, current: int) -> dict[str, float]:
-    """Return the shares of sampled tokens by how many versions their weights are behind.
+    """Return the shares of sampled tokens by how many versions their weights are behind `current`.
 
-    Args:
-        versions: of the weights that sampled each token, int `[B, T]`, negative where none was sampled.
-        current: the version of the weights that are about to be trained.
-
-    Returns:
-        `policy_version/staleness_0` … `staleness_3` and `staleness_4+`; nothing if nothing was sampled.
+    `policy_version/staleness_0` … `staleness_3` and `staleness_4+`; nothing if nothing was sampled, which is a negative
+    version.
 
     Raises:
         ConfigError: if a token is from a version that is yet to come.
@@ -143,15 +128,10 @@ def tool_error_metrics(advantages: Tensor, tool_errors: Tensor, trained: Tensor)
     Training pushes away from failed calls while episodes that have them do worse than others: a correlation that rises
     towards 0 and above says that the reward has stopped to care.
 
-    Args:
-        advantages: of whole episodes, float `[E]`; a mean over sampled tokens where tokens differ.
-        tool_errors: failed calls, int `[E]`.
-        trained: bool `[E]`; the others are left out.
-
-    Returns:
-        `advantage/with_tool_errors` and `advantage/without_tool_errors`, the means over episodes that have a failed
-        call or have none, and `advantage/tool_error_correlation`, Pearson's, between the number of failed calls and the
-        advantage. What is not defined is left out: a mean over nothing, a correlation of constants.
+    `advantage/with_tool_errors` and `advantage/without_tool_errors` are the means over episodes, `[E]`, that have a
+    failed call or have none, and `advantage/tool_error_correlation` is Pearson's, between the number of failed calls
+    and the advantage, a mean over sampled tokens where they differ. Only those that are trained on count. What is not
+    defined is left out: a mean over nothing, a correlation of constants.
     """
     values, errors = advantages[trained].double(), tool_errors[trained].double()
     found: dict[str, float] = {}

@@ -28,8 +28,6 @@ class DynamicSampling:
     max_rounds: int = 10
     oversampling: float = 3.0
     """A round samples at most this times `target` groups, however few were accepted."""
-    expected_rate: float = 1.0
-    """The share of groups expected to pass before any were seen, e.g. that of the step before; weighs as one group."""
     rounds: int = 0
     sampled: int = 0
     """How many groups were sampled in all rounds."""
@@ -39,25 +37,10 @@ class DynamicSampling:
     """The groups of the batch: positions among all sampled groups in order, first come, first served."""
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: if `target` or `max_rounds` is below 1, `oversampling` below 1 or infinite, or `expected_rate`
-                not in (0, 1].
-        """
         if self.target < 1 or self.max_rounds < 1:
             raise ConfigError(f"target={self.target} and max_rounds={self.max_rounds} must both be at least 1")
         if not 1 <= self.oversampling < math.inf:
             raise ConfigError(f"oversampling={self.oversampling} must be at least 1 and finite; 1 for none")
-        if not 0 < self.expected_rate <= 1:
-            raise ConfigError(
-                f"expected_rate={self.expected_rate} must be above 0 and at most 1; 1 if nothing is known"
-            )
-
-    @property
-    def leftover(self) -> int:
-        """How many accepted groups came after the batch was full, or after sampling had ended."""
-        return self.accepted - len(self.selected)
 
     @property
     def reason(self) -> str | None:
@@ -71,21 +54,20 @@ class DynamicSampling:
     def groups_to_sample(self) -> int:
         """Return how many groups to sample now; 0 when sampling has ended.
 
-        As many as are missing, divided by the acceptance rate so far, `(accepted + expected_rate) / (sampled + 1)`, but
+        As many as are missing, divided by the acceptance rate so far, `(accepted + 1) / (sampled + 1)`, but
         not more than `oversampling * target`. verl and slime sample a fixed number of groups every round instead.
         """
         if self.reason is not None:
             return 0
         missing = self.target - len(self.selected)
-        likely = missing * (self.sampled + 1) / (self.accepted + self.expected_rate)
+        likely = missing * (self.sampled + 1) / (self.accepted + 1)
         return math.ceil(min(likely, int(self.oversampling * self.target)))
 
     def update(self, kept: Sequence[bool]) -> DynamicSampling:
         """Return the state after a round.
 
-        Args:
-            kept: one flag per sampled group, in order: whether it is worth training on. There may be fewer or more
-                than were asked for. Groups that come after sampling has ended are counted, but not selected.
+        `kept` flags each sampled group, in order: whether it is worth training on. There may be fewer or more flags
+        than were asked for. Groups that come after sampling has ended are counted, but not selected.
         """
         ended = self.reason is not None
         positions = [self.sampled + i for i, keep in enumerate(kept) if keep]

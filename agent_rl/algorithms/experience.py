@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,7 +138,4 @@ def _component(episode: Episode, name: str) -> float | None:
 
 
 def _numbers(values: object) -> Tensor:
-    def nan(value: object) -> object:
-        return [nan(v) for v in value] if isinstance(value, list) else math.nan if value is None else value
-
-    return torch.tensor(nan(values), dtype=torch.float64)
+    return torch.from_numpy(np.array(values, np.float64))  # None becomes NaN

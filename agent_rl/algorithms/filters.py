@@ -22,42 +22,31 @@ def not_overlong(cut_short: Tensor) -> Tensor:
     An episode cut by a limit of tokens or turns would be punished for a length that the model does not see. Its score
     stays in the statistics of its group. TRL (`mask_truncated_completions`) and SkyRL (`apply_overlong_filtering`) set
     the loss mask of these rows to 0, so that they still count as sequences, but not as tokens, in the denominators.
-
-    Args:
-        cut_short: bool `[E]`, True where a limit ended the episode.
     """
-    return ~cut_short.bool()
+    return ~cut_short
 
 
 @episode_filter("varied-groups", formula="groups with max R - min R > tolerance", source="DAPO, dynamic sampling")
 def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: NotNegative = TOLERANCE) -> Tensor:
     """Keep the groups whose scores are not all equal: the criterion of dynamic sampling (DAPO, eq. 11).
 
-    Stated for any score: the highest and the lowest differ by more than `tolerance`. A mean strictly between 0 and 1
-    (OpenRLHF's range filter) is the same for scores in {0, 1} only and drops good groups of others (OpenRLHF#1270); a
-    standard deviation other than exactly 0 (verl) keeps rounding noise. A group with a single scored episode is not
-    varied; verl keeps it. DAPO fills the batch up with other groups (`dynamic_sampling`) and counts only kept ones.
-
-    Args:
-        scores: `[E]`, NaN for an episode that is not scored: it does not count and is not kept, even in a kept group.
-        groups: int64 `[E]`.
-        tolerance: the largest difference that is still rounding.
+    Stated for any score: the highest and the lowest differ by more than `tolerance`, the largest difference that is
+    still rounding. A mean strictly between 0 and 1 (OpenRLHF's range filter) is the same for scores in {0, 1} only and
+    drops good groups of others (OpenRLHF#1270); a standard deviation other than exactly 0 (verl) keeps rounding noise.
+    A group with a single scored episode is not varied; verl keeps it. An episode that is not scored does not count and
+    is not kept, even in a kept group. DAPO fills the batch up with other groups (`dynamic_sampling`) and counts only
+    kept ones.
     """
     low, high = group_range(scores.double(), group_index(groups, scores))
     return (high - low > tolerance) & ~scores.isnan()
 
 
 def on_policy(versions_oldest: Tensor, current: int, *, max_staleness: int) -> Tensor:
-    """Keep the episodes whose every sampled token comes from weights at most `max_staleness` versions old.
+    """Keep the episodes whose every sampled token comes from weights at most `max_staleness` versions behind `current`.
 
-    The oldest token decides, as an episode may span updates of the weights. Systems that bound staleness drop such
-    episodes before the batch is made, so they count nowhere.
-
-    Args:
-        versions_oldest: int64 `[E]`, the lowest version among the SAMPLED tokens of the episode (`policy_versions` of a
-            trajectory holds -1 elsewhere); -1 for an episode with nothing sampled, which is not kept.
-        current: the version that is about to be trained.
-        max_staleness: how many versions older than `current` a token may be; 0 for strictly on-policy.
+    The oldest token decides, as an episode may span updates of the weights: `versions_oldest`, int64 `[E]`, is -1 for
+    an episode with nothing sampled, which is not kept. Systems that bound staleness drop such episodes before the batch
+    is made, so they count nowhere.
     """
     return (versions_oldest >= 0) & (current - versions_oldest <= max_staleness)
 

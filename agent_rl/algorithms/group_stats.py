@@ -16,11 +16,7 @@ TOLERANCE = 1e-6
 
 
 def group_index(groups: Tensor, values: Tensor) -> Tensor:
-    """Number the groups from 0, int64 `[E]`.
-
-    Args:
-        groups: int64 `[E]`, any ids.
-        values: `[E]`, what will be compared within them.
+    """Number the groups from 0, int64 `[E]`; `groups` are any ids of the values' episodes.
 
     Raises:
         ConfigError: if the shapes differ.
@@ -32,11 +28,7 @@ def group_index(groups: Tensor, values: Tensor) -> Tensor:
 
 
 def check_length(name: str, other: Tensor, scores: Tensor) -> None:
-    """Check that there is one number per episode.
-
-    Raises:
-        ConfigError: if the shapes differ.
-    """
+    """Raise ConfigError unless there is one number per episode."""
     if other.shape != scores.shape:
         raise ConfigError(
             f"scores of shape {tuple(scores.shape)} came with {name} of shape {tuple(other.shape)}; "

@@ -1,8 +1,8 @@
 """Reward shaping: what is done to the scores of episodes before advantages are computed from them.
 
 Every function takes scores `[E]` and returns float64 `[E]`. NaN means not scored: it stays NaN and takes no part in any
-group's statistics. The other arguments of shape `[E]` may hold anything there. Lengths count sampled tokens, unless the
-caller wants to shape by something else, e.g. turns.
+group's statistics; other arguments `[E]` may hold anything there. `groups` are int64 ids. Lengths count sampled tokens,
+unless the caller wants to shape by something else, e.g. turns.
 """
 
 from __future__ import annotations
@@ -32,64 +32,61 @@ def soft_overlong(
 ) -> Tensor:
     """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13): long episodes lose up to `penalty`.
 
-    Nothing up to `max_length - buffer`, then linearly more, `penalty` at `max_length` and beyond. verl's is
-    linear beyond `max_length`, which its responses can't reach; multi-turn episodes can. TRL is as here.
-
-    Args:
-        scores: `[E]`.
-        lengths: `[E]`.
-        max_length: the length from which the whole penalty applies.
-        buffer: over how many tokens the penalty grows; 0 for a step after `max_length`. The paper has 4096 of 20480.
-        penalty: what is subtracted at most.
+    Nothing up to `max_length - buffer`, then linearly more, `penalty` at `max_length` and beyond; the paper's buffer is
+    4096 of 20480, 0 makes a step after `max_length`. verl's is linear beyond `max_length`, which its responses can't
+    reach; multi-turn episodes can. TRL is as here.
 
     Raises:
         ConfigError: if `buffer` is not in `0..max_length`.
     """
     if not 0 <= buffer <= max_length:
         raise ConfigError(f"buffer={buffer} must be between 0 and max_length={max_length}: it is the end of that range")
-    over = _beside(scores, lengths, "lengths") - (max_length - buffer)
+    over = _beside(scores, lengths) - (max_length - buffer)
     share = (over / buffer).clamp(0, 1) if buffer else (over > 0).double()
     return scores.double() - penalty * share
 
 
-def length_l1(scores: Tensor, lengths: Tensor, targets: Tensor, *, alpha: float = 3e-4) -> Tensor:
+@shaping(
+    "length-l1", formula="R -= alpha * |target - |y||", source="L1-Exact, Aggarwal & Welleck 2025, 2503.04697, eq. 1"
+)
+def length_l1(
+    scores: Tensor, lengths: Tensor, tasks: Sequence[Task], *, target: Target, alpha: Positive = 3e-4
+) -> Tensor:
     """L1-Exact: `score - alpha |target - length|` (Aggarwal & Welleck 2025, arXiv 2503.04697, eq. 1).
 
-    Additive: a wrong answer of the right length may beat a right one of a wrong length.
-
-    Args:
-        scores: `[E]`; 1 for correct and 0 for wrong in the paper.
-        lengths: `[E]`.
-        targets: `[E]`, the length that the prompt asked for; NaN where it asked for none, which leaves the score as is.
-        alpha: the penalty per token; the paper has 0.0003.
+    Additive: a wrong answer of the right length may beat a right one of a wrong length. Scores are 1 for correct and 0
+    for wrong in the paper. A task without a target leaves the score as is.
 
     Raises:
         ConfigError: if a target is negative, the authors' code for "no target" and "at most".
     """
-    off = (_targets(scores, targets) - _beside(scores, lengths, "lengths")).abs()
+    targets = _targets(scores, tasks, target)
+    off = (targets - _beside(scores, lengths)).abs()
     return scores.double() - alpha * torch.where(targets.isnan(), 0.0, off)
 
 
+@shaping(
+    "length-l1-max",
+    formula="R *= clip(alpha * (target - |y|) + delta, 0, 1) where R > 0",
+    source="L1-Max, the same, eq. 2",
+)
 def length_l1_max(
-    scores: Tensor, lengths: Tensor, targets: Tensor, *, alpha: float = 3e-4, delta: float = 0.5
+    scores: Tensor,
+    lengths: Tensor,
+    tasks: Sequence[Task],
+    *,
+    target: Target,
+    alpha: Positive = 3e-4,
+    delta: Fraction = 0.5,
 ) -> Tensor:
     """L1-Max: `score * clip(alpha (target - length) + delta, 0, 1)` (Aggarwal & Welleck 2025, eq. 2).
 
-    The paper's score is 1 for correct and 0 for wrong. A score below 0 is left as is, since the product would reward it
-    for being overlong. The authors' code has an alpha of 1/1000.
-
-    Args:
-        scores: `[E]`.
-        lengths: `[E]`.
-        targets: `[E]`, the length that the prompt allowed; NaN where it set no limit, which leaves the score as is.
-        alpha: the slope per token; the paper has 0.0003.
-        delta: the factor of an episode that is exactly as long as was allowed.
-
-    Raises:
-        ConfigError: if a target is negative, the authors' code for "no target" and "at most".
+    An episode that is exactly as long as was allowed keeps `delta` of its score. The paper's score is 1 for correct and
+    0 for wrong. A score below 0 is left as is, since the product would reward it for being overlong. The authors' code
+    has an alpha of 1/1000. Targets are those of `length_l1`.
     """
-    short = _targets(scores, targets) - _beside(scores, lengths, "lengths")
-    factor = (alpha * short + delta).clamp(0, 1)
+    targets = _targets(scores, tasks, target)
+    factor = (alpha * (targets - _beside(scores, lengths)) + delta).clamp(0, 1)
     scores = scores.double()
     return torch.where(targets.isnan() | ~(scores > 0), scores, scores * factor)
 
@@ -109,16 +106,9 @@ def length_group(
     long wrong ones lose. Shortest and longest are of all scored episodes of the group, right or wrong; where they are
     equal nothing is added. The report warms it up: off at first, then with a constant coefficient. open-r1's
     `len_reward` takes shortest and longest over the whole call, not the group, in characters.
-
-    Args:
-        scores: `[E]`.
-        lengths: `[E]`.
-        groups: int64 `[E]`.
-        coefficient: the weight of the length reward.
-        correct: an episode is correct if its score is at least this.
     """
     scores = scores.double()
-    lengths = _beside(scores, lengths, "lengths")
+    lengths = _beside(scores, lengths)
     shortest, longest = group_range(_only_scored(lengths, scores), group_index(groups, scores))
     spread = longest - shortest
     reward = 0.5 - (lengths - shortest) / torch.where(spread > 0, spread, 1.0)
@@ -133,19 +123,14 @@ def relative_cost(
     """Penalty on a cost, by how well the group does (prime-rl's linear length penalty, prime-rl#2901).
 
     `score - coefficient * mean score of the group * cost / highest cost of the group`: the more often a task is solved,
-    the more it matters to solve it cheaply; a group that never solves it pays nothing. For several costs (prime-rl has
-    sampled tokens .25, context tokens .1, turns .1) add up the differences to the unshaped scores, not one after the
-    other; prime-rl divides both kinds of tokens by the highest total.
-
-    Args:
-        scores: `[E]`; meant for scores from 0 to 1. A mean or a score below 0 counts as 0, or long would be good.
-        lengths: `[E]`, the costs, at least 0: sampled tokens, or whatever else is passed.
-        groups: int64 `[E]`.
-        coefficient: what the most expensive episode of a group that is always solved loses.
-        gated: the penalty is also times the episode's own score, so that wrong episodes pay nothing.
+    the more it matters to solve it cheaply; a group that never solves it pays nothing. Meant for scores from 0 to 1: a
+    mean or a score below 0 counts as 0, or long would be good. `gated` multiplies the penalty with the episode's own
+    score too, so that wrong episodes pay nothing. For several costs (prime-rl has sampled tokens .25, context tokens
+    .1, turns .1) add up the differences to the unshaped scores, not one after the other; prime-rl divides both kinds of
+    tokens by the highest total.
     """
     scores = scores.double()
-    costs = _beside(scores, lengths, "costs")
+    costs = _beside(scores, lengths)
     index = group_index(groups, scores)
     _, highest = group_range(_only_scored(costs, scores), index)
     mean = (group_sum(scores, index) / group_count(scores, index).clamp(min=1)).clamp(min=0)
@@ -172,56 +157,13 @@ def scale(scores: Tensor, *, factor: float, shift: float = 0.0) -> Tensor:
     return scores.double() * factor + shift
 
 
-def format_gate(scores: Tensor, formatted: Tensor, *, value: float = 0.0) -> Tensor:
-    """Replace the score by `value` where the format was not kept.
-
-    Args:
-        scores: `[E]`.
-        formatted: `[E]`, the score of the format: kept if at least 1. NaN: it was not scored, so the result is NaN.
-        value: the score of an episode without format.
-    """
-    formatted = _beside(scores, formatted, "formatted", known=False)
-    scores = scores.double()
-    gated = torch.where(formatted >= 1 - TOLERANCE, scores, value)
-    return torch.where(scores.isnan() | formatted.isnan(), torch.nan, gated)
-
-
-# As components: a target may be each task's own, and a component has a name
-
-
-@shaping(
-    "length-l1", formula="R -= alpha * |target - |y||", source="L1-Exact, Aggarwal & Welleck 2025, 2503.04697, eq. 1"
-)
-def towards_target(
-    scores: Tensor, lengths: Tensor, tasks: Sequence[Task], *, target: Target, alpha: Positive = 3e-4
-) -> Tensor:
-    """`length_l1` with one target for all, or each task's own."""
-    return length_l1(scores, lengths, _targets_of(tasks, target), alpha=alpha)
-
-
-@shaping(
-    "length-l1-max",
-    formula="R *= clip(alpha * (target - |y|) + delta, 0, 1) where R > 0",
-    source="L1-Max, the same, eq. 2",
-)
-def below_target(
-    scores: Tensor,
-    lengths: Tensor,
-    tasks: Sequence[Task],
-    *,
-    target: Target,
-    alpha: Positive = 3e-4,
-    delta: Fraction = 0.5,
-) -> Tensor:
-    """`length_l1_max` with one target for all, or each task's own."""
-    return length_l1_max(scores, lengths, _targets_of(tasks, target), alpha=alpha, delta=delta)
-
-
 @shaping("format-gate", formula="R = value where the component is below 1")
-def component_gate(
+def format_gate(
     scores: Tensor, components: Tensor, component_names: Sequence[str], *, component: str, value: float = 0.0
 ) -> Tensor:
-    """`format_gate` by a reward component.
+    """Replace the score by `value` where a reward component, such as the format's, is below 1.
+
+    A component that is NaN was not scored, so neither is the episode.
 
     Raises:
         ConfigError: if there is no component of that name.
@@ -229,11 +171,13 @@ def component_gate(
     if component not in component_names:
         hint, known = did_you_mean(component, component_names), ", ".join(component_names)
         raise ConfigError(f"format-gate: no reward component '{component}'.{hint} There are: {known}")
-    return format_gate(scores, components[:, component_names.index(component)], value=value)
+    formatted = components[:, component_names.index(component)].double()
+    gated = torch.where(formatted >= 1 - TOLERANCE, scores.double(), value)
+    return torch.where(scores.isnan() | formatted.isnan(), torch.nan, gated)
 
 
-def _targets_of(tasks: Sequence[Task], target: int | str) -> Tensor:
-    """Return each episode's target length, float64 `[E]`; NaN for a task without one."""
+def _targets(scores: Tensor, tasks: Sequence[Task], target: int | str) -> Tensor:
+    """Each episode's target length, float64 `[E]`; NaN for a task without one."""
     if isinstance(target, int):
         return torch.full((len(tasks),), target, dtype=torch.float64)
     for task in tasks:
@@ -244,26 +188,22 @@ def _targets_of(tasks: Sequence[Task], target: int | str) -> Tensor:
                 f"length target '{target}' {found} in task {dict(task)}: give each task a number of tokens under that "
                 "key (null where it asks for no length), or set target to a number for all"
             )
-    return torch.tensor([math.nan if (n := task[target]) is None else n for task in tasks], dtype=torch.float64)
-
-
-def _beside(scores: Tensor, values: Tensor, name: str, *, known: bool = True) -> Tensor:
-    """Return `values` as float64, or raise if they don't belong to `scores`."""
-    if values.shape != scores.shape:
-        raise ConfigError(f"{name} of shape {tuple(values.shape)} for scores of shape {tuple(scores.shape)}")
-    values = values.double()
-    # a NaN here would silently turn a scored episode into one that is not
-    if known and bool((values.isnan() & ~scores.isnan()).any()):
-        raise ConfigError(f"{name} are NaN for a scored episode; set the score to NaN if it is not to be trained on")
-    return values
-
-
-def _targets(scores: Tensor, targets: Tensor) -> Tensor:
-    targets = _beside(scores, targets, "targets", known=False)
+    targets = torch.tensor([math.nan if (n := task[target]) is None else n for task in tasks], dtype=torch.float64)
     bad = targets[(targets < 0) & ~scores.isnan()]
     if bad.numel():
-        raise ConfigError(f"target {bad[0].item()}: a length can't be negative; NaN says that none was asked for")
+        raise ConfigError(f"target {bad[0].item()}: a length can't be negative; null says that none was asked for")
     return targets
+
+
+def _beside(scores: Tensor, values: Tensor) -> Tensor:
+    """Return lengths as float64, or raise if they don't belong to `scores`."""
+    if values.shape != scores.shape:
+        raise ConfigError(f"lengths of shape {tuple(values.shape)} for scores of shape {tuple(scores.shape)}")
+    values = values.double()
+    # a NaN here would silently turn a scored episode into one that is not
+    if bool((values.isnan() & ~scores.isnan()).any()):
+        raise ConfigError("lengths are NaN for a scored episode; set the score to NaN if it is not to be trained on")
+    return values
 
 
 def _only_scored(values: Tensor, scores: Tensor) -> Tensor:

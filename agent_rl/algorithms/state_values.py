@@ -58,12 +58,12 @@ class StateValuePlan:
     def values(
         self, continued: Sequence[Episode], shape: tuple[int, int], *, gamma: float
     ) -> tuple[Tensor, dict[str, float]]:
-        """Average what the continuations earned.
+        """Average what the continuations earned, discounted by `gamma` per turn.
 
         Args:
             continued: the episodes that `starts` asked for, in order; one that is not scored leaves the mean.
             shape: the episodes of the step, and the turns of its longest.
-            gamma: discount per turn.
+            gamma: the discount.
 
         Returns:
             The value of the state in which each turn was taken, float64 `[E, K]`, NaN where it is not known; and

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, islice
-from typing import TypeAlias, overload
+from typing import TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 ExpertArray: TypeAlias = npt.NDArray[np.signedinteger]
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 def expert_dtype(experts: int) -> type[np.signedinteger]:
@@ -53,8 +54,6 @@ class Completion:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Of each sampled token, under the distribution it was sampled from."""
-    raw_logprobs: tuple[float, ...]
-    """Of each sampled token, under the model's own softmax (temperature 1, nothing cut off)."""
     finish_reason: FinishReason
     policy_versions: tuple[int, ...]
     """The version of the weights that sampled each token."""
@@ -197,11 +196,7 @@ class Trajectory:
     @property
     def loss_mask(self) -> BoolArray:
         """True where the policy sampled the token, bool `[T]`."""
-        mask = np.zeros(len(self), dtype=np.bool_)
-        for span in self._spans:
-            if span.source is Source.POLICY:
-                mask[span.start : span.stop] = True
-        return mask
+        return self._per_token([s.source is Source.POLICY for s in self._spans], np.bool_)
 
     @property
     def logprobs(self) -> FloatArray:
@@ -213,26 +208,21 @@ class Trajectory:
     @property
     def policy_versions(self) -> IntArray:
         """The version of the weights behind each sampled token, int32 `[T]`; -1 for the other tokens."""
-        out = np.full(len(self), -1, dtype=np.int32)
-        for span in self._spans:
-            if span.policy_version is not None:
-                out[span.start : span.stop] = span.policy_version
-        return out
+        return self._per_token([-1 if (v := s.policy_version) is None else v for s in self._spans], np.int32)
 
     @property
     def turns(self) -> IntArray:
         """The turn of each token, int32 `[T]`."""
-        return np.repeat(
-            np.asarray([s.turn for s in self._spans], dtype=np.int32), [s.stop - s.start for s in self._spans]
-        )
+        return self._per_token([s.turn for s in self._spans], np.int32)
 
     @property
     def sources(self) -> IntArray:
         """Who wrote each token, int32 `[T]`: an index into the members of `Source`."""
-        index = {source: i for i, source in enumerate(Source)}
-        return np.repeat(
-            np.asarray([index[s.source] for s in self._spans], dtype=np.int32), [s.stop - s.start for s in self._spans]
-        )
+        members = list(Source)
+        return self._per_token([members.index(s.source) for s in self._spans], np.int32)
+
+    def _per_token(self, of_spans: list[int], dtype: type[_Number]) -> npt.NDArray[_Number]:
+        return np.repeat(np.asarray(of_spans, dtype=dtype), [s.stop - s.start for s in self._spans])
 
     @property
     def routed_experts(self) -> ExpertArray | None:

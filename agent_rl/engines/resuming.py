@@ -77,7 +77,6 @@ def joined(pieces: Sequence[Completion]) -> Completion:
     return Completion(
         token_ids=tuple(chain.from_iterable(piece.token_ids for piece in pieces)),
         logprobs=tuple(chain.from_iterable(piece.logprobs for piece in pieces)),
-        raw_logprobs=tuple(chain.from_iterable(piece.raw_logprobs for piece in pieces)),
         finish_reason=pieces[-1].finish_reason,
         policy_versions=tuple(chain.from_iterable(piece.policy_versions for piece in pieces)),
         routed_experts=np.concatenate(routes) if routes else None,

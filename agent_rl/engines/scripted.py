@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -13,9 +14,7 @@ from agent_rl.errors import PolicyError
 class ScriptedEngine:
     """Answers every call with the next of the given replies, over all its sessions; implements `InferenceEngine`.
 
-    Args:
-        replies: token ids, whose log-probabilities are then NaN and whose version is 0, or completions.
-        context_limit: the longest sequence to claim, in tokens.
+    Replies are completions, or token ids, whose log-probabilities are then NaN and whose version is 0.
     """
 
     def __init__(self, replies: Iterable[Sequence[int] | Completion], *, context_limit: int | None = None) -> None:
@@ -55,14 +54,13 @@ class ScriptedSession:
         if reply is None:
             raise PolicyError("the scripted engine has given all its replies; give it one for every call")
         if not isinstance(reply, Completion):
-            unknown = (float("nan"),) * len(reply)
-            reply = Completion(tuple(reply), unknown, unknown, FinishReason.STOP, (0,) * len(reply))
+            unknown = (math.nan,) * len(reply)
+            reply = Completion(tuple(reply), unknown, FinishReason.STOP, (0,) * len(reply))
         n = params.max_tokens
         cut = replace(
             reply,
             token_ids=reply.token_ids[:n],
             logprobs=reply.logprobs[:n],
-            raw_logprobs=reply.raw_logprobs[:n],
             policy_versions=reply.policy_versions[:n],
             finish_reason=FinishReason.STOP if stop_ids.intersection(reply.token_ids[:n][-1:]) else FinishReason.LENGTH,
         )

@@ -63,12 +63,9 @@ class StatelessEngine:
         return StatelessSession(self, seed)
 
     def require(self, params: SamplingParams) -> None:
-        """Check that log-probabilities will be known.
-
-        Raises:
-            ConfigError: if the engine reports those of another distribution.
-        """
-        if not (self.processed or _is_unmodified(params) or params.temperature == 0):
+        """Raise ConfigError if the engine would report log-probabilities of another distribution."""
+        unmodified = params == SamplingParams(max_tokens=params.max_tokens)  # the model's own softmax
+        if not (self.processed or unmodified or params.temperature == 0):
             raise ConfigError(
                 f"the engine reports log-probabilities of the model's own softmax, not of what {params} samples from: "
                 "start it with --logprobs-mode processed_logprobs, or sample with temperature 1 and nothing cut off"
@@ -113,17 +110,16 @@ class StatelessSession:
         self._ids += ids
         answer = await self._answer(self._settings(params, stop_ids))
         self._replies += 1
-        sampled, logprobs = [int(i) for i in answer.token_ids], tuple(float(x) for x in answer.logprobs)
+        sampled, logprobs = tuple(int(i) for i in answer.token_ids), tuple(float(x) for x in answer.logprobs)
         self._ids += sampled
-        stopped = bool(sampled) and sampled[-1] in stop_ids
-        greedy = params.temperature == 0
+        if answer.aborted:
+            reason = FinishReason.ABORT
+        else:
+            reason = FinishReason.STOP if stop_ids.intersection(sampled[-1:]) else FinishReason.LENGTH
         return Completion(
-            token_ids=tuple(sampled),
-            logprobs=(0.0,) * len(sampled) if greedy else logprobs,
-            raw_logprobs=logprobs if greedy or _is_unmodified(params) else (),
-            finish_reason=(
-                FinishReason.ABORT if answer.aborted else FinishReason.STOP if stopped else FinishReason.LENGTH
-            ),
+            token_ids=sampled,
+            logprobs=(0.0,) * len(sampled) if params.temperature == 0 else logprobs,  # greedy: a point mass
+            finish_reason=reason,
             policy_versions=(answer.version,) * len(sampled),
             routed_experts=answer.routed_experts,
         )
@@ -209,8 +205,3 @@ class StatelessSession:
         self._over = self._over or "it was closed"
         if self._call is not None:
             self._call.cancel()
-
-
-def _is_unmodified(params: SamplingParams) -> bool:
-    """Whether the model's own softmax is sampled from."""
-    return params == SamplingParams(max_tokens=params.max_tokens)

@@ -36,6 +36,11 @@ class Budget:
                 raise ConfigError(f"Budget({limit.name}={value!r}): give a positive {kind}, or None for no limit")
 
 
+def overdue(what: str, seconds: float | None) -> TimeoutError:
+    """Return the error of a part of an episode that ran out of its time."""
+    return TimeoutError(f"{what} took more than the budget's {seconds:g} s")
+
+
 class BudgetConfig(Section):
     """The section `budget:` of a config; null leaves the environment's own limit."""
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
+import inspect
 import reprlib
-from collections.abc import Awaitable, Generator, Mapping, Sequence, Set
-from typing import ClassVar, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from agent_rl.concurrency import call, in_thread, maybe_await, run_together
+from agent_rl.concurrency import WorkerCall, call, maybe_await, run_together
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.messages import Message, Step, Task
 from agent_rl.errors import DefinitionError
+from agent_rl.gym.budget import overdue
 from agent_rl.gym.reward import RewardComponent, RewardMethod, checked_reward, collect_rewards, declared_members
 from agent_rl.gym.tool import AnyTool, Tool, ToolSpec, call_tools
 
@@ -53,8 +56,6 @@ class Env:
     """Whether sync methods take long enough to keep others waiting (a simulator, `time.sleep`, a blocking HTTP client).
     Each call then runs in a worker thread while other episodes continue; one that the budget's seconds run out on
     continues in the background. Without it, all but `close` and rewards run on the event loop, one after the other."""
-    unscored: Set[str] = frozenset()
-    """The rewards that `score` still waits for, by name."""
     _calls_tools: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -140,32 +141,50 @@ class Env:
         """Whether `snapshot` is supported."""
         return cls.snapshot_attributes is not None or cls.snapshot is not Env.snapshot
 
-    async def score(self, episode: Episode) -> tuple[Reward, ...]:
+    async def score(self, episode: Episode, seconds: float | None = None) -> tuple[Reward, ...]:
         """Run the `@reward` methods on the finished episode, the async ones together, the sync ones in a thread.
 
         Raises:
             TypeError: if one returns something that is no number.
             ValueError: if one returns NaN or an infinity.
+            TimeoutError: if they take more than `seconds` together.
         """
         components = self.reward_components
-        in_turn = [] if self.blocking else [c for c in components if not c.is_async]
-        parts = [part for part in (in_turn, *([c] for c in components if c not in in_turn)) if part]
-        self.unscored = {c.name for c in components}
-        found = await run_together([functools.partial(self._score_part, part, episode) for part in parts])
-        by_name = {reward.name: reward for rewards in found for reward in rewards}
-        return tuple(by_name[c.name] for c in components)
+        sync = [] if self.blocking else [c for c in components if not c.is_async]
+        scores: dict[str, Reward] = {}
 
-    async def _score_part(self, part: Sequence[RewardComponent], episode: Episode) -> list[Reward]:
-        """Call one async method, or sync ones one after the other in a thread, as one may never return."""
-        methods = [cast(RewardMethod, getattr(self, c.attribute)) for c in part]
-        names = [f"{type(self).__name__}.{c.attribute}" for c in part]
-        if part[0].is_async:
-            values = [methods[0](episode)]
-        else:
-            values = await in_thread(lambda: [m(episode) for m in methods], names[0], quick=not self.blocking)
-        checked = [checked_reward(await maybe_await(v), name) for v, name in zip(values, names, strict=True)]
-        self.unscored = self.unscored - {c.name for c in part}
-        return [Reward(c.name, value, c.weight) for c, value in zip(part, checked, strict=True)]
+        def keep(component: RewardComponent, value: object) -> None:
+            checked = checked_reward(value, f"{type(self).__name__}.{component.attribute}")
+            scores[component.name] = Reward(component.name, checked, component.weight)
+
+        async def score_one(c: RewardComponent) -> None:
+            thread = None if c.is_async else f"{type(self).__name__}.{c.attribute}"
+            keep(c, await call(functools.partial(getattr(self, c.attribute), episode), thread=thread))
+
+        async def score_sync() -> None:
+            for c, value in zip(sync, await running.result(), strict=True):
+                keep(c, await maybe_await(value))
+
+        waiting: list[Callable[[], Awaitable[None]]]
+        waiting = [functools.partial(score_one, c) for c in components if c not in sync]
+        if sync:  # one after the other in a thread, as one may never return
+            methods: list[RewardMethod] = [getattr(self, c.attribute) for c in sync]
+            running = WorkerCall(lambda: [m(episode) for m in methods], f"{type(self).__name__}.{sync[0].attribute}")
+            if running.returns_quickly() and not any(map(inspect.isawaitable, running.finished())):
+                for c, value in zip(sync, running.finished(), strict=True):
+                    keep(c, value)
+            else:
+                waiting.insert(0, score_sync)
+        if waiting:
+            try:
+                async with asyncio.timeout(seconds) as clock:
+                    await run_together(waiting)
+            except TimeoutError:
+                if not clock.expired():
+                    raise
+                late = ", ".join(c.name for c in components if c.name not in scores)
+                raise overdue(f"score (of {late})", seconds) from None
+        return tuple(scores[c.name] for c in components)
 
     def oracle(self) -> Script:
         """Play a solution of the task that `reset` was given."""
@@ -227,8 +246,11 @@ def messages_of(observation: Observation) -> tuple[Message, ...]:
     """
     if isinstance(observation, str):
         return (Message("user", observation),)
-    messages = tuple(observation) if isinstance(observation, Sequence) else (observation,)
+    if isinstance(observation, tuple):
+        messages = observation
+    else:
+        messages = tuple(observation) if isinstance(observation, Sequence) else (observation,)
     for message in messages:
         if not isinstance(message, Message):
             raise TypeError(f"an observation is a str, a Message or a sequence of them, not {reprlib.repr(message)}")
-    return cast(tuple[Message, ...], messages)
+    return messages

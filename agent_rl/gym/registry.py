@@ -62,8 +62,11 @@ class EnvSpec:
         Raises:
             ConfigError: if the class does not take these arguments.
         """
-        self.check_arguments(env_args)
-        return self.cls(**env_args)
+        try:
+            return self.cls(**env_args)
+        except TypeError:
+            self.check_arguments(env_args)
+            raise
 
     def check_arguments(self, env_args: Mapping[str, object]) -> None:
         """Check that the class takes these arguments.
@@ -71,7 +74,7 @@ class EnvSpec:
         Raises:
             ConfigError: if it does not.
         """
-        signature = _signature(self.cls)  # type: ignore[arg-type]  # a class is hashable; python/mypy#11470
+        signature = inspect.signature(self.cls)
         try:
             signature.bind(**env_args)
         except TypeError as error:
@@ -201,9 +204,6 @@ def _suggest(id: str) -> str:
         return f" Its versions are: {', '.join(versions)}."
     listing = " `agent-rl envs` lists them; --import FILE loads your own."
     return did_you_mean(id, _specs) + listing
-
-
-_signature = functools.lru_cache(maxsize=256)(inspect.signature)  # 60 µs, which every episode would pay again
 
 
 def _explain_arguments(signature: inspect.Signature, given: Mapping[str, object], error: TypeError) -> str:

@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., object])
 GroupRewardMethod: TypeAlias = Callable[..., Sequence[RewardValue] | Awaitable[Sequence[RewardValue]]]
 G = TypeVar("G", bound=GroupRewardMethod)
 
+_NUMBERS = (int, float, np.bool_, np.integer, np.floating)
 _MARK, _GROUP_MARK = "__agent_rl_reward__", "__agent_rl_group_reward__"
 
 
@@ -119,7 +120,7 @@ def checked_reward(value: object, where: str) -> float | None:
     """
     if value is None:
         return None
-    if not isinstance(value, int | float | np.bool_ | np.integer | np.floating):
+    if not isinstance(value, _NUMBERS):
         raise TypeError(f"reward {where} returned {value!r}, a {type(value).__name__}; return a number, a bool or None")
     if not math.isfinite(value):
         raise ValueError(f'reward {where} returned {value}; return a finite number, or None for "not scored"')

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import re
 import reprlib
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, update_wrapper
 from typing import Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from agent_rl.concurrency import QUICK, WorkerCall, run_together
+from agent_rl.concurrency import WorkerCall, run_together
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError, InfrastructureError, did_you_mean
 from agent_rl.gym.tool_schema import arguments_model, json_schema, parse_docstring
@@ -58,22 +58,21 @@ class Tool(Generic[P, R_co]):
         timeout: float | None = DEFAULT_TIMEOUT,
         inline: bool = False,
     ) -> None:
-        functools.update_wrapper(cast(Callable[..., object], self), function)
+        update_wrapper(cast(Callable[..., object], self), function)
         parameters = list(inspect.signature(function).parameters.values())
         name = name or function.__name__
         self.function = function
         self.timeout = timeout
         self.inline = inline
         self.is_async = inspect.iscoroutinefunction(function)
-        self.is_quick = not self.is_async
-        """Whether the last call returned so soon that waiting for it is cheaper than letting the event loop run."""
         self.is_method = bool(parameters) and parameters[0].name == "self"
         _check_options(name, timeout, inline, self.is_async)
         if self.is_method:
             del parameters[0]
         self.parameters = tuple(p.name for p in parameters)
-        self._arguments = arguments_model(name, function, parameters)
-        self.spec = ToolSpec(name, parse_docstring(function.__doc__)[0], json_schema(self._arguments))
+        arguments = arguments_model(name, function, parameters)
+        self._validate = arguments.__pydantic_validator__.validate_python
+        self.spec = ToolSpec(name, parse_docstring(function.__doc__)[0], json_schema(arguments))
 
     def __repr__(self) -> str:
         return f"Tool({self.spec.name!r})"
@@ -97,11 +96,9 @@ class Tool(Generic[P, R_co]):
             pydantic.ValidationError: if they don't fit the schema.
         """
         # a model's __dict__ holds its fields in the order they were declared in
-        values = self._arguments.model_validate(dict(arguments)).__dict__.values()
-        converted = dict(zip(self.parameters, values, strict=True))
+        converted = dict(zip(self.parameters, self._validate(dict(arguments)).__dict__.values(), strict=True))
         function = cast(Callable[..., object], self.function)
-        args = (instance,) if self.is_method else ()
-        return functools.partial(function, *args, **converted)
+        return partial(function, instance, **converted) if self.is_method else partial(function, **converted)
 
 
 AnyTool: TypeAlias = Tool[..., object]
@@ -193,11 +190,11 @@ def _begin(tools: Mapping[str, AnyTool], call: ToolCall, instance: object) -> Me
     except Exception as error:  # a validator of the tool's own
         return _raised(call, error)
     if called.is_async:
-        return functools.partial(_wait, called, call, cast(Callable[[], Awaitable[object]], bound))
+        return partial(_wait, called, call, cast(Callable[[], Awaitable[object]], bound))
     if not called.inline:
         running = WorkerCall(bound, f"tool {call.name}")
-        if not (called.is_quick and running.returns_within(QUICK)):
-            return functools.partial(_wait, called, call, running.result, running)
+        if not running.returns_quickly():
+            return partial(_wait, called, call, running.result)
         bound = running.finished
     try:
         return _result(call, bound())
@@ -205,12 +202,7 @@ def _begin(tools: Mapping[str, AnyTool], call: ToolCall, instance: object) -> Me
         return _raised(call, error)
 
 
-async def _wait(
-    called: AnyTool,
-    call: ToolCall,
-    start: Callable[[], Awaitable[object]],
-    running: WorkerCall[object] | None = None,
-) -> Message:
+async def _wait(called: AnyTool, call: ToolCall, start: Callable[[], Awaitable[object]]) -> Message:
     """Wait for a call, within the tool's timeout."""
     try:
         async with asyncio.timeout(called.timeout) as clock:
@@ -220,9 +212,6 @@ async def _wait(
         if isinstance(error, TimeoutError) and clock.expired():  # not one that the tool itself raised
             return _failure(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} took more than {called.timeout:g} s")
         return _raised(call, error)
-    finally:
-        if running is not None:
-            called.is_quick = 0 < running.seconds < QUICK
 
 
 # What the model reads
@@ -269,18 +258,16 @@ def _raised(call: ToolCall, error: BaseException) -> Message:
 
 def _explain(error: ValidationError, called: AnyTool) -> str:
     """Return which arguments are wrong, and how, in a line."""
-    details = error.errors(include_url=False, include_context=False)
-    return "bad arguments: " + "; ".join(_explain_one(detail, called) for detail in details)
+    return "bad arguments: " + "; ".join(_explain_one(detail, called) for detail in error.errors())
 
 
 def _explain_one(detail: ErrorDetails, called: AnyTool) -> str:
     where = ".".join(str(part) for part in detail["loc"])
-    match detail["type"]:
-        case "missing":
-            return f"{where}: missing"
-        case "extra_forbidden":
-            hint = did_you_mean(where, called.parameters) if len(detail["loc"]) == 1 else ""
-            return f"{where}: no such argument.{hint}"
+    if detail["type"] == "missing":
+        return f"{where}: missing"
+    if detail["type"] == "extra_forbidden":
+        hint = did_you_mean(where, called.parameters) if len(detail["loc"]) == 1 else ""
+        return f"{where}: no such argument.{hint}"
     message = detail["msg"][0].lower() + detail["msg"][1:]
     return f"{where}: {message} (got {reprlib.repr(detail['input'])})"
 

@@ -26,15 +26,10 @@ class RoutingConfig(Section):
 
 
 def replayed_routes(replay: str, rollout: Tensor | None, old: Tensor | None) -> Tensor:
-    """Return the routes that the update takes, `[B, T, layers, top_k]`.
-
-    Args:
-        replay: see `RoutingConfig`.
-        rollout: the routes of the rollout, None where it reported none.
-        old: those of old's forward pass.
+    """Return the routes that the update takes with `RoutingConfig.replay`, `[B, T, layers, top_k]`.
 
     Raises:
-        ConfigError: if they are not known.
+        ConfigError: if rollout, or old's forward pass, did not report them.
     """
     routes = old if replay == "R2" else rollout
     if routes is None:
@@ -76,15 +71,13 @@ def routing_metrics(agreement: RouteAgreement | None, gaps: Tensor, mask: Tensor
     - `mismatch/gap_flipped`, `mismatch/gap_same`: the mean |log old/mu| of those tokens, and of the others.
 
     With R3, old's own routes are those that its routers would have taken, given what the replayed layers below them
-    computed. Flips earlier in the context, which a token sees through attention, are not looked at.
+    computed. Flips earlier in the context, which a token sees through attention, are not looked at. What there are no
+    tokens of is left out, and all of it for a dense model.
 
     Args:
         agreement: of rollout and old; None for a dense model.
         gaps: log old/mu, `[B, T]`.
         mask: the tokens to measure, bool `[B, T]`: of each row all sampled ones, or none.
-
-    Returns:
-        Nothing for a dense model; without the metrics of tokens that there are none of.
     """
     if agreement is None:
         return {}
@@ -105,14 +98,10 @@ def routing_metrics(agreement: RouteAgreement | None, gaps: Tensor, mask: Tensor
 
 
 def route_agreement(rollout_experts: Tensor, training_experts: Tensor) -> Tensor:
-    """Return the share of the top-k experts that both engines took, in any order.
+    """Return the share of the top-k experts that both engines took, in any order, float32 `[B, T, layers]`.
 
-    Args:
-        rollout_experts: distinct expert ids, int `[B, T, layers, top_k]`, by input position; -1 for missing.
-        training_experts: the same from the trainer.
-
-    Returns:
-        float32 `[B, T, layers]`, NaN where either side misses any.
+    Experts are distinct ids, int `[B, T, layers, top_k]`, by input position; the share is NaN where either side misses
+    any, a -1.
 
     Raises:
         ConfigError: if the shapes differ.
@@ -131,15 +120,10 @@ def route_agreement(rollout_experts: Tensor, training_experts: Tensor) -> Tensor
 
 
 def token_agreement(routes: Tensor) -> Tensor:
-    """Return the share of layers with equal experts at the position that each token was sampled from.
+    """Return the share of layers with equal experts at the position that each token was sampled from, `[B, T]`.
 
-    Token t is sampled from the output at position t - 1, so that routes of input positions move by one.
-
-    Args:
-        routes: from `route_agreement`, `[B, T, layers]`.
-
-    Returns:
-        `[B, T]`; NaN where no layer is known, and for the first token. Layers that are not known take no part.
+    Token t is sampled from the output at position t - 1, so that `route_agreement`'s input positions move by one. NaN
+    where no layer is known, and for the first token; layers that are not known take no part.
     """
     same = torch.where(routes.isnan(), torch.nan, (routes == 1).to(routes.dtype)).nanmean(-1)
     return torch.cat([torch.full_like(same[:, :1], torch.nan), same[:, :-1]], -1)

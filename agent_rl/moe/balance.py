@@ -16,12 +16,7 @@ class RouteLog:
     """The routes of a whole batch, put together from those of its micro-batches."""
 
     def __init__(self, lengths: Tensor, width: int) -> None:
-        """Begin with nothing.
-
-        Args:
-            lengths: of the rows, int64 `[B]`.
-            width: of the batch, `T`.
-        """
+        """Begin with nothing, for rows of these lengths, int64 `[B]`, in a batch of a width."""
         self.lengths, self.width = lengths, width
         self.own: Tensor | None = None
         """int16 `[B, T, layers, top_k]`; -1 for padding and for what was not fed. None for a dense model."""
@@ -64,13 +59,9 @@ def balance_loss(routes: Routes, real: Tensor, top_k: int) -> Tensor:
     """Return the load-balancing loss of the Switch Transformer (Fedus et al. 2021, eq. 4-6), without its coefficient.
 
     By layer, `experts * sum_i f_i P_i`, where `f_i` is the share of picks that went to expert i and `P_i` its mean
-    probability; then the mean over layers. It is 1 in balance and grows up to experts / top_k. Layers are not pooled
-    as in transformers' models: there, one layer's favourite can make up for another's.
-
-    Args:
-        routes: of a forward pass.
-        real: bool `[B, fed]`: the positions that are no padding.
-        top_k: experts per token.
+    probability, over the positions that are no padding (`real`, bool `[B, fed]`); then the mean over layers. It is 1 in
+    balance and grows up to experts / top_k. Layers are not pooled as in transformers' models: there, one layer's
+    favourite can make up for another's.
     """
     losses = [load_balancing_loss_func((logits,), logits.shape[-1], top_k, real) for logits in routes.logits]
     return torch.stack([torch.as_tensor(loss) for loss in losses]).mean() / top_k

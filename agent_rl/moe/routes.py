@@ -44,7 +44,7 @@ def routed(model: nn.Module, given: Tensor | None = None) -> Iterator[Routes]:
 
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[Routes]:
-    """Record what the routers of one forward pass say; one that replays must be entered inside."""
+    """Record what the routers of one forward pass say; enter `replayed` inside."""
     routes = Routes()
 
     def record(router: nn.Module, inputs: tuple[Tensor, ...], output: _RouterOutput) -> None:
@@ -62,10 +62,9 @@ def replayed(model: nn.Module, given: Tensor) -> Iterator[None]:
     Only which experts are taken is given. Their weights come from the present router, as they would without: softmax
     over all experts, gathered at the given ones, normalised if the model does so. So the router keeps its gradient.
 
-    Args:
-        model: a Qwen3-MoE, sharded by FSDP or not.
-        given: integers `[B, T, layers, top_k]` by input position: the route of position t is that of the input token
-            t. `T` may exceed what is fed, since the last token is never fed. A position with a -1 routes for itself.
+    Routes are integers `[B, T, layers, top_k]` by input position: the route of position t is that of the input token t.
+    `T` may exceed what is fed, since the last token is never fed. A position with a -1 routes for itself. The model is
+    a Qwen3-MoE, sharded by FSDP or not.
 
     Raises:
         ConfigError: if the routes don't fit the model or what it is fed, or it has no routers to give them to.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 
-from agent_rl.core.messages import Message
+from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.engines.base import InferenceEngine, SamplingParams
 from agent_rl.errors import ConfigError, PolicyError
@@ -140,8 +140,10 @@ class TokenConversation:
                 trajectory.append(piece, Source.TEMPLATE, self._turn)
         before, reply = trajectory.split_reply()
         message = policy.renderer.parse(reply, before, self._tools)
-        calls = tuple(replace(c, id=f"call_{self._turn}_{i}") for i, c in enumerate(message.tool_calls))
-        message = replace(message, tool_calls=calls) if calls else message
+        if message.tool_calls:  # not by dataclasses.replace: it takes 2.5 µs
+            named = ((f"call_{self._turn}_{i}", c) for i, c in enumerate(message.tool_calls))
+            calls = tuple(ToolCall(id, c.name, c.arguments, c.error) for id, c in named)
+            message = Message("assistant", message.content, message.reasoning, calls)
         self._messages.append(message)
         self._turn += 1
         return Reply(message, finish_reason)

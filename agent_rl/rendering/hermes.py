@@ -53,22 +53,21 @@ def read_call(text: str, index: int, stray: str = "", closed: bool = True) -> To
         stray: behind the closing tag.
         closed: whether there was a closing tag.
     """
-    name, error = _name_in(text), None
-    arguments: dict[str, JSON] = {}
+    id = f"call_{index}"
     try:
         if not closed:
             raise ValueError(f"{OPEN} is not closed by {CLOSE}")
         name, arguments = _name_and_arguments(text)
-        if stray.strip():
-            raise ValueError(f"text after {CLOSE}: {_short(stray)}; say it before the first {OPEN}")
     except (ValueError, RecursionError) as problem:
-        error = str(problem)
-    return ToolCall(id=f"call_{index}", name=name, arguments=arguments, error=error)
+        return ToolCall(id, _name_in(text), error=str(problem))
+    if stray.strip():
+        return ToolCall(id, name, arguments, f"text after {CLOSE}: {_short(stray)}; say it before the first {OPEN}")
+    return ToolCall(id, name, arguments)
 
 
 def _name_and_arguments(text: str) -> tuple[str, dict[str, JSON]]:
     try:
-        value = json.loads(text, parse_constant=_not_finite, parse_float=_finite)
+        value = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except json.JSONDecodeError as error:
@@ -99,6 +98,9 @@ def _finite(text: str) -> float:
 
 def _not_finite(text: str) -> float:
     raise ValueError(f"{_short(text)} is not a finite number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_not_finite, parse_float=_finite)
 
 
 def _short(text: str, limit: int = 80) -> str:

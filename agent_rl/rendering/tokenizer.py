@@ -70,14 +70,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
         pad_token=END_OF_TEXT,
         additional_special_tokens=[IM_START],
         clean_up_tokenization_spaces=False,
-        chat_template=chat_template(),
+        chat_template=(resources.files("agent_rl.rendering") / "chatml.j2").read_text(encoding="utf-8"),
         agent_rl_renderer="chatml",
     )
-
-
-def chat_template() -> str:
-    """The Jinja template of `ChatMLRenderer`'s format, for other stacks."""
-    return (resources.files("agent_rl.rendering") / "chatml.j2").read_text(encoding="utf-8")
 
 
 def _winning_weight(corpus: list[str]) -> int:

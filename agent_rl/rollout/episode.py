@@ -6,21 +6,22 @@ import asyncio
 import copy
 import functools
 import inspect
+import os
 import time
 import traceback
-import uuid
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
-from agent_rl.concurrency import call, in_thread, maybe_await
+from agent_rl.concurrency import in_thread, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import PolicyError
+from agent_rl.gym.budget import overdue
 from agent_rl.gym.env import Env, messages_of
-from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Resumable
+from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Resumable
 from agent_rl.rollout.job import Branch, Job
 from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
@@ -58,63 +59,60 @@ class _Run:
         self.env: Env | None = None
         self.conversation: Conversation | None = None
         self.replies = self.calls = 0
-        self.broken_stage = ""
+        self.stage = "make"
+        """What a failure is reported to have broken."""
         self.started = time.perf_counter()
 
-    def stage(self, name: str) -> _Stage:
-        """Return a context that names the stage of a failure."""
-        return _Stage(self, name)
-
     async def run_within_budget(self) -> StopReason:
-        with self.stage("make"):
-            self.env = env = self.job.spec.make(**self.job.env_args)
+        self.env = env = self.job.spec.make(**self.job.env_args)
+        if self.budget.seconds is None:
+            return await self.interact(env)
         try:
             async with asyncio.timeout(self.budget.seconds) as clock:
                 return await self.interact(env)
         except TimeoutError:
             if not clock.expired():  # the environment's own
                 raise
-            if self.broken_stage in ("reset", "restore"):  # the policy never had a chance
-                raise _overdue(self.broken_stage, self.budget.seconds) from None
+            if self.stage in ("reset", "restore"):  # the policy never had a chance
+                raise overdue(self.stage, self.budget.seconds) from None
             return StopReason.SECONDS
 
     async def interact(self, env: Env) -> StopReason:
-        with self.stage("reset"):
-            generator = rng(Stream.ENVIRONMENT, self.job.seed)
-            task = copy.deepcopy(self.job.task)  # the data set's own, which others are given, too
-            observation = messages_of(await self.call(env.reset, task, generator))
+        generator = rng(Stream.ENVIRONMENT, self.job.seed)
+        task = copy.deepcopy(self.job.task)  # the data set's own, which others are given, too
+        observation = messages_of(await self.call("reset", env.reset, task, generator))
         if self.job.branch is None:
-            with self.stage("policy"):
-                self.conversation = conversation = self.start(env)
+            self.stage = "policy"
+            self.conversation = conversation = self.start(env)
         else:
             observation = ()  # the prefix holds all that was observed
             self.conversation = conversation = await self.resume(env, self.job.branch)
             if (over := self.ended(terminated=False, truncated=False)) is not None:
                 return over
-        limit = self.context_limit(conversation)
+        limits = (self.budget.tokens, conversation.context_limit)
+        limit = min((n for n in limits if n is not None), default=None)
         while True:
-            with self.stage("policy"):
-                self.messages += observation
-                length = conversation.observe(observation)
+            self.stage = "policy"
+            self.messages += observation
+            length = conversation.observe(observation)
             if limit is not None and length >= limit:
                 return StopReason.TOKENS
             await self.observe_state(env)
-            with self.stage("policy"):
-                reply = await conversation.reply(None if limit is None else limit - length)
-                self.messages.append(reply.message)
-                self.replies += 1
-                if reply.finish_reason is FinishReason.ABORT:
-                    raise PolicyError("the policy aborted its reply")
+            self.stage = "policy"
+            reply = await conversation.reply(None if limit is None else limit - length)
+            self.messages.append(reply.message)
+            self.replies += 1
+            if reply.finish_reason is FinishReason.ABORT:
+                raise PolicyError("the policy aborted its reply")
             if reply.finish_reason is FinishReason.LENGTH:
                 full = limit is not None and sum(map(len, conversation.trajectories[-1:])) >= limit
                 return StopReason.TOKENS if full else StopReason.LENGTH
             self.calls += len(reply.message.tool_calls)
             if self.budget.tool_calls is not None and self.calls > self.budget.tool_calls:
                 return StopReason.TOOL_CALLS
-            with self.stage("step"):
-                step = await self.call(env.step, reply.message)
-                observation = messages_of(step.observation)
-                self.record(len(observation), float(step.reward), step.terminated, step.truncated)
+            step = await self.call("step", env.step, reply.message)
+            observation = messages_of(step.observation)
+            self.record(len(observation), float(step.reward), step.terminated, step.truncated)
             ended = self.ended(step.terminated, step.truncated)
             if ended is not None:
                 self.messages += observation
@@ -122,47 +120,44 @@ class _Run:
 
     def start(self, env: Env) -> Conversation:
         """Begin the dialogue; a script gets the environment."""
-        if isinstance(self.policy, EnvPolicy):
-            return self.policy.start_in(env, self.job.seed)
-        return self.policy.start(env.tools, self.job.seed)
+        if _sees_env(type(self.policy)):
+            return cast(EnvPolicy, self.policy).start_in(env, self.job.seed)
+        return cast(Policy, self.policy).start(env.tools, self.job.seed)
 
     async def resume(self, env: Env, branch: Branch) -> Conversation:
         """Restore the environment, and begin the conversation, as the branch left them."""
-        with self.stage("restore"):
-            await self.call(env.restore, branch.snapshot)
+        await self.call("restore", env.restore, branch.snapshot)
         turn = self.replies = branch.turn
         prefix, self.calls = branch.prefix, branch.tool_calls
         self.messages += prefix.messages
         self.steps += branch.episode.steps[:turn]
         self.snapshots += branch.episode.snapshots[:turn]
-        with self.stage("policy"):
-            if not isinstance(self.policy, Resumable):
-                raise PolicyError(f"{type(self.policy).__name__} can't continue from token ids: it has no resume(...)")
-            return self.policy.resume(env.tools, branch.seed, prefix)
+        self.stage = "policy"
+        if not isinstance(self.policy, Resumable):
+            raise PolicyError(f"{type(self.policy).__name__} can't continue from token ids: it has no resume(...)")
+        return self.policy.resume(env.tools, branch.seed, prefix)
 
     async def observe_state(self, env: Env) -> None:
         """Record the state that the policy is about to reply in."""
         if self.job.spec.cls.state_hash is not Env.state_hash:
-            with self.stage("state_hash"):
-                self.state = await self.call(env.state_hash)
-                if self.state is not None and not isinstance(self.state, str):
-                    raise TypeError(f"state_hash returned {self.state!r}: return a str, or None")
+            self.state = await self.call("state_hash", env.state_hash)
+            if self.state is not None and not isinstance(self.state, str):
+                raise TypeError(f"state_hash returned {self.state!r}: return a str, or None")
         if self.job.snapshots:
-            with self.stage("snapshot"):
-                self.snapshots.append(await self.call(env.snapshot))
+            self.snapshots.append(await self.call("snapshot", env.snapshot))
 
-    async def call(self, method: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(self, stage: str, method: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method of the environment, sync or async; in a worker thread if it may hold up the event loop."""
-        thread = f"{self.job.spec.id} {method.__name__}" if self.job.spec.cls.blocking else None
-        return await call(functools.partial(method, *args, **kwargs), thread=thread)
+        self.stage = stage
+        if self.job.spec.cls.blocking:
+            value = await in_thread(functools.partial(method, *args, **kwargs), f"{self.job.spec.id} {stage}")
+        else:
+            value = method(*args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
 
     def record(self, messages: int, reward: float, terminated: bool, truncated: bool) -> None:
         """Store the environment's answer."""
         self.steps.append(StepRecord(messages, reward, terminated, truncated, self.state))
-
-    def context_limit(self, conversation: Conversation) -> int | None:
-        """The longest context that the budget and the policy allow, in tokens."""
-        return min((n for n in (self.budget.tokens, conversation.context_limit) if n is not None), default=None)
 
     def ended(self, terminated: bool, truncated: bool) -> StopReason | None:
         if terminated:
@@ -178,22 +173,15 @@ class _Run:
     async def score(self, stop: StopReason) -> Episode:
         assert self.env is not None
         outcome = Outcome.TERMINATED if stop is StopReason.DONE else Outcome.TRUNCATED
-        with self.stage("score"):
-            episode = self.episode(stop, outcome)
-            try:
-                async with asyncio.timeout(self.budget.score_seconds) as clock:
-                    rewards = await self.env.score(episode)
-            except TimeoutError:
-                if not clock.expired():
-                    raise
-                waiting = ", ".join(c.name for c in self.env.reward_components if c.name in self.env.unscored)
-                raise _overdue(f"score (of {waiting})" if waiting else "score", self.budget.score_seconds) from None
+        self.stage = "score"
+        episode = self.episode(stop, outcome)
+        rewards = await self.env.score(episode, self.budget.score_seconds)
         steps = (Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
         return replace(episode, rewards=(*rewards, *steps))
 
     def failed(self, error: BaseException) -> Episode:
         trace = "".join(traceback.format_exception(error))
-        failure = Failure(self.broken_stage, type(error).__name__, str(error), trace)
+        failure = Failure(self.stage, type(error).__name__, str(error), trace)
         return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure)
 
     def episode(self, stop: StopReason, outcome: Outcome) -> Episode:
@@ -201,7 +189,7 @@ class _Run:
         if len(self.steps) < self.replies:  # the environment never got to answer the last reply
             self.record(0, 0.0, terminated=False, truncated=outcome is Outcome.TRUNCATED)
         return Episode(
-            id=job.id or uuid.uuid4().hex,
+            id=job.id or os.urandom(16).hex(),
             env=job.spec.id,
             task=job.task,
             seed=job.seed,
@@ -227,11 +215,17 @@ class _Run:
     async def close(self) -> None:
         """Free what the episode holds. The episode itself is complete, so that a failure is only a warning."""
         problems = []
-        if self.conversation is not None:
-            problems.append(await _problem_of(call(self.conversation.close)))
-        if self.env is not None:
-            problems.append(await _problem_of(close_env(self.env, self.budget.close_seconds)))
-        for problem in filter(None, problems):
+        for holder in (self.conversation, self.env):
+            try:
+                if isinstance(holder, Env):
+                    await close_env(holder, self.budget.close_seconds)
+                elif holder is not None:
+                    holder.close()
+            except (Exception, asyncio.CancelledError) as error:
+                if _from_outside(error):
+                    raise
+                problems.append(f"{type(error).__name__}: {error}")
+        for problem in problems:
             warnings.warn(f"{self.job.spec.id}: close() failed: {problem}", RuntimeWarning, stacklevel=2)
 
 
@@ -252,38 +246,12 @@ async def close_env(env: Env, seconds: float | None) -> None:
     except TimeoutError:
         if not clock.expired():
             raise
-        raise _overdue("close", seconds) from None
+        raise overdue("close", seconds) from None
 
 
-class _Stage:
-    """A part of an episode, for `with`: a failure names the one that broke."""
-
-    __slots__ = ("name", "run")
-
-    def __init__(self, run: _Run, name: str) -> None:
-        self.run, self.name = run, name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.run.broken_stage = self.name
-
-
-def _overdue(what: str, seconds: float | None) -> TimeoutError:
-    return TimeoutError(f"{what} took more than the budget's {seconds:g} s")
-
-
-async def _problem_of(closing: Awaitable[object]) -> str | None:
-    """Wait for something to close; return what went wrong."""
-    try:
-        await closing
-    except (Exception, asyncio.CancelledError) as error:
-        if _from_outside(error):
-            raise
-        return f"{type(error).__name__}: {error}"
-    return None
+@functools.cache
+def _sees_env(policy: type[AnyPolicy]) -> bool:
+    return issubclass(policy, EnvPolicy)  # 3 µs, which every episode would pay again
 
 
 def _from_outside(error: BaseException) -> bool:

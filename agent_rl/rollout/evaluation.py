@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from agent_rl.core.episode import Episode, Outcome
 from agent_rl.policy.interruption import interruptions
@@ -52,18 +52,8 @@ class Evaluation:
 
     def row(self, split: str, sampling: str) -> dict[str, float | int | str]:
         """Return the evaluation as a row of metrics."""
-        return {
-            "split": split,
-            "sampling": sampling,
-            "successes": self.success.successes,
-            "n": self.success.n,
-            "success": self.success.value,
-            "reward": self.reward,
-            "failed": self.failed,
-            "turns": self.turns,
-            "tool_calls": self.tool_calls,
-            "tool_errors": self.tool_errors,
-        }
+        names = {"split": split, "sampling": sampling}
+        return names | asdict(self.success) | asdict(self) | {"success": self.success.value}
 
 
 def summarise(episodes: list[Episode]) -> Evaluation:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from agent_rl.concurrency import in_thread, maybe_await
+from agent_rl.concurrency import call
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
@@ -27,13 +28,9 @@ async def run_groups(
     concurrency: int = 64,
     on_episode: Callable[[Episode], None] | None = None,
 ) -> list[EpisodeGroup]:
-    """Run whole groups and score them; arguments as of `run_jobs`.
+    """Run whole groups with `run_jobs`, and score them.
 
-    Args:
-        jobs: of one environment; neighbours with the same `group_id` are a group.
-        policy: what plays.
-        concurrency: how many episodes may be under way.
-        on_episode: called with each episode as it ends, before its group is scored.
+    All jobs are of one environment; neighbours with the same `group_id` are a group.
     """
     episodes = await run_jobs(jobs, policy, concurrency=concurrency, on_episode=on_episode)
     if not jobs:
@@ -86,10 +83,7 @@ async def _component(env: Env, component: RewardComponent, group: EpisodeGroup, 
     reason = None
     try:
         async with asyncio.timeout(seconds) as clock:
-            if component.is_async:
-                found = await method(group)
-            else:
-                found = await maybe_await(await in_thread(lambda: method(group), where, quick=not env.blocking))
+            found = await call(functools.partial(method, group), thread=None if component.is_async else where)
         values = _checked(found, len(group.episodes), where)
     except Exception as error:  # of the user's own method, or a service that it asks
         late = isinstance(error, TimeoutError) and clock.expired()

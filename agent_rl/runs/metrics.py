@@ -6,14 +6,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
 from agent_rl.core.messages import JSON
 from agent_rl.runs.folder import METRICS
 from agent_rl.store.tail import heal
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 T = TypeVar("T")
 Row: TypeAlias = dict[str, JSON]
@@ -46,12 +48,7 @@ class MetricsFile:
     """Appends rows to a run's metrics.jsonl, and mirrors numbers to TensorBoard if it is installed."""
 
     def __init__(self, folder: Path, *, mirror: bool = True) -> None:
-        """Open the file, and heal it.
-
-        Args:
-            folder: the run's.
-            mirror: whether to write for TensorBoard, too.
-        """
+        """Open the file, and heal it; `mirror` says whether to write for TensorBoard, too."""
         self._path = folder / METRICS
         self._seen = {_key(row) for row in read_metrics(self._path)}
         with self._path.open("ab+") as file:
@@ -81,9 +78,7 @@ class MetricsFile:
     def __enter__(self) -> MetricsFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -112,18 +107,9 @@ def _key(row: Row) -> tuple[JSON, ...]:
     return tuple(row.get(k) for k in KEY)
 
 
-class _Board(Protocol):
-    """What is used of TensorBoard's writer."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def _tensorboard(folder: Path) -> _Board | None:
+def _tensorboard(folder: Path) -> SummaryWriter | None:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    board: _Board = SummaryWriter(str(folder / "tensorboard"))
-    return board
+    return SummaryWriter(str(folder / "tensorboard"))

@@ -18,10 +18,12 @@ from agent_rl.runs.metrics import Row, read_metrics
 from agent_rl.store.episodes import read_episodes
 from agent_rl.version import __version__
 from agent_rl.view.curve import learning_curve_svg
-from agent_rl.view.html import Comparison, Estimate, write_report
+from agent_rl.view.html import Comparison, write_report
 
 SHOWN = 6
 """How many tasks the report shows before and after."""
+PACKAGES = ("torch", "transformers", "verl", "vllm")
+"""Whose versions the report says."""
 SAMPLINGS = {
     "sampled": ("", "sampled"),
     "greedy": ("_greedy", "greedy"),
@@ -46,29 +48,18 @@ class Summary(TypedDict):
 
 
 def write_reports(
-    folder: Path,
-    config: RunConfig,
-    facts: Mapping[str, str],
-    *,
-    wall_s: float,
-    peak_rss_mib: float | None = None,
+    folder: Path, config: RunConfig, facts: Mapping[str, str], *, wall_s: float, peak_rss_mib: float | None = None
 ) -> Path:
-    """Write summary.json and report.html of a finished run; return the latter's path.
+    """Write summary.json and report.html of a finished run, with a backend's own facts; return the latter's path.
 
-    Args:
-        folder: the run's.
-        config: the run's settings.
-        facts: more to say about the run, by name: what is the backend's own.
-        wall_s: how long it took.
-        peak_rss_mib: the memory that it took at most, if one process has it all.
+    `wall_s` is how long it took, `peak_rss_mib` the most memory that it took, if one process has it all.
     """
     rows = read_metrics(folder / METRICS)
     demonstrations = next((row for row in rows if row["kind"] == "demonstrations"), {})
-    rates = {
-        name: (first, last)
-        for name in SAMPLINGS
-        if (first := _rate(rows, config, 0, name)) and (last := _rate(rows, config, config.steps, name))
-    }
+    held_out = [row for row in rows if row["kind"] == "eval" and row.get("split") == config.eval.split]
+    found = {(row["step"], row.get("sampling")): _rate(row) for row in held_out}
+    ends = (0, config.steps)
+    rates = {name: [found[step, name] for step in ends] for name in SAMPLINGS if all((s, name) in found for s in ends)}
     flat = {
         f"{when}{SAMPLINGS[name][0]}": rate
         for name, both in rates.items()
@@ -94,21 +85,14 @@ def write_reports(
         summary=large | {"seconds": f"{wall_s:.0f}"},
         curve_svg=_curve(rows),
         facts=_facts(config, summary, facts),
-        comparisons=[Comparison(SAMPLINGS[name][1], *map(_estimate, both)) for name, both in rates.items()],
+        comparisons=[Comparison(SAMPLINGS[name][1], *both) for name, both in rates.items()],
         before=before,
         after=list(_evaluated(folder, config, config.steps, [e.seed for e in before])),
     )
 
 
-def _rate(rows: list[Row], config: RunConfig, step: int, sampling: str) -> Rate | None:
-    wanted = {"kind": "eval", "step": step, "split": config.eval.split, "sampling": sampling}
-    found = (row for row in rows if all(row.get(key) == value for key, value in wanted.items()))
-    row = next(found, None)
-    return None if row is None else Rate(int(str(row["successes"])), int(str(row["n"])))
-
-
-def _estimate(rate: Rate) -> Estimate:
-    return Estimate(rate.value, *rate.interval, rate.n)
+def _rate(row: Row) -> Rate:
+    return Rate(int(str(row["successes"])), int(str(row["n"])))
 
 
 def _curve(rows: list[Row]) -> str:
@@ -116,14 +100,13 @@ def _curve(rows: list[Row]) -> str:
     train = [
         (int(str(r["step"])), float(str(r["rollout/success"]))) for r in rows if r.get("rollout/success") is not None
     ]
-    evals = {}  # of an embedded run: the reported split before and after, the dev split in between
+    evals = dict[int, Rate]()  # of an embedded run: the reported split before and after, the dev split in between
     for row in rows:
         if row["kind"] == "eval" and row["sampling"] != "low-temperature":
-            rate = Rate(int(str(row["successes"])), int(str(row["n"])))
             step = int(str(row["step"]))
             if step not in evals or row["sampling"] == "sampled":
-                evals[step] = (rate.value, *rate.interval)
-    return learning_curve_svg(train, [(step, *point) for step, point in sorted(evals.items())])
+                evals[step] = _rate(row)
+    return learning_curve_svg(train, sorted(evals.items()))
 
 
 def _evaluated(folder: Path, config: RunConfig, step: int, seeds: Sequence[int] = ()) -> Iterator[Episode]:
@@ -141,23 +124,14 @@ def _evaluated(folder: Path, config: RunConfig, step: int, seeds: Sequence[int] 
 
 
 def _facts(config: RunConfig, summary: Summary, more: Mapping[str, str]) -> list[tuple[str, str]]:
-    packages = ("torch", "transformers", "verl", "vllm")
-    versions = [f"{name} {version}" for name in packages if (version := _version(name))]
-    took = f"{summary['wall_s']:.0f} s"
-    if "peak_rss_mib" in summary:
-        took += f", {summary['peak_rss_mib']:.0f} MiB"
+    installed = (found for name in PACKAGES for found in importlib.metadata.distributions(name=name))
+    versions = [f"{found.name} {found.version}" for found in installed]
+    wall, memory = ("wall time", f"{summary['wall_s']:.0f} s"), summary.get("peak_rss_mib")
     return [
         ("environment", config.env),
         ("seed", str(config.seed)),
         *more.items(),
         ("held out", f"split '{config.eval.split}', {summary['eval']['n']} distinct tasks"),
-        ("wall time, peak memory" if "peak_rss_mib" in summary else "wall time", took),
+        wall if memory is None else ("wall time, peak memory", f"{wall[1]}, {memory:.0f} MiB"),
         ("software", ", ".join([f"agent_rl {__version__}", *versions, f"Python {platform.python_version()}"])),
     ]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

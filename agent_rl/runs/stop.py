@@ -22,22 +22,14 @@ class Stop:
         self._say = say
 
     def interrupt(self, *_: object) -> None:
-        """Ask the run to stop; a handler of signals.
-
-        Raises:
-            KeyboardInterrupt: the second time.
-        """
+        """Ask the run to stop; the second time, raise KeyboardInterrupt. A handler of signals."""
         if self.is_asked:
             raise KeyboardInterrupt
         self.is_asked = True
         self._say("\n[yellow]Stopping after this step; Ctrl-C again stops at once.[/yellow]")
 
     def check(self, hint: str) -> None:
-        """Stop here if the run was asked to.
-
-        Raises:
-            Interrupted: with the hint.
-        """
+        """Raise `Interrupted` with the hint if the run was asked to stop."""
         if self.is_asked:
             raise Interrupted(hint)
 

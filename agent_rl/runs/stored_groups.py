@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from agent_rl.algorithms import Algorithm, ScoredRows
 from agent_rl.core.episode import Episode, group_episodes
@@ -61,11 +62,7 @@ class StoredGroups:
         return [replace(e, group_id=f"stored-{index}") for e in episodes]
 
     def check_tokens(self, vocab_size: int, decode: Callable[[list[int]], str]) -> None:
-        """Check that the token ids are those of the tokenizer in use.
-
-        Args:
-            vocab_size: of that tokenizer.
-            decode: its function from token ids to text.
+        """Check that the token ids are those of a tokenizer, by its size and its function from ids to text.
 
         Raises:
             ConfigError: if they were made by another tokenizer.
@@ -87,9 +84,7 @@ class StoredGroups:
 
     def save(self, path: Path) -> None:
         """Write the groups' places to a file; a resumed run learns from the same groups, even if the file has grown."""
-        groups = [{"id": g.id, "places": g.places} for g in self.groups]
-        row = {"file": str(self.file), "largest_token": self.largest_token, "groups": groups}
-        path.write_text(json.dumps(row) + "\n")
+        path.write_bytes(TypeAdapter(StoredGroups).dump_json(self))
 
     @classmethod
     def load(cls, path: Path) -> StoredGroups:
@@ -98,11 +93,10 @@ class StoredGroups:
         Raises:
             StoreError: if the episodes are no longer there.
         """
-        row = json.loads(path.read_text())
-        if not (file := Path(row["file"])).exists():
-            raise StoreError(f"the episodes that this run learns from are gone: there is no {file}")
-        groups = tuple(StoredGroup(g["id"], tuple(g["places"])) for g in row["groups"])
-        return cls(file, groups, row["largest_token"])
+        found = TypeAdapter(cls).validate_json(path.read_bytes())
+        if not found.file.exists():
+            raise StoreError(f"the episodes that this run learns from are gone: there is no {found.file}")
+        return found
 
 
 def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Container[str] = ()) -> StoredGroups:

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 
 from agent_rl.core.episode import Episode
 from agent_rl.errors import DamagedEpisodeError, StoreError, did_you_mean
@@ -87,9 +86,7 @@ class EpisodeWriter:
     def __enter__(self) -> EpisodeWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _open_fd(self) -> int:
@@ -105,7 +102,7 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
         StoreError: if there is no such file, or a line has another schema.
         DamagedEpisodeError: if a line can't be read; the message says which.
     """
-    return (episode for _, episode in _located(_existing(path)))
+    return (episode for _, episode in locate_episodes(path))
 
 
 def locate_episodes(path: str | os.PathLike[str]) -> Iterator[tuple[int, Episode]]:

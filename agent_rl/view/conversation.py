@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agent_rl.core.episode import Episode
@@ -53,6 +54,11 @@ def opening_question(episode: Episode) -> str:
     """Return the first user message on one line (not cleaned), or an empty string."""
     asked = next((m.content for m in episode.messages if m.role == "user"), "")
     return " ".join(asked.split())
+
+
+def call_arguments(arguments: Mapping[str, object]) -> str:
+    """Return a tool call's arguments as `name=value, name=value` (not cleaned)."""
+    return ", ".join(f"{k}={json.dumps(v, ensure_ascii=False, default=str)}" for k, v in arguments.items())
 
 
 def _opening(episode: Episode) -> int:

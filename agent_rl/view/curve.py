@@ -5,22 +5,18 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
+from agent_rl.rollout.evaluation import Rate
+
 _INK = "#010203"  # stands for the page's own text colour, and becomes `currentColor` in the SVG
 _TRAIN, _EVAL = "#8a94a6", "#3b82f6"  # readable on white and on near-black
 
 
-def learning_curve_svg(
-    train: Sequence[tuple[int, float]],
-    evals: Sequence[tuple[int, float, float, float]],
-    *,
-    y_label: str = "success rate",
-) -> str:
+def learning_curve_svg(train: Sequence[tuple[int, float]], evals: Sequence[tuple[int, Rate]]) -> str:
     """Draw success over training steps; the same points give the same bytes.
 
     Args:
         train: (step, success rate of the training rollouts), drawn as a thin line.
-        evals: (step, success rate on held-out tasks, low, high), drawn as points with bars from low to high.
-        y_label: what the rate is a rate of; rates lie in 0..1.
+        evals: (step, success rate on held-out tasks), drawn as points with bars over their intervals.
 
     Returns:
         An `<svg>` element without an XML header. It takes text colour from the page.
@@ -37,17 +33,16 @@ def learning_curve_svg(
         figure = Figure(figsize=(8, 3.6), layout="constrained")
         axes = figure.add_subplot()
         if train:
-            steps, rates = zip(*train, strict=True)
-            axes.plot(steps, rates, color=_TRAIN, linewidth=1, label="training rollouts")
+            axes.plot(*zip(*train, strict=True), color=_TRAIN, linewidth=1, label="training rollouts")
         if evals:
-            steps, rates, lows, highs = zip(*evals, strict=True)
-            below = [max(0.0, rate - low) for rate, low in zip(rates, lows, strict=True)]
-            above = [max(0.0, high - rate) for rate, high in zip(rates, highs, strict=True)]
+            steps, rates = [step for step, _ in evals], [rate.value for _, rate in evals]
+            below = [rate.value - rate.interval[0] for _, rate in evals]
+            above = [rate.interval[1] - rate.value for _, rate in evals]
             axes.errorbar(
                 steps, rates, yerr=(below, above), color=_EVAL, fmt="o-", markersize=5, linewidth=1.5, capsize=3,
                 label="held-out tasks (95% interval)",
             )  # fmt: skip
-        axes.set(xlabel="training step", ylabel=y_label, ylim=(-0.02, 1.02))
+        axes.set(xlabel="training step", ylabel="success rate", ylim=(-0.02, 1.02))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.grid(axis="y", color=_TRAIN, alpha=0.25, linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
@@ -64,8 +59,8 @@ def learning_curve_svg(
     return svg.replace("<svg ", f'<svg role="img" aria-label="{_described(evals)}" ', 1)
 
 
-def _described(evals: Sequence[tuple[int, float, float, float]]) -> str:
+def _described(evals: Sequence[tuple[int, Rate]]) -> str:
     if not evals:
         return "Learning curve"
-    (first, before, *_), (last, after, *_) = evals[0], evals[-1]
-    return f"Learning curve: held-out success {before:.0%} at step {first}, {after:.0%} at step {last}"
+    (first, before), (last, after) = evals[0], evals[-1]
+    return f"Learning curve: held-out success {before.value:.0%} at step {first}, {after.value:.0%} at step {last}"

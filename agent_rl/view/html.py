@@ -7,23 +7,15 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from agent_rl.core.episode import Episode
-from agent_rl.view.conversation import clean, opening_question, turns
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A rate measured on `n` episodes, with its 95% confidence interval; all in 0..1."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
+from agent_rl.rollout.evaluation import Rate
+from agent_rl.view.conversation import call_arguments, clean, opening_question, turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +23,19 @@ class Comparison:
     """One row of the evaluation table: the same tasks before and after training."""
 
     name: str
-    before: Estimate
-    after: Estimate
+    before: Rate
+    after: Rate
 
     @property
     def gain(self) -> float:
         """How much the rate rose."""
-        return self.after.mean - self.before.mean
+        return self.after.value - self.before.value
 
     @property
     def apart(self) -> bool:
         """Whether the two intervals don't overlap."""
-        return self.after.low > self.before.high or self.after.high < self.before.low
+        (low, high), (new_low, new_high) = self.before.interval, self.after.interval
+        return new_low > high or new_high < low
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,7 @@ def write_report(
         curve_svg: the learning curve, as `learning_curve_svg` gives it. It is put in as it is: don't pass a stranger's.
         facts: (name, value) rows about the run: model, seed, versions, hardware.
         comparisons: the evaluation table.
-        before: episodes of the untrained policy; those of the tasks in `after` are shown side by side with them.
+        before: episodes of the untrained policy, to be shown beside those of the same tasks in `after`.
         after: episodes of the trained policy.
 
     Raises:
@@ -82,17 +75,11 @@ def write_report(
     """
     if not curve_svg.startswith("<svg"):
         raise ValueError(f"curve_svg must be an <svg> element without an XML header, not {curve_svg[:40]!r}")
-    page = _templates().get_template("report.html.j2").render(
-        title=title,
-        summary=summary,
-        curve=Markup(curve_svg),
-        facts=facts,
-        comparisons=comparisons,
-        pairs=pair_by_task(before, after),
-    )  # fmt: skip
+    template, pairs = _templates().get_template("report.html.j2"), pair_by_task(before, after)
+    page = {"title": title, "summary": summary, "facts": facts, "comparisons": comparisons, "pairs": pairs}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    path.write_text(template.render(page, curve=Markup(curve_svg)), encoding="utf-8")
     return path
 
 
@@ -103,29 +90,20 @@ def pair_by_task(before: Sequence[Episode], after: Sequence[Episode]) -> list[Pa
         for episode in episodes:
             attempts[json.dumps(episode.task, sort_keys=True, default=str)][side].append(episode)
     return [
-        Pair(
-            opening_question((olds + news)[0]),
-            olds[n] if n < len(olds) else None,
-            news[n] if n < len(news) else None,
-        )
+        Pair(opening_question((olds + news)[0]), *both)
         for olds, news in attempts.values()
-        for n in range(max(len(olds), len(news)))
+        for both in zip_longest(olds, news)
     ]
 
 
 def _templates() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
+    loader, strict = FileSystemLoader(Path(__file__).parent), StrictUndefined
+    found = Environment(
+        loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
-    environment.filters["percent"] = lambda rate: f"{100 * rate:.1f}%"
-    environment.filters["arguments"] = _arguments
-    environment.globals["turns"] = turns
-    return environment
+    found.filters |= {"percent": lambda rate: f"{100 * rate:.1f}%", "arguments": call_arguments}
+    found.globals["turns"] = turns
+    return found
 
 
 def _shown(value: object) -> object:
@@ -135,7 +113,3 @@ def _shown(value: object) -> object:
     if isinstance(value, float):
         return f"{value:.3g}"
     return clean(value) if isinstance(value, str) else value
-
-
-def _arguments(arguments: Mapping[str, object]) -> str:
-    return ", ".join(f"{k}={json.dumps(v, ensure_ascii=False, default=str)}" for k, v in arguments.items())

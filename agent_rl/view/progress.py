@@ -6,7 +6,6 @@ import io
 import time
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -60,12 +59,10 @@ class Progress:
     """Shows one thing at a time; use it as a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        console = self.console = console or Console()
         self._live: Live | _NotebookLive | None = None
-        if self.console.is_jupyter and not self.console.quiet:
-            self._live = _NotebookLive()
-        elif self.console.is_terminal and not self.console.quiet:
-            self._live = Live(console=self.console, refresh_per_second=4)
+        if not console.quiet and (console.is_jupyter or console.is_terminal):
+            self._live = _NotebookLive() if console.is_jupyter else Live(console=console, refresh_per_second=4)
         self._success: list[float] = []
         self._speed: deque[float] = deque(maxlen=5)
         self._started = time.monotonic()
@@ -76,9 +73,7 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live:
             self._live.update(Text())
             self._live.stop()

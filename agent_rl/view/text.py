@@ -12,22 +12,18 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.core.episode import Episode, Outcome, Reward
+from agent_rl.core.episode import Episode, Outcome
 from agent_rl.core.messages import Message, ToolCall
-from agent_rl.view.conversation import Turn, clean, opening_question, turns
+from agent_rl.view.conversation import Turn, call_arguments, clean, opening_question, turns
 from agent_rl.view.tokens import Decode, legend, print_tokens
 
 _ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
 def print_episode(episode: Episode, console: Console, *, tokens: bool = False, decode: Decode | None = None) -> None:
-    """Print one episode: what it is, its rewards, and the conversation turn by turn.
+    """Print one episode, made harmless to the terminal: what it is, its rewards, the conversation turn by turn.
 
-    Args:
-        episode: what to print; its texts are made harmless to the terminal first.
-        console: where to.
-        tokens: whether to show the trajectories token by token as well.
-        decode: token ids to text, for `tokens`; the ids themselves are printed without it.
+    With `tokens` also the trajectories, token by token; `decode` as of `print_tokens`.
     """
     console.print(Rule(Text(clean(episode.id), style="bold"), align="left"))
     console.print(_facts(episode))
@@ -122,13 +118,10 @@ def _reward_table(episode: Episode) -> Table:
     for title in ("reward", "value", "weight", "turn", "source"):
         table.add_column(title, justify="right" if title in ("value", "weight", "turn") else "left")
     for reward in episode.rewards:
-        table.add_row(Text(clean(reward.name)), *_reward_cells(reward), Text(clean(reward.source)))
+        value = "not scored" if reward.value is None else f"{reward.value:.4g}"
+        numbers = (value, f"{reward.weight:g}", "all" if reward.turn is None else str(reward.turn))
+        table.add_row(Text(clean(reward.name)), *numbers, Text(clean(reward.source)))
     return table
-
-
-def _reward_cells(reward: Reward) -> tuple[str, str, str]:
-    value = "not scored" if reward.value is None else f"{reward.value:.4g}"
-    return value, f"{reward.weight:g}", "all" if reward.turn is None else str(reward.turn)
 
 
 def _print_turn(turn: Turn, console: Console) -> None:
@@ -157,8 +150,8 @@ def _print_message(message: Message, console: Console) -> None:
 
 
 def _call_text(call: ToolCall) -> Text:
-    arguments = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False, default=str)}" for k, v in call.arguments.items())
-    shown = Text("→ ", style="bold").append(clean(call.name), style="bold").append(f"({clean(arguments)})")
+    arguments = clean(call_arguments(call.arguments))
+    shown = Text("→ ", style="bold").append(clean(call.name), style="bold").append(f"({arguments})")
     if call.error is not None:
         shown.append(f"  ✗ {clean(call.error)}", style="bold red")
     return shown

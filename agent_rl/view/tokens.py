@@ -21,12 +21,7 @@ def print_tokens(trajectory: Trajectory, console: Console, *, decode: Decode | N
     """Print a trajectory span by span.
 
     Sampled tokens are underlined and shaded by their log-probability; where the console has no colours (a file, a
-    pipe), they stand between ⟦ and ⟧ instead.
-
-    Args:
-        trajectory: what to print.
-        console: where to.
-        decode: token ids to text; the ids themselves are printed without it.
+    pipe), they are between ⟦ and ⟧ instead. Without `decode`, from ids to text, the ids themselves are printed.
     """
     ids, logprobs = trajectory.token_ids.tolist(), trajectory.logprobs.tolist()
     marks = not console.is_terminal or console.color_system is None

@@ -1,15 +1,11 @@
 """A watchdog over a sandbox's memory, for where no cgroup limits it: best effort.
 
 It runs in the agent, by timers and their signal, and kills all processes when they together hold more than they
-may. What counts is what they have mapped (a page that several share counts once), files in memory that they hold open,
-and System V segments; not the folders, which have a limit of their own, nor what the kernel holds for them, such as
-full pipes and sockets, nor what is swapped out.
+may: mapped pages (a shared one counts once), open files in memory, and System V segments. SECURITY.md says what it
+misses.
 
-While a process computes, it looks every `PERIOD`. Once none does, it looks less and less often, so that a sandbox that
-waits costs next to nothing, and leaves timers on the processor time of those who are there, so that it knows when they
-continue. The kernel counts that time by its ticks: a process that forks quickly can go unseen, for as long as the rest
-before was. Between two looks, code can take what the machine can give in that time, though no process more than the
-limit.
+While a process computes, it looks every `PERIOD`; while none does, ever less often, with timers on the processor time
+of each, so that it knows when one continues.
 """
 
 from __future__ import annotations

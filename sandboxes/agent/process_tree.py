@@ -194,10 +194,7 @@ class ProcessTree:
             for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
-            above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in descriptors]  # out of the way of one another
-            for i, fd in enumerate(above):
-                os.dup2(fd, i)
-            os.closerange(len(above), os.sysconf("SC_OPEN_MAX"))
+            place(descriptors)
             self._prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
             _offer_to_oom_killer()
             self._confine()
@@ -247,6 +244,19 @@ def _children() -> list[int]:
 def _stat(pid: int) -> list[bytes]:
     """Return a process's state, parent and so on; in front of them is its name, of any bytes."""
     return (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+
+
+def started(pid: int) -> int:
+    """Return when a process started, in the kernel's ticks: no later one of its number has the same."""
+    return int(_stat(pid)[19])
+
+
+def place(descriptors: Sequence[int]) -> None:
+    """Make these descriptors 0, 1, 2 and so on, and close all others."""
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in descriptors]  # out of the way of one another
+    for i, fd in enumerate(above):
+        os.dup2(fd, i)
+    os.closerange(len(above), os.sysconf("SC_OPEN_MAX"))
 
 
 def _kill(pid: int) -> None:

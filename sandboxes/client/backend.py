@@ -1,4 +1,4 @@
-"""What all backends of agents do alike: count their sandboxes, require guarantees, close what is open."""
+"""The base class of backends of agents: it counts sandboxes, tries guarantees and closes what is open."""
 
 from __future__ import annotations
 

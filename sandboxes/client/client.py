@@ -36,10 +36,6 @@ class EndedByCodeError(Exception):
     """The sandbox is gone, by what its code did."""
 
 
-async def _no_failure() -> str | None:
-    return None
-
-
 class AgentSandbox(Sandbox):
     """A sandbox that is reached over a socket; `await ready()` comes first.
 
@@ -48,8 +44,8 @@ class AgentSandbox(Sandbox):
         name: who holds it, for messages.
         expires: when it ends by itself, as `time.monotonic` counts.
         kill: ends the sandbox at once, without waiting; more than once does no harm.
-        ended: waits until nothing is left of it.
-        host_failure: says what has failed of what the sandbox runs on; None if nothing has.
+        ended: waits until nothing is left of it; it may return what has failed of what the sandbox runs on.
+        host_failure: says that without waiting; `ended` if left out.
         decode: takes the agent's bytes out of what the socket brings, where there is more.
         direct: whether the socket carries descriptors, so that the interpreter can be lent.
     """
@@ -61,14 +57,14 @@ class AgentSandbox(Sandbox):
         name: str = "",
         expires: float = float("inf"),
         kill: Callable[[], None],
-        ended: Callable[[], Awaitable[None]],
-        host_failure: Callable[[], Awaitable[str | None]] = _no_failure,
+        ended: Callable[[], Awaitable[str | None]],
+        host_failure: Callable[[], Awaitable[str | None]] | None = None,
         decode: Callable[[bytes], bytes] | None = None,
         direct: bool = False,
     ) -> None:
         sock.setblocking(False)
         self.name, self._sock = name, sock
-        self._kill, self._ended, self._host_failure = kill, ended, host_failure
+        self._kill, self._ended, self._host_failure = kill, ended, host_failure or ended
         self._decode = decode
         self._direct = direct
         self._interpreter: DirectInterpreter | None = None
@@ -101,14 +97,12 @@ class AgentSandbox(Sandbox):
 
     async def run_command(self, command: Command) -> ExecResult:
         """Run a command to its end; whatever it leaves running in the background is ended, too."""
-        head: Head = {
-            **{"argv": command.argv, "cwd": command.cwd, "env": command.env},
-            **{"timeout": command.timeout, "keep": command.max_output},
-        }
+        head: Head = {"argv": command.argv, "cwd": command.cwd, "env": command.env, "keep": command.max_output}
         loop = asyncio.get_running_loop()
         start = loop.time()
+        call = self._request("exec", head | {"timeout": command.timeout}, command.input, command.timeout)
         try:
-            head, body = await self._run_code(self._request("exec", head, command.input, command.timeout))
+            head, body = await self._run_code(call)
         except EndedByCodeError as end:
             return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
         out, err = _split(head, body)

@@ -1,10 +1,5 @@
 """Docker containers as sandboxes: one container each, spoken to through its stdin and stdout.
 
-Covers, with our seccomp profile: the host's files, every network, signals, namespaces and the kernel's less used calls;
-memory, processes, processor time, and what is written. Does not cover: a flaw in the kernel that the container shares
-with the host, in the engine, or in the processor; for that, give the engine a runtime with a kernel of its own
-(`runtime="runsc"`).
-
 A container's first process is our agent, and it ends when its stdin does. So a trainer that dies in whatever way takes
 its containers with it; those that it had created but not started are collected when the next one starts.
 """
@@ -109,11 +104,7 @@ class DockerSandboxes(AgentSandboxes):
             nonlocal removed
             removed = removed or self._threads.submit(self._remove, container)
 
-        async def ended() -> None:
-            if removed is not None:
-                await asyncio.wrap_future(removed)
-
-        async def failure() -> str | None:
+        async def ended() -> str | None:
             return None if removed is None else await asyncio.wrap_future(removed)
 
         demultiplexer = Demultiplexer()
@@ -123,7 +114,6 @@ class DockerSandboxes(AgentSandboxes):
             expires=time.monotonic() + lifetime,
             kill=kill,
             ended=ended,
-            host_failure=failure,
             decode=demultiplexer.feed,
         )
         try:

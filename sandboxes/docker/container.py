@@ -32,6 +32,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.agent.process_tree import started
 from agent_rl.sandboxes.base import WORK, Limits
 from agent_rl.sandboxes.client.remote import ENTRY
 from agent_rl.sandboxes.docker.engine import Engine
@@ -205,8 +206,7 @@ def identity(pid: int) -> str:
         OSError: if there is no such process.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    started = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{pid}/{started}"
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{pid}/{started(pid)}"
 
 
 def collect(engine: Engine) -> list[str]:

@@ -81,12 +81,8 @@ class Link:
             with contextlib.suppress(RuntimeError):
                 self._killing = asyncio.get_running_loop().create_task(self._end())
 
-    async def ended(self) -> None:
-        """Wait until the service has ended it."""
-        await self.failure()
-
-    async def failure(self) -> str | None:
-        """Return why the service could not end it; None if it did, or was not asked to."""
+    async def ended(self) -> str | None:
+        """Wait until the service has ended it; return why it could not."""
         return None if self._killing is None else await asyncio.shield(self._killing)
 
     async def _end(self) -> str | None:
@@ -125,6 +121,4 @@ class LinkedSandbox(AgentSandbox):
     """A sandbox in a microVM; `await ready()` comes first."""
 
     def __init__(self, link: Link, *, name: str = "", expires: float) -> None:
-        super().__init__(
-            link.ours, name=name, expires=expires, kill=link.kill, ended=link.ended, host_failure=link.failure
-        )
+        super().__init__(link.ours, name=name, expires=expires, kill=link.kill, ended=link.ended)

@@ -141,19 +141,16 @@ class LocalSandboxes(AgentSandboxes):
 
     async def _running(self) -> _Zygote:
         """Return the zygote, started if there is none, or none any more."""
-        if self._zygote is None or not self._zygote.runs():
-            await asyncio.to_thread(self._start)
         zygote = self._zygote
-        if zygote is None:
-            raise SandboxError("the sandboxes were closed while one was being opened")
-        return zygote
+        return zygote if zygote is not None and zygote.runs() else await asyncio.to_thread(self._start)
 
-    def _start(self) -> None:
+    def _start(self) -> _Zygote:
         with self._starting:
             if self._zygote is None or not self._zygote.runs():
                 if self._zygote is not None:
                     self._zygote.stop()
                 self._zygote = _Zygote(self._python, self._tiers, self._launcher)
+            return self._zygote
 
 
 class _Zygote:

@@ -7,6 +7,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from ..agent.process_tree import started
+
 PREFIX = "agent-rl-box-"
 WORK, TMP = "work", "tmp"
 
@@ -14,7 +16,7 @@ WORK, TMP = "work", "tmp"
 def _mark(pid: int) -> str | None:
     """Return a name for a process that no later one has; None if there is no such process."""
     try:
-        return f"{pid}.{int(Path(f'/proc/{pid}/stat').read_bytes().rpartition(b')')[2].split()[19])}"
+        return f"{pid}.{started(pid)}"
     except OSError:
         return None
 
@@ -46,13 +48,8 @@ def remove(home: Path) -> None:
         subprocess.run([*command, "--", str(home)], stderr=subprocess.DEVNULL, check=False)
 
 
-def collect() -> int:
-    """Remove the folders of zygotes that are gone; return how many there were."""
-    left = [
-        home
-        for home in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*")
-        if not alive(home.name.removeprefix(PREFIX).rpartition("-")[0]) and home.stat().st_uid == os.getuid()
-    ]
-    for home in left:
-        remove(home)
-    return len(left)
+def collect() -> None:
+    """Remove the folders of zygotes that are gone."""
+    for home in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        if not alive(home.name.removeprefix(PREFIX).rpartition("-")[0]) and home.stat().st_uid == os.getuid():
+            remove(home)

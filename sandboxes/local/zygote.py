@@ -8,7 +8,6 @@ nothing is left of it, the zygote closes its end of the lease. All sandboxes end
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import json
 import os
@@ -25,7 +24,7 @@ from pathlib import Path
 from ..agent.agent import Agent
 from ..agent.frames import CHUNK, Frames, Head, pack, receive
 from ..agent.memory_watchdog import Watchdog
-from ..agent.process_tree import describe_exit
+from ..agent.process_tree import describe_exit, place
 from . import cgroups, homes, jail, landlock, seccomp, syscalls
 from .spec import Spec
 
@@ -205,7 +204,8 @@ class Zygote:
         """Become the sandbox's agent in the process that was just forked; never return."""
         try:
             signal.set_wakeup_fd(-1)
-            _keep_only(control, go)
+            null = os.open(os.devnull, os.O_RDWR)
+            place((null, null, null, control, go))
             if os.read(4, 1) != b"!":
                 os._exit(1)
             os.close(4)
@@ -288,15 +288,6 @@ def _uid(slot: int) -> int:
     uid = FIRST_UID + os.getpid() % (1 << 18) * 1024 + slot % 1024
     ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return uid if any(start <= uid < start + count for start, _, count in ranges) else landlock.SHARED_UID
-
-
-def _keep_only(control: int, go: int) -> None:
-    """Make these two descriptors 3 and 4, and close all others but /dev/null in place of the first three."""
-    null = os.open(os.devnull, os.O_RDWR)
-    above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (control, go, null)]
-    for target, fd in ((3, above[0]), (4, above[1]), (0, above[2]), (1, above[2]), (2, above[2])):
-        os.dup2(fd, target, inheritable=target < 3)
-    os.closerange(5, os.sysconf("SC_OPEN_MAX"))
 
 
 def _report(control: socket.socket, error: BaseException) -> None:

@@ -67,7 +67,7 @@ class Dockerd:
 
 
 def whats_missing() -> str | None:
-    """What keeps an engine from starting here; on CI, Debian's package is installed first."""
+    """Return the obstacle to an engine here, if any; on CI, Debian's package is installed first."""
     if os.geteuid() != 0:
         return "a Docker engine of our own takes root"
     if not shutil.which("dockerd") and os.environ.get("CI") and shutil.which("apt-get"):
@@ -97,7 +97,7 @@ def docker_engine(folder: Path) -> Iterator[Dockerd]:
 
 
 def _unmount(folder: Path) -> None:
-    """Unmount what an engine now and then forgets; its folder could not be removed."""
+    """Unmount leftovers of an engine; otherwise its folder can't be removed."""
     mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for point in reversed([point for point in mounted if Path(point).is_relative_to(folder)]):
         subprocess.run(["umount", "--lazy", point], check=True)

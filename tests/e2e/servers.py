@@ -38,7 +38,7 @@ class Running:
         return self.folder / "runs" / "latest"
 
     def rows(self) -> list[dict[str, Any]]:
-        """What verl reported of each step: `{"step": ..., "data": ...}`."""
+        """The metrics that verl reported of each step: `{"step": ..., "data": ...}`."""
         steps: dict[int, dict[str, Any]] = {}
         for row in read_metrics(self.run / "metrics.jsonl"):
             if row["kind"] in ("train", "validation"):
@@ -58,7 +58,7 @@ class Running:
             time.sleep(0.2)
 
     def processes(self) -> dict[int, str]:
-        """The command lines of what is alive of it, by process id."""
+        """The command lines of its live processes, by process id."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -107,7 +107,7 @@ def begin(python: Path, folder: Path, *arguments: str) -> Running:
 
 
 def complete(python: Path, folder: Path, settings: dict[str, Any], timeout: float = 900) -> Running:
-    """Run to the end, which must be a good one."""
+    """Run to a successful end."""
     running = begin(python, folder, json.dumps(settings))
     try:
         assert running.finish(timeout) == 0, running.tail()

@@ -1,4 +1,4 @@
-"""How an end-to-end test is skipped: loudly, at the end of the run."""
+"""Skips of end-to-end tests, reported at the end of the run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NOT_RUN: list[str] = []
 
 
 def missing(reason: str) -> NoReturn:
-    """Skip for want of something, and say so at the end; on CI, fail."""
+    """Skip for a missing requirement, and report it at the end; on CI, fail."""
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     not_run(reason)
 
 
 def not_run(reason: str) -> NoReturn:
-    """Skip for want of what CI can't have either, and say so at the end."""
+    """Skip for a requirement that CI lacks too, and report it at the end."""
     NOT_RUN.append(reason)
     pytest.skip(reason)

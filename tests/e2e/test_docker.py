@@ -32,7 +32,7 @@ SMALL = Limits(memory=128 * 2**20, processes=16, disk=8 * 2**20, files=256)
 
 @pytest.fixture
 def engine(dockerd: Dockerd) -> Iterator[Engine]:
-    """The engine; whatever a test leaves there fails it."""
+    """The engine; a test that leaves a container there fails."""
     engine = Engine(dockerd.host)
     yield engine
     try:
@@ -147,7 +147,7 @@ def test_seccomp_profile_blocks_vsock_on_old_engines(engine: Engine, monkeypatch
         backend, "confinement", lambda *given: {**ours(*given), "SecurityOpt": ["no-new-privileges:true"]}
     )
     if "moby" not in str(engine.api.version().get("Platform")):
-        assert asyncio.run(errors()) is None  # of 20.10, which Debian has
+        assert asyncio.run(errors()) is None  # Debian's 20.10
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK leaves broken connections open

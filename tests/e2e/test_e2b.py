@@ -232,7 +232,7 @@ def test_e2b_call_ends_with_the_microvm(monkeypatch: pytest.MonkeyPatch, how: st
 def test_e2b_reports_state_lost_after_kernel_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(sandbox: AgentSandbox, machine: Machine) -> None:
         (context,) = machine.contexts.values()
-        context.count = 0  # as when Jupyter finds that a kernel died, and starts another by itself
+        context.count = 0  # as after a restart of a dead kernel by Jupyter
         result = await sandbox.run_python("x = 1")
         assert result.state_lost and result.error == "the interpreter had ended before this call"
         assert "NameError" in str((await sandbox.run_python("x")).error)

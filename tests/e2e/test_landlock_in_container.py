@@ -1,4 +1,4 @@
-"""The Landlock tier where it is meant for: inside a container as the engine makes it by default.
+"""The Landlock tier inside a container with the engine's default options.
 
 The engine's own seccomp profile and capabilities, no network; from the image that `build_image` makes, with this
 repository and the packages of this interpreter mounted read-only. The suites that run inside are those that run here.
@@ -31,7 +31,7 @@ MINUTES = 10
 
 @dataclass(frozen=True)
 class Contained:
-    """A container as the engine makes it by default, but for its user and what `host` says."""
+    """A container with the engine's default options, except its user and `host`."""
 
     engine: Engine
     user: str
@@ -40,7 +40,7 @@ class Contained:
     def run(self, *arguments: str) -> tuple[int, str]:
         """Run Python in a fresh one; return its status and its output."""
         binds = [f"{ROOT}:/repo:ro", f"{sysconfig.get_path('purelib')}:/packages:ro"]
-        binds.append("/usr/lib:/usr/lib:ro")  # what packages are linked to
+        binds.append("/usr/lib:/usr/lib:ro")  # targets of the packages' links
         api = self.engine.api
         container = api.create_container(
             IMAGE,
@@ -75,7 +75,7 @@ def test_landlock_passes_the_suites_in_a_container(contained: Contained) -> None
 
 
 def test_attacks_succeed_in_a_container_without_landlock(contained: Contained) -> None:
-    """Those that a container does not stop by itself: on the host's side of Landlock is the container."""
+    """The attacks that a container does not stop by itself."""
     status, output = contained.run("-m", "pytest", "-m", "sandbox", "tests/sandbox/test_attacks.py", "-k", "twin")
     print(output)
     assert status in (0, 1)
@@ -100,7 +100,7 @@ def test_doctor_explains_missing_jail_in_a_container(contained: Contained) -> No
 
 
 def test_doctor_advice_makes_jails_work(contained: Contained) -> None:
-    # what a client makes of systempaths=unconfined
+    # a client's options for systempaths=unconfined
     options: dict[str, Sequence[str]] = {"SecurityOpt": ADVISED[:1], "MaskedPaths": [], "ReadonlyPaths": []}
     _, output = replace(contained, host=options).run("-m", "agent_rl", "sandbox", "doctor")
     print(output)

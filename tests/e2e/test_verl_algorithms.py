@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e
 
 
 def trained(python: Path, warm: Path, folder: Path, *changes: str) -> tuple[Path, list[dict[str, Any]]]:
-    """Run two steps; return the run's folder and what each of them reported."""
+    """Run two steps; return the run's folder and the metrics of each."""
     algorithm = load_config("backend/embedded", TrainConfig, changes).algorithm.model_dump(mode="json")
     running = complete(python, folder, RUN | {"start_from": str(warm), "algorithm": algorithm})
     return running.run.resolve(), [row["data"] for row in running.rows() if row["step"] > 0]

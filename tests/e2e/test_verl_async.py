@@ -29,12 +29,12 @@ RUN: dict[str, Any] = {
 
 
 def training(folder: Path | str) -> list[Episode]:
-    """The stored episodes but those of evaluations."""
+    """The stored episodes of training."""
     return [e for e in read_episodes(folder) if e.origin.purpose == "train"]
 
 
 def ages(run: Path) -> list[Counter[int]]:
-    """For every step, how many sampled tokens were how old: by the versions that stand beside the stored tokens.
+    """Return the number of sampled tokens by age, for every step; ages come from the stored versions.
 
     Episodes are stored when they are trained on, a batch a step; step `s` updates version `s - 1`.
     """

@@ -1,4 +1,4 @@
-"""verl's queue and agent loop workers in memory: what the replay buffers, verl's and ours, see of them."""
+"""verl's queue and agent loop workers in memory, as seen by the replay buffers of verl and of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_rl.core.episode import Episode
 
 
 class Queue:
-    """Implements what is used of `transfer_queue`: rows by partition and key, with tags."""
+    """Implements the used part of `transfer_queue`: rows by partition and key, with tags."""
 
     def __init__(self) -> None:
         self.tags: dict[str, dict[str, dict[str, object]]] = {"train": {}, "val": {}}
@@ -52,7 +52,7 @@ class Rollout:
     def refill(self, n: int) -> None:
         first = sum(self.submitted)
         self.submitted.append(n)
-        for index in reversed(range(first, first + n)):  # whatever comes last is done first
+        for index in reversed(range(first, first + n)):  # the last prompt is done first
             self.queue.finish(f"prompt{index}", self.play(index), self.step)
 
 

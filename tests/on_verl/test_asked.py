@@ -117,7 +117,7 @@ def test_agent_loop_continues_a_branch_from_its_turn(turn: int) -> None:
     row = {"branch": dump_branch(Branch(parent, turn, 55)), "uid": "u", "index": 0}
     episode, _, server = run(row, 0, AGAIN, Message("assistant", "7"))
     assert episode.parent == (parent.id, turn)
-    assert server.asked[0][0] == old.asked[turn][0]  # the ids that were sampled after, then and now
+    assert server.asked[0][0] == old.asked[turn][0]  # the ids sampled after the branch, then and now
     assert [params["temperature"] for _, params in server.asked] == [0.7, 0.7]
     assert server.asked[0][1]["seed"] == 55
     assert episode.messages[: 1 + 2 * turn] == parent.messages[: 1 + 2 * turn]

@@ -26,6 +26,8 @@ from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord,
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 
 VOCABULARY = 50
+ENGINE = {"log_probs": "logprobs", "entropy": "entropy"}
+"""What verl's engine calls the scores of tokens."""
 
 
 def preset(name: str, *changes: str) -> Algorithm:
@@ -48,7 +50,7 @@ PARTS = [
     ("grpo", "aggregation=prompt-mean", "count_zero_advantage=false"),
     ("icepop", "rejection={name: worst-token, low: 0.82, high: 1.22}", "denominators=kept"),
 ]
-"""What no preset has."""
+"""Settings that no preset has."""
 
 
 def episode(number: int, group: str, reward: float | None) -> Episode:
@@ -60,7 +62,7 @@ def episode(number: int, group: str, reward: float | None) -> Episode:
         n = int(rng.integers(1, 7))
         logprobs = tuple(rng.normal(-3.9, 0.1, n).tolist())
         ids = tuple(rng.integers(0, VOCABULARY, n).tolist())
-        trajectory.append_completion(Completion(ids, logprobs, logprobs, FinishReason.STOP, (0,) * n), turn)
+        trajectory.append_completion(Completion(ids, logprobs, FinishReason.STOP, (0,) * n), turn)
     failed = number == 5
     return example_episode(
         f"e{number}",
@@ -76,7 +78,7 @@ REWARDS = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, None, 0.75]
 EPISODES = [episode(i, "ab"[i // 4], reward) for i, reward in enumerate(REWARDS)]
 GREEDY = [episode(20, "a", 0.5), episode(21, "b", 0.25)]
 VALUES = {e.id: torch.tensor([0.6, 0.3 + 0.05 * i, 0.1 * i]) for i, e in enumerate(EPISODES)}
-"""What states are worth, for who asks: episodes' first, and some later ones."""
+"""Return state values, if the algorithm reads them: of each episode's first state, and of some later ones."""
 
 
 def asked(algorithm: Algorithm) -> dict[str, object]:
@@ -116,7 +118,7 @@ def in_verl(episodes: list[Episode]) -> tuple[TensorDict, list[str], list[dict],
 
 
 def moved(data: TensorDict, seed: int) -> torch.Tensor:
-    """What another policy might have said of the responses: mu, moved a little."""
+    """Return log-probabilities of another policy for the responses: mu with some noise."""
     rng = np.random.default_rng(seed)
     mu = data["rollout_log_probs"].unbind()
     return nested([(x + torch.from_numpy(rng.normal(0, 0.1, len(x)))).tolist() for x in mu], torch.float32)
@@ -255,6 +257,6 @@ def test_update_actor_skips_a_batch_without_gradient() -> None:
     data["old_log_probs"] = data["rollout_log_probs"]
     metrics = compute_weights(preset("grpo"), receive(keys, extra, padding), data).metrics
     assert metrics["train/samples"] == 0
-    trainer = SyncTrainer.__new__(SyncTrainer)  # without a worker group that could update anything
+    trainer = SyncTrainer.__new__(SyncTrainer)  # without a worker group to update
     batch = KVBatchMeta(keys=["a"], tags=[{}])
     assert trainer._update_actor(batch, metrics) is batch

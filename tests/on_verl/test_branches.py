@@ -56,7 +56,7 @@ def test_forked_tokens_are_trained_on_once(name: str, played: tuple[list[Episode
     sent = compute_weights(algorithm, receive(keys, extra, padding), data).sent
     assert int(sent[WHOLE][0, 0]) == sampled == sum(int(x.sum()) for x in sent[SENT["counted"]].unbind())
     for mask, weights in zip(data["response_mask"].unbind(), sent[SENT["weights"]].unbind(), strict=True):
-        assert not weights[~mask.bool()].any()  # nothing that a fork repeats
+        assert not weights[~mask.bool()].any()  # no token repeated by a fork
 
     model = make_model(ModelConfig(hidden=32, heads=2, kv_heads=2, head_dim=16, layers=2, intermediate=64), 432, 0)
     model = model.double()

@@ -1,4 +1,4 @@
-"""How verl's episodes end that would not end by themselves: by their budget, or because the run is over."""
+"""Forced ends of verl's episodes: by their budget, or by the end of the run."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_stop_episodes_cancels_and_awaits_all(monkeypatch: pytest.MonkeyPatch) -
         manager = SimpleNamespace(agent_loop_workers=[worker(), worker()])
         await asyncio.sleep(0.3)
         await asyncio.to_thread(stop_episodes, manager)
-        assert len(closed) == 8  # closed by the time that it returns
+        assert len(closed) == 8  # all closed at its return
 
     asyncio.run(run())
 

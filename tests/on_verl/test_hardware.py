@@ -82,6 +82,11 @@ def test_overrides_win_over_the_preset() -> None:
         ([f"{ROLLOUT}.gpu_memory_utilization=70"], r"gpu_memory_utilization=70: it takes a number in \(0, 1\]"),
         ([f"{ROLLOUT}.enable_chunked_prefill=false", f"{ROLLOUT}.max_num_batched_tokens=4096"], r"batched_tokens=4096"),
         ([f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], r"parallel_size=2 does not divide the 1 GPUs"),
+        # mini-batches
+        ([f"{ACTOR}.ppo_mini_batch_size=5"], r"size=5 does not divide rollout\.groups=64"),
+        (["hardware=gpu_8x80gb", "rollout.samples=3", f"{ACTOR}.ppo_mini_batch_size=1"], r"=3 can't be dealt to 8"),
+        (["algorithm=dpo", f"{ACTOR}.ppo_mini_batch_size=16"], r"objective=dpo compares the rows of the whole batch"),
+        ([NODES, "async.mode=separate", f"{ACTOR}.ppo_mini_batch_size=16"], r"new weights after every mini-batch"),
         # the mode and the hardware
         ([NODES, "async.mode=sync"], r"rollout\.nnodes=1 is for async\.mode=separate.*the mode is sync: set async"),
         ([NODES, "async.mode=one_step_off"], r"the mode is one_step_off"),
@@ -92,6 +97,19 @@ def test_overrides_win_over_the_preset() -> None:
 def test_compose_names_mistakes_by_key(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         composed(*overrides)
+
+
+def test_compose_takes_mini_batches() -> None:
+    assert composed(f"{ACTOR}.ppo_mini_batch_size=16").actor_rollout_ref.actor.ppo_mini_batch_size == 16
+    rows = [f"{ACTOR}.use_dynamic_bsz=false", "hardware=none", f"{ACTOR}.ppo_micro_batch_size_per_gpu=64"]
+    rows += [
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=64",
+        "verl.trainer.n_gpus_per_node=1",
+        f"{ROLLOUT}.tensor_model_parallel_size=1",
+    ]
+    composed("rollout.groups=16", "rollout.samples=4", *rows)
+    with pytest.raises(ConfigError, match=r"ppo_micro_batch_size_per_gpu=64 does not divide the 16 episodes"):
+        composed("rollout.groups=16", "rollout.samples=4", f"{ACTOR}.ppo_mini_batch_size=4", *rows)
 
 
 def test_compose_names_all_mistakes_at_once() -> None:

@@ -1,4 +1,4 @@
-"""agent_rl/backends/verl/config/verl_keys.txt: what it says about verl is true of the installed verl."""
+"""agent_rl/backends/verl/config/verl_keys.txt: its claims hold for the installed verl."""
 
 from __future__ import annotations
 

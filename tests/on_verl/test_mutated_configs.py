@@ -1,4 +1,4 @@
-"""No mistake in an override of verl's passes: a hundred seeded mutants of a valid config, each refused by its key."""
+"""Mistakes in overrides of verl's keys: a hundred seeded mutants of a valid config, each refused by its key."""
 
 from __future__ import annotations
 

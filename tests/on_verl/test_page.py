@@ -1,4 +1,4 @@
-"""docs/verl_algorithms.md: what it calls verl's is verl's."""
+"""docs/verl_algorithms.md: its names of verl exist in verl."""
 
 from __future__ import annotations
 

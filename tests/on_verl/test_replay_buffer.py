@@ -97,7 +97,7 @@ def test_replay_buffer_replaces_filtered_groups(tmp_path: Path, monkeypatch: pyt
     rewards = {0: (1, 1), 1: (0, 1), 2: (0, 0), 3: (1, 1), 4: (1, 0), 5: (0, 1), 6: (0, 0), 7: (0, 1)}
     setup = Setup(tmp_path, monkeypatch, DAPO, {i: group(i, *r) for i, r in rewards.items()})
     prompts, metrics = setup.sample()
-    assert prompts == ["prompt1", "prompt4"]  # in the order of the tasks, not in that of their ends
+    assert prompts == ["prompt1", "prompt4"]  # in the order of the tasks, not of their ends
     # 1 missing, (offered + 1) / (accepted + 1): 3/2, then 5/2
     assert setup.rollout.submitted == [2, 2, 3]
     assert metrics["rollout/rounds"] == 3 and metrics["rollout/batch_filled"] == 1.0
@@ -200,7 +200,7 @@ def test_replay_buffer_raises_for_a_lost_continuation(tmp_path: Path, monkeypatc
 def test_replay_buffer_stores_evaluations_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork = Trajectory(Fork(0, 4))
     fork.append([1, 2, 3], Source.PROMPT, 0)
-    fork.append_completion(Completion((10, 30), (-0.5, -1.0), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
+    fork.append_completion(Completion((10, 30), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
     origin = Origin("eval", "test", 0)
     plain = example_episode("test-00000-sampled-0000", origin=origin)
     branching = example_episode("test-00000-sampled-0001", origin=origin, trajectories=(*plain.trajectories, fork))
@@ -227,7 +227,7 @@ def test_replay_buffer_passes_plain_batches_through(tmp_path: Path, monkeypatch:
     setup = Setup(tmp_path, monkeypatch, {}, {0: group(0, 1.0, 0.0)})
     prompts, metrics = setup.sample(1)
     assert prompts == ["prompt0"] and metrics == {} and setup.stored() == []
-    assert setup.buffer.poll_interval == 0.0  # what the buffer doesn't define is verl's
+    assert setup.buffer.poll_interval == 0.0  # other attributes are verl's
 
 
 @register("compared-v0")
@@ -248,7 +248,7 @@ def test_replay_buffer_asks_group_rewards_once(
     algorithm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Judged.asked.clear()
-    # all alike but for the lengths of their answers, which the group reward tells apart
+    # equal except the lengths of answers, compared by the group reward
     groups = {
         i: [
             replace(e, env_args={}, messages=(Message("assistant", "x" * (n + 1)),))

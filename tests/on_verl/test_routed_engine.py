@@ -79,9 +79,9 @@ def episode(number: int, reward: float) -> Episode:
         trajectory.append(rng.integers(0, VOCABULARY, rng.integers(2, 6)).tolist(), Source.ENV, turn)
         n = int(rng.integers(2, 7))
         logprobs, ids = tuple(rng.normal(-3.9, 0.1, n).tolist()), tuple(rng.integers(0, VOCABULARY, n).tolist())
-        fed = len(trajectory) + n - before - (turn == 0)  # what was new to the server, but for the last token
+        fed = len(trajectory) + n - before - (turn == 0)  # the server's new positions, without the last token
         picks = rng.random((fed, LAYERS, EXPERTS)).argsort(-1)[..., :TOP_K].astype(np.int8)
-        trajectory.append_completion(Completion(ids, logprobs, logprobs, FinishReason.STOP, (0,) * n, picks), turn)
+        trajectory.append_completion(Completion(ids, logprobs, FinishReason.STOP, (0,) * n, picks), turn)
     rewards = (Reward("correct", reward),)
     return example_episode(f"e{number}", group_id="ab"[number // 3], trajectories=(trajectory,), rewards=rewards)
 
@@ -182,4 +182,4 @@ def test_routed_engine_matches_the_embedded_trainer(
     assert metrics["routing/flipped_tokens"] > 0
     if routing == {"replay": "R3"}:
         _, free, _ = embedded(model, algorithm_of())
-        assert float((free - gradient).norm()) > 0.1 * float(expected.norm())  # what the model would learn without
+        assert float((free - gradient).norm()) > 0.1 * float(expected.norm())  # replay changes the gradient

@@ -117,7 +117,7 @@ def test_routes_do_not_pass_through_the_driver(
     assert carried.keys() == {EQUAL, SHARED}
 
 
-def test_padding_copies_the_shortest_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_row_copies_the_shortest_row(monkeypatch: pytest.MonkeyPatch) -> None:
     first: list[str] = []
     monkeypatch.setattr(PPOTrainer, "_balance_batch", lambda self, batch, metrics: first.append(batch.keys[0]))
     trainer = SyncTrainer.__new__(SyncTrainer)

@@ -55,7 +55,7 @@ class Queue:
 
 
 def simulate(monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], seed: int) -> tuple[Counter[int], int]:
-    """Train for a while; return how many groups had which staleness, and how many were dropped."""
+    """Train for a while; return the numbers of groups by staleness, and of dropped ones."""
     queue = Queue(seed)
     monkeypatch.setattr(replay_buffer, "tq", queue)
     monkeypatch.setattr(replay_buffer.time, "sleep", lambda seconds: queue.pass_time(POLL))

@@ -1,4 +1,4 @@
-"""agent_rl.backends.verl.driver.trainer: what the queue and each worker are given, and when."""
+"""agent_rl.backends.verl.driver.trainer: the inputs of the queue and of each worker, in order."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ CONFIG = {
     "actor_rollout_ref": {
         "actor": {
             "ppo_epochs": UPDATES,
+            "ppo_mini_batch_size": 2,
             "loss_agg_mode": "token-mean",
             "loss_scale_factor": None,
             "optim": {"total_training_steps": 10, "lr_warmup_steps": 4},
@@ -37,7 +38,7 @@ CONFIG = {
         "rollout": {"temperature": 0.7, "calculate_log_probs": False},
     },
     "critic": {"ppo_epochs": UPDATES},
-    "data": {"agent_rl": {"max_staleness": 0, "max_rollout_gap": 0.2, "keep_checkpoints": 2}},
+    "data": {"train_batch_size": 2, "agent_rl": {"max_staleness": 0, "max_rollout_gap": 0.2, "keep_checkpoints": 2}},
     "trainer": {"critic_warmup": 2},
 }
 
@@ -121,7 +122,7 @@ class Setup:
         self.metrics: dict[str, Any] = {}
 
     def step(self, *parts: str) -> list[dict[str, Any]]:
-        """Do these parts of a step; return what the policy's workers were given."""
+        """Run these parts of a step; return the batches of the policy's workers."""
         for part in parts:
             self.batch = getattr(self.trainer, part)(self.batch, metrics=self.metrics)
         return self.workers.updates
@@ -153,6 +154,19 @@ def test_trainer_updates_on_the_whole_batch(setup) -> None:
         "agent_rl_whole",
     } <= update.keys()  # verl's metrics read returns
     assert made.metrics["actor/loss"] == 1.0 and made.metrics["train/samples"] > 0
+
+
+def test_trainer_divides_mini_batches_by_own_counts(setup) -> None:
+    made = setup("grpo")
+    made.trainer.config.data.train_batch_size = 6  # three mini-batches of three rows
+    made.workers._dispatch_info = {"actor": [0]}
+    (update,) = made.step(OLD, *LEARN)
+    assert update["mini_batch_size"] == update["global_batch_size"] == 3 and update["epochs"] == UPDATES
+    counted = [int(row.sum()) for row in update["agent_rl_counted"].unbind()]
+    tokens = [max(1, sum(counted[i : i + 3])) for i in (0, 3, 6)]
+    assert update["agent_rl_whole"][:, 0].tolist() == [n for n in tokens for _ in range(3)] and len({*tokens}) > 1
+    made.workers._dispatch_info = {"actor": [0, 1]}
+    assert made.trainer._mini_batch_of(12) == [0, 0, 1, 1, 2, 2] * 2
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "m2po"])
@@ -194,7 +208,7 @@ def test_trainer_scores_distributions_of_old_at_responses(setup) -> None:
     scored = made.trainer.weighed.batch.scored
     mask = scored.rows.loss_mask
     places = torch.arange(mask.shape[1]).expand_as(mask)
-    expected = (-0.01 * (places - 1)).exp()  # what the workers say at the position before a token
+    expected = (-0.01 * (places - 1)).exp()  # the workers' number at the position before a token
     torch.testing.assert_close(scored.sum_pi_squared[mask], expected[mask])
     assert {"advantages", "agent_rl_weights", "ref_log_prob", "old_log_probs"} <= update.keys()
 

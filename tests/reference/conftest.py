@@ -1,4 +1,4 @@
-"""What the tests against verl and TRL share: importing them, or saying why not, and batches like those of agents."""
+"""Shared parts of the tests against verl and TRL: their import, or the reason of its failure, and batches of agents."""
 
 from __future__ import annotations
 

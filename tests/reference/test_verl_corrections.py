@@ -112,7 +112,7 @@ def test_rejection_matches_verl(seed, spread, ours, rule, threshold):
 
 @pytest.mark.parametrize(("ours", "rule", "threshold"), REJECTIONS.values(), ids=REJECTIONS)
 def test_rejection_rejects_and_keeps(ours, rule, threshold):
-    """The comparisons above are of something: over their batches, every rule has both to do."""
+    """The comparisons above are not vacuous: every rule both keeps and rejects tokens of their batches."""
     kept = [
         verl_keeps(rows(s, spread=w), rule, threshold)[rows(s, spread=w).mask] for s in range(4) for w in (0.02, 0.5)
     ]
@@ -127,7 +127,7 @@ def test_rejection_matches_verl_at_extreme_gaps(seed, ours, rule, threshold):
 
 
 def test_verl_rejection_bounds_are_on_the_inverse():
-    """And verl is not of one mind: its IcePop bounds are on old / mu."""
+    """verl is not consistent: its IcePop bounds are on old / mu."""
     ratio = torch.tensor([[0.1, 0.2, 0.25, 0.5, 1.0, 1.9, 3.0, 4.9, 6.0]], dtype=torch.float64)
     mask = torch.ones_like(ratio, dtype=torch.bool)
     old, mu = ratio.log(), torch.zeros_like(ratio)
@@ -177,7 +177,7 @@ def test_mismatch_metrics_differ_from_verl_at_edges():
     _, _, theirs = verl.compute_rollout_correction_and_rejection_mask(
         batch.old, batch.mu, batch.mask.double(), rollout_is="token", rollout_is_threshold=2.0
     )
-    # verl's are of the weights that are applied: the effective sample size of what was cut looks better than it is
+    # verl's are of the truncated weights: their effective sample size looks better than it is
     assert theirs["rollout_corr/rollout_is_max"] == 2.0 < ours["rollout_corr/rollout_is_max"]
     assert theirs["rollout_corr/rollout_is_eff_sample_size"] > ours["rollout_corr/rollout_is_eff_sample_size"] + 0.1
     # a row that sampled nothing has perplexity 1 in verl's mean

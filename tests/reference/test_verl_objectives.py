@@ -162,7 +162,7 @@ def test_gmpo_matches_verl(seed, spread):
     our = ours(partial(gmpo, clip_high_eps=0.3), batch, "seq-mean-token-mean")
     share = batch.mask.any(-1).double().mean()  # verl's mean counts rows with nothing sampled
     assert share < 1
-    # verl also calls those clipped whose clip makes the objective better, and is not applied
+    # verl also counts clips that would raise the objective, and are not applied
     assert_same((our[0] * share, our[1] * share), their, clip_fraction=False)
     assert our[2] <= their[2] + 1e-6
 
@@ -264,7 +264,7 @@ def test_kl_in_reward_matches_verl(seed):
     data, _ = trainer.apply_kl_penalty(data, verl.FixedKLController(0.1), "low_var_kl")
     our = kl_in_reward(batch.terminal, garbage, batch.reference, batch.mask, coefficient=0.1, kind="k3")
     same(our, data.batch["token_level_rewards"])
-    # core_algos' own has no mask: what the environment wrote is penalised with the rest
+    # core_algos' own has no mask: it penalises the environment's tokens too
     unmasked = verl.compute_rewards(batch.terminal, garbage, batch.reference, 0.1)
     linear = kl_in_reward(batch.terminal, garbage, batch.reference, batch.mask, coefficient=0.1, kind="k1")
     same(linear[batch.mask], unmasked[batch.mask])

@@ -27,7 +27,7 @@ def trainer(cls, **settings):
 
 
 def scored(cls, rewards, mask, old, mu, **settings):
-    """What a trainer makes of rewards `[E, K]` of groups of 4, and of their rows' policies."""
+    """Return a trainer's advantages and weights for rewards `[E, K]` of groups of 4 and their rows' policies."""
     prompts = [{"prompt": ""} for _ in rewards]
     tokens = [[1] * mask.shape[1] for _ in rewards]
     generated = [[0] for _ in rewards], tokens, mask.long().tolist(), tokens, mu.tolist(), {}, None, None

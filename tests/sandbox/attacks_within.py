@@ -1,4 +1,4 @@
-"""More attacks: on other processes, on the kernel, and on what a sandbox may use up."""
+"""More attacks: on other processes, on the kernel, and on the limits of resources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ON_PROCESSES = [
     ),
 ]
 _DOOR = "reached = call({number}, {arguments}) >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS)"
-"""A call is shut if it fails with EPERM whatever it is asked for; open, it finds fault with what it is asked for."""
+"""A blocked call fails with EPERM for any arguments; an open one fails with another error for wrong arguments."""
 _DOORS = [
     Attack(f"call {name}", KERNEL, _DOOR.format(number=number, arguments=arguments), root, fatal=name == "of x32")
     for name, number, arguments, root in (
@@ -151,7 +151,7 @@ while ready == len(alive) == len(made) and time.monotonic() < stop:
     alive = {{child for child in alive if os.waitpid(child, os.WNOHANG)[0] == 0}}
 reached = ready == len(alive) == len(made)
 for child in alive: os.kill(child, 9); os.waitpid(child, 0)"""
-"""It waits until each has its memory, or one was killed: on a busy machine, both take their time."""
+"""Wait until each child has its memory, or one was killed: both are slow on a busy machine."""
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _SEGMENTS = """\
 import time

@@ -1,4 +1,4 @@
-"""The backends that the suites run on, by name: how to make each, or why it can't be had here.
+"""The backends of the suites, by name: how to make each, or the reason of its absence.
 
 To join, a backend needs an entry in `BACKENDS`.
 """
@@ -21,36 +21,36 @@ from agent_rl.sandboxes.local.backend import LocalSandboxes
 
 LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
 DEFAULT = "jail"
-"""The backend that the ordinary suite tests, as it is what users get."""
-NOBODY = 65534
-_AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+"""The backend of the ordinary suite: the users' default."""
+UNPRIVILEGED = 65534
+_AS_UNPRIVILEGED = ("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
 DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"
 E2B_KEY = "e2b_" + "0" * 40
-"""What `e2b_server` takes."""
+"""The key of `e2b_server`."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend, and what the suites have to know of it."""
+    """A backend, and its facts for the suites."""
 
     name: str
     make: Callable[[], Sandboxes]
     """Skips the test, loudly, if there is no such backend here."""
     refused: Callable[[], bool] = lambda: False
-    """Whether the kernel refuses what it is made of, asked without any code of ours: only then may it be missing."""
+    """Whether the kernel refuses its primitives, tried without code of ours: only then may it be missing."""
     uid: int | None = None
-    """The user that a process of the host's has to be, to be one that the sandbox's code could signal; None: ours."""
+    """The user whose processes the sandbox's code could signal; None: ours."""
     absolute_work: bool = True
     """Whether the code's folder is at `WORK`, and /tmp its own."""
     needs: str | None = None
-    """The environment variable that says where its server is; None: it has none."""
+    """The environment variable of its server's address; None: it has no server."""
     run_by: str = ""
     """The file that starts the server and runs the suites on it."""
     differs: Mapping[str, str] = field(default_factory=dict)
-    """The tests of what it does otherwise than all others, by name, each with the reason why it is not run."""
+    """The tests that it skips, by name, each with the reason of the difference."""
 
     def elsewhere(self) -> bool:
-        """Whether its server is missing, and it takes no part in this run."""
+        """Whether its server is missing, so that its suites are not run."""
         return self.needs is not None and self.needs not in os.environ
 
 
@@ -74,9 +74,9 @@ def _unprivileged(tier: str) -> LocalSandboxes:
     _need_linux()
     if os.geteuid() != 0:
         pytest.skip(f"needs root, to become another user; the backend '{tier}' is this one already")
-    if shutil.which(_AS_NOBODY[0]) is None:
+    if shutil.which(_AS_UNPRIVILEGED[0]) is None:
         pytest.skip("needs setpriv, of util-linux")
-    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=_AS_NOBODY)
+    return LocalSandboxes(LIMITS, tier=tier, python=readable_python(), launcher=_AS_UNPRIVILEGED)
 
 
 _NAMESPACES = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--net", "--ipc", "--uts")
@@ -124,10 +124,15 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend("jail", lambda: _local("jail"), lambda: _refused("jail")),
-        Backend("jail-unprivileged", lambda: _unprivileged("jail"), lambda: _refused("jail", _AS_NOBODY), uid=NOBODY),
+        Backend(
+            "jail-unprivileged",
+            lambda: _unprivileged("jail"),
+            lambda: _refused("jail", _AS_UNPRIVILEGED),
+            uid=UNPRIVILEGED,
+        ),
         *(
             Backend(name, partial(make, "landlock"), lambda: _refused("landlock"), uid=uid, absolute_work=False)
-            for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, NOBODY))
+            for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, UNPRIVILEGED))
         ),
         Backend("docker", _docker, needs=DOCKER_HOST, run_by="tests/e2e/test_docker.py"),
         *(

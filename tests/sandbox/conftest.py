@@ -48,7 +48,7 @@ def sandboxes(backend: Backend, runner: asyncio.Runner) -> Iterator[Sandboxes]:
 
 @pytest.fixture(autouse=True)
 def as_everywhere(request: pytest.FixtureRequest) -> None:
-    """Leave out what a backend does otherwise than all others, and say why."""
+    """Skip the tests listed in `differs`, with the reason."""
     if "backend" in request.fixturenames:
         backend: Backend = request.getfixturevalue("backend")
         test = request.node.name.replace(f"[{backend.name}]", "").replace(f"[{backend.name}-", "[")
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say once of each reason what was not tested."""
+    """Report each reason of untested suites once."""
     for backend in BACKENDS.values():
         if backend.elsewhere():
             reason = f"the suites of every sandbox on {backend.name}: `pytest -m e2e {backend.run_by}` runs them"

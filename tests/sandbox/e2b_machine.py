@@ -52,7 +52,7 @@ class Machine:
     to_host: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
     contexts: dict[str, Context] = field(default_factory=dict)
     deaf: bool = False
-    """Whether root's commands and restarts are never done, nor a call's stream ended, as if the service hung."""
+    """Whether the service seems hung: no command of root, restart or end of a stream happens."""
     sweeps: int = 0
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(OURS))
     _answers: dict[int, asyncio.Future[EngineOutput]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Machine:
         await self.jail.close()
 
     async def send(self, data: bytes) -> None:
-        """Hand the agent what the host sent."""
+        """Pass the host's message to the agent."""
         await asyncio.get_running_loop().sock_sendall(self.jail._sock, data)
 
     async def _carry(self) -> None:
@@ -104,7 +104,7 @@ class Machine:
     # As root
 
     async def sweep(self) -> None:
-        """Kill the kernel, and what code left."""
+        """Kill the kernel and the processes left by code."""
         self.sweeps += 1
         if self.deaf:
             await self.gone.wait()
@@ -144,7 +144,7 @@ class Machine:
 
 
 def events(head: Head, body: bytes) -> list[dict[str, Any]]:
-    """Return what the service says of an answer; like it, without empty fields."""
+    """Return the service's form of an answer, without empty fields."""
     cut = int(str(head["out"]))
     said: list[dict[str, Any]] = [
         {"type": name, "text": data.decode("utf-8", "backslashreplace"), "timestamp": "2026-01-01T00:00:00Z"}

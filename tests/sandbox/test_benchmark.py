@@ -1,4 +1,4 @@
-"""The sandboxes' benchmark from end to end, in a hurry: its figures mean nothing here, but it has to come to them."""
+"""The sandboxes' benchmark from end to end, shortened: its figures mean nothing, but all must be there."""
 
 from __future__ import annotations
 

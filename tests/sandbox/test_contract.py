@@ -1,4 +1,4 @@
-"""What every backend does alike: commands, a stateful interpreter, limits on time and output, cancellation."""
+"""The contract of every backend: commands, a stateful interpreter, limits on time and output, cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every backend does alike: files in and out, and how a sandbox begins and ends."""
+"""The contract of every backend: files in and out, and the life of a sandbox."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_close_ends_a_running_call(sandboxes, run):
 
 
 def test_lifetime_ends_the_sandbox(sandboxes, run):
-    box = run(sandboxes.open(lifetime=0.5))
+    box = run(sandboxes.open(lifetime=1.0))
     with pytest.raises(SandboxError):
         run(box.exec(["sleep", "60"]))
     run(box.close())

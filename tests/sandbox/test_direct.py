@@ -1,8 +1,9 @@
-"""The host's own line to an interpreter: foreign code is at the other end of it, and the event loop at this one."""
+"""The host's direct line to an interpreter, between untrusted code and the host's event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from agent_rl.sandboxes.agent.frames import MAX_BODY, FrameError, Frames, pack
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from tests.sandbox.backends import LIMITS
+from tests.sandbox.test_local import descendants
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,11 @@ async def opened(jails: LocalSandboxes) -> AsyncIterator[AgentSandbox]:
         await box.close()
 
 
+def state(pid: int) -> str:
+    """A process's state, as ps shows it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -54,9 +61,12 @@ def test_direct_line_carries_code_of_3_megabytes(jails, run):
 def test_direct_line_times_out_on_stopped_workers(jails, run):
     async def main() -> None:
         async with opened(jails) as box:
+            before = descendants(os.getpid())
             stop = "import os, threading\nthreading.Timer(0.2, os.kill, (os.getpid(), 19)).start()"
             await box.run_python(stop)
-            await asyncio.sleep(0.4)
+            async with asyncio.timeout(20):
+                while "T" not in map(state, descendants(os.getpid()) - before):
+                    await asyncio.sleep(0.05)
             start = time.monotonic()
             result = await box.run_python("#" * 3_000_000, timeout=0.5)
             assert (result.timed_out, result.state_lost) == (True, True)
@@ -90,7 +100,7 @@ def test_direct_line_ignores_unsolicited_output(jails, run):
 
 
 def test_direct_line_limits_the_rate_of_output(jails, run):
-    """So that it takes less than a quarter of the host's event loop, and yet gets on."""
+    """A flood takes less than a quarter of the host's event loop, and the calls proceed."""
 
     async def main() -> None:
         async with opened(jails) as box:
@@ -146,9 +156,9 @@ def test_direct_line_cancelled_leaves_no_process_or_descriptor(jails, run):
         async with opened(jails) as box:
             await box.run_python("x = 1")
             before = descriptors()
-            for _ in range(3):
+            for wait in (0.6, 0.2, 0.2):
                 call = asyncio.create_task(box.run_python(beat))
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(wait)
                 call.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await call

@@ -133,7 +133,7 @@ def test_write_root_packs_programs_without_packages(tmp_path: Path, monkeypatch:
         assert str(Path(name).parent) in names, "a folder that is not listed gets whatever mode the engine likes"
 
 
-# What is missing
+# Missing parts
 
 
 def test_docker_and_e2b_name_missing_extras(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,4 +169,4 @@ def test_build_image_reports_a_missing_engine(
     assert "nothing.sock" in capsys.readouterr().err
     with pytest.raises(SandboxError, match=r"nothing\.sock"):
         asyncio.run(DockerSandboxes().open())
-    gc.collect()  # a socket that was left open is this test's failure, and not a later one's
+    gc.collect()  # a socket left open fails this test, not a later one

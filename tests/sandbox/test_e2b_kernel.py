@@ -16,7 +16,7 @@ import pytest
 from agent_rl.sandboxes.e2b import kernel
 
 USER = "games"
-"""A user of whom nothing runs."""
+"""A user without processes."""
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which a kernel of E2B's is at first")
 TALK = """
 import json, sys
@@ -34,7 +34,7 @@ print(json.dumps(answers))
 
 
 def ask_a_kernel(folder: Path, *codes: str, prepared: bool = True) -> list[dict[str, dict[str, object]]]:
-    """Return the last event of each kind that each code leads to, in a kernel of its own."""
+    """Run codes in a fresh kernel; return the last event of each kind for each."""
     pytest.importorskip("ipykernel", reason="needs a Jupyter kernel: pip install ipykernel")
     prepare = f"{inspect.getsource(kernel.prepare)}\nprepare(get_ipython(), {str(folder)!r}, {USER!r})\ndel prepare"
     home = {"HOME": str(folder), "IPYTHONDIR": str(folder / "ipython")}

@@ -1,4 +1,4 @@
-"""Code that tries to outlive its timeout, or to deceive or disable its agent."""
+"""Code against its agent: to outlive the timeout, or to deceive or disable the agent."""
 
 from __future__ import annotations
 
@@ -59,8 +59,11 @@ def test_timeout_ends_every_escape(box, run, how):
 @pytest.mark.sandbox
 @pytest.mark.parametrize("how", [how for how in ESCAPES if how != "a thread"])
 def test_escapes_outlive_an_unprotected_timeout(tmp_path: Path, how):
-    with pytest.raises(subprocess.TimeoutExpired):
-        subprocess.run([sys.executable, "-c", escape(how)], cwd=tmp_path, timeout=0.8)
+    for timeout in (0.8, 8.0):  # on a busy machine, it takes a while until the heart beats
+        with pytest.raises(subprocess.TimeoutExpired):
+            subprocess.run([sys.executable, "-c", escape(how)], cwd=tmp_path, timeout=timeout)
+        if (tmp_path / "beat").exists():
+            break
     beats = (tmp_path / "beat").read_bytes()
     time.sleep(0.2)
     assert (tmp_path / "beat").read_bytes() != beats

@@ -1,4 +1,4 @@
-"""agent_rl.sandboxes.local: nothing survives its owner, nothing leaks, and what can't be guaranteed is refused."""
+"""agent_rl.sandboxes.local: its processes end with their owner, nothing leaks, and unmet guarantees are refused."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def descendants(of: int) -> set[int]:
 
 
 def leftovers() -> dict[str, object]:
-    """Whatever a sandbox could leave behind on this machine."""
+    """The possible leftovers of a sandbox on this machine."""
     gc.collect()
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
-        "mounts": Path("/proc/self/mounts").read_text().count(" /tmp "),  # where a jail's root is put together
+        "mounts": Path("/proc/self/mounts").read_text().count(" /tmp "),  # the mount point of a jail's root
         "cgroups": sorted(
             str(path)
             for hierarchy in cgroups.find()
@@ -107,7 +107,7 @@ def test_leftovers_detect_an_open_sandbox(jails, run):
 
 
 def wait_for_the_end(pids: set[int]) -> set[int]:
-    """Which of these still run after five seconds."""
+    """Return the processes that still run after five seconds."""
     until = time.monotonic() + 5
     while (alive := {pid for pid in pids if is_running(pid)}) and time.monotonic() < until:
         time.sleep(0.02)
@@ -132,7 +132,7 @@ async def main():
         await box.run_python("import os, time\\nif os.fork() == 0:\\n    os.setsid()\\n    time.sleep(100)")
     print("ready", flush=True)
     if sys.argv[2] == "leave":
-        time.sleep(1)
+        sys.stdin.read()
         return
     if sys.argv[2] == "block":
         time.sleep(100)
@@ -145,18 +145,23 @@ asyncio.run(main())
 @pytest.mark.parametrize("tier", ["jail", "landlock"])
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "SIGTERM", "leave", "block"])
 def test_local_sandboxes_end_with_their_trainer(how, tier):
-    """Whether it is killed, interrupted, ends without closing, or has an event loop that hangs and is killed."""
+    """For a trainer that is killed or interrupted, ends without closing, or blocks its event loop."""
     trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, tier, how, readable_python()], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", TRAINER, tier, how, readable_python()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
-    assert trainer.stdout is not None
-    with trainer.stdout:
+    assert trainer.stdin is not None and trainer.stdout is not None
+    with trainer.stdin, trainer.stdout:
         if trainer.stdout.readline() != b"ready\n":
             trainer.wait()
             pytest.skip(f"no {tier} here")
         family = descendants(trainer.pid)
         assert len(family) >= 6
-        if how != "leave":
+        if how == "leave":
+            trainer.stdin.close()
+        else:
             trainer.send_signal(signal.SIGKILL if how == "block" else signal.Signals[how])
         trainer.wait()
     assert wait_for_the_end(family) == set()
@@ -282,7 +287,7 @@ INTERPRETERS = sorted(
     {path.resolve() for path in Path(sys.base_prefix).parent.glob("3.1[0-9]*/bin/python3")}
     | {Path(path).resolve() for minor in range(10, 16) if (path := shutil.which(f"python3.{minor}", path=os.defpath))}
 )
-"""Interpreters of this machine that have what the agent needs: beside this one, and on the PATH."""
+"""Interpreters of this machine that can run the agent, from this one's folder and the PATH."""
 
 
 @pytest.mark.parametrize("python", INTERPRETERS, ids=lambda python: python.name)

@@ -15,7 +15,7 @@ from agent_rl.testing import FakeSandboxes
 
 
 class Counted:
-    """A sandbox that does nothing."""
+    """A sandbox without effects."""
 
     def __init__(self, backend: Counting, owner: str, lifetime: float) -> None:
         self.backend, self.owner, self.lifetime = backend, owner, lifetime
@@ -158,9 +158,9 @@ def test_warm_pool_opens_own_sandboxes_for_other_limits() -> None:
 
 def test_warm_pool_lease_ends_with_its_lifetime() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
-        lease = await pool.open(lifetime=0.05)
+        lease = await pool.open(lifetime=0.3)
         await lease.run_python("x")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.4)
         with pytest.raises(SandboxError, match="lifetime"):
             await lease.run_python("x")
         assert backend.made[0].closed

@@ -65,7 +65,7 @@ os.write(w, b"x")
 
 
 def works(run, box: Sandbox) -> bool:
-    """Whether the sandbox runs commands and Python, one call after a lost interpreter at the latest."""
+    """Whether the sandbox runs commands and Python, at the latest one call after a lost interpreter."""
     said = run(box.exec(["echo", "on"], timeout=20)).stdout
     run(box.run_python("", timeout=20))
     return said == "on\n" and run(box.run_python("6 * 7", timeout=20)).value == "42"
@@ -146,11 +146,11 @@ def test_close_ends_spinning_processes(sandboxes, run):
     assert run(spin()) < 10
 
 
-# What the loss of a sandbox means for the episode
+# The loss of a sandbox, in the episode
 
 
 class Stub:
-    """An agent that answers `replies` calls, and then goes away."""
+    """An agent that answers `replies` calls, and then disconnects."""
 
     def __init__(self, replies: int, failure: str | None = None, lifetime: float = 60.0) -> None:
         ours, self.theirs = socket.socketpair()

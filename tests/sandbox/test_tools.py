@@ -130,7 +130,7 @@ def test_tool_specs_omit_the_environment() -> None:
     }
 
 
-# Where an environment's sandbox comes from
+# The backend of an environment
 
 
 def test_episode_fails_without_a_sandbox(runner: asyncio.Runner, shared: LocalSandboxes) -> None:
@@ -240,7 +240,7 @@ os._exit(0)
 
 
 def test_sandbox_attack_leaves_the_success_rate(runner: asyncio.Runner) -> None:
-    """The policy is right on every other task; where it is wrong, it would rather not be scored."""
+    """The policy is right on every other task, and attacks on the others to avoid a score."""
 
     def answer(i: int, attack: bool) -> Script:
         for _ in range(2 if attack and i % 2 else 0):

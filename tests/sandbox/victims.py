@@ -48,7 +48,7 @@ class Victims:
 
 @contextlib.contextmanager
 def victims(uid: int | None) -> Iterator[Victims]:
-    """Make them, as open to others as files and processes can be; a process and a file are of a user, ours if None."""
+    """Make the targets, open to all users; one process and one file belong to `uid`, ours if None."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="victim-")))
         folder.chmod(0o777)

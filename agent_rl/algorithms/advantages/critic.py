@@ -36,7 +36,7 @@ def gae(
     lam: Fraction = 0.95,
     whiten: bool = True,
 ) -> AdvantageEstimate:
-    """GAE over the sampled tokens of an episode; see `token.gae`."""
+    """`token.gae` over the sampled tokens of an episode."""
     lines = _Lines(mask, episode)
     found = token.gae(lines.join(rewards), lines.join(values), lines.mask, gamma=gamma, lam=lam)
     return _estimated(lines, *found, lines.mask, trained, whiten=whiten)
@@ -59,7 +59,7 @@ def turn_gae(
     lam: Fraction = 0.95,
     whiten: bool = True,
 ) -> AdvantageEstimate:
-    """GAE over the turns of an episode, whose values are those before their first sampled tokens; see `turn_gae`."""
+    """`turn.turn_gae` over the turns of an episode."""
     lines = _Lines(mask, episode)
     numbers = lines.join(turns)
     found = turn.turn_gae(lines.join(rewards), lines.join(values), lines.mask, numbers, gamma=gamma, lam=lam)

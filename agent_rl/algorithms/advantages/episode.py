@@ -4,6 +4,7 @@
 statistic and its advantage is NaN. `groups` are int64 `[E]`, any ids: episodes with the same id are samples of the same
 task. Every advantage is float64 `[E]`. Where there is nothing to compare with (one scored episode in a group, or equal
 scores) it is exactly 0; systems differ there, see each function. Tensors that differ in length are a ConfigError.
+Standard deviations have Bessel's correction; `eps`, in the scores' unit, is added to what is divided by.
 """
 
 from __future__ import annotations
@@ -38,16 +39,8 @@ def group_relative(scores: Tensor, groups: Tensor, *, std: bool = True, eps: Not
     """GRPO: score minus the mean of its group, divided by the group's standard deviation (Shao et al. 2024, §4.1.2).
 
     With `std=False` the unnormalised form: Dr. GRPO (Liu et al. 2025), MiniRL (arXiv 2512.01374), and what
-    REINFORCE++-baseline whitens over tokens afterwards.
-
-    A group with a single scored episode has 0; verl takes mean 0 and deviation 1 there, so that the advantage is the
-    score.
-
-    Args:
-        scores: `[E]`.
-        groups: `[E]`.
-        std: divide by the standard deviation (Bessel-corrected, as in verl and TRL) plus `eps`.
-        eps: in the scores' unit. verl has 1e-6, TRL 1e-4.
+    REINFORCE++-baseline whitens over tokens afterwards. verl has eps 1e-6 and TRL 1e-4, both Bessel's correction. verl
+    takes mean 0 and deviation 1 for a single scored episode, so that the advantage is the score.
     """
     scores, index = scores.double(), group_index(groups, scores)
     centred = scores - group_mean(scores, index)
@@ -62,15 +55,9 @@ def group_relative(scores: Tensor, groups: Tensor, *, std: bool = True, eps: Not
 def batch_normalised(scores: Tensor, groups: Tensor, kept: Tensor, *, eps: NotNegative = 1e-6) -> Tensor:
     """ScaleRL: score minus the mean of its group, divided by the batch's standard deviation (Khatri et al. 2025, §4).
 
-    The deviation is that of the advantages, about 0 (their mean, as they are centred) and Bessel-corrected, over the
-    episodes that are trained on: with zero-variance filtering the paper's effective batch. TRL's
-    `scale_rewards="batch"` divides by the deviation of the rewards, in which the differences between tasks take part.
-
-    Args:
-        scores: `[E]`.
-        groups: `[E]`.
-        kept: bool `[E]`, the episodes that are trained on.
-        eps: in the scores' unit.
+    The deviation is that of the advantages, about 0 (their mean, as they are centred), over the episodes that are
+    trained on (`kept`): with zero-variance filtering the paper's effective batch. TRL's `scale_rewards="batch"` divides
+    by the deviation of the rewards, in which the differences between tasks take part.
     """
     scores, index = scores.double(), group_index(groups, scores)
     check_length("kept", kept, scores)
@@ -96,12 +83,8 @@ def length_weighted(scores: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     """OPO: score minus the mean of its group weighted by length, `sum(l R) / sum(l)` (Hao et al. 2025).
 
     The baseline that minimises the gradient's variance, if the squared norm of an episode's gradient grows with its
-    length. verl has the score itself for a single episode; here it is 0.
-
-    Args:
-        scores: `[E]`.
-        groups: `[E]`.
-        lengths: sampled tokens of each episode, `[E]`. If nothing was sampled in a whole group, its mean is unweighted.
+    length, the sampled tokens. Where a whole group sampled none, its mean is unweighted. verl has the score itself for
+    a single episode; here it is 0.
     """
     scores, index = scores.double(), group_index(groups, scores)
     check_length("lengths", lengths, scores)
@@ -112,12 +95,7 @@ def length_weighted(scores: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
 
 @advantage("over-greedy", formula="A = R - R of the greedy episode", source="ReMax, Li et al. 2023, 2310.10505")
 def over_greedy(scores: Tensor, baselines: Tensor) -> Tensor:
-    """ReMax: score minus the score of the greedy rollout of the same task (Li et al. 2023).
-
-    Args:
-        scores: `[E]`.
-        baselines: of the greedy rollouts, `[E]`; NaN where it is not scored, and then the advantage is NaN.
-    """
+    """ReMax: score minus the score of the greedy rollout of the same task; NaN where either is not scored."""
     check_length("baselines", baselines, scores)
     return scores.double() - baselines.double()
 
@@ -127,13 +105,7 @@ def best_of_group(scores: Tensor, groups: Tensor, *, std: bool = False, eps: Not
     """The lead of a group's best episode over the second, and 0 for all others (verl's grpo_passk, arXiv 2503.19595).
 
     If several share the best score all have 0. verl's is the same: it gives one of them the difference to another,
-    which is 0. A single scored episode has 0; verl raises.
-
-    Args:
-        scores: `[E]`.
-        groups: `[E]`.
-        std: divide by the group's standard deviation (Bessel-corrected) plus `eps`, which is verl's default.
-        eps: in the scores' unit.
+    which is 0. A single scored episode has 0; verl raises. verl's default is `std=True`: the group's deviation divides.
     """
     scores, index = scores.double(), group_index(groups, scores)
     _, best = group_range(scores, index)
@@ -148,22 +120,18 @@ def best_of_group(scores: Tensor, groups: Tensor, *, std: bool = False, eps: Not
 def pass_at_k(scores: Tensor, groups: Tensor, *, k: Count) -> Tensor:
     """Pass@k Training: how an episode changes the success of the sets of `k` episodes it is in (Chen et al. 2025).
 
-    The analytic form of arXiv 2508.10751. The reward of a set of k of a group's n episodes is 1 if any of them
-    succeeded. Over all such sets, with c successes and w = n - c failures, its mean is `rho = 1 - C(w, k) / C(n, k)`
-    and its standard deviation `sigma = sqrt(rho (1 - rho))`; an episode's advantage is the mean over the sets with it,
-    minus rho, by sigma:
+    The analytic form of arXiv 2508.10751, for scores of 0 and 1. The reward of a set of k of a group's n episodes is 1
+    if any of them succeeded. Over all such sets, with c successes and w = n - c failures, its mean is
+    `rho = 1 - C(w, k) / C(n, k)` and its standard deviation `sigma = sqrt(rho (1 - rho))`; an episode's advantage is
+    the mean over the sets with it, minus rho, by sigma:
 
         success:  (1 - rho) / sigma                                     = sqrt((1 - rho) / rho)
         failure:  (1 - rho - C(w - 1, k - 1) / C(n - 1, k - 1)) / sigma = -c / w sqrt((1 - rho) / rho)
 
     The right-hand forms are computed: they are the same, as `C(w, k) / C(n, k)` is w / n times the last quotient, and
-    nothing cancels in them. They have no epsilon (the authors' code adds 1e-6 to sigma); where sigma = 0, that is
-    c = 0 or w < k, all have 0. So `k` has to be well below the group's size for there to be any signal.
-
-    Args:
-        scores: 0 or 1, or NaN, `[E]`.
-        groups: `[E]`. A group with fewer than k *scored* episodes has 0.
-        k: the size of the sets, at least 1.
+    nothing cancels in them. They have no epsilon (the authors' code adds 1e-6 to sigma); where sigma = 0, that is c = 0
+    or w < k, all have 0, as has a group with fewer than k *scored* episodes. So `k` has to be well below the group's
+    size for there to be any signal.
 
     Raises:
         ConfigError: for another score, or if a group has fewer than k episodes, counting those that are not scored.
@@ -198,13 +166,8 @@ def max_likelihood(scores: Tensor, groups: Tensor, *, eps: NotNegative = 1e-6) -
     """MaxRL: score minus the mean of its group, divided by that mean (Tajwar et al. 2026, arXiv 2602.02710).
 
     For scores of 0 and 1 the mean is the success rate p, and tasks count by about 1/p: the gradient of log p rather
-    than of p. Scores must not be negative: a group whose mean is not above 0 has 0, as in prime-rl (where `eps` is 0).
-    A single scored episode has 0; the authors' code takes mean 0 there, so that it has score / eps.
-
-    Args:
-        scores: `[E]`, 0 or more.
-        groups: `[E]`.
-        eps: added to the mean, as in the authors' code and SkyRL.
+    than of p. Scores must not be negative: a group whose mean is not above 0 has 0, as in prime-rl (where `eps` is 0;
+    it is as here in the authors' code and SkyRL). For a single scored episode the authors' code has score / eps.
     """
     scores, index = scores.double(), group_index(groups, scores)
     mean = group_mean(scores, index)
@@ -214,7 +177,7 @@ def max_likelihood(scores: Tensor, groups: Tensor, *, eps: NotNegative = 1e-6) -
 @advantage(
     "decoupled", formula="A = whiten(sum_k w_k (r_k - mean_group) / (std_group + eps))", source="GDPO, 2601.05242"
 )
-def decoupled_and_whitened(
+def decoupled(
     components: Tensor,
     component_weights: Tensor,
     groups: Tensor,
@@ -225,7 +188,16 @@ def decoupled_and_whitened(
     whiten: Literal["episodes", "tokens", "no"] = "episodes",
     eps: NotNegative = 1e-6,
 ) -> Tensor:
-    """GDPO: `decoupled`, whitened over the batch's episodes, `[E]`, or over its tokens, `[B, T]`.
+    """GDPO: every component of the reward made group-relative by itself, then summed and whitened (arXiv 2601.05242).
+
+    Per component, `[E, K]`, as `group_relative`, then the weighted sum over components, divided by its standard
+    deviation over the batch's scored episodes; 0 if there is one only. Its mean over the batch is 0 by construction and
+    not subtracted, as rounding would carry advantages of 0 away from 0 (which happens in TRL). An episode with NaN in
+    any component whose weight is not 0 is not scored, and takes no part in the statistics of the other components
+    either; TRL leaves only that component out of the episode's sum.
+
+    The paper and TRL whiten over episodes; verl whitens over *tokens*, so that long episodes count more: the result is
+    then `[B, T]`. NeMo-RL has a leave-one-out baseline per component instead of the mean.
 
     Raises:
         ConfigError: if no reward has a weight.
@@ -234,10 +206,15 @@ def decoupled_and_whitened(
         raise ConfigError(
             "advantage 'decoupled' normalises reward components; the environment's rewards have no weight"
         )
-    by_episode = decoupled(components, component_weights, groups, eps=eps, batch_norm=whiten == "episodes")
-    if whiten != "tokens":
-        return by_episode
-    return whiten_tokens(on_tokens(by_episode, episode, mask), trained)
+    used = component_weights != 0
+    components = components[:, used].double()
+    unscored = components.isnan().any(-1)
+    total = components.new_zeros(len(components))
+    for component, weight in zip(components.unbind(-1), component_weights[used].double(), strict=True):
+        total = total + weight * group_relative(torch.where(unscored, torch.nan, component), groups, eps=eps)
+    if whiten == "tokens":
+        return whiten_tokens(on_tokens(total, episode, mask), trained)
+    return total / group_deviation(total, torch.zeros_like(groups), eps) if whiten == "episodes" else total
 
 
 @advantage("reinforce-pp-baseline", formula="A = whiten(R - mean_group)", source="REINFORCE++-baseline, Hu et al. 2025")
@@ -252,7 +229,7 @@ def reinforce_pp_baseline(scores: Tensor, groups: Tensor, episode: Tensor, mask:
 def best_against_worst(
     scores: Tensor, groups: Tensor, kept: Tensor, lengths: Tensor, *, margin: NotNegative = 0.0
 ) -> PairSides:
-    """The best episode of a group and the worst, among those that are trained on: a pair to learn preferences from."""
+    """The best episode of a group and the worst, among those trained on: a pair to learn preferences from."""
     able = kept & (lengths > 0)
     pairs = preference_pairs(scores.masked_fill(~able, math.nan), groups, margin=margin)
     sides = torch.zeros_like(scores)
@@ -260,48 +237,7 @@ def best_against_worst(
     return PairSides(sides)
 
 
-def decoupled(
-    components: Tensor, weights: Tensor, groups: Tensor, *, eps: NotNegative = 1e-6, batch_norm: bool = True
-) -> Tensor:
-    """GDPO: every component of the reward made group-relative by itself, then summed and whitened (arXiv 2601.05242).
-
-    Per component as `group_relative`, then the weighted sum over components, divided by its Bessel-corrected standard
-    deviation over the batch's scored episodes plus `eps`; 0 if there is one only. Its mean over the batch is 0 by
-    construction and not subtracted, as rounding would carry advantages of 0 away from 0 (which happens in TRL).
-
-    The paper and TRL whiten over episodes, as here; verl whitens over *tokens*, so that long episodes count more: for
-    that, pass `batch_norm=False` and whiten what was broadcast to the tokens. NeMo-RL has a leave-one-out baseline per
-    component instead of the mean. TRL leaves a component that is not scored out of the episode's sum.
-
-    Args:
-        components: `[E, K]`. An episode with NaN in any component whose weight is not 0 is not scored, and takes no
-            part in the statistics of the other components either.
-        weights: `[K]`. A component with weight 0 is not looked at.
-        groups: `[E]`.
-        eps: beside every standard deviation.
-        batch_norm: whiten over the batch.
-    """
-    if components.shape[1:] != weights.shape:
-        raise ConfigError(
-            f"components of shape {tuple(components.shape)} came with weights of shape {tuple(weights.shape)}; "
-            f"there must be one weight per component"
-        )
-    used = weights != 0
-    components = components[:, used].double()
-    unscored = components.isnan().any(-1)
-    total = components.new_zeros(len(components))
-    for component, weight in zip(components.unbind(-1), weights[used].double(), strict=True):
-        total = total + weight * group_relative(torch.where(unscored, torch.nan, component), groups, eps=eps)
-    return total / group_deviation(total, torch.zeros_like(groups), eps) if batch_norm else total
-
-
 def on_tokens(per_episode: Tensor, episode: Tensor, mask: Tensor) -> Tensor:
-    """Put each episode's number on its sampled tokens, `[E]` → `[B, T]`; NaN becomes 0.
-
-    Args:
-        per_episode: `[E]`.
-        episode: int64 `[B]`, the episode of each row.
-        mask: bool `[B, T]`, the sampled tokens.
-    """
+    """Put each episode's number on its sampled tokens, `[E]` → `[B, T]`; `episode` are the rows', NaN becomes 0."""
     values = per_episode.nan_to_num(0.0)[episode, None]
     return torch.where(mask, values, values.new_zeros(()))

@@ -1,8 +1,9 @@
 """Advantages of tokens: returns, GAE, whitening and a baseline for every step of a row.
 
-All take and return `[B, T]` and know only the tokens that the policy sampled, wherever they are in a row: what the
-environment inserts between them changes nothing. Results are float64, 0 outside the mask, and carry no gradient. A NaN
-reward means not scored: what follows from it is NaN, what does not is as if it had not been in the batch.
+All take and return `[B, T]` and know only the tokens that the policy sampled, those of `mask`, wherever they are in a
+row: what the environment inserts between them changes nothing, and does not discount. Results are float64, 0 outside
+the mask, and carry no gradient. A NaN reward means not scored: what follows from it is NaN, what does not is as if it
+had not been in the batch.
 """
 
 from __future__ import annotations
@@ -22,13 +23,7 @@ def settle(rewards: Tensor, mask: Tensor) -> Tensor:
 
     A reward may be on a tool's result or on the template's closing tokens. verl's estimators multiply by the mask or
     skip such tokens, and the reward is gone without a word. Before the first sampled token, a reward goes to that one.
-
-    Args:
-        rewards: `[B, T]`, 0 where there is none.
-        mask: bool `[B, T]`, the sampled tokens.
-
-    Returns:
-        float64 `[B, T]` with the sums of `rewards` per row; only a row without any sampled token is left with nothing.
+    Only a row without any sampled token is left with nothing.
     """
     rewards = rewards.detach().double()
     position = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
@@ -40,13 +35,7 @@ def settle(rewards: Tensor, mask: Tensor) -> Tensor:
 
 @advantage("returns", formula="A_t = sum_{s>=t} gamma^(s-t) r_s over sampled tokens", source="REINFORCE, Williams 1992")
 def returns_to_go(rewards: Tensor, mask: Tensor, *, gamma: Fraction = 1.0) -> Tensor:
-    """Monte-Carlo returns, `G_t = r_t + gamma G_{t+1}` over the sampled tokens of a row.
-
-    Args:
-        rewards: `[B, T]`, anywhere in the row (see `settle`).
-        mask: bool `[B, T]`, the sampled tokens.
-        gamma: discount per sampled token; what the environment inserts does not discount.
-    """
+    """Monte-Carlo returns, `G_t = r_t + gamma G_{t+1}` over the sampled tokens of a row; see `settle`."""
     rewards = settle(rewards, mask)
     returns = _scan(rewards, torch.ones_like(rewards).masked_fill(mask, gamma))
     return torch.where(mask, returns, 0.0)
@@ -61,15 +50,9 @@ def gae(
     token: across a gap the value and the running advantage are carried unchanged. verl does the same, but drops rewards
     in gaps, leaves what it carried on the gap's tokens, and whitens the result; here that is up to the caller.
 
-    Args:
-        rewards: `[B, T]`, anywhere in the row (see `settle`).
-        values: `[B, T]`, the critic's for the state before each token; not read outside the mask.
-        mask: bool `[B, T]`, the sampled tokens.
-        gamma: discount per sampled token.
-        lam: 1 for Monte-Carlo returns minus values, 0 for one-step differences.
-
-    Returns:
-        Advantages and returns (advantages + values: what the critic should predict), both float64 `[B, T]`.
+    Values are the critic's for the state before each token, not read outside the mask. `lam` is 1 for Monte-Carlo
+    returns minus values, 0 for one-step differences. Returned are the advantages and the returns, advantages + values:
+    what the critic should predict.
     """
     rewards = settle(rewards, mask)
     values = torch.where(mask, values.detach().double(), 0.0)
@@ -88,12 +71,8 @@ def whiten(x: Tensor, mask: Tensor, *, centre: bool = True) -> Tensor:
 
     The variance has Bessel's correction, as in verl (masked_whiten) and TRL. Every token counts the same, so long rows
     dominate the statistics. A single token has no variance (verl raises): it is centred and not scaled. Equal values
-    come out as exactly 0. NaN stays NaN and is no part of the statistics.
-
-    Args:
-        x: `[B, T]`.
-        mask: bool `[B, T]`, the sampled tokens.
-        centre: False puts the mean back after scaling, unscaled (verl's shift_mean=False).
+    come out as exactly 0. NaN stays NaN and is no part of the statistics. `centre=False` puts the mean back after
+    scaling, unscaled (verl's shift_mean=False).
     """
     x = torch.where(mask, x.detach().double(), 0.0)
     known = x[mask & ~x.isnan()]
@@ -121,11 +100,7 @@ def path_variance(logprobs: Tensor, sum_pi_squared: Tensor, mask: Tensor) -> Ten
 
     A summand is the squared norm of the gradient of `log pi_j` by the logits, the logit-gradient proxy of Li et al.
     (arXiv 2602.07078). verl can multiply each by its squared, truncated importance ratio old / mu; this does not.
-
-    Args:
-        logprobs: `[B, T]`, of the sampled tokens, under the policy that the gradient is taken at.
-        sum_pi_squared: `[B, T]`, the sum over the vocabulary of the squared probabilities at that position.
-        mask: bool `[B, T]`, the sampled tokens.
+    `logprobs` are under the policy that the gradient is taken at, `sum_pi_squared` is over its vocabulary.
     """
     pi = logprobs.detach().double().exp()
     # not negative but for the rounding of probabilities near 1
@@ -138,18 +113,14 @@ def optimal_baseline(
 ) -> Tensor:
     """Optimal token baseline: `A_t = G_t - B_t`, `B_t = sum_i G_it W_it / sum_i W_it` (Li et al. 2026).
 
-    arXiv 2602.07078. The sum is over the rows of a group at the same step. A step is a sampled token: the t-th of one
-    row is compared with the t-th of the others, as in verl's tir_optimal_token_baseline; its optimal_token_baseline
-    compares columns, which tool results push apart. Where all weights are 0 the baseline is the plain mean. A group of
-    a single row has advantage 0, there is nothing to compare with; verl gives it its return.
+    arXiv 2602.07078. The sum is over the rows of a group, of int64 `[B]`, at the same step. A step is a sampled token:
+    the t-th of one row is compared with the t-th of the others, as in verl's tir_optimal_token_baseline; its
+    optimal_token_baseline compares columns, which tool results push apart. Where all weights are 0 the baseline is the
+    plain mean. A group of a single row has advantage 0, there is nothing to compare with; verl gives it its return. A
+    row with NaN among its returns is not scored and takes no part there.
 
-    Args:
-        returns: `[B, T]`, `G_t`; a row with NaN is not scored and takes no part there.
-        weights: `[B, T]`, `W_t`, from `path_variance`.
-        mask: bool `[B, T]`, the sampled tokens.
-        groups: int64 `[B]`, ids of the rows' groups.
-        zero_tail: what becomes of steps that only one row of its group reached. True is verl's default
-            (handle_zero_tail): baseline 0, the advantage is the return. False: baseline its own return, advantage 0.
+    `zero_tail` is about steps that only one row of its group reached. True is verl's default (handle_zero_tail):
+    baseline 0, the advantage is the return. False: baseline its own return, advantage 0.
     """
     returns, weights = returns.detach().double(), weights.detach().double()
     scored = mask & ~returns.isnan()

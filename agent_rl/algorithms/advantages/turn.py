@@ -1,7 +1,8 @@
 """Advantages of turns: one number for all tokens that the policy sampled in a turn.
 
-`turns` is int64 `[B, T]`, the turn of each token: in a row it never decreases, and it is read at sampled tokens only. A
-turn in which a row sampled nothing is no step of it. Results are float64 and carry no gradient.
+`turns` is int64 `[B, T]`, the turn of each token: in a row it never decreases, and it is read at sampled tokens
+(`mask`) only. A turn in which a row sampled nothing is no step of it. `rewards` may be anywhere in a row; `gamma`
+discounts per turn in which it sampled something. Results are float64 and carry no gradient.
 """
 
 from __future__ import annotations
@@ -18,15 +19,7 @@ from agent_rl.errors import ConfigError
 
 
 def spread(per_turn: Tensor, turns: Tensor, mask: Tensor) -> Tensor:
-    """Give each sampled token the number of its turn; 0 elsewhere.
-
-    Args:
-        per_turn: `[B, K]`; column `k` is turn `k`.
-        turns: int64 `[B, T]`.
-        mask: bool `[B, T]`, the sampled tokens.
-
-    Returns:
-        float64 `[B, T]`.
+    """Give each sampled token the number of its turn, `[B, K]` → `[B, T]`; 0 elsewhere.
 
     Raises:
         ConfigError: if a sampled token's turn has no column.
@@ -55,12 +48,6 @@ def turn_returns(rewards: Tensor, mask: Tensor, turns: Tensor, *, gamma: Fractio
     `r_k` is the sum of all rewards that `settle` puts in the turn. ROLL's segment-wise return
     (compute_agentic_reinforce_return) discounts alike but reads only the reward on a segment's last token, and takes
     each unbroken run of sampled tokens for a segment, even when a turn has several.
-
-    Args:
-        rewards: `[B, T]`, anywhere in the row.
-        mask: bool `[B, T]`, the sampled tokens.
-        turns: int64 `[B, T]`.
-        gamma: discount per turn in which the row sampled something.
     """
     per_turn, present = _rewards(rewards, mask, turns)
     return spread(returns_to_go(per_turn, present, gamma=gamma), turns, mask)
@@ -77,16 +64,8 @@ def turn_gae(
 ) -> tuple[Tensor, Tensor]:
     """GAE with turns as the steps: the state's value is the critic's at the first sampled token of the turn.
 
-    Args:
-        rewards: `[B, T]`, anywhere in the row; summed per turn.
-        values: `[B, T]`; read only where `turn_starts`.
-        mask: bool `[B, T]`, the sampled tokens.
-        turns: int64 `[B, T]`.
-        gamma: discount per turn in which the row sampled something.
-        lam: as in `gae`, per turn.
-
-    Returns:
-        Advantages and returns, both float64 `[B, T]`, a turn's on all its sampled tokens.
+    `values`, `[B, T]`, are read only where `turn_starts`. Returns advantages and returns, `[B, T]`, a turn's on all its
+    sampled tokens.
     """
     per_turn, present = _rewards(rewards, mask, turns)
     starts = turn_starts(turns, mask)
@@ -95,89 +74,12 @@ def turn_gae(
     return spread(advantages, turns, mask), spread(returns, turns, mask)
 
 
-def step_grouped(
-    scores: Tensor,
-    groups: Tensor,
-    step_returns: Tensor,
-    step_states: Tensor,
-    step_episode: Tensor,
-    *,
-    omega: float = 1.0,
-    std: bool = True,
-    eps: float = 1e-6,
-) -> Tensor:
-    """GiGPO: compare episodes of a task, and the turns that they took in the same state (Feng et al. 2025).
-
-    `A = A_episode + omega A_step` (arXiv 2505.10978, eq. 8): `group_relative` of the scores within the group, and of
-    the returns from the turn on, within the turns of the group that were taken in the same state. A state that was met
-    once adds 0. verl-agent by default takes mean and deviation over the scores of all turns, so that long episodes
-    weigh more; here an episode counts once, as in the paper. ROLL groups turns by the state's hash alone, across tasks.
-
-    Args:
-        scores: `[E]`; NaN: not scored, and neither are the episode's turns.
-        groups: int64 `[E]`.
-        step_returns: `[S]`, the discounted return from each turn of each episode on; NaN: not scored.
-        step_states: int64 `[S]`, an id of the state in which the turn was taken.
-        step_episode: int64 `[S]`, which episode the turn is of, an index into `scores`.
-        omega: weight of the second part.
-        std: divide both by the standard deviation of what is compared (the paper's F_norm = std; False for F_norm = 1).
-        eps: added to standard deviations.
-
-    Returns:
-        float64 `[S]`, NaN where not scored.
-    """
-    episodes = group_relative(scores.detach(), groups, std=std, eps=eps)[step_episode]
-    # an episode that is not scored has no part in the statistics of its states either
-    known = step_returns.detach().double().masked_fill(episodes.isnan(), torch.nan)
-    _, anchors = torch.unique(torch.stack([groups[step_episode], step_states], dim=-1), dim=0, return_inverse=True)
-    return episodes + omega * group_relative(known, anchors, std=std, eps=eps)
-
-
-def from_state_values(rewards: Tensor, values: Tensor, final: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """VinePPO at turn boundaries: `A_k = r_k + gamma V_{k+1} - V_k` (Kazemnejad et al. 2024, arXiv 2410.01679).
-
-    The paper's steps are lines of reasoning and `gamma` is 1; here a step is a turn. A state without a value is no
-    boundary: all turns from a valued state `m` to the next, `n`, are one step, and each has its advantage,
-    `sum_{m<=j<n} gamma^(j-m) r_j + gamma^(n-m) V_n - V_m`.
-
-    Args:
-        rewards: `[E, K]`, of each turn.
-        values: `[E, K]`, the mean return of continuations sampled from the state before the turn; NaN where there is no
-            such turn, or where the value is not known.
-        final: int64 `[E]`, the episode's last turn, after which the value is 0; -1 for an episode without turns.
-        gamma: discount per turn.
-
-    Returns:
-        float64 `[E, K]`, NaN before the first valued state and after the last turn.
-
-    Raises:
-        ConfigError: if `final` is not an index of a turn.
-    """
-    count = values.shape[-1]
-    if final.is_floating_point() or (final.numel() and int(final.max()) >= count):
-        raise ConfigError(f"final holds {final.tolist()}: give the index of each episode's last turn, below {count}")
-    inside = torch.arange(count, device=values.device) <= final[:, None]
-    rewards = torch.where(inside, rewards.detach().double(), 0.0)
-    values = values.detach().double().masked_fill(~inside, torch.nan)
-    known = values.isfinite()
-    # going back: what is earned up to the next valued state, and its value
-    advantages = torch.full_like(values, torch.nan)
-    ahead = values.new_zeros(len(values))
-    for k in reversed(range(count)):
-        ahead = rewards[:, k] + gamma * ahead
-        advantages[:, k] = ahead - values[:, k]
-        ahead = torch.where(known[:, k], values[:, k], ahead)
-    for k in range(1, count):
-        advantages[:, k] = torch.where(known[:, k], advantages[:, k], advantages[:, k - 1])
-    return advantages.masked_fill(~inside, torch.nan)
-
-
 @advantage(
     "step-grouped",
     formula="A_k = norm_group(R) + omega * norm_state(G_k), G_k = r_k + gamma G_{k+1}, norm(x) = x - mean [/ std]",
     source="GiGPO, Feng et al. 2025, 2505.10978, eq. 8",
 )
-def over_states(
+def step_grouped(
     scores: Tensor,
     groups: Tensor,
     turn_rewards: Tensor,
@@ -189,7 +91,13 @@ def over_states(
     std: bool = True,
     eps: NotNegative = 1e-6,
 ) -> TurnAdvantages:
-    """GiGPO: `step_grouped` over the turns of all episodes.
+    """GiGPO: compare episodes of a task, and the turns that they took in the same state (Feng et al. 2025).
+
+    `A = A_episode + omega A_step` (arXiv 2505.10978, eq. 8): `group_relative` of the scores within the group, and of
+    the returns from the turn on, within the turns of the group that were taken in the same state. A state that was met
+    once adds 0. verl-agent by default takes mean and deviation over the scores of all turns, so that long episodes
+    weigh more; here an episode counts once, as in the paper. ROLL groups turns by the state's hash alone, across tasks.
+    `std` divides both parts by the deviation of what is compared (the paper's F_norm = std; False for F_norm = 1).
 
     Raises:
         ConfigError: if the environment did not say in which state a turn was taken.
@@ -201,10 +109,14 @@ def over_states(
             "none: let the environment define state_hash(self), or use another advantage"
         )
     returns = returns_to_go(turn_rewards, turn_sampled, gamma=gamma)
-    episode, number = turn_sampled.nonzero(as_tuple=True)
-    at = (returns[turn_sampled], states[turn_sampled], episode)
-    steps = step_grouped(scores, groups, *at, omega=omega, std=std, eps=eps)
-    return TurnAdvantages(torch.zeros_like(returns).index_put((episode, number), steps))
+    episode, _ = turn_sampled.nonzero(as_tuple=True)
+    by_episode = group_relative(scores.detach(), groups, std=std, eps=eps)[episode]
+    # an episode that is not scored has no part in the statistics of its states either
+    known = returns[turn_sampled].masked_fill(by_episode.isnan(), torch.nan)
+    _, anchors = torch.unique(torch.stack([groups[episode], states[turn_sampled]], -1), dim=0, return_inverse=True)
+    advantages = torch.zeros_like(returns)
+    advantages[turn_sampled] = by_episode + omega * group_relative(known, anchors, std=std, eps=eps)
+    return TurnAdvantages(advantages)
 
 
 @advantage(
@@ -212,13 +124,31 @@ def over_states(
     formula="A_k = r_k + gamma V_{k+1} - V_k, V_k = mean return of continuations from before turn k",
     source="VinePPO, Kazemnejad et al. 2024, 2410.01679",
 )
-def over_state_values(
+def from_state_values(
     turn_rewards: Tensor, turn_sampled: Tensor, state_values: Tensor, *, gamma: Fraction = 1.0
 ) -> TurnAdvantages:
-    """VinePPO: the change of the state's value by a turn, measured by continuations."""
-    numbers = torch.arange(turn_sampled.shape[1], device=turn_sampled.device)
-    final = torch.where(turn_sampled, numbers, -1).amax(-1)
-    return TurnAdvantages(from_state_values(turn_rewards, state_values, final, gamma=gamma))
+    """VinePPO at turn boundaries: `A_k = r_k + gamma V_{k+1} - V_k` (Kazemnejad et al. 2024, arXiv 2410.01679).
+
+    The paper's steps are lines of reasoning and `gamma` is 1; here a step is a turn. V_k is the mean return of
+    continuations sampled from the state before the turn, NaN where it is not known; 0 after the last turn. A state
+    without a value is no boundary: all turns from a valued state `m` to the next, `n`, are one step, and each has its
+    advantage, `sum_{m<=j<n} gamma^(j-m) r_j + gamma^(n-m) V_n - V_m`: NaN before the first valued state.
+    """
+    # a turn in which nothing was sampled is one all the same where a later one follows
+    inside = turn_sampled.flip(-1).cummax(-1).values.flip(-1)
+    rewards = torch.where(inside, turn_rewards.detach().double(), 0.0)
+    values = state_values.detach().double().masked_fill(~inside, torch.nan)
+    known = values.isfinite()
+    # going back: what is earned up to the next valued state, and its value
+    advantages = torch.full_like(values, torch.nan)
+    ahead = values.new_zeros(len(values))
+    for k in reversed(range(values.shape[-1])):
+        ahead = rewards[:, k] + gamma * ahead
+        advantages[:, k] = ahead - values[:, k]
+        ahead = torch.where(known[:, k], values[:, k], ahead)
+    for k in range(1, values.shape[-1]):
+        advantages[:, k] = torch.where(known[:, k], advantages[:, k], advantages[:, k - 1])
+    return TurnAdvantages(advantages.masked_fill(~inside, torch.nan))
 
 
 def _turn_count(turns: Tensor, mask: Tensor) -> int:
@@ -236,7 +166,7 @@ def _sum_by_turn(x: Tensor, where: Tensor, turns: Tensor, count: int) -> Tensor:
 
 
 def _rewards(rewards: Tensor, mask: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rewards settled in each turn, float64 `[B, K]`, and whether the row sampled anything in it."""
+    """The rewards settled in each turn, float64 `[B, K]`, and whether the row sampled anything in it."""
     count = max(1, _turn_count(turns, mask))
     settled = settle(rewards, mask)
     present = _sum_by_turn(torch.ones_like(settled), mask, turns, count) > 0

@@ -40,11 +40,7 @@ MAX_K3 = 10.0
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, *, kind: KLKind) -> Tensor:
     """Estimate `KL(theta || reference)` at each token, `[B, T]`; the module's docstring has the table.
 
-    Args:
-        logprobs: `[B, T]` under theta, with gradient. Where nothing was sampled the caller has put zeros here and in
-            the next one, as for every objective.
-        reference_logprobs: `[B, T]` under the reference.
-        kind: the estimator.
+    Where nothing was sampled the caller has put zeros in both, as for every objective.
 
     Raises:
         ConfigError: for a kind that doesn't exist.
@@ -69,14 +65,9 @@ def unbiased_kl(logprobs: Tensor, behavior_logprobs: Tensor, reference_logprobs:
     `use_unbiased_kl`). The ratio is differentiated, too; the two gradients add up to `r x`, and this is what is
     propagated, since that of the clamped product would push a token away from a reference that rates it much higher.
 
-    The log-ratios in r and k3 are clamped to ± `MAX_LOG_RATIO`; there is no `MAX_K3`, which would bias it. slime has it
-    for `low_var_kl`, on the product; TRL clamps nothing, and has the sequence's r where its ratios are by sequence.
-
-    Args:
-        logprobs: `[B, T]` under theta, with gradient; zeros where nothing was sampled, in all three.
-        behavior_logprobs: `[B, T]` under the policy that sampled. That is mu; old leaves out the mismatch between
-            training and inference, as slime and TRL do.
-        reference_logprobs: `[B, T]` under the reference.
+    The behavior policy is mu; old leaves out the mismatch between training and inference, as slime and TRL do. The
+    log-ratios in r and k3 are clamped to ± `MAX_LOG_RATIO`; there is no `MAX_K3`, which would bias it. slime has it for
+    `low_var_kl`, on the product; TRL clamps nothing, and has the sequence's r where its ratios are by sequence.
     """
     ratio = log_ratio(logprobs.detach(), behavior_logprobs.to(logprobs)).exp()
     value = ratio * _k3(logprobs, reference_logprobs)
@@ -94,16 +85,9 @@ def kl_in_reward(
 ) -> Tensor:
     """Return `rewards - coefficient * KL` at sampled tokens, `rewards` elsewhere; float64 `[B, T]`, without gradient.
 
-    Tokens of the environment have no penalty: it would be added to the returns of the turns before them
-    (slime#1370). InstructGPT's penalty (Ouyang et al. 2022, eq. 2) is k1, as is verl's default; a `+` changes nothing.
-
-    Args:
-        rewards: `[B, T]`; they may be on any token.
-        old_logprobs: `[B, T]` under old; anything where nothing was sampled.
-        reference_logprobs: `[B, T]` under the reference; anything where nothing was sampled.
-        mask: bool `[B, T]`, True at sampled tokens.
-        coefficient: the penalty's weight, 0 or more.
-        kind: the estimator.
+    Tokens of the environment have no penalty: it would be added to the returns of the turns before them (slime#1370).
+    InstructGPT's penalty (Ouyang et al. 2022, eq. 2) is k1, as is verl's default; a `+` changes nothing.
+    Log-probabilities outside the mask may be anything.
     """
     zero = torch.zeros((), dtype=torch.float64, device=rewards.device)
     old = torch.where(mask, old_logprobs.detach().double(), zero)

@@ -39,20 +39,9 @@ def dpo_slopes(
 ) -> Prepared:
     """Return advantages with which a policy gradient takes the step of DPO's mean loss: its downhill slope.
 
-    The rows of a group are a pair. DPO's gradient is `-beta sigmoid(-m)` times that of log theta of the better less
-    that of the worse (Rafailov et al. 2023, under eq. 7).
-
-    Args:
-        logprobs: of the whole batch under theta, `[B, T]`, without gradient.
-        reference_logprobs: under the reference, `[B, T]`.
-        sides: `[B, T]`, above 0 in the rows of the better episode, below 0 in those of the worse one.
-        group: int64 `[B]`.
-        mask: bool `[B, T]`.
-        beta: see `dpo_loss`.
-        label_smoothing: see `dpo_loss`.
-
-    Returns:
-        The slopes and, under TRL's names, means over pairs.
+    The rows of a group are a pair; `sides`, `[B, T]`, are above 0 in those of the better episode, below 0 in those of
+    the worse one. DPO's gradient is `-beta sigmoid(-m)` times that of log theta of the better less that of the worse
+    (Rafailov et al. 2023, under eq. 7). The metrics are TRL's, means over pairs.
     """
     number, pair = torch.unique(group, return_inverse=True)
     worse = (sides < 0).any(-1).long()
@@ -104,20 +93,11 @@ def dpo_loss(
     """Direct preference optimisation, `-log sigmoid(m)`, m the margin between two implicit rewards, per pair.
 
     `m = beta * ((chosen - chosen_reference) - (rejected - rejected_reference))` (Rafailov et al. 2023, eq. 7). All four
-    are log-probabilities of whole episodes, by `sequence_logprob`: what a tool or the environment wrote is given, not
-    chosen, and cancels. An episode of several rows has the sum of theirs.
-
-    Args:
-        chosen_logprobs: `[P]` of the better episodes under theta, with gradient.
-        rejected_logprobs: `[P]` of the worse ones under theta, with gradient.
-        chosen_reference: `[P]` of the better ones under the reference.
-        rejected_reference: `[P]` of the worse ones under the reference.
-        beta: how strongly theta is held to the reference, above 0.
-        label_smoothing: the share of pairs taken to be the wrong way round, in [0, 0.5) (conservative DPO, Mitchell
-            2023); the loss is then least at a finite margin.
-
-    Returns:
-        The loss, float64 `[P]`, and the margin m, float64 `[P]`, without gradient (TRL's `rewards/margins`).
+    are log-probabilities of whole episodes, `[P]`, by `sequence_logprob`: what a tool or the environment wrote is
+    given, not chosen, and cancels. An episode of several rows has the sum of theirs. `beta` is how strongly theta is
+    held to the reference, `label_smoothing` the share of pairs taken to be the wrong way round (conservative DPO,
+    Mitchell 2023); the loss is then least at a finite margin. Returned are the loss and, without gradient, the margin m
+    (TRL's `rewards/margins`), both float64 `[P]`.
 
     Raises:
         ConfigError: for a label smoothing with which pairs say nothing, or the opposite.
@@ -139,10 +119,6 @@ def sequence_logprob(logprobs: Tensor, mask: Tensor) -> Tensor:
 
     In float64, as AReaL: DPO's margin is a small difference of sums that are large for long episodes, and float32 has
     no digits for it (0.002 at 30,000 nats), so that it gets the sign wrong.
-
-    Args:
-        logprobs: `[B, T]`, with gradient; anything where nothing was sampled.
-        mask: bool `[B, T]`, True at sampled tokens.
     """
     zero = torch.zeros((), dtype=logprobs.dtype, device=logprobs.device)
     return torch.where(mask, logprobs, zero).sum(-1, dtype=torch.float64)
@@ -151,12 +127,9 @@ def sequence_logprob(logprobs: Tensor, mask: Tensor) -> Tensor:
 def preference_pairs(scores: Tensor, groups: Tensor, *, margin: float = 0.0) -> Tensor:
     """Pair the best with the worst episode of each group, int64 `[P, 2]`: indices of (chosen, rejected).
 
-    Pairs are in the order of the groups' ids. Of episodes that are equally good, or equally bad, the first is taken.
-
-    Args:
-        scores: float64 `[E]`; NaN (not scored) takes no part.
-        groups: int64 `[E]`; equal ids are samples of the same task.
-        margin: 0 or more. A group whose best and worst differ by no more than this (and `TOLERANCE`) has no pair.
+    Pairs are in the order of the groups' ids. Of episodes that are equally good, or equally bad, the first is taken;
+    one that is not scored (NaN) takes no part. A group whose best and worst differ by no more than `margin` (and
+    `TOLERANCE`) has no pair.
 
     Raises:
         ConfigError: if the margin is below 0, with which an episode could be preferred to itself.

@@ -1,12 +1,16 @@
 """Objectives whose ratio is a whole sequence's: GSPO and its relatives, and DeepSeek's mask of sequences.
 
 A sequence is a row. An episode that was cut into several rows has as many ratios, so per-turn rows make per-turn GSPO.
-`base` explains the arguments that all share. Where a loss is a sequence's, each token of the row carries it whole, and
-"seq-mean-token-mean" makes of it the papers' mean over sequences; "token-mean" would weight it by length once more.
-What is clamped to ± `MAX_LOG_RATIO` is the mean that is exponentiated, not the tokens' log-ratios that it is made of.
+`base` explains the arguments that all share. A sequence's ratio s is clipped below at `1 - clip_low_eps` and above at
+`1 + clip_high_eps`; save in `gspo_token` it has one advantage, its tokens' mean. Where a loss is a sequence's, each
+token of the row carries it whole, and "seq-mean-token-mean" makes of it the papers' mean over sequences; "token-mean"
+would weight it by length once more. What is clamped to ± `MAX_LOG_RATIO` is the mean that is exponentiated, not the
+tokens' log-ratios that it is made of.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,11 +32,7 @@ def gspo(
 ) -> TokenLoss:
     """GSPO, PPO's clipped surrogate of the sequence's ratio `s = exp(mean_t log(theta / old))`.
 
-    Zheng et al. 2025 (arXiv 2507.18071), eq. 5-7. A sequence has one advantage, its tokens' mean if they differ.
-
-    Knobs:
-        clip_low_eps: s is clipped below at `1 - clip_low_eps`.
-        clip_high_eps: s is clipped above at `1 + clip_high_eps`.
+    Zheng et al. 2025 (arXiv 2507.18071), eq. 5-7.
     """
     log_ratio = _row_mean(logprobs - old_logprobs, mask).to(logprobs.dtype)
     zero = torch.zeros_like(log_ratio)
@@ -57,10 +57,6 @@ def gspo_token(
 
     Zheng et al. 2025, eq. 13-14; what verl calls "gspo". With equal advantages value and gradient are `gspo`'s. verl
     clamps the log-ratio above only, at 10: at that bound a negative advantage's gradient ends there, at 20 here.
-
-    Knobs:
-        clip_low_eps: s is clipped below at `1 - clip_low_eps`.
-        clip_high_eps: s is clipped above at `1 + clip_high_eps`.
     """
     inside = torch.where(mask, logprobs, 0.0)
     log_ratio = _row_mean(logprobs - old_logprobs, mask).to(logprobs.dtype).detach()
@@ -85,22 +81,12 @@ def luspo(
 ) -> TokenLoss:
     """LUSPO, GSPO's loss of a sequence times its number of sampled tokens, so that long ones aren't held back.
 
-    Liu et al. 2026 (arXiv 2602.05261); TRL's `loss_type="luspo"` under "seq-mean-token-mean". The same as `gspo` under
-    "seq-mean-token-sum".
-
-    Knobs:
-        clip_low_eps: s is clipped below at `1 - clip_low_eps`; the paper's section 5.1, as the upper one.
-        clip_high_eps: s is clipped above at `1 + clip_high_eps`.
+    Liu et al. 2026 (arXiv 2602.05261), with the bounds of its section 5.1; TRL's `loss_type="luspo"` under
+    "seq-mean-token-mean". The same as `gspo` under "seq-mean-token-sum".
     """
-    token = gspo(
-        logprobs,
-        old_logprobs,
-        advantages,
-        mask,
-        clip_low_eps=clip_low_eps,
-        clip_high_eps=clip_high_eps,
-    )
-    return TokenLoss(token.loss * mask.sum(-1, keepdim=True), token.ratio, token.clipped)
+    bounds = {"clip_low_eps": clip_low_eps, "clip_high_eps": clip_high_eps}
+    token = gspo(logprobs, old_logprobs, advantages, mask, **bounds)
+    return replace(token, loss=token.loss * mask.sum(-1, keepdim=True))
 
 
 @objective("gmpo", formula="L = -A exp(mean_t clipped log(theta/old))", source="GMPO, Zhao et al. 2025, 2507.20673")
@@ -115,13 +101,9 @@ def gmpo(
 ) -> TokenLoss:
     """GMPO, `-A g`: g is the geometric mean of the tokens' ratios theta / old, each clipped as PPO would.
 
-    Zhao et al. 2025 (arXiv 2507.20673); verl's "geo_mean". For A > 0 log-ratios are clipped above only, for A < 0 below
-    only; a clipped token has no gradient, the others of its row keep theirs. A sequence has one advantage, its tokens'
-    mean if they differ. `ratio` is g.
-
-    Knobs:
-        clip_low_eps: log-ratios are clipped below at `-clip_low_eps`: ratios at `exp(-0.4)`, not at 0.6.
-        clip_high_eps: log-ratios are clipped above at `clip_high_eps`.
+    Zhao et al. 2025 (arXiv 2507.20673); verl's "geo_mean". For A > 0 log-ratios are clipped above only, at
+    `clip_high_eps`, for A < 0 below only, at `-clip_low_eps`: ratios at `exp(-0.4)`, not at 0.6. A clipped token has no
+    gradient, the others of its row keep theirs. `ratio` is g.
     """
     advantage = _row_mean(advantages, mask).to(logprobs.dtype)
     raw = logprobs - old_logprobs
@@ -142,23 +124,17 @@ def off_policy_sequences(
 ) -> Tensor:
     """Return the sequences to drop, bool `[B]`: bad ones that the policy has already moved away from.
 
-    A sequence goes if its advantage is negative and the mean of log(mu / theta) over its sampled tokens exceeds delta
-    (DeepSeek-V3.2 2025, off-policy sequence masking). Its loss is to be 0; in denominators it still counts. A row is
-    judged by itself, so that nothing depends on how a batch is cut.
-
-    Args:
-        logprobs: under theta (TRL) or old (slime), `[B, T]`.
-        rollout_logprobs: under mu; slime has old here by default.
-        advantages: `[B, T]`; a sequence's is the mean over its tokens.
-        mask: see `base`.
-        delta: the bound, in nats per token; slime has 1e-4.
+    A sequence goes if its advantage is negative and the mean of log(mu / theta) over its sampled tokens exceeds delta,
+    in nats (DeepSeek-V3.2 2025, off-policy sequence masking; slime has 1e-4). Its loss is to be 0; in denominators it
+    still counts. A row is judged by itself, so that nothing depends on how a batch is cut. TRL has theta here as well,
+    slime old; slime has old for mu by default.
     """
     drift = _row_mean((rollout_logprobs - logprobs.detach()).double(), mask)
     return ((_row_mean(advantages.double(), mask) < 0) & (drift > delta)).squeeze(-1)
 
 
 def _row_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over a row's sampled tokens, `[B, 1]`; 0 where there are none."""
+    """The mean over a row's sampled tokens, `[B, 1]`; 0 where there are none."""
     return torch.where(mask, values, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 

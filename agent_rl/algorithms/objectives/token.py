@@ -1,7 +1,8 @@
 """Objectives per token that keep the policy near a proximal one: PPO and its relatives.
 
-`base` explains the arguments that all share. Losses weighted with theta / mu correct for stale or mismatched rollouts
-by themselves: a weight old / mu on top would count that gap twice.
+`base` explains the arguments that all share. A ratio is clipped below at `1 - clip_low_eps` and above at
+`1 + clip_high_eps`. Losses weighted with theta / mu correct for stale or mismatched rollouts by themselves: a weight
+old / mu on top would count that gap twice.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ _SMALLEST_PROBABILITY = 1e-8  # of "any other token" in a binary KL; verl's, whi
 @objective("reinforce", formula="L = -A log theta", source="Williams 1992")
 def reinforce(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> TokenLoss:
     """The policy gradient, `-A log theta` (Williams 1992), without any ratio; theta / old is only reported."""
-    ratio = _ratio(logprobs, old_logprobs).detach()
-    return TokenLoss(_policy_gradient(logprobs, advantages, 1.0), ratio, torch.zeros_like(ratio, dtype=torch.bool))
+    return _unclipped(_policy_gradient(logprobs, advantages, 1.0), _ratio(logprobs, old_logprobs))
 
 
 @objective(
@@ -42,12 +42,8 @@ def ppo_clip(
     """PPO's clipped surrogate, `max(-A r, -A clip(r, 1 - low, 1 + high))`, r = theta / old.
 
     Schulman et al. 2017, eq. 7. With `clip_high_eps > clip_low_eps` it is DAPO's clip-higher (Yu et al. 2025, eq. 8).
-
-    Knobs:
-        clip_low_eps: the ratio is clipped below at `1 - clip_low_eps`.
-        clip_high_eps: the ratio is clipped above at `1 + clip_high_eps`.
-        dual_clip: for negative advantages the loss is at most `-A dual_clip` (Ye et al. 2020, eq. 5); None for no such
-            bound, as slime and AReaL; verl always has one, 3.
+    `dual_clip` bounds the loss of negative advantages by `-A dual_clip` (Ye et al. 2020, eq. 5); None for no such
+    bound, as slime and AReaL; verl always has one, 3.
     """
     advantages, ratio = advantages.to(logprobs.dtype), _ratio(logprobs, old_logprobs)
     plain = -advantages * ratio
@@ -109,15 +105,12 @@ def sapo(
     """SAPO, `-A 4 / tau sigmoid(tau (r - 1))`, r = theta / old: a gate that closes softly instead of a clip.
 
     Gao et al. 2025 (arXiv 2511.20347). At r = 1 the loss is -2 A / tau and its gradient -A. Nothing counts as clipped.
-
-    Knobs:
-        tau_positive: how fast the gate closes for positive advantages.
-        tau_negative: the same for the others; the paper has it larger, as their gradients are less stable.
+    tau is how fast the gate closes; the paper has it larger for negative advantages, as their gradients are less
+    stable.
     """
     advantages, ratio = advantages.to(logprobs.dtype), _ratio(logprobs, old_logprobs)
     tau = torch.where(advantages > 0, logprobs.new_tensor(tau_positive), logprobs.new_tensor(tau_negative))
-    loss = -advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1))
-    return TokenLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+    return _unclipped(-advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1)), ratio)
 
 
 @objective(
@@ -134,12 +127,9 @@ def dppo_tv(
 ) -> TokenLoss:
     """DPPO-Binary-TV, `-M A sg[min(r, cap)] log theta`, r = theta / mu: a trust region in probability, not in ratio.
 
-    M = 0 where the token's probability has moved in the advantage's direction by more than delta (arXiv 2602.04879).
-
-    Knobs:
-        delta_low: for A < 0, M = 0 where theta - mu < -delta_low; a probability (verl's `clip_ratio_low`).
-        delta_high: for A > 0, M = 0 where theta - mu > delta_high.
-        ratio_cap: the weight is at most this; verl has 20, which its actor's `clip_ratio_c` of 3 overrules.
+    M = 0 where the token's probability has moved in the advantage's direction by more than delta (arXiv 2602.04879):
+    for A < 0 where theta - mu < -delta_low (verl's `clip_ratio_low`), for A > 0 where theta - mu > delta_high. verl's
+    cap is 20, which its actor's `clip_ratio_c` of 3 overrules.
     """
     moved = logprobs.detach().exp() - rollout_logprobs.exp()
     beyond = _beyond(moved, advantages, delta_low, delta_high)
@@ -158,13 +148,7 @@ def dppo_kl(
     delta_high: float = 0.05,
     ratio_cap: float = 20.0,
 ) -> TokenLoss:
-    """DPPO-Binary-KL: as `dppo_tv`, but the distance is KL(mu || theta) of "this token or any other" (verl).
-
-    Knobs:
-        delta_low: for A < 0, M = 0 where theta < mu and the KL is more than this, in nats.
-        delta_high: for A > 0, M = 0 where theta > mu and the KL is more than this.
-        ratio_cap: the weight is at most this; verl has 20, which its actor's `clip_ratio_c` of 3 overrules.
-    """
+    """DPPO-Binary-KL: `dppo_tv` by KL(mu || theta) of "this token or any other", in nats, as in verl."""
     theta, mu = logprobs.detach(), rollout_logprobs
     # expm1 keeps the digits of 1 - p that exp loses where p is close to 1, as most tokens' are
     other_theta, other_mu = ((-torch.expm1(x)).clamp(min=_SMALLEST_PROBABILITY) for x in (theta, mu))
@@ -188,12 +172,8 @@ def minirl(
 ) -> TokenLoss:
     """MiniRL, `-M A sg[min(theta / mu, cap)] log theta`; M = 0 where PPO would clip r = theta / old.
 
-    Zheng et al. 2025 (arXiv 2512.01374), who sum over tokens: dividing by length breaks their first-order argument.
-
-    Knobs:
-        clip_low_eps: M = 0 where A < 0 and r < 1 - clip_low_eps.
-        clip_high_eps: M = 0 where A > 0 and r > 1 + clip_high_eps.
-        ratio_cap: the weight is at most this.
+    That is where A < 0 and r is below its lower bound, or A > 0 and r above its upper. Zheng et al. 2025 (arXiv
+    2512.01374), who sum over tokens: dividing by length breaks their first-order argument.
     """
     ratio = _ratio(logprobs, old_logprobs).detach()
     beyond = _beyond(ratio - 1, advantages, clip_low_eps, clip_high_eps)
@@ -207,16 +187,9 @@ def m2po_keep(
     """Return which tokens of a whole batch M2PO learns from, bool `[B, T]`, False outside `mask`.
 
     Only tokens that a clip could concern may go: those whose probability moved in the advantage's direction. Of these,
-    the largest squared log(theta / mu) go first, until the mean of the rest is at most `second_moment` (Algorithm 1).
-    Equal ones go together, so that the order of rows doesn't matter. AReaL considers all tokens, compares with `<`, and
-    always leaves one.
-
-    Args:
-        logprobs: under theta; under old, before the first step, for one mask per batch (AReaL).
-        rollout_logprobs: under mu.
-        advantages: `[B, T]`.
-        mask: see `base`.
-        second_moment: the bound, in squared nats.
+    the largest squared log(theta / mu) go first, until the mean of the rest is at most `second_moment`, in squared nats
+    (Algorithm 1). Equal ones go together, so that the order of rows doesn't matter. AReaL considers all tokens,
+    compares with `<`, and always leaves one; it has one mask per batch, with old in the place of theta.
     """
     gap = log_ratio(logprobs.detach(), rollout_logprobs).double()
     squares = gap.square()
@@ -255,12 +228,15 @@ def m2po(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor) -> Toke
     The mask M multiplies it from outside: `m2po_keep` needs the whole batch, or the loss would depend on its cut.
     """
     ratio = _ratio(logprobs, rollout_logprobs)
-    loss = -advantages.to(logprobs.dtype) * ratio
-    return TokenLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+    return _unclipped(-advantages.to(logprobs.dtype) * ratio, ratio)
 
 
 def _ratio(logprobs: Tensor, others: Tensor) -> Tensor:
     return (logprobs - others).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().to(logprobs.dtype)
+
+
+def _unclipped(loss: Tensor, ratio: Tensor) -> TokenLoss:
+    return TokenLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
 
 def _policy_gradient(logprobs: Tensor, advantages: Tensor, weight: Tensor | float) -> Tensor:

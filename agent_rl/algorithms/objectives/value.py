@@ -15,17 +15,12 @@ def value_loss(
 
     The half is in it, as in OpenAI's baselines and in verl's `compute_value_loss`, so a coefficient from there means
     the same here. A token's gradient is `V - R`, or zero where V has already moved from V_old towards R by more than
-    `clip_eps`. The bound is in units of the return: scale it with the rewards.
+    `clip_eps`. The bound is in units of the return: scale it with the rewards. None for no clipping; verl's default is
+    0.5.
 
-    Args:
-        values: `[B, T]` by the critic in training, with gradient.
-        old_values: `[B, T]` by the critic that the advantages are from.
-        returns: `[B, T]`, the targets; like the old values they come in any dtype, the loss has that of `values`.
-        mask: bool `[B, T]`, True at sampled tokens; the others' entries are not looked at.
-        clip_eps: how far V may move from V_old; None for no clipping. verl's default is 0.5.
-
-    Returns:
-        The loss `[B, T]`, 0 outside the mask, and bool `[B, T]`: where the gradient was cut off.
+    V has a gradient, and the loss its dtype; V_old is of the critic that the advantages are from, R the targets. All
+    are `[B, T]`, and not looked at outside the mask, where the loss is 0. Also returned, bool `[B, T]`: where the
+    gradient was cut off.
     """
     zero = torch.zeros((), dtype=values.dtype, device=values.device)
     new, old, target = (torch.where(mask, x.to(values.dtype), zero) for x in (values, old_values, returns))
@@ -39,16 +34,11 @@ def value_loss(
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """Return `1 - Var(R - V) / Var(R)` over sampled tokens: 1 for a perfect critic, 0 for a constant one, or below.
+    """Return `1 - Var(R - V) / Var(R)` over `mask`: 1 for a perfect critic, 0 for a constant one, or below.
 
     NaN where that has no meaning: fewer than two tokens, or returns that are all the same (to float32's precision).
     OpenAI's baselines do so, too; verl's `critic/vf_explained_var` adds 1e-5 to the denominator instead, and so is near
     1 for small returns, however poor the critic.
-
-    Args:
-        values: `[B, T]`.
-        returns: `[B, T]`.
-        mask: bool `[B, T]`, True at sampled tokens; the others' entries are not looked at.
     """
     predicted, target = values.detach()[mask].double(), returns.detach()[mask].double()
     if not len(target) or target.max() - target.min() <= 1e-6 * target.abs().max():
@@ -59,12 +49,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 def critic_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:
     """Return how well a critic foresaw the returns that it is now trained towards, by verl's names.
 
+    `values` are those that the advantages are from, `mask` is where the critic is trained, all `[B, T]`.
     `vf_explained_var` is left out where it has no meaning.
-
-    Args:
-        values: `[B, T]`, those that the advantages are from.
-        returns: `[B, T]`.
-        mask: bool `[B, T]`, where the critic is trained.
     """
     if not mask.any():
         return {}

@@ -61,14 +61,10 @@ def make_actor(
     context: int = 512,
     weights: WeightFormat = "float32",
 ) -> Actor:
-    """Make an actor of a model.
+    """Make an actor of a model and its tokenizer.
 
-    Args:
-        model: trained or not.
-        tokenizer: the model's.
-        slots: sequences that the engine samples at a time.
-        context: the longest sequence, in tokens.
-        weights: what the engine's copy of the weights is rounded to.
+    Its engine samples `slots` sequences at a time, each of `context` tokens at most, with a copy of the weights that is
+    rounded to `weights`.
     """
     engine = make_engine(model, tokenizer, slots=slots, context=context, weights=weights)
     return Actor(model, tokenizer, load_renderer(tokenizer), engine)

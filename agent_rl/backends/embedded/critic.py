@@ -45,11 +45,9 @@ class Critic(nn.Module):
         self._sums: dict[str, float] = {}
 
     def forward(self, token_ids: Tensor, states: Tensor) -> Tensor:
-        """Return the value of the state before each token, float32 `[B, T]`.
+        """Return the value of the state before each token, float32 `[B, T]`, from the ids, int64 `[B, T]`.
 
-        Args:
-            token_ids: int64 `[B, T]`.
-            states: `Scores.hidden` of the policy, `[B, T, hidden]`; not looked at by a separate critic.
+        `states` are `Scores.hidden` of the policy, `[B, T, hidden]`; a separate critic does not look at them.
         """
         return self._read(states if self.trunk is None else _states(self.trunk, token_ids))
 
@@ -64,12 +62,8 @@ class Critic(nn.Module):
     ) -> Tensor:
         """Return the values at the sampled tokens of a whole batch, float32 `[B, T]`; 0 elsewhere.
 
-        Args:
-            policy: whose trunk a shared critic reads, as the update will: in this precision, on these routes.
-            rows: the whole batch's.
-            token_budget: padded tokens at a time.
-            precision: of the policy's forward.
-            given: routes of a mixture of experts that are replayed, `[B, T, layers, top_k]`.
+        `token_budget` padded tokens at a time. A shared critic reads the policy's trunk as the update will: in this
+        precision, on the routes `given` of a mixture of experts, `[B, T, layers, top_k]`.
         """
         whole = torch.zeros_like(rows.rollout_logprobs)
         for indices in rows.cut_rows(token_budget):
@@ -92,11 +86,7 @@ class Critic(nn.Module):
         return terms.loss
 
     def step(self, scale: float) -> dict[str, float]:
-        """Update from the gradients of a whole batch; return the metrics of the update.
-
-        Args:
-            scale: the factor of the learning rate.
-        """
+        """Update from the gradients of a whole batch, at `scale` times the learning rate; return metrics."""
         metrics = {f"critic/{name}": value for name, value in self._sums.items()}
         self._sums = {}
         return metrics | {"critic/grad_norm": self.optimizer.step(scale)}

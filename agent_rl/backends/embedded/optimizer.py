@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -38,10 +40,7 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
 class Optimizer:
     """Steps the parameters of one model.
 
-    Args:
-        model: whose parameters to step.
-        config: learning rates.
-        scale_loss: multiply losses, so that float16 gradients don't vanish: by as much as doesn't make them overflow.
+    With `scale_loss`, losses are multiplied, so that float16 gradients don't vanish, by as much as doesn't overflow.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, *, scale_loss: bool = False) -> None:
@@ -78,11 +77,10 @@ class Optimizer:
         for part, _ in self._parts:
             self._scaler.unscale_(part)
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
-        finite = norm == norm and norm != float("inf")
         for part, lr in self._parts:
             for group in part.param_groups:
                 group["lr"] = lr * scale
-            if finite:
+            if math.isfinite(norm):
                 part.step()
             part.zero_grad(set_to_none=True)
         self._scaler.update()

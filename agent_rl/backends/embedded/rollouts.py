@@ -107,14 +107,7 @@ class RolloutSampler:
         return value_states(groups, self.spec, self.algorithm, rng(Stream.STATE_VALUES, config.seed, step), run)
 
     def job(self, origin: Origin, task: Task, number: int, sampling: str = "") -> Job:
-        """Return an episode to run; ids tell a resumed run which ones it stored already.
-
-        Args:
-            origin: why it is run.
-            task: what it is about.
-            number: of its task in the step or evaluation.
-            sampling: as of `names_of`.
-        """
+        """Return an episode to run, named by `names_of`; ids tell a resumed run which ones it stored already."""
         group, id = names_of(origin, number, sampling=sampling)
         snapshots, args = self.algorithm.needs_values and origin.purpose == "train", self.config.env_args
         seed = seed_of(origin, task, self.config.seed)
@@ -161,16 +154,10 @@ class RolloutSampler:
 
 def save_sampled(file: Path, batches: Iterable[StepBatch]) -> None:
     """Write batches of later steps; a resumed run can't sample them again, since their weights are gone."""
+    kept = ("state_values", "metrics", "seconds", "tokens")
     rows = [
-        {
-            "episodes": _lines(b.episodes),
-            "greedy": _lines(greedy_of(b.groups)),
-            "refill": asdict(b.sampling),
-            "state_values": b.state_values,
-            "metrics": b.metrics,
-            "seconds": b.seconds,
-            "tokens": b.tokens,
-        }
+        {"episodes": _lines(b.episodes), "greedy": _lines(greedy_of(b.groups)), "refill": asdict(b.sampling)}
+        | {name: getattr(b, name) for name in kept}
         for b in batches
     ]
     torch.save(rows, file)

@@ -42,12 +42,7 @@ TOKENIZER_EPISODES = 1000
 
 
 def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None) -> Path:
-    """Train in a new folder; return it.
-
-    Args:
-        config: the run's settings.
-        progress: where to show it.
-        stop: asks the run to stop between two steps; Ctrl-C does so if it is left out.
+    """Train in a new folder; return it. `stop` ends the run between two steps; Ctrl-C does so if it is left out.
 
     Raises:
         ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
@@ -58,7 +53,11 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     save_config(folder, config)
     with _open(folder, env, config, progress, stop) as run:
-        actor = run.load(config.start_from) if config.start_from else run.prepare()
+        if config.start_from:
+            actor = _actor(env, config, *load_model(config.start_from))
+            progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
+        else:
+            actor = run.prepare()
         if Algorithm(config.algorithm).needs_reference:
             actor.save(folder / REFERENCE)
         if stored is not None:
@@ -94,11 +93,7 @@ def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
 def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, steps: int | None = None) -> Path:
     """Continue a run from its last checkpoint; bit for bit what it would have been, on the same machine.
 
-    Args:
-        folder: a run's folder.
-        progress: where to show it.
-        stop: as of `start_run`.
-        steps: a new total number of steps, instead of the configured one.
+    `steps` is a new total, instead of the configured one.
 
     Raises:
         CheckpointError: if the folder is no run, or has no checkpoint.
@@ -142,12 +137,6 @@ class _Run:
     started: float
     dev: str = ""
     """The last evaluation on the dev split, in words."""
-
-    def load(self, checkpoint: str) -> Actor:
-        """Take a model that another run trained."""
-        actor = _actor(self.env, self.config, *load_model(checkpoint))
-        self.progress.say(f"[bold]{self.env.id}[/bold]: starting from {checkpoint}. Everything goes to {self.folder}/")
-        return actor
 
     def prepare(self) -> Actor:
         """Make a model and warm it up on demonstrations."""

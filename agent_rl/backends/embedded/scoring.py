@@ -52,27 +52,16 @@ def score_tokens(
     entropy_gradient: bool = False,
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
 ) -> Scores:
-    """Score every token given those before it.
+    """Score every token given those before it, int64 `[B, T]`, by a causal LM whose head is linear.
 
     Padding on the right needs no attention mask: a causal model's real tokens don't see it. A float64 model's scores
-    are float64.
-
-    Args:
-        model: a causal LM whose head is linear.
-        token_ids: int64 `[B, T]`.
-        temperature: that of the sampling distribution; greedy (0) scores like 1.
-        entropy_gradient: let the entropies have a gradient, too.
-        precision: in which formats to compute, and for how many tokens at a time.
+    are float64. Greedy sampling (temperature 0) scores like 1. With `entropy_gradient` the entropies have one, too.
     """
     with precision.region(token_ids.device):
         states = model.model(input_ids=token_ids[:, :-1]).last_hidden_state
     head = model.lm_head
-    how = _How(
-        temperature or 1.0,
-        entropy_gradient,
-        precision.head_format(head.weight),
-        precision.tokens_at_a_time(head.weight.shape[0]),
-    )
+    form, chunk = precision.head_format(head.weight), precision.tokens_at_a_time(head.weight.shape[0])
+    how = _How(temperature or 1.0, entropy_gradient, form, chunk)
     scores = _Head.apply(states.flatten(0, 1), head.weight, head.bias, token_ids[:, 1:].flatten(), how)  # type: ignore[no-untyped-call]
     logprobs, entropy, squares = scores
     shape, before = (len(token_ids), -1), (1, 0)
@@ -96,17 +85,10 @@ def score_rows(
     given: Tensor | None = None,
     log: RouteLog | None = None,
 ) -> list[Tensor]:
-    """Return some of a model's `Scores` of whole rows, each float32 `[B, T]`; 0 outside the mask.
+    """Return some of a model's `Scores` of whole rows by their names, each float32 `[B, T]`; 0 outside the mask.
 
-    Args:
-        model: whose scores.
-        rows: scored in micro-batches, without gradient.
-        names: fields of `Scores`.
-        temperature: as in `score_tokens`.
-        precision: as in `score_tokens`.
-        token_budget: padded tokens of a micro-batch.
-        given: routes that a mixture of experts takes, `[B, T, layers, top_k]`.
-        log: stores the routes that it would have taken.
+    They are scored without gradient in micro-batches of `token_budget` padded tokens. A mixture of experts takes the
+    routes `given`, `[B, T, layers, top_k]`; `log` stores those that it would have taken.
     """
     whole = [torch.zeros_like(rows.rollout_logprobs) for _ in names]
     for indices in rows.cut_rows(token_budget):

@@ -11,12 +11,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
@@ -35,8 +35,6 @@ from agent_rl.rendering.base import Renderer
 from agent_rl.rollout.job import Job
 from agent_rl.rollout.pool import run_jobs
 from agent_rl.seeds import Stream, rng
-
-EMPTY: Mapping[str, JSON] = MappingProxyType({})
 
 
 class WarmStartOptimizerConfig(OptimizerConfig):
@@ -77,7 +75,7 @@ def demonstrate(
     *,
     split: str,
     seed: int,
-    env_args: Mapping[str, JSON] = EMPTY,
+    env_args: Mapping[str, JSON] | None = None,
     renderer: Renderer | None = None,
 ) -> list[Episode]:
     """Run an environment's own noisy script on the first `n` tasks of a split; with token ids if there is a renderer.
@@ -85,11 +83,10 @@ def demonstrate(
     Raises:
         ConfigError: if the environment has no demonstrations.
     """
-    stream = TaskStream(env.tasks, split, seed)
-    tasks = [stream.at(i) for i in range(n)]
-    origin = Origin("demonstration", split)
+    tasks, origin, args = TaskStream(env.tasks, split, seed), Origin("demonstration", split), env_args or {}
     jobs = [
-        Job(env, task, episode_seed(seed, task, i), env_args=env_args, origin=origin) for i, task in enumerate(tasks)
+        Job(env, task, episode_seed(seed, task, i), env_args=args, origin=origin)
+        for i, task in enumerate(map(tasks.at, range(n)))
     ]
     episodes = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
     broken = next((e.error for e in episodes if e.error is not None), None)
@@ -120,15 +117,10 @@ def warm_start(
     seed: int,
     on_step: Callable[[WarmStep], None] = lambda _: None,
 ) -> None:
-    """Train `model` in place.
+    """Train a fresh model in place on trajectories of scripted episodes.
 
-    Args:
-        model: a fresh model.
-        demonstrations: trajectories of scripted episodes.
-        config: lengths, gates and learning rates.
-        tokenizer: the model's; its special tokens, space and newline separate the strings to copy.
-        seed: of the order of demonstrations and of the strings to copy.
-        on_step: called after every step.
+    The special tokens, space and newline of the tokenizer separate the strings to copy. The seed is of the order of
+    demonstrations and of these strings. `on_step` is called after every step.
 
     Raises:
         ConfigError: if there are no demonstrations.
@@ -136,8 +128,9 @@ def warm_start(
     if not demonstrations:
         raise ConfigError("there are no demonstrations to clone: define demonstrate() on the environment")
     random = rng(Stream.WARM_START, seed)
-    rows = [_weighted(t, config.env_weight) for t in demonstrations]
-    separators = _separators(tokenizer)
+    rows = [(t.token_ids.tolist(), np.where(t.loss_mask, 1.0, config.env_weight).tolist()) for t in demonstrations]
+    blanks = [i for text in (" ", "\n") for i in tokenizer.encode(text, add_special_tokens=False)]
+    separators = sorted({*tokenizer.get_added_vocab().values(), *blanks})
     alphabet = sorted({i for ids, _ in rows for i in ids} - set(separators))
     optimizer = Optimizer(model, config.optimizer)
     model.train()
@@ -152,9 +145,8 @@ def warm_start(
                 logprobs = score_tokens(model, ids).logprobs
             loss = -(logprobs * weights).sum() / whole
             if config.balance and routes.logits:
-                lengths = torch.tensor([[len(row_ids)] for row_ids, _ in part])
-                real = torch.arange(ids.shape[1] - 1) < lengths
-                share = sum(len(row_ids) for row_ids, _ in part) / tokens
+                lengths = torch.tensor([len(row_ids) for row_ids, _ in part])
+                real, share = torch.arange(ids.shape[1] - 1) < lengths[:, None], int(lengths.sum()) / tokens
                 loss = loss + config.balance * share * balance_loss(routes, real, model.config.num_experts_per_tok)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
@@ -173,18 +165,7 @@ def warm_start(
     for step in range(config.clone_steps):
         batch = next(order) + _copies(copies, alphabet, separators, random)
         scale = schedule(config.optimizer, step + config.optimizer.warmup_steps, config.clone_steps)
-        loss = train(batch, scale)
-        on_step(WarmStep("cloning", step, config.clone_steps, loss))
-
-
-def _separators(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    blanks = [i for text in (" ", "\n") for i in tokenizer.encode(text, add_special_tokens=False)]
-    return sorted({*tokenizer.get_added_vocab().values(), *blanks})
-
-
-def _weighted(trajectory: Trajectory, env_weight: float) -> tuple[list[int], list[float]]:
-    weights = np.where(trajectory.loss_mask, 1.0, env_weight)
-    return trajectory.token_ids.tolist(), weights.tolist()
+        on_step(WarmStep("cloning", step, config.clone_steps, train(batch, scale)))
 
 
 def _epochs(rows: _Rows, batch: int, rng: np.random.Generator) -> Iterator[_Rows]:
@@ -206,8 +187,7 @@ def _copies(
     rows: _Rows = []
     letters, marks = np.asarray(alphabet), np.asarray(separators)
     for _ in range(count):
-        ids: list[int] = []
-        weights: list[float] = []
+        ids, weights = list[int](), list[float]()
         while len(ids) < length:
             string = rng.choice(letters, rng.integers(3, min(11, len(letters) + 1)), replace=False).tolist()
             filler = rng.choice(letters, rng.integers(0, 4)).tolist()
@@ -222,8 +202,7 @@ def _copies(
 
 
 def _padded(rows: _Rows) -> tuple[Tensor, Tensor]:
-    width = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
-    weights = torch.tensor([w + [0.0] * (width - len(w)) for _, w in rows])
+    ids = pad_sequence([torch.tensor(ids) for ids, _ in rows], batch_first=True)
+    weights = pad_sequence([torch.tensor(weights) for _, weights in rows], batch_first=True)
     weights[:, 0] = 0
     return ids, weights

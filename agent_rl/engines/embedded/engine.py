@@ -57,7 +57,6 @@ class Sequence:
     def _clear(self) -> None:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
-        self._raw: list[float] = []
         self._versions: list[int] = []
         self._experts: list[Tensor] = []
 
@@ -117,14 +116,13 @@ class Sequence:
         self._refed += len(self.fed)
         self.feed, self.fed = [*self.fed, *self.feed], []
 
-    def accept(self, token: int, logprob: float, raw: float, version: int, experts: Tensor | None) -> None:
+    def accept(self, token: int, logprob: float, version: int, experts: Tensor | None) -> None:
         """Take a step's result; finish if the reply is complete."""
         self.fed += self.feed
         self.feed = [token]
         self.uniform = float(self._rng.random())
         self._ids.append(token)
         self._logprobs.append(logprob)
-        self._raw.append(raw)
         self._versions.append(version)
         if experts is not None:
             self._experts.append(experts[self._refed :])
@@ -142,7 +140,6 @@ class Sequence:
         completion = Completion(
             token_ids=tuple(self._ids),
             logprobs=tuple(self._logprobs),
-            raw_logprobs=tuple(self._raw),
             finish_reason=reason,
             policy_versions=tuple(self._versions),
             routed_experts=torch.cat(self._experts).cpu().numpy().astype(dtype) if self._experts else None,
@@ -200,9 +197,8 @@ class Engine:
     def update_weights(self, version: int, *, recompute: bool = False) -> None:
         """Use the model's present weights from the next step on, also for sequences in mid-reply.
 
-        Args:
-            version: what tokens sampled from now on are marked with.
-            recompute: feed the open sequences again, so that no key or value of older weights is left.
+        Tokens sampled from now on are marked with `version`. With `recompute` the open sequences are fed again, so that
+        no key or value of older weights is left.
         """
         self.forward.refresh()
         self.version = version
@@ -261,12 +257,12 @@ class Engine:
         """Feed every active sequence and sample one token for each."""
         batch = sorted(self._active, key=lambda s: len(s.feed) > 1)  # stable: decoding sequences first
         output = self.forward(self.cache.layout([Feed(_slot(s), len(s.fed), s.feed) for s in batch]))
-        ids, logprobs, raw = sample(output.logits, [s.params for s in batch], [s.uniform for s in batch])
+        ids, logprobs = sample(output.logits, [s.params for s in batch], [s.uniform for s in batch])
         self.steps += 1
         self.tokens += len(batch)
-        rows = zip(batch, ids.tolist(), logprobs.tolist(), raw.tolist(), _routes(output, batch), strict=True)
-        for sequence, token, logprob, raw_logprob, experts in rows:
-            sequence.accept(token, logprob, raw_logprob, self.version, experts)
+        rows = zip(batch, ids.tolist(), logprobs.tolist(), _routes(output, batch), strict=True)
+        for sequence, token, logprob, experts in rows:
+            sequence.accept(token, logprob, self.version, experts)
 
 
 def _slot(sequence: Sequence) -> int:

@@ -76,7 +76,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        chunks = -(-max_len // CHUNK)
+        chunks = _chunks(max_len)
         shape = (chunks, slots, kv_heads, CHUNK, head_dim)
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.keys = [torch.zeros_like(v).view(*shape[:3], head_dim, CHUNK) for v in self.values]
@@ -93,11 +93,7 @@ class KVCache:
         self._visible[0, slot, 0] = 0
 
     def layout(self, feeds: Sequence[Feed]) -> Layout:
-        """Plan a step. Sequences with one token must come first.
-
-        Args:
-            feeds: what each sequence feeds, each within `max_len`.
-        """
+        """Plan a step, each sequence within `max_len`; those with one token must come first."""
         decode = sum(len(f.ids) == 1 for f in feeds)
         ids = [i for f in feeds for i in f.ids]
         positions = self._tensor([f.start + j for f in feeds for j in range(len(f.ids))])
@@ -109,9 +105,7 @@ class KVCache:
             blocks.append(self._decode_block(feeds[:decode]))
         if decode < len(feeds):
             blocks.append(self._prefill_block(feeds[decode:], decode))
-        last = None
-        if len(ids) > len(feeds):
-            last = self._tensor([len(f.ids) for f in feeds]).cumsum(0) - 1
+        last = self._tensor([len(f.ids) for f in feeds]).cumsum(0) - 1 if len(ids) > len(feeds) else None
         return Layout(self._tensor(ids), positions, cells, last, tuple(blocks))
 
     def _decode_block(self, feeds: Sequence[Feed]) -> Block:
@@ -133,17 +127,9 @@ class KVCache:
         return Block(start, start + len(cells), width, chunks, slots, cells, mask[:, :, None, None])
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-        """Store a layer's new keys and values and attend to all that is visible.
+        """Store a layer's new keys and values and attend to all that is visible, `[N, heads, head_dim]`.
 
-        Args:
-            layer: index of the layer.
-            q: queries `[N, heads, head_dim]`, scaled.
-            k: keys `[N, kv_heads, head_dim]`, positions already applied.
-            v: values `[N, kv_heads, head_dim]`.
-            layout: this step's plan.
-
-        Returns:
-            `[N, heads, head_dim]`.
+        Queries `[N, heads, head_dim]` are scaled, keys `[N, kv_heads, head_dim]` have their positions applied.
         """
         keys, values = self.keys[layer], self.values[layer]
         chunk, slot, within = layout.cells

@@ -13,11 +13,7 @@ from agent_rl.errors import CheckpointError
 
 
 def require_model(folder: str | Path) -> None:
-    """Check that a folder holds a model.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
+    """Raise CheckpointError unless a folder holds a model."""
     if not (Path(folder) / "config.json").exists():
         raise CheckpointError(f"no model in '{folder}': it has no config.json; give a folder that a run wrote")
 
@@ -43,12 +39,7 @@ def make_engine(
 ) -> Engine:
     """Return an engine over a model, which gets the tokenizer's special tokens and leaves training mode.
 
-    Args:
-        model: a causal language model.
-        tokenizer: the model's.
-        slots: sequences that are sampled at a time.
-        context: the longest sequence, in tokens.
-        weights: what the engine's copy of the weights is rounded to.
+    It samples `slots` sequences of at most `context` tokens at a time, from weights that are rounded to a format.
     """
     model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id

@@ -38,22 +38,15 @@ def to_bfloat16(weight: Tensor) -> Tensor:
 
 
 def to_float8(weight: Tensor) -> Tensor:
-    """Round to float8 e4m3, one scale for each output channel: a row's largest magnitude becomes 448.
-
-    Args:
-        weight: `[..., outputs, inputs]`.
-    """
+    """Round `[..., outputs, inputs]` to float8 e4m3, one scale an output: its largest magnitude becomes 448."""
     scale = _scale(weight, FLOAT8_MAX)
     return (weight / scale).clamp(-FLOAT8_MAX, FLOAT8_MAX).to(torch.float8_e4m3fn).to(weight.dtype) * scale
 
 
 def to_int4(weight: Tensor) -> Tensor:
-    """Round to the integers -7 … 7, one scale for each group of 128 inputs of an output channel (symmetric, W4A16).
+    """Round `[..., outputs, inputs]` to the integers -7 … 7, one scale a group of 128 inputs (symmetric, W4A16).
 
     Rows that groups of 128 don't divide share one scale over all of their inputs.
-
-    Args:
-        weight: `[..., outputs, inputs]`.
     """
     inputs = weight.shape[-1]
     grouped = weight.reshape(*weight.shape[:-1], -1, GROUP if inputs % GROUP == 0 else inputs)
@@ -61,11 +54,7 @@ def to_int4(weight: Tensor) -> Tensor:
     return ((grouped / scale).round().clamp(-7, 7) * scale).view_as(weight)
 
 
-_PROJECTION: dict[str, Callable[[Tensor], Tensor]] = {
-    "bfloat16": to_bfloat16,
-    "float8": to_float8,
-    "int4": to_int4,
-}
+_PROJECTION = {"bfloat16": to_bfloat16, "float8": to_float8, "int4": to_int4}
 
 
 @torch.no_grad()

@@ -20,10 +20,8 @@ _SET_BY = {
 class LocalEngine:
     """vLLM's `AsyncLLM`; every method runs in the event loop that `open` ran in.
 
-    Args:
-        model: a folder in Hugging Face's format, or a model's name there.
-        context: the longest sequence; None for the model's own.
-        arguments: any other of vLLM's engine arguments, such as `tensor_parallel_size`.
+    The model is a folder in Hugging Face's format, or a name there; `context` is the longest sequence, None for the
+    model's own; `arguments` are any other of vLLM's engine arguments, such as `tensor_parallel_size`.
 
     Raises:
         ConfigError: if an argument has a setting of its own.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from agent_rl.engines.stateless import EngineOutput, Settings
-from agent_rl.engines.vllm.wire import ENDPOINTS
+from agent_rl.engines.vllm.wire import ENDPOINTS, read_answer
 from agent_rl.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
@@ -41,12 +41,9 @@ class Server:
     """One vLLM server; every method runs in the event loop that `open` ran in.
 
     `model` is its name for the model, `root` the folder or name of the weights, `processed` whether log-probabilities
-    are those of the sampled distribution; they are known after `open`.
-
-    Args:
-        url: such as http://host:8000, with or without /v1.
-        concurrency: requests under way at most; further ones wait here.
-        context: the longest sequence to allow; None for the server's.
+    are those of the sampled distribution; they are known after `open`. The address is such as http://host:8000, with or
+    without /v1. At most `concurrency` requests are under way, further ones wait here. `context` is the longest sequence
+    to allow; None for the server's.
     """
 
     def __init__(self, url: str, concurrency: int = 64, context: int | None = None) -> None:
@@ -125,7 +122,7 @@ class Server:
         async with self._room:
             body = await self._send("POST", endpoint.path, endpoint.request(self.model, token_ids, settings))
         try:
-            return endpoint.answer(body)
+            return read_answer(body)
         except (ValidationError, IndexError) as error:
             raise PolicyError(f"{self.url} gave an answer that can't be read: {error}") from error
 

@@ -18,47 +18,33 @@ from agent_rl.errors import PolicyError
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint's request and answer."""
+    """An endpoint's path and request."""
 
     path: str
     request: Callable[[str, list[int], Settings], Settings]
     """What to send, given the model's name, the ids of the whole sequence and the sampling parameters."""
-    answer: Callable[[Any], EngineOutput]
-    """The answer; raises ValidationError or IndexError if it can't be read, PolicyError if it has no token ids."""
-
-
-class _TextLogprobs(BaseModel):
-    token_logprobs: list[float | None]
 
 
 class _TokenLogprob(BaseModel):
     logprob: float
 
 
-class _ChatLogprobs(BaseModel):
+class _Logprobs(BaseModel):
+    token_logprobs: list[float | None] = []
+    """Of /v1/completions."""
     content: list[_TokenLogprob] | None = None
+    """Of /inference/v1/generate."""
 
 
 class _Choice(BaseModel):
     token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     routed_experts: str | None = None
 
 
-class _TextChoice(_Choice):
-    logprobs: _TextLogprobs | None = None
-
-
-class _TokenChoice(_Choice):
-    logprobs: _ChatLogprobs | None = None
-
-
-class _Completion(BaseModel):
-    choices: list[_TextChoice]
-
-
-class _Generated(BaseModel):
-    choices: list[_TokenChoice]
+class _Answer(BaseModel):
+    choices: list[_Choice]
 
 
 def _ask_completions(model: str, token_ids: list[int], settings: Settings) -> Settings:
@@ -76,25 +62,24 @@ def _explicit(settings: Settings) -> Settings:
     return {"repetition_penalty": 1.0, **settings}
 
 
-def _completed(body: Any) -> EngineOutput:
-    choice = _Completion.model_validate(body).choices[0]
-    return _answer(choice, choice.logprobs.token_logprobs if choice.logprobs else [])
+def read_answer(body: object) -> EngineOutput:
+    """Read an answer of either endpoint.
 
-
-def _generated(body: Any) -> EngineOutput:
-    choice = _Generated.model_validate(body).choices[0]
-    return _answer(choice, [x.logprob for x in (choice.logprobs and choice.logprobs.content) or ()])
-
-
-def _answer(choice: _Choice, logprobs: list[float | None] | list[float]) -> EngineOutput:
+    Raises:
+        ValidationError: if it can't be read.
+        IndexError: if it has no choice.
+        PolicyError: if it has no token ids.
+    """
+    choice = _Answer.model_validate(body).choices[0]
     if choice.token_ids is None:
         raise PolicyError(
             "the server gave text but no token ids, and text is never tokenized again: it needs vLLM 0.10.2 or newer, "
             "which knows return_token_ids"
         )
+    found = choice.logprobs or _Logprobs()
     return EngineOutput(
         choice.token_ids,
-        [x for x in logprobs if x is not None],
+        [x for x in found.token_logprobs if x is not None] + [x.logprob for x in found.content or ()],
         aborted=choice.finish_reason == "abort",
         routed_experts=None if choice.routed_experts is None else _array(choice.routed_experts),
     )
@@ -106,8 +91,8 @@ def _array(text: str) -> npt.NDArray[np.integer[Any]]:
 
 
 ENDPOINTS = (
-    Endpoint("/v1/completions", _ask_completions, _completed),
-    Endpoint("/inference/v1/generate", _ask_generate, _generated),
+    Endpoint("/v1/completions", _ask_completions),
+    Endpoint("/inference/v1/generate", _ask_generate),
 )
 """In the order in which they are tried. Every server has the first, but for those that only take tokens; the second is
 there with `--enable-scale-out`."""

@@ -1,4 +1,4 @@
-"""Which keys of its config verl reads: a recorder for each process of a run, and the list made from its records.
+"""Recorder of the config keys that verl reads: one per process of a run, and a list of all records.
 
 With `AGENT_RL_READS=FOLDER`, each process writes a line for every key and function that reads it. Reads that only copy,
 print or check a value do not count: building a dataclass from a section, `__post_init__`, comparisons.
@@ -21,6 +21,7 @@ _CHECKS = (
     "/verl/utils/config.py:",
     "/backends/verl/config/",
     "/backends/verl/driver/run.py:check_run",
+    "/backends/verl/driver/checkpoints.py:bytes_of_parts",
     "/hydra/",
     "<string>:",
     "/verl/workers/config/actor.py:validate",
@@ -30,7 +31,7 @@ _COPIES = ("__post_init__", "__repr__", "__eq__", "__deepcopy__", "__reduce_ex__
 
 
 class Records:
-    """What this process has read: lines `key<TAB>file:function`, each once."""
+    """The records of this process: lines `key<TAB>file:function`, each once."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +45,7 @@ class Records:
 
 
 def record(folder: Path) -> None:
-    """Record from now on what this process reads."""
+    """Record the reads of this process from now on."""
     records = Records(folder)
     record_containers(records)
     record_dataclasses(records)

@@ -1,4 +1,4 @@
-"""How weights get from the trainer to servers of their own without NCCL: one file, written whole, then read."""
+"""Weight transfer from the trainer to separate servers without NCCL: one file, written whole, then read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FileCheckpointEngine(CheckpointEngine):
         self.path, self.timeout, self.rank = Path(folder) / "weights.pt", timeout, None
 
     def prepare(self):
-        """Remove what the sync before left; all processes have done so before one sends or receives."""
+        """Remove the leftovers of the last sync; all processes have done so before one sends or receives."""
         self.path.unlink(missing_ok=True)
         return {}
 

@@ -19,6 +19,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.config.config_keys import domain_of, idle_without, readable_keys
 from agent_rl.backends.verl.config.domains import misfit
 from agent_rl.backends.verl.config.settings import VerlConfig, verl_settings
@@ -187,11 +189,35 @@ def _sizes(verl: DictConfig) -> Iterator[str]:
     shard = OmegaConf.select(verl, f"{_FSDP}.fsdp_size") or -1
     if shard > 0 and training % shard:
         yield f"{_FSDP}.fsdp_size={shard} does not divide the {training} GPUs of training"
+    yield from _mini_batches(verl, training // parts)
     yield from _micro_batches(verl, training, parts)
     backend = rollout.checkpoint_engine.backend
     for name in OmegaConf.select(verl, f"{_ROLLOUT}.checkpoint_engine.engine_kwargs") or {}:
         if name != backend:
             yield f"{_ROLLOUT}.checkpoint_engine.engine_kwargs.{name} is not for backend={backend}, which is chosen"
+
+
+def _mini_batches(verl: DictConfig, ranks: int) -> Iterator[str]:
+    """Say why the batch can't be cut into an update's mini-batches, if it is to be cut."""
+    size, groups = verl.actor_rollout_ref.actor.ppo_mini_batch_size, verl.data.train_batch_size
+    if size == groups:
+        return
+    given = f"{_ACTOR}.ppo_mini_batch_size={size}"
+    algorithm = Algorithm(AlgorithmConfig.model_validate_json(verl.data.agent_rl.algorithm))
+    if groups % size:
+        yield f"{given} does not divide rollout.groups={groups}: it is the number of groups that an update takes"
+    elif size * verl.actor_rollout_ref.rollout.n % ranks:
+        yield f"{given} times rollout.samples={verl.actor_rollout_ref.rollout.n} can't be dealt to {ranks} ranks evenly"
+    if algorithm.needs_scores_before_update:
+        yield (
+            f"{given}: algorithm.objective={algorithm.objective.name} compares the rows of the whole batch before each "
+            "update, so that it can't be cut: leave it out"
+        )
+    if verl.trainer.v1.trainer_mode == "separate_async":
+        yield (
+            f"{given}: with async.mode=separate verl sends new weights after every mini-batch: leave it out, and set "
+            "rollout.groups to what an update should take"
+        )
 
 
 def _micro_batches(verl: DictConfig, training: int, parts: int) -> Iterator[str]:
@@ -209,16 +235,23 @@ def _micro_batches(verl: DictConfig, training: int, parts: int) -> Iterator[str]
         return
     batch, ranks = verl.data.train_batch_size * rollout.n, training // parts
     share = math.lcm(batch, ranks) // ranks  # verl pads the batch to this
+    of_update = share * actor.ppo_mini_batch_size // verl.data.train_batch_size
     rows = {
-        f"{_ACTOR}.ppo_micro_batch_size_per_gpu": not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu,
-        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": not rollout.log_prob_use_dynamic_bsz
-        and rollout.log_prob_micro_batch_size_per_gpu,
+        f"{_ACTOR}.ppo_micro_batch_size_per_gpu": (
+            not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu,
+            of_update,
+        ),
+        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": (
+            not rollout.log_prob_use_dynamic_bsz and rollout.log_prob_micro_batch_size_per_gpu,
+            share,
+        ),
     }
-    for key, size in rows.items():
-        if size and share % size:
+    for key, (size, taken) in rows.items():
+        if size and taken % size:
             yield (
-                f"{key}={size} does not divide the {share} episodes of a GPU (rollout.groups * rollout.samples={batch} "
-                f"over {ranks}): set one that does, or use_dynamic_bsz=true"
+                f"{key}={size} does not divide the {taken} episodes of a GPU (rollout.groups * rollout.samples={batch} "
+                f"over {ranks} ranks and {share // max(1, taken)} mini-batch(es)): set one that does, or "
+                "use_dynamic_bsz=true"
             )
 
 

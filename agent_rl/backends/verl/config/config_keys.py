@@ -160,7 +160,8 @@ def critic_settings(critic: CriticConfig, start_from: str, context: int) -> dict
 
 
 _OURS = "agent_rl's algorithm takes its place, see `agent-rl train --explain`"
-_WHOLE = "an update takes the whole batch, whose denominators it is divided by: set rollout.groups"
+_WHOLE = "an update of the critic takes the whole batch"
+_IN_ORDER = "an update takes the episodes in the batch's order"
 _BY_TOKENS = "verl's critic cuts its batches by tokens: set critic.ppo_infer_max_token_len_per_gpu"
 _REPLACED = {
     "algorithm.": _OURS,
@@ -173,10 +174,9 @@ _REPLACED = {
     "actor_rollout_ref.actor.grad_clip": "verl reads actor_rollout_ref.actor.optim.clip_grad",
     "actor_rollout_ref.actor.use_kl_loss": "set algorithm.kl",
     "actor_rollout_ref.actor.kl_loss": "set algorithm.kl",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": _WHOLE,
     "actor_rollout_ref.actor.ppo_epochs": "set updates_per_batch",
-    "actor_rollout_ref.actor.shuffle": "an update takes the whole batch, in order",
-    "actor_rollout_ref.actor.data_loader_seed": "an update takes the whole batch, in order",
+    "actor_rollout_ref.actor.shuffle": _IN_ORDER,
+    "actor_rollout_ref.actor.data_loader_seed": _IN_ORDER,
     "actor_rollout_ref.actor.use_prefix_grouper": "verl's v1 trainers don't read it",
     "actor_rollout_ref.actor.megatron.router_replay": "set algorithm.routing.replay",
     "actor_rollout_ref.actor.veomni.router_replay": "set algorithm.routing.replay",
@@ -253,8 +253,8 @@ _REPLACED_CRITIC = {
     "critic.loss_": "the critic's loss is the mean over the tokens that it is trained at",
     "critic.ppo_mini_batch_size": _WHOLE,
     "critic.ppo_epochs": "set updates_per_batch",
-    "critic.shuffle": "an update takes the whole batch",
-    "critic.data_loader_seed": "an update takes the whole batch",
+    "critic.shuffle": _WHOLE,
+    "critic.data_loader_seed": _WHOLE,
     "critic.ppo_micro_batch_size": _BY_TOKENS,
     "critic.ppo_infer_micro_batch_size": _BY_TOKENS,
     "critic.ppo_max_token_len": _BY_TOKENS,

@@ -78,7 +78,7 @@ class Canary:
 
     def score_by_trainer(self) -> Tensor:
         """Return the trainer's log-probabilities of the tokens after the first."""
-        data = canary_rows(self.ids, _data_parallel_size(self.trainer))
+        data = canary_rows(self.ids, data_parallel_size(self.trainer))
         scored: TensorDict = self.trainer.compute_log_prob(data)
         logprobs: Tensor = response_from_nested(scored["log_probs"], data["response_mask"])
         return logprobs.unbind()[0].float().cpu()
@@ -155,7 +155,8 @@ def _nested(values: Sequence[int], copies: int) -> Tensor:
     return torch.nested.as_nested_tensor([torch.tensor([*values]) for _ in range(copies)], layout=torch.jagged)
 
 
-def _data_parallel_size(workers: Any) -> int:
+def data_parallel_size(workers: Any) -> int:
+    """Return how many parts verl cuts a batch into, for the ranks of the actor's workers."""
     if "actor" not in workers._dispatch_info:  # as verl's `_balance_batch` does
         workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
     return int(max(workers._dispatch_info["actor"])) + 1

@@ -1,13 +1,51 @@
-"""Which checkpoints of a run on verl are kept: the latest ones, and the best in evaluation."""
+"""Checkpoints of a run on verl: what they take on disk, and which are kept: the latest, and the best in evaluation."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
+
 EVALUATION = "evaluation.json"
 """Beside verl's files in a checkpoint: the evaluation of its weights."""
+
+COPIES = {"model": 1, "optimizer": 2, "hf_model": 1, "extra": 0}
+"""How many numbers a parameter each part of a checkpoint has: the optimizer is Adam."""
+
+
+def parameters_of(model: Path) -> int | None:
+    """Return how many parameters a folder in Hugging Face's format holds; None if no safetensors are there."""
+    found = 0
+    for file in model.glob("*.safetensors"):
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        found += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    return found or None
+
+
+def bytes_of_parts(verl: DictConfig) -> dict[str, int]:
+    """Return how many bytes a parameter each part of a checkpoint takes, by verl's full config."""
+    actor, found = "actor_rollout_ref.actor", dict[str, int]()
+    workers = {actor: f"{actor}.fsdp_config"} | ({"critic": "critic.fsdp"} if verl.critic.enable else {})
+    for worker, engine in workers.items():
+        width = 4 if "32" in str(OmegaConf.select(verl, f"{engine}.model_dtype") or "fp32") else 2
+        for part in OmegaConf.select(verl, f"{worker}.checkpoint.save_contents"):
+            found[part if worker == actor else f"critic's {part}"] = COPIES.get(part, 0) * width
+    return {part: n for part, n in found.items() if n}
+
+
+def describe_checkpoint(verl: DictConfig) -> str:
+    """Return in a sentence what a checkpoint takes on disk, and how many are kept."""
+    parts, model, keep = bytes_of_parts(verl), verl.actor_rollout_ref.model.path, verl.data.agent_rl.keep_checkpoints
+    each = f"{sum(parts.values())} bytes a parameter ({', '.join(f'{part} {n}' for part, n in parts.items())})"
+    kept = f"kept are the last {keep} and the best in evaluation"
+    if (parameters := parameters_of(Path(model))) is None:
+        return f"a checkpoint takes {each}; how many is not known: {model} is no folder with safetensors; {kept}"
+    size = parameters * sum(parts.values()) / 1e9
+    return f"a checkpoint takes {size:.3g} GB: {parameters:,} parameters, {each}; {kept}: {size * (keep + 1):.3g} GB"
 
 
 def record_evaluation(checkpoint: Path, success: float) -> None:

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
+from agent_rl.algorithms.aggregation import shares_of_prompts
 from agent_rl.algorithms.components import computed
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.verl.worker.loss import SENT, WHOLE
@@ -101,6 +102,7 @@ def compute_weights(
     received: ReceivedBatch,
     data: TensorDict,
     version: int | None = None,
+    mini_batches: Sequence[int] = (),
 ) -> SentBatch:
     """Compute what the loss reads for every row of verl's batch, and the metrics of the algorithm.
 
@@ -110,6 +112,7 @@ def compute_weights(
         data: verl's `prompts`, `responses`, `response_mask`, what of `COMPUTED` the algorithm asks for, and how far
             routes agree where they are recorded; all nested.
         version: of the weights that are about to be trained, which tokens' ages are counted from.
+        mini_batches: by verl's row, the number of the update that takes it; left out if each takes the whole batch.
 
     Raises:
         ConfigError: if the algorithm reads what verl did not compute.
@@ -128,13 +131,14 @@ def compute_weights(
     scored = _scored(x.rows, positions, data)
     if algorithm.needs_reference:  # here, not only in the workers' loss
         computed(scored.reference_logprobs, "reference_logprobs", f"algorithm={algorithm.config.name}")
-    batch, whole, wanted = algorithm.compute_weights_in_place_order(x, scored)
+    batch, _, wanted = algorithm.compute_weights_in_place_order(x, scored)
+    batch, counts = _by_mini_batch(batch, positions, mini_batches or [0] * len(positions))
     responses_of = [n for _, n in lengths]
     metrics = algorithm.diagnose(x, scored, version)
     if batch.critic is not None:
         metrics |= critic_metrics(batch.critic.values, batch.critic.returns, batch.critic.valued)
     metrics |= {"rollout/kept": float(x.kept.double().mean()), SAMPLES: float(wanted.sum())}
-    return SentBatch(batch, wanted, positions, responses_of, _sent(batch, whole, positions, responses_of), metrics)
+    return SentBatch(batch, wanted, positions, responses_of, _sent(batch, counts, positions, responses_of), metrics)
 
 
 def _check_tokens(rows: Rows, received: ReceivedBatch, positions: Positions, data: TensorDict) -> None:
@@ -170,7 +174,30 @@ def _agreement(rows: Rows, positions: Positions, data: TensorDict) -> RouteAgree
     return RouteAgreement(torch.where(equal < 0, torch.nan, equal / sums.shape[-1]), *sums.unbind(1))
 
 
-def _sent(batch: WeightedRows, whole: Denominators, positions: Positions, lengths: Sequence[int]) -> TensorDict:
+def _by_mini_batch(batch: WeightedRows, positions: Positions, numbers: Sequence[int]) -> tuple[WeightedRows, Tensor]:
+    """Count the rows of each mini-batch as if they were all.
+
+    Returns:
+        The rows, with their shares of the mini-batch's prompts, and the `Denominators` of every row of verl's, int64
+        `[rows, 3]`; the critic's are those of the whole batch, which its updates take.
+    """
+    number_of = torch.tensor([-1] * len(batch))
+    for position, number in zip(positions, numbers, strict=True):
+        if position is not None:
+            number_of[position[0]] = number
+    valued = None if batch.critic is None else batch.critic.valued
+    counts, shares = dict[int, list[int]](), torch.zeros(len(batch))
+    for number in {*numbers}:
+        rows = torch.nonzero(number_of == number)[:, 0]
+        whole = Denominators.of(batch.counted[rows], valued)
+        counts[number] = [whole.tokens, whole.sequences, whole.valued]
+        shares[rows] = shares_of_prompts(batch.counted[rows], batch.group[rows])
+    if batch.prompt_shares is not None:
+        batch = replace(batch, prompt_shares=shares)
+    return batch, torch.tensor([counts[number] for number in numbers])
+
+
+def _sent(batch: WeightedRows, counts: Tensor, positions: Positions, lengths: Sequence[int]) -> TensorDict:
     """Lay out what the losses read, by verl's row."""
     arrays = {"advantages": batch.advantages, "weights": batch.weights, "counted": batch.counted.float()}
     arrays["returns"] = batch.advantages  # verl's metrics ask for some, as its own estimators give them
@@ -179,7 +206,7 @@ def _sent(batch: WeightedRows, whole: Denominators, positions: Positions, length
     sent = {SENT[name]: to_verl_rows(positions, array, lengths) for name, array in arrays.items()}
     if (shares := batch.prompt_shares) is not None:
         sent[SENT["prompt_shares"]] = torch.tensor([0.0 if p is None else float(shares[p[0]]) for p in positions])
-    sent[WHOLE] = torch.tensor([[whole.tokens, whole.sequences, whole.valued]] * len(positions))
+    sent[WHOLE] = counts
     return TensorDict(sent, batch_size=len(positions))
 
 

@@ -5,7 +5,6 @@ verl waits without end for CPUs that Ray does not have, and fails after minutes 
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +18,14 @@ from omegaconf import DictConfig, OmegaConf
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.group_sampling import check_environment
 from agent_rl.backends.verl.config.settings import VerlConfig
+from agent_rl.backends.verl.driver.checkpoints import bytes_of_parts, parameters_of
 from agent_rl.errors import ConfigError
 
 TRAINING_CPUS, ROLLOUT_CPUS = 3, 2
 """What verl 0.9.1 reserves beside a GPU: `ResourcePoolManager.max_colocate_count`, and a standalone replica's."""
 UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
-CHECKPOINT_BYTES = 16
-"""Of a parameter: float32 weights, Adam's two moments, and the model in Hugging Face's format."""
+UNKNOWN_CHECKPOINT = 10**9
+"""The bytes of a checkpoint of a model that is not here."""
 PATIENCE_S = 60.0
 """How long a node may take to answer."""
 
@@ -168,18 +168,6 @@ def required_modules(verl: DictConfig, algorithm: AlgorithmConfig) -> dict[str, 
     return found
 
 
-def checkpoint_bytes(model: Path) -> int:
-    """Return the approximate size of a checkpoint of a model; 1 GB if the model is not in a local folder."""
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
-    if not weights:
-        return 10**9
-    settings = (
-        json.loads((model / "config.json").read_text(encoding="utf-8")) if (model / "config.json").exists() else {}
-    )
-    width = 4 if "32" in str(settings.get("dtype") or settings.get("torch_dtype")) else 2
-    return weights // width * CHECKPOINT_BYTES
-
-
 def join_ray(verl: DictConfig) -> bool:
     """Start Ray or join its cluster as verl does; return whether it was running before.
 
@@ -263,7 +251,9 @@ def preflight(config: VerlConfig, verl: DictConfig, say: Callable[[str], object]
     marker.touch()
     try:
         modules = required_modules(verl, config.algorithm)
-        request = Request(config, str(marker), modules, checkpoint_bytes(Path(config.start_from)))
+        parameters = parameters_of(Path(config.start_from))
+        size = parameters * sum(bytes_of_parts(verl).values()) if parameters else UNKNOWN_CHECKPOINT
+        request = Request(config, str(marker), modules, size)
         return [*missing_resources(verl, nodes, joined=joined), *ask_nodes(nodes, request)]
     finally:
         marker.unlink()

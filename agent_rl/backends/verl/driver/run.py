@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from agent_rl.backends.group_sampling import check_environment
 from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop
+from agent_rl.backends.verl.driver.checkpoints import describe_checkpoint
 from agent_rl.backends.verl.driver.preflight import preflight
 from agent_rl.backends.verl.driver.resume import last_checkpoint, rewind_to_checkpoint
 from agent_rl.backends.verl.driver.watchdog import (
@@ -30,6 +31,12 @@ from agent_rl.runs.report import write_reports
 _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
 
 
+def dry_run(config: VerlConfig) -> str:
+    """Check a config as `check_run` does; return verl's full config in YAML, and what a checkpoint takes."""
+    verl = check_run(config)
+    return f"# {describe_checkpoint(verl)}\n{OmegaConf.to_yaml(verl)}"
+
+
 def check_run(config: VerlConfig) -> DictConfig:
     """Check a config without Ray; return verl's full config of it.
 
@@ -43,7 +50,9 @@ def check_run(config: VerlConfig) -> DictConfig:
 
 def doctor(config: VerlConfig, say: Callable[[str], object]) -> int:
     """Tell whether this machine's Ray cluster can run a config; return the exit status."""
-    problems = preflight(config, check_run(config), say)
+    verl = check_run(config)
+    problems = preflight(config, verl, say)
+    say(describe_checkpoint(verl))
     for problem in problems:
         say(f"missing: {problem}")
     if not problems:
@@ -84,12 +93,14 @@ def resume(folder: Path, *, steps: int | None = None) -> Path:
 
 
 def require_cluster(config: VerlConfig) -> None:
-    """Join Ray and check that it can run a config, before anything is written.
+    """Join Ray and check that it can run a config, before anything is written; print what checkpoints will take.
 
     Raises:
         ConfigError: naming all that is missing, and what to set.
     """
-    if problems := preflight(config, check_run(config)):
+    verl = check_run(config)
+    print(describe_checkpoint(verl), flush=True)
+    if problems := preflight(config, verl):
         raise ConfigError("; ".join(problems))
 
 

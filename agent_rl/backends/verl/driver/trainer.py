@@ -28,7 +28,13 @@ from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.backends.verl.driver.canary import ROLLOUT_GAP, Canary, canary_ids, check_rollout_gap
+from agent_rl.backends.verl.driver.canary import (
+    ROLLOUT_GAP,
+    Canary,
+    canary_ids,
+    check_rollout_gap,
+    data_parallel_size,
+)
 from agent_rl.backends.verl.driver.checkpoints import record_evaluation, remove_old
 from agent_rl.backends.verl.driver.exchange import (
     COMPUTED,
@@ -177,6 +183,15 @@ class AlgorithmTrainer(PPOTrainer):
             self.checked = True
         return batch
 
+    @property
+    def _mini_batches(self) -> int:
+        """How many updates a pass over the batch takes."""
+        return int(self.config.data.train_batch_size // self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Return what the number of rows must be divisible by: mini-batches are of equal size on every rank."""
+        return math.lcm(super()._get_required_batch_multiple(dp_size), dp_size * self._mini_batches)
+
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, float], *args: Any, **kwargs: Any) -> KVBatchMeta:
         """Balance and pad the batch as verl does, which fetches the first row whole: with routes, the shortest."""
         if self.routes:
@@ -216,18 +231,25 @@ class AlgorithmTrainer(PPOTrainer):
         self.store.flush()
         version, limit = self.global_steps - 1, self.config.data.agent_rl.max_staleness
         check_staleness(received.episodes, version, limit)
-        self.weighed = compute_weights(self.algorithm, received, data, version)
+        self.weighed = compute_weights(self.algorithm, received, data, version, self._mini_batch_of(len(batch)))
         metrics |= self.weighed.metrics | rollout_metrics(received.episodes) | score_metrics(received.episodes)
         return _put(batch, self.weighed.sent)
 
+    def _mini_batch_of(self, rows: int) -> list[int]:
+        """Return which update takes each row: every rank cuts its part of the batch, in order."""
+        if (cuts := self._mini_batches) == 1:
+            return [0] * rows
+        share = rows // data_parallel_size(self.actor_rollout_wg)
+        return [row % share * cuts // share for row in range(rows)]
+
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Take `ppo_epochs` updates of the critic, each on the whole batch."""
-        self._whole(batch, self.config.critic.ppo_epochs)
+        self._instruct(batch, self.config.critic.ppo_epochs, 1)
         metrics |= _reported(self.critic_wg.train_mini_batch(batch).get(), "critic")
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
-        """Take `ppo_epochs` updates, each on the whole batch: its denominators are those of the whole.
+        """Take `ppo_epochs` updates on each mini-batch, by default the whole batch, divided by what counts in it.
 
         None if nothing has a gradient: momentum and weight decay alone are no step.
         """
@@ -241,7 +263,7 @@ class AlgorithmTrainer(PPOTrainer):
         return batch if self.algorithm.needs_scores_before_update else self._update(batch, updates, metrics)
 
     def _update(self, batch: KVBatchMeta, updates: int, metrics: dict[str, float]) -> KVBatchMeta:
-        self._whole(batch, updates)
+        self._instruct(batch, updates, self._mini_batches)
         with self._replaying(batch):
             output = self.actor_rollout_wg.update_actor(batch)
         if self.on_policy and ROLLOUT_GAP not in metrics:  # the step's first
@@ -266,12 +288,12 @@ class AlgorithmTrainer(PPOTrainer):
         """Have theta take the routes that the algorithm replays."""
         return replay_routes(batch.extra_info, REPLAYED[self.algorithm.config.routing.replay])
 
-    def _whole(self, batch: KVBatchMeta, updates: int) -> None:
-        """Tell the workers that an update takes the whole batch."""
+    def _instruct(self, batch: KVBatchMeta, epochs: int, mini_batches: int) -> None:
+        """Tell the workers how many updates to take: so many on each mini-batch."""
         batch.extra_info.update(
-            global_batch_size=len(batch),
-            mini_batch_size=len(batch),
-            epochs=updates,
+            global_batch_size=len(batch) // mini_batches,
+            mini_batch_size=len(batch) // mini_batches,
+            epochs=epochs,
             seed=0,  # of a shuffle that is off
             dataloader_kwargs={"shuffle": False},
             temperature=self.config.actor_rollout_ref.rollout.temperature,

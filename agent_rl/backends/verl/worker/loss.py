@@ -1,4 +1,4 @@
-"""The losses that verl's workers call: policy's and critic's on a micro-batch, with the whole batch's denominators."""
+"""The losses that verl's workers call, on a micro-batch of the rows that an update takes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SENT = {
 }
 """What the losses read, `LossInputs` and `CriticTargets`, and their names in verl."""
 WHOLE = "agent_rl_whole"
-"""int64 `[B, 3]`: the `Denominators` of the whole batch, the same in every row."""
+"""int64 `[B, 3]`: the `Denominators` of the rows that an update takes, the same in each of them."""
 
 
 def loss_function(config: AlgorithmConfig, imports: Sequence[str] = ()) -> Any:
@@ -107,7 +107,7 @@ def critic_loss(
 
 
 def received(data: TensorDict, device: torch.device) -> tuple[dict[str, Tensor], Denominators]:
-    """Read a micro-batch's rows, padded to `[B, T]`, by our names, and the whole batch's denominators."""
+    """Read a micro-batch's rows, padded to `[B, T]`, by our names, and the denominators of the update."""
     padded = data.select(*set(data.keys()).intersection(SENT.values()), WHOLE).to_padded_tensor()
     known = set(padded.keys())
     columns = {ours: padded[theirs].to(device) for ours, theirs in SENT.items() if theirs in known}

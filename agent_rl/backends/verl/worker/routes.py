@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig, OmegaConf
 from pydantic import JsonValue
 from torch import Tensor
 
 from agent_rl.core.trajectory import ExpertArray, expert_dtype
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RouteAgreement, RoutingConfig
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 FSDP_STRATEGIES = ("fsdp", "fsdp2")
 """Strategies of verl's that replay with our engine, as verl's own does not."""
@@ -75,8 +73,6 @@ def captured_routes(routing: RoutingConfig, verl: DictConfig) -> RouteShape | No
     Raises:
         ConfigError: if the model, or verl's engine for it, can't do what is asked.
     """
-    from omegaconf import OmegaConf
-
     captured, strategy = bool(OmegaConf.select(verl, CAPTURE)), str(OmegaConf.select(verl, STRATEGY))
     if routing == type(routing)() and not captured:
         return None
@@ -124,8 +120,6 @@ def route_shape(model: str) -> RouteShape:
 
 def route_fields(routing: RoutingConfig, verl: DictConfig) -> tuple[str, ...]:
     """Return the fields of verl's queue that our engine reads or writes; none for verl's engines."""
-    from omegaconf import OmegaConf
-
     if OmegaConf.select(verl, STRATEGY) not in FSDP_STRATEGIES:
         return ()
     captured = bool(OmegaConf.select(verl, CAPTURE))
