@@ -16,12 +16,11 @@ from agent_rl.concurrency import outside_loop
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
-from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError, StoreError, did_you_mean
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec, env_ids, load_once, spec
-from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy
+from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy, sampling_params
 from agent_rl.rollout import Evaluation, group_jobs, run_groups, run_jobs, summarise
 
 if TYPE_CHECKING:
@@ -284,13 +283,6 @@ def require_verl() -> None:
             "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
             "pip install 'agent-rl[verl]' for one with"
         )
-
-
-def sampling_params(policy: PolicyConfig, temperature: float = 1.0, max_tokens: int | None = None) -> SamplingParams:
-    """Return how to sample a policy that is chosen by name; a checkpoint may say how long its replies are."""
-    file = Path(str((policy.model_extra or {}).get("folder", policy.name))) / "generation_config.json"
-    own = json.loads(file.read_text(encoding="utf-8")).get("max_new_tokens") if file.is_file() else None
-    return SamplingParams(temperature=temperature, max_tokens=max_tokens or own or 1024)
 
 
 def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:

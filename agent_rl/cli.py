@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
-from pydantic import Field, JsonValue
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.api import checked_config, require_torch, run, sampling_params, train, training_config
-from agent_rl.config import Section, choices, list_settings, load_config, parse_setting, write_config
+from agent_rl.api import checked_config, require_torch, train, training_config
+from agent_rl.config import choices, list_settings, load_config, parse_setting, write_config
 from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.gym.registry import env_ids, load_once, spec
-from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.rollout import summarise
+from agent_rl.runs.rollout import RolloutSettings, resume_rollout, start_rollout
 from agent_rl.runs.stop import Interrupted
-from agent_rl.store.episodes import EpisodeWriter, episode_file, find_episode, read_episodes
+from agent_rl.store.episodes import episode_file, find_episode, read_episodes
 from agent_rl.version import __version__
+from agent_rl.view.progress import Progress
 from agent_rl.view.text import failure_lines, print_episode, print_table
 
 TRAIN_EXAMPLES = """
@@ -51,7 +50,8 @@ examples:
   agent-rl rollout env=search-v0
   agent-rl rollout policy=runs/latest/checkpoint temperature=0 n=64
   agent-rl rollout policy=vllm policy.model=Qwen/Qwen3-4B max_tokens=1024 policy.context=8192
-  agent-rl rollout policy=vllm policy.url=http://localhost:8000"""
+  agent-rl rollout policy=vllm policy.url=http://localhost:8000
+  agent-rl rollout resume=runs/20261122-101500-rollout         continue one that was interrupted"""
 
 VIEW_HELP = """\
 Read stored episodes.
@@ -59,28 +59,6 @@ Read stored episodes.
 examples:
   agent-rl view runs/latest                                    a table, and the first episode
   agent-rl view runs/latest test-00100-sampled-0000 --tokens   one episode, with the tokens that were sampled"""
-
-
-class RolloutSettings(Section):
-    """Episodes without training."""
-
-    env: str
-    """The id of a registered environment; `agent-rl envs` lists them."""
-    env_args: dict[str, JsonValue] = Field(default_factory=dict)
-    """Passed to the environment's constructor."""
-    policy: PolicyConfig = PolicyConfig()
-    split: str = "test"
-    n: int = Field(16, ge=1)
-    """Tasks, the first of the split."""
-    samples: int = Field(1, ge=1)
-    """Episodes per task."""
-    seed: int = Field(0, ge=0)
-    temperature: float = Field(1.0, ge=0)
-    """Of a model; 0 is greedy."""
-    max_tokens: int | None = Field(None, ge=1)
-    """Of one reply; null for what a checkpoint says (`generation_config.json`), otherwise 1024."""
-    out: str | None = None
-    """Where the episodes go; null for runs/<time>-rollout/episodes.jsonl."""
 
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -155,7 +133,9 @@ def _parser() -> argparse.ArgumentParser:
     }.items():
         training.add_argument(option, action="store_true", help=text)
     about = "Run episodes without training, print them as a table, and store them."
-    add("rollout", _rollout, about, description=about, settings="settings").list_settings = _rollout_settings
+    add(
+        "rollout", _rollout, about, description=about, settings="settings; resume=FILE"
+    ).list_settings = _rollout_settings
     about = "say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
     add("doctor", _doctor, about, settings="settings, as of train")
     add("algorithms", _algorithms, "list the algorithms and the parts that they are made of, with formulas")
@@ -251,28 +231,24 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _rollout(arguments: argparse.Namespace) -> int:
-    settings = load_config("rollout", RolloutSettings, arguments.overrides)
-    env = spec(settings.env)
-    out = Path(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout/episodes.jsonl")
-    params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
-    with open_policy(settings.policy, params, env) as policy:
-        episodes = run(
-            settings.env,
-            policy,
-            n=settings.n,
-            samples=settings.samples,
-            split=settings.split,
-            seed=settings.seed,
-            env_args=settings.env_args,
-        )
-    with EpisodeWriter(out) as writer:
-        for episode in episodes:
-            writer.write(episode)
+    settings = _settings(arguments)
+    resumed = settings.pop("resume", None)
+    if resumed is not None and settings:
+        raise ConfigError(f"{', '.join(settings)} can't change when a rollout is resumed: it keeps its own settings")
+    try:
+        with Progress() as progress:
+            if resumed is not None:
+                file, episodes = resume_rollout(str(resumed), progress)
+            else:
+                file, episodes = start_rollout(load_config("rollout", RolloutSettings, settings=settings), progress)
+    except Interrupted as hint:
+        print(f"Stopped; {hint}")
+        return 130
     print_table(episodes[:20], Console())
     result = summarise(episodes)
-    print(f"{env.id}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
+    print(f"{episodes[0].env}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
-    print(f"{len(episodes)} episodes in {out}; read one: agent-rl view {out} {episodes[0].id[:12]}")
+    print(f"{len(episodes)} episodes in {file}; read one: agent-rl view {file} {episodes[0].id[:12]}")
     return 0
 
 

@@ -68,7 +68,7 @@ def test_rollout_says_why_episodes_failed(capsys: pytest.CaptureFixture[str], tm
     status, out, _ = call(capsys, "rollout", *options)
     why = "3 failed\n2 failed: SandboxError: no engine; see the doctor\n1 failed: SandboxError: no key\n4 episodes in"
     assert status == 0 and why in out
-    assert "0 failed\n1 episodes in" in call(capsys, "rollout", "n=1", f"out={tmp_path}/e.jsonl")[1]
+    assert "0 failed\n1 episodes in" in call(capsys, "rollout", "n=1", f"out={tmp_path}/other.jsonl")[1]
 
 
 def test_view_marks_sampled_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.verl.config.settings import VerlConfig
-from agent_rl.cli import RolloutSettings
 from agent_rl.config import Section, choices, load_config
 from agent_rl.errors import ConfigError
 from agent_rl.policy import PolicyConfig
 from agent_rl.runs.config import RunConfig
+from agent_rl.runs.rollout import RolloutSettings
 
 
 def load(*overrides: str) -> TrainConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -63,6 +64,13 @@ class PolicyConfig(Section):
 
 class _Settings(Section):
     model_config = ConfigDict(arbitrary_types_allowed=True)
+
+
+def sampling_params(policy: PolicyConfig, temperature: float = 1.0, max_tokens: int | None = None) -> SamplingParams:
+    """Return how to sample a policy that is chosen by name; a checkpoint may say how long its replies are."""
+    file = Path(str((policy.model_extra or {}).get("folder", policy.name))) / "generation_config.json"
+    own = json.loads(file.read_text(encoding="utf-8")).get("max_new_tokens") if file.is_file() else None
+    return SamplingParams(temperature=temperature, max_tokens=max_tokens or own or 1024)
 
 
 @contextmanager

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from agent_rl.concurrency import call
@@ -18,7 +20,7 @@ from agent_rl.gym.reward import RewardComponent, checked_reward
 from agent_rl.policy.base import AnyPolicy
 from agent_rl.rollout.episode import close_env
 from agent_rl.rollout.job import Job
-from agent_rl.rollout.pool import run_jobs
+from agent_rl.rollout.pool import run_jobs, stream_jobs
 
 
 async def run_groups(
@@ -37,6 +39,29 @@ async def run_groups(
         return []
     groups = [EpisodeGroup(id, tuple(members)) for id, members in itertools.groupby(episodes, lambda e: e.group_id)]
     return await score_groups(groups, jobs[0].spec, jobs[0].budget)
+
+
+async def stream_finished(
+    jobs: Sequence[Job], policy: AnyPolicy, *, concurrency: int = 64
+) -> AsyncGenerator[tuple[Episode, ...], None]:
+    """Yield episodes as they are finished and scored: each by itself, or by groups if `@group_reward` compares them.
+
+    All jobs are of one environment. A caller that may stop early closes the generator (`contextlib.aclosing`).
+    """
+    sizes = Counter(job.group_id for job in jobs)
+    members: dict[str, list[tuple[int, Episode]]] = defaultdict(list)
+    async with contextlib.aclosing(stream_jobs(jobs, policy, concurrency=concurrency)) as stream:
+        async for index, episode in stream:
+            if not jobs[index].spec.cls.group_reward_components:
+                yield (episode,)
+                continue
+            group = members[episode.group_id]
+            group.append((index, episode))
+            if len(group) == sizes[episode.group_id]:
+                in_order = tuple(e for _, e in sorted(group, key=lambda entry: entry[0]))
+                job = jobs[index]
+                (scored,) = await score_groups([EpisodeGroup(episode.group_id, in_order)], job.spec, job.budget)
+                yield scored.episodes
 
 
 async def score_groups(

@@ -25,23 +25,23 @@ CONFIG, METRICS, EPISODES, SUMMARY, REPORT = (
 M = TypeVar("M", bound=BaseModel)
 
 
-def save_config(folder: Path, config: BaseModel) -> None:
+def save_config(folder: Path, config: BaseModel, name: str = CONFIG) -> None:
     """Write a run's settings."""
-    OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / CONFIG)
+    OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / name)
 
 
-def read_config(folder: Path, schema: type[M]) -> M:
+def read_config(folder: Path, schema: type[M], name: str = CONFIG) -> M:
     """Return a run's settings.
 
     Raises:
         CheckpointError: if the folder is no run, or another version's.
     """
-    if not (folder / CONFIG).exists():
-        raise CheckpointError(f"'{folder}' is no run: it has no {CONFIG}")
+    if not (folder / name).exists():
+        raise CheckpointError(f"'{folder}' is no run: it has no {name}")
     try:
-        return check_config(schema, OmegaConf.to_container(OmegaConf.load(folder / CONFIG), resolve=True))
+        return check_config(schema, OmegaConf.to_container(OmegaConf.load(folder / name), resolve=True))
     except ConfigError as error:
-        raise CheckpointError(f"{folder / CONFIG} is not one of this version, {__version__}: {error}") from error
+        raise CheckpointError(f"{folder / name} is not one of this version, {__version__}: {error}") from error
 
 
 def new_folder(runs_dir: str, name: str) -> Path:

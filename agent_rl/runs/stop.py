@@ -1,4 +1,4 @@
-"""Stopping a run between two steps: Ctrl-C in a terminal, or a notebook's interrupt."""
+"""Stopping a run at its next good moment: Ctrl-C in a terminal, a scheduler's SIGTERM, or a notebook's interrupt."""
 
 from __future__ import annotations
 
@@ -9,38 +9,55 @@ from contextlib import contextmanager
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run stopped between two steps, as it was asked to; the message says how to continue."""
+    """A run stopped, as it was asked to; the message says how to continue."""
 
     __module__ = "agent_rl"
 
 
 class Stop:
-    """Whether a run is asked to stop after its present step."""
+    """Whether a run is asked to stop."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
+    hint = ""
+    """How to continue the run, as it is now."""
+
+    def __init__(
+        self,
+        say: Callable[[str], object],
+        notice: str = "Stopping after this step; Ctrl-C again stops at once.",
+    ) -> None:
+        """Begin without a request.
+
+        Args:
+            say: prints a line.
+            notice: what it says when it is asked.
+        """
         self.is_asked = False
-        self._say = say
+        self.on_ask: Callable[[], object] = lambda: None
+        """Called when it is asked, from a handler of signals."""
+        self._say, self._notice = say, notice
 
     def interrupt(self, *_: object) -> None:
-        """Ask the run to stop; the second time, raise KeyboardInterrupt. A handler of signals."""
+        """Ask the run to stop; the second time, raise `Interrupted` with the hint. A handler of signals."""
         if self.is_asked:
-            raise KeyboardInterrupt
+            raise Interrupted(self.hint)
         self.is_asked = True
-        self._say("\n[yellow]Stopping after this step; Ctrl-C again stops at once.[/yellow]")
+        self._say(f"\n[yellow]{self._notice}[/yellow]")
+        self.on_ask()
 
-    def check(self, hint: str) -> None:
+    def check(self) -> None:
         """Raise `Interrupted` with the hint if the run was asked to stop."""
         if self.is_asked:
-            raise Interrupted(hint)
+            raise Interrupted(self.hint)
 
     @contextmanager
-    def on_ctrl_c(self) -> Iterator[None]:
-        """Let Ctrl-C ask; in the main thread only, as no other can handle signals."""
+    def on_signals(self) -> Iterator[None]:
+        """Let Ctrl-C and SIGTERM ask; in the main thread only, as no other can handle signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = signal.signal(signal.SIGINT, self.interrupt)
+        previous = {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)

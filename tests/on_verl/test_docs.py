@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig
-from agent_rl.cli import RolloutSettings
 from agent_rl.config import _keys, choices, load_config
+from agent_rl.runs.rollout import RolloutSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "verl.md").read_text()

@@ -157,7 +157,7 @@ class _Run:
         def show(step: WarmStep) -> None:
             self.metrics.write(step.phase, step.step, {"loss": step.loss})
             self.progress.phase(step.phase, step.step, step.of, f"loss {step.loss:.3f}")
-            self.stop.check("nothing is lost but the warm start; run the same command again")
+            self.stop.check()
 
         trajectories = [t for e in demonstrations for t in e.trajectories]
         warm_start(
@@ -183,6 +183,7 @@ class _Run:
     def train(self, trainer: Trainer) -> None:
         """Train to the last step; evaluate on the dev split and save checkpoints at the configured steps."""
         config = self.config
+        self.stop.hint = f"continue with: agent-rl train resume={self.folder}"
         dev = distinct_tasks(self.env.tasks, config.eval.dev_split, config.eval.dev_n)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
@@ -200,7 +201,7 @@ class _Run:
                 self.episodes.flush()
                 save_checkpoint(self.folder / CHECKPOINT, trainer)
             if not last:
-                self.stop.check(f"continue with: agent-rl train resume={self.folder}")
+                self.stop.check()
 
     def finish(self, trainer: Trainer) -> Path:
         """Evaluate and write the report."""
@@ -240,10 +241,11 @@ class _Run:
 @contextmanager
 def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None) -> Iterator[_Run]:
     started, known, stop = time.monotonic(), episode_ids(folder / EPISODES), stop or Stop(progress.say)
+    stop.hint = "nothing is lost but the warm start; run the same command again"
     # more than a few threads only get in each other's way in a model of this size
     torch.set_num_threads(config.threads or min(4, torch.get_num_threads()))
     hf_logging.disable_progress_bar()
-    with MetricsFile(folder) as metrics, EpisodeWriter(folder / EPISODES) as episodes, stop.on_ctrl_c():
+    with MetricsFile(folder) as metrics, EpisodeWriter(folder / EPISODES) as episodes, stop.on_signals():
         yield _Run(folder, env, config, progress, stop, metrics, episodes, known, started)
 
 

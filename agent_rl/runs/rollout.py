@@ -1,0 +1,172 @@
+"""Rollouts without training: every finished episode is stored at once, and an interrupted rollout continues."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, aclosing
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeAlias
+
+from pydantic import Field, JsonValue
+
+from agent_rl.config import Section
+from agent_rl.core.episode import Episode, Origin
+from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.gym.budget import BudgetConfig
+from agent_rl.gym.registry import load_once, spec
+from agent_rl.policy import PolicyConfig, open_policy, sampling_params
+from agent_rl.rollout import Job, group_jobs, stream_finished
+from agent_rl.runs.folder import read_config, save_config
+from agent_rl.runs.stop import Interrupted, Stop
+from agent_rl.store.episodes import EpisodeWriter, episode_file, episode_ids, read_episodes
+from agent_rl.view.progress import Progress
+
+Key: TypeAlias = tuple[str, int]
+"""Which task and sample an episode is of: its group and its seed."""
+
+
+class RolloutSettings(Section):
+    """Episodes without training."""
+
+    env: str
+    """The id of a registered environment; `agent-rl envs` lists them."""
+    env_args: dict[str, JsonValue] = Field(default_factory=dict)
+    """Passed to the environment's constructor."""
+    imports: list[str] = Field(default_factory=list)
+    """Files that register environments and policies; --import adds one."""
+    policy: PolicyConfig = PolicyConfig()
+    split: str = "test"
+    n: int = Field(16, ge=1)
+    """Tasks, the first of the split."""
+    samples: int = Field(1, ge=1)
+    """Episodes per task."""
+    seed: int = Field(0, ge=0)
+    temperature: float = Field(1.0, ge=0)
+    """Of a model; 0 is greedy."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Of one reply; null for what a checkpoint says (`generation_config.json`), otherwise 1024."""
+    budget: BudgetConfig = BudgetConfig()
+    """Instead of the environment's own limits."""
+    concurrency: int = Field(64, ge=1)
+    """Episodes under way at a time."""
+    out: str | None = None
+    """Where the episodes go; null for runs/<time>-rollout/episodes.jsonl."""
+
+
+def start_rollout(settings: RolloutSettings, progress: Progress) -> tuple[Path, list[Episode]]:
+    """Run a rollout into a file that has no episodes yet, its settings beside it; return the file and the episodes.
+
+    Raises:
+        ConfigError: if the file has episodes already, or there is no such environment, split or policy.
+        Interrupted: if it was asked to stop; the message says how to continue.
+    """
+    file = episode_file(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout")
+    if stored := len(episode_ids(file)):
+        raise ConfigError(
+            f"{file} has {stored} episodes already: name another file, or continue it: agent-rl rollout resume={file}"
+        )
+    with _Rollout(settings, file, progress) as rollout:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_config(file.parent, settings, _settings_of(file).name)
+        return file, rollout.run()
+
+
+def resume_rollout(path: str, progress: Progress) -> tuple[Path, list[Episode]]:
+    """Run what is missing of a rollout, with its own settings; return its file and all of its episodes.
+
+    Raises:
+        CheckpointError: if there are no settings beside the file.
+        Interrupted: as `start_rollout` does.
+    """
+    file = episode_file(path)
+    if not _settings_of(file).exists():
+        raise CheckpointError(f"{file} can't be continued: {_settings_of(file)}, with its settings, is not there")
+    settings = read_config(file.parent, RolloutSettings, _settings_of(file).name)
+    for imported in settings.imports:
+        load_once(imported)
+    with _Rollout(settings, file, progress) as rollout:
+        return file, rollout.run()
+
+
+class _Rollout(AbstractContextManager["_Rollout"]):
+    """The jobs of a rollout, its policy and its file."""
+
+    def __init__(self, settings: RolloutSettings, file: Path, progress: Progress) -> None:
+        self.settings, self.file, self.progress = settings, file, progress
+        self.jobs = _jobs(settings)
+        self._policy = open_policy(
+            settings.policy,
+            sampling_params(settings.policy, settings.temperature, settings.max_tokens),
+            self.jobs[0].spec,
+        )
+
+    def __enter__(self) -> _Rollout:
+        self.policy = self._policy.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._policy.__exit__(*error)  # type: ignore[arg-type]
+
+    def run(self) -> list[Episode]:
+        """Run and store the jobs that have no episode in the file; return all episodes in the order of the jobs."""
+        episodes = {_key(e): e for e in read_episodes(self.file)} if self.file.exists() else {}
+        left = [job for job in self.jobs if _key(job) not in episodes]
+        stop = Stop(self.progress.say, "Stopping; Ctrl-C again does not wait for what is under way.")
+        stop.hint = f"continue with: agent-rl rollout resume={self.file}"
+        try:
+            with EpisodeWriter(self.file) as writer, stop.on_signals():
+                asyncio.run(self._store(left, episodes, writer, stop))
+        except (asyncio.CancelledError, KeyboardInterrupt) as error:
+            raise Interrupted(
+                f"{len(episodes)} of {len(self.jobs)} episodes are in {self.file}; {stop.hint}"
+            ) from error
+        return [episodes[_key(job)] for job in self.jobs]
+
+    async def _store(
+        self, jobs: Sequence[Job], episodes: dict[Key, Episode], writer: EpisodeWriter, stop: Stop
+    ) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        stop.on_ask = lambda: loop.call_soon_threadsafe(task.cancel)
+        before, started = len(episodes), time.monotonic()
+        async with aclosing(stream_finished(jobs, self.policy, concurrency=self.settings.concurrency)) as stream:
+            async for finished in stream:
+                for episode in finished:
+                    writer.write(episode)
+                    episodes[_key(episode)] = episode
+                rate = (len(episodes) - before) / max(time.monotonic() - started, 1e-9)
+                seconds = (len(self.jobs) - len(episodes)) / rate
+                detail = f"{rate:.3g} episodes/s, {timedelta(seconds=round(seconds))} left"
+                self.progress.phase("rollout", len(episodes) - 1, len(self.jobs), detail)
+
+
+def _jobs(settings: RolloutSettings) -> list[Job]:
+    env = spec(settings.env)
+    env.check_arguments(settings.env_args)
+    size = env.tasks.size(settings.split)
+    tasks = [env.tasks.get(settings.split, i) for i in range(settings.n if size is None else min(settings.n, size))]
+    budget = settings.budget.instead_of(env.budget)
+    return [
+        job
+        for task in tasks
+        for job in group_jobs(
+            env,
+            task,
+            settings.samples,
+            settings.seed,
+            origin=Origin("rollout", settings.split),
+            budget=budget,
+            env_args=settings.env_args,
+        )
+    ]
+
+
+def _key(of: Job | Episode) -> Key:
+    return of.group_id, of.seed
+
+
+def _settings_of(file: Path) -> Path:
+    return file.with_suffix(".yaml")

@@ -1,0 +1,162 @@
+"""`agent-rl rollout` in a process of its own: what it stores while it runs, how it is stopped, how it continues."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tree import ROOT
+
+from agent_rl.cli import main
+from agent_rl.store.episodes import read_episodes
+from tests.runs import SMALL
+
+SLOW = """
+import asyncio
+import agent_rl as ar
+
+@ar.register("slow-v0", tasks=lambda split, index: {"n": index}, splits=("test",))
+class Slow(ar.Env):
+    def reset(self, task, rng):
+        self.n = task["n"]
+        return str(self.n)
+
+    async def step(self, action):
+        await asyncio.sleep(0.05)
+        return ar.Step(terminated=True)
+
+    async def close(self):
+        await asyncio.sleep(HELD)
+
+    @ar.reward
+    def right(self, episode) -> bool:
+        return episode.final_text == str(self.n)
+
+    def oracle(self):
+        yield str(self.n)
+"""
+N = 60
+
+
+def start(folder: Path, held: float = 0.0) -> subprocess.Popen[str]:
+    (folder / "slow.py").write_text(SLOW.replace("HELD", str(held)))
+    settings = [f"n={N}", "concurrency=2", f"out={folder}/kept.jsonl"]
+    return agent_rl("rollout", "--import", f"{folder}/slow.py", "env=slow-v0", *settings)
+
+
+def agent_rl(*argv: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "agent_rl", *argv]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def stored(folder: Path) -> int:
+    file = folder / "kept.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def wait_for(folder: Path, episodes: int) -> None:
+    until = time.monotonic() + 60
+    while stored(folder) < episodes:
+        assert time.monotonic() < until, "no episode was stored"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_rollout_stopped_by_a_signal_continues_with_the_printed_command(tmp_path: Path, number: int) -> None:
+    process = start(tmp_path)
+    wait_for(tmp_path, 4)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    kept = stored(tmp_path)
+    assert (process.returncode, err) == (130, "") and 4 <= kept < N
+    assert f"Stopped; {kept} of {N} episodes are in {tmp_path}/kept.jsonl" in " ".join(out.split("\n"))
+    printed = re.search(r"continue with: agent-rl (.*)", out)
+    assert printed is not None
+    again = agent_rl(*shlex.split(printed[1]))
+    out, err = again.communicate(timeout=60)
+    assert (again.returncode, err) == (0, "") and f"100.0% [94.0%, 100.0%] of {N}" in out
+    assert sorted(int(str(e.task["n"])) for e in read_episodes(tmp_path / "kept.jsonl")) == list(range(N))
+
+
+def test_rollout_stopped_twice_does_not_wait_for_environments(tmp_path: Path) -> None:
+    process = start(tmp_path, held=20.0)
+    until = time.monotonic() + 60
+    while not (tmp_path / "kept.yaml").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 130 and "agent-rl rollout resume=" in out
+    assert len(err.splitlines()) <= 3, err
+
+
+def test_rollout_reports_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollout", "n=3", f"out={tmp_path}/e.jsonl"]) == 0
+    assert re.search(r"rollout 3/3  \S+ episodes/s, 0:00:00 left", capsys.readouterr().out)
+
+
+def test_rollout_names_a_file_that_has_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = f"out={tmp_path}/e.jsonl"
+    assert main(["rollout", "n=3", out]) == 0
+    before = (tmp_path / "e.jsonl").read_bytes()
+    assert main(["rollout", "n=3", "seed=1", out]) == 1
+    said = capsys.readouterr().err
+    assert "has 3 episodes already" in said and f"agent-rl rollout resume={tmp_path}/e.jsonl" in said
+    assert (tmp_path / "e.jsonl").read_bytes() == before
+
+
+def test_rollout_resumed_after_its_end_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollout", "n=3", "samples=2", f"out={tmp_path}"]) == 0
+    before = (tmp_path / "episodes.jsonl").read_bytes()
+    assert main(["rollout", f"resume={tmp_path}"]) == 0
+    assert "of 6" in capsys.readouterr().out and (tmp_path / "episodes.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [(["resume=nowhere"], "nowhere/episodes.yaml"), (["resume=nowhere", "n=3"], "n can't change when a rollout is")],
+)
+def test_rollout_explains_what_cannot_be_resumed(
+    argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rollout", *argv]) == 1
+    assert hint in capsys.readouterr().err
+
+
+def test_rollout_stores_groups_with_their_group_rewards(tmp_path: Path) -> None:
+    ranks = "    @ar.group_reward\n    def first(self, group):\n"
+    ranks += "        return [e is group.episodes[0] for e in group.episodes]\n"
+    (tmp_path / "ranked.py").write_text(SLOW.replace("slow-v0", "ranked-v0").replace("HELD", "0") + ranks)
+    settings = ["env=ranked-v0", "n=3", "samples=2", f"out={tmp_path}/e.jsonl"]
+    assert main(["rollout", "--import", f"{tmp_path}/ranked.py", *settings]) == 0
+    rewards = [[r.value for r in e.rewards if r.name == "first"] for e in read_episodes(tmp_path / "e.jsonl")]
+    assert sorted(map(str, rewards)) == ["[0.0]"] * 3 + ["[1.0]"] * 3
+
+
+def test_rollout_takes_a_budget(tmp_path: Path) -> None:
+    assert main(["rollout", "n=2", "budget.turns=1", f"out={tmp_path}/e.jsonl"]) == 0
+    assert [str(e.stop_reason) for e in read_episodes(tmp_path / "e.jsonl")] == ["turns", "turns"]
+
+
+def test_train_stopped_by_sigterm_says_how_to_continue(tmp_path: Path) -> None:
+    settings = {**SMALL, "runs_dir": str(tmp_path), "steps": 500}
+    process = agent_rl("train", *(f"{key}={json.dumps(value)}".replace('"', "") for key, value in settings.items()))
+    until = time.monotonic() + 120
+    while not any('"train"' in file.read_text() for file in tmp_path.glob("*/metrics.jsonl")):
+        assert time.monotonic() < until and process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "continue with: agent-rl train resume=" in out and not err, err
