@@ -3,12 +3,14 @@
 #
 #   make setup PYTHON=python3.12              another interpreter
 #   make train ARGS="env=search-v0"           overrides, passed to `agent-rl train`
+#   make test WORKERS=0 ARGS="-k store"       in one process, and only some
 #
 # pip takes its options from the environment. On Linux, PyTorch's wheel brings gigabytes of CUDA; without a GPU, set
 # PIP_EXTRA_INDEX_URL to PyTorch's CPU index (pytorch.org, "Get started", names it): 0.2 GB instead. .venv-verl takes
 # nothing else: on a machine without that index or a file of the CPU build, `make setup-verl` says that there is no torch.
 
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 VENV_VERL := .venv-verl
@@ -35,7 +37,7 @@ train: setup  ## train; ARGS="key=value ..." overrides the config
 	@$(BIN)/agent-rl train $(ARGS)
 
 test: setup-dev  ## run the tests: offline
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-sandbox: setup-dev  ## test the other kinds of sandboxes, too; ARGS="tests/e2e/test_docker.py" adds Docker's
 	@$(BIN)/python -m pytest -m 'sandbox or e2e' tests/sandbox $(ARGS)

@@ -67,13 +67,23 @@ def refused(request: pytest.FixtureRequest) -> Iterator[list[object]]:
         pytest.fail(f"the test wanted to reach {hosts}, but tests run without a network")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Keep a file's tests in one worker, for its fixtures; and those of sandboxes in one, as they count processes."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "sandbox" if nodeid.startswith("tests/sandbox/") else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run if any test imported a built-in under its top-level name."""
-    twice = [name for name in TOP_LEVEL if name in sys.modules]
-    if twice:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        print(f"\nERROR: imported at top level: {twice}; import them as agent_rl.<name>")
+def pytest_runtest_teardown() -> None:
+    """Fail the test that imported a built-in under its top-level name."""
+    if twice := [name for name in TOP_LEVEL if sys.modules.pop(name, None)]:
+        pytest.fail(f"imported at top level: {twice}; import them as agent_rl.<name>")
 
 
 @pytest.fixture(scope="session")

@@ -157,7 +157,7 @@ def test_task_key_is_stable_between_versions():
     assert episode_seed(0, {"question": "2+2?"}, 0) == 2822067484114116481
 
 
-@pytest.mark.parametrize("value", [float("nan"), {1, 2}, object()], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}, object()], ids=lambda value: type(value).__name__)
 def test_task_key_refuses_unserialisable_values(value):
     with pytest.raises(ConfigError, match="holds what JSON can't"):
         task_key({"value": value})
