@@ -127,3 +127,21 @@ def test_watchdog_stops_the_run_at_an_infrastructure_error() -> None:
     ):
         raise InfrastructureError("vLLM serves other weights")
     assert said == ["vLLM serves other weights"]
+
+
+def test_watchdog_asks_again_where_an_answer_is_older_than_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_loss", lambda error: error)
+    asked, said = Asked(), list[str]()
+    process = WatchedProcess("worker 0", asked)
+    process.pending(0.0)
+    asked.futures[0].set_result(None)  # it was well
+
+    def answer_the_second_question() -> None:
+        while len(asked.futures) < 2:
+            time.sleep(0.01)
+        asked.futures[1].set_exception(RuntimeError("pid: 7"))
+
+    threading.Thread(target=answer_the_second_question, daemon=True).start()
+    with pytest.raises(RuntimeError), Watchdog([WatchedProcess("busy", Asked()), process], said.append, every=60):
+        raise RuntimeError("lost")
+    assert said == ["worker 0 is dead: process 7"]

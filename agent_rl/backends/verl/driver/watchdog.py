@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -124,8 +124,10 @@ class Watchdog:
         if isinstance(error, InfrastructureError):
             self._stop(str(error))
         elif error is not None and (lost := _loss(error)) is not None:
-            wait([process.pending(time.monotonic()) for process in self._watched], DIAGNOSIS_S)
-            self._stop(self._fault() or f"a process of verl's is dead: {describe_death(lost)}")
+            until = time.monotonic() + DIAGNOSIS_S
+            while (fault := self._fault()) is None and time.monotonic() < until:
+                time.sleep(0.1)  # an answer from before the loss says nothing: ask again
+            self._stop(fault or f"a process of verl's is dead: {describe_death(lost)}")
 
 
 def _loss(error: BaseException) -> BaseException | None:
