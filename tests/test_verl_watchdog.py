@@ -129,7 +129,7 @@ def test_watchdog_stops_the_run_at_an_infrastructure_error() -> None:
     assert said == ["vLLM serves other weights"]
 
 
-def test_watchdog_asks_again_where_an_answer_is_older_than_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchdog_asks_again_after_an_outdated_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_loss", lambda error: error)
     asked, said = Asked(), list[str]()
     process = WatchedProcess("worker 0", asked)
