@@ -21,7 +21,7 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec, env_ids, load_once, spec
 from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy, sampling_params
-from agent_rl.rollout import Evaluation, group_jobs, run_groups, run_jobs, summarise
+from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
 
 if TYPE_CHECKING:
     from agent_rl.backends.embedded.config import TrainConfig
@@ -353,13 +353,7 @@ def _run(
     env_args: Mapping[str, JSON] | None,
 ) -> list[Episode]:
     env_spec = spec(_id_of(env))
-    size = env_spec.tasks.size(origin.split)
-    tasks = [env_spec.tasks.get(origin.split, i) for i in range(n if size is None else min(n, size))]
-    jobs = [
-        job
-        for task in tasks
-        for job in group_jobs(env_spec, task, samples, seed, origin=origin, budget=budget, env_args=env_args)
-    ]
+    jobs = split_jobs(env_spec, n, samples, seed, origin=origin, budget=budget, env_args=env_args)
     with _opened(policy, replace(env_spec, budget=budget or env_spec.budget)) as player:
         if origin.purpose == "eval":
             return outside_loop(lambda: asyncio.run(run_jobs(jobs, player, concurrency=concurrency)))

@@ -4,7 +4,7 @@ from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.evaluation import Evaluation, Rate, summarise
 from agent_rl.rollout.group import run_groups, score_groups, stream_finished
 from agent_rl.rollout.job import Branch, Job, continuation
-from agent_rl.rollout.pool import group_jobs, run_jobs, stream_jobs
+from agent_rl.rollout.pool import group_jobs, run_jobs, split_jobs, stream_jobs
 
 __all__ = [
     "Branch",
@@ -17,6 +17,7 @@ __all__ = [
     "run_groups",
     "run_jobs",
     "score_groups",
+    "split_jobs",
     "stream_finished",
     "stream_jobs",
     "summarise",

@@ -44,6 +44,30 @@ def group_jobs(
     ]
 
 
+def split_jobs(
+    spec: EnvSpec,
+    n: int,
+    samples: int,
+    run_seed: int,
+    *,
+    origin: Origin,
+    budget: Budget | None = None,
+    env_args: Mapping[str, JSON] | None = None,
+) -> list[Job]:
+    """Return the jobs of the first `n` tasks of the origin's split, a group each; fewer if it has not as many.
+
+    Raises:
+        ConfigError: if there is no such split, or its file can't be read.
+    """
+    size = spec.tasks.size(origin.split)
+    tasks = (spec.tasks.get(origin.split, i) for i in range(n if size is None else min(n, size)))
+    return [
+        job
+        for task in tasks
+        for job in group_jobs(spec, task, samples, run_seed, origin=origin, budget=budget, env_args=env_args)
+    ]
+
+
 async def run_jobs(
     jobs: Sequence[Job],
     policy: AnyPolicy,

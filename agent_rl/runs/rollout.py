@@ -18,7 +18,7 @@ from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.registry import load_once, spec
 from agent_rl.policy import PolicyConfig, open_policy, sampling_params
-from agent_rl.rollout import Job, group_jobs, stream_finished
+from agent_rl.rollout import Job, split_jobs, stream_finished
 from agent_rl.runs.folder import read_config, save_config
 from agent_rl.runs.stop import Interrupted, Stop
 from agent_rl.store.episodes import EpisodeWriter, episode_file, episode_ids, read_episodes
@@ -146,22 +146,15 @@ class _Rollout(AbstractContextManager["_Rollout"]):
 def _jobs(settings: RolloutSettings) -> list[Job]:
     env = spec(settings.env)
     env.check_arguments(settings.env_args)
-    size = env.tasks.size(settings.split)
-    tasks = [env.tasks.get(settings.split, i) for i in range(settings.n if size is None else min(settings.n, size))]
-    budget = settings.budget.instead_of(env.budget)
-    return [
-        job
-        for task in tasks
-        for job in group_jobs(
-            env,
-            task,
-            settings.samples,
-            settings.seed,
-            origin=Origin("rollout", settings.split),
-            budget=budget,
-            env_args=settings.env_args,
-        )
-    ]
+    return split_jobs(
+        env,
+        settings.n,
+        settings.samples,
+        settings.seed,
+        origin=Origin("rollout", settings.split),
+        budget=settings.budget.instead_of(env.budget),
+        env_args=settings.env_args,
+    )
 
 
 def _key(of: Job | Episode) -> Key:
