@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeAlias
@@ -17,7 +18,7 @@ from agent_rl.core.episode import Episode, Origin
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.registry import load_once, spec
-from agent_rl.policy import PolicyConfig, open_policy, sampling_params
+from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_params
 from agent_rl.rollout import Job, split_jobs, stream_finished
 from agent_rl.runs.folder import read_config, save_config
 from agent_rl.runs.stop import Interrupted, Stop
@@ -68,7 +69,7 @@ def start_rollout(settings: RolloutSettings, progress: Progress) -> tuple[Path, 
         raise ConfigError(
             f"{file} has {stored} episodes already: name another file, or continue it: agent-rl rollout resume={file}"
         )
-    with _Rollout(settings, file, progress) as rollout:
+    with _open(settings, file, progress) as rollout:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_config(file.parent, settings, _settings_of(file).name)
         return file, rollout.run()
@@ -87,28 +88,19 @@ def resume_rollout(path: str, progress: Progress) -> tuple[Path, list[Episode]]:
     settings = read_config(file.parent, RolloutSettings, _settings_of(file).name)
     for imported in settings.imports:
         load_once(imported)
-    with _Rollout(settings, file, progress) as rollout:
+    with _open(settings, file, progress) as rollout:
         return file, rollout.run()
 
 
-class _Rollout(AbstractContextManager["_Rollout"]):
+@dataclass(frozen=True)
+class _Rollout:
     """The jobs of a rollout, its policy and its file."""
 
-    def __init__(self, settings: RolloutSettings, file: Path, progress: Progress) -> None:
-        self.settings, self.file, self.progress = settings, file, progress
-        self.jobs = _jobs(settings)
-        self._policy = open_policy(
-            settings.policy,
-            sampling_params(settings.policy, settings.temperature, settings.max_tokens),
-            self.jobs[0].spec,
-        )
-
-    def __enter__(self) -> _Rollout:
-        self.policy = self._policy.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._policy.__exit__(*error)  # type: ignore[arg-type]
+    jobs: Sequence[Job]
+    policy: AnyPolicy
+    concurrency: int
+    file: Path
+    progress: Progress
 
     def run(self) -> list[Episode]:
         """Run and store the jobs that have no episode in the file; return all episodes in the order of the jobs."""
@@ -132,7 +124,7 @@ class _Rollout(AbstractContextManager["_Rollout"]):
         assert task is not None
         stop.on_ask = lambda: loop.call_soon_threadsafe(task.cancel)
         before, started = len(episodes), time.monotonic()
-        async with aclosing(stream_finished(jobs, self.policy, concurrency=self.settings.concurrency)) as stream:
+        async with aclosing(stream_finished(jobs, self.policy, concurrency=self.concurrency)) as stream:
             async for finished in stream:
                 for episode in finished:
                     writer.write(episode)
@@ -141,6 +133,14 @@ class _Rollout(AbstractContextManager["_Rollout"]):
                 seconds = (len(self.jobs) - len(episodes)) / rate
                 detail = f"{rate:.3g} episodes/s, {timedelta(seconds=round(seconds))} left"
                 self.progress.phase("rollout", len(episodes) - 1, len(self.jobs), detail)
+
+
+@contextmanager
+def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator[_Rollout]:
+    jobs = _jobs(settings)
+    params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
+    with open_policy(settings.policy, params, jobs[0].spec) as policy:
+        yield _Rollout(jobs, policy, settings.concurrency, file, progress)
 
 
 def _jobs(settings: RolloutSettings) -> list[Job]:
