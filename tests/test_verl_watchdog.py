@@ -133,7 +133,7 @@ def test_watchdog_asks_again_after_an_outdated_answer(monkeypatch: pytest.Monkey
     monkeypatch.setattr(watchdog, "_loss", lambda error: error)
     asked, said = Asked(), list[str]()
     process = WatchedProcess("worker 0", asked)
-    process.pending(0.0)
+    assert process.fault(0.0) is None  # asks
     asked.futures[0].set_result(None)  # it was well
 
     def answer_the_second_question() -> None:

@@ -50,7 +50,9 @@ class WatchedProcess:
 
     def fault(self, now: float) -> str | None:
         """Return what is wrong with it at a time, in seconds of any clock; None if nothing is known to be."""
-        answer = self.pending(now)
+        if self._answer is None:
+            self._answer, self._asked = self.ask(), now
+        answer = self._answer
         if not answer.done():
             late = self.patience is not None and now - self._asked > self.patience
             return f"{self.name} has not answered for {now - self._asked:.0f} s: {self.advice}" if late else None
@@ -58,12 +60,6 @@ class WatchedProcess:
         if (error := answer.exception()) is not None:
             return f"{self.name} is dead: {describe_death(error)}"
         return f"{self.name}: {answer.result()}" if answer.result() else None
-
-    def pending(self, now: float) -> Future[str | None]:
-        """Return the answer that is awaited; ask if there is none."""
-        if self._answer is None:
-            self._answer, self._asked = self.ask(), now
-        return self._answer
 
 
 def describe_death(error: BaseException) -> str:
