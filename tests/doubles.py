@@ -183,10 +183,16 @@ def token_policy(*replies: str | Message, max_tokens: int = 64, context_limit: i
 
 
 def run_dice(
-    policy: AnyPolicy, task: Task | None = None, budget: Budget | None = None, cls: type[Env] = Dice, **job: object
+    policy: AnyPolicy,
+    task: Task | None = None,
+    budget: Budget | None = None,
+    cls: type[Env] = Dice,
+    *,
+    seed: int = 0,
+    **job: object,
 ) -> Episode:
-    """Run one episode of dice with seed 0."""
-    return asyncio.run(run_episode(Job(dice_spec(cls, budget), task or {}, 0, **job), policy))  # type: ignore[arg-type]
+    """Run one episode of dice."""
+    return asyncio.run(run_episode(Job(dice_spec(cls, budget), task or {}, seed, **job), policy))  # type: ignore[arg-type]
 
 
 @register("silent-v0", tasks=None)
