@@ -75,6 +75,29 @@ class Run:
         return summary
 
     @property
+    def curve(self) -> str:
+        """The learning curve as an SVG.
+
+        Raises:
+            ImportError: if matplotlib is not installed.
+        """
+        from agent_rl.runs.report import learning_curve
+
+        return learning_curve(self.metrics)
+
+    def _repr_html_(self) -> str:
+        from agent_rl.view.notebook import show_run
+
+        rates = []
+        if (self.folder / "summary.json").exists():
+            success, intervals = self.summary["eval"], self.summary["intervals"]
+            rates = [
+                (name.replace("_", " "), f"{success[name]:.1%}", f"{low:.1%} to {high:.1%}")
+                for name, (low, high) in intervals.items()
+            ]
+        return show_run(self.folder, rates, self.curve)
+
+    @property
     def checkpoint(self) -> Path:
         """The folder of the trained model, in Hugging Face's format.
 

@@ -33,6 +33,11 @@ class Metrics(list[Row]):
         """Return a metric as (step, value), without the rows that lack it."""
         return [(int(str(row["step"])), float(str(row[name]))) for row in self if row.get(name) is not None]
 
+    def _repr_html_(self) -> str:
+        from agent_rl.view.notebook import show_rows
+
+        return show_rows(self)
+
     def to_pandas(self) -> DataFrame:
         """Return the rows as a `pandas.DataFrame`.
 

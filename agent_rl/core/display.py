@@ -1,0 +1,15 @@
+"""What notebooks show: the nouns of core say that they are shown, `agent_rl.view.notebook` says how."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+
+class Displayed:
+    """Shown as HTML at the end of a notebook's cell."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        shown: str = import_module("agent_rl.view.notebook").show(self)  # core imports no view
+        return shown
