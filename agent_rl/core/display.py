@@ -1,4 +1,4 @@
-"""What notebooks show: the nouns of core say that they are shown, `agent_rl.view.notebook` says how."""
+"""The base of the nouns that notebooks show; `agent_rl.view.notebook` makes their HTML."""
 
 from __future__ import annotations
 
