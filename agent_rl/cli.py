@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,10 +20,10 @@ from agent_rl.gym.registry import env_ids, load_once, spec
 from agent_rl.rollout import summarise
 from agent_rl.runs.rollout import RolloutSettings, resume_rollout, start_rollout
 from agent_rl.runs.stop import Interrupted
-from agent_rl.store.episodes import episode_file, find_episode, read_episodes
 from agent_rl.version import __version__
+from agent_rl.view import command as view
 from agent_rl.view.progress import Progress
-from agent_rl.view.text import failure_lines, print_episode, print_table
+from agent_rl.view.text import failure_lines, print_table
 
 TRAIN_EXAMPLES = """
 examples:
@@ -52,14 +52,6 @@ examples:
   agent-rl rollout policy=vllm policy.model=Qwen/Qwen3-4B max_tokens=1024 policy.context=8192
   agent-rl rollout policy=vllm policy.url=http://localhost:8000
   agent-rl rollout resume=runs/20261122-101500-rollout         continue one that was interrupted"""
-
-VIEW_HELP = """\
-Read stored episodes.
-
-examples:
-  agent-rl view runs/latest                                    a table, and the first episode
-  agent-rl view runs/latest test-00100-sampled-0000 --tokens   one episode, with the tokens that were sampled"""
-
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
@@ -93,7 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for file in getattr(arguments, "imports", None) or []:
             load_once(str(Path(file).resolve()))
-        return command(arguments)
+        status = command(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as of `agent-rl view FOLDER | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 1
     except AgentRLError as error:
         print(f"agent-rl: {error}", file=sys.stderr)
         return 1
@@ -139,12 +136,9 @@ def _parser() -> argparse.ArgumentParser:
     about = "say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
     add("doctor", _doctor, about, settings="settings, as of train")
     add("algorithms", _algorithms, "list the algorithms and the parts that they are made of, with formulas")
-    view = commands.add_parser("view", help="read stored episodes", description=VIEW_HELP, formatter_class=raw)
-    view.add_argument("file", help="an episodes.jsonl, or a run's folder")
-    view.add_argument("id", nargs="?", help="an episode's id, or the beginning of one")
-    view.add_argument("--tokens", action="store_true", help="show which tokens were sampled")
-    view.add_argument("--limit", type=int, default=20, help="rows of the table")
-    view.set_defaults(command=_view)
+    reading = commands.add_parser("view", help="read stored episodes", description=view.HELP, formatter_class=raw)
+    view.add_arguments(reading)
+    reading.set_defaults(command=view.view)
     sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
     actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
     sandboxes = actions.add_parser(
@@ -248,27 +242,7 @@ def _rollout(arguments: argparse.Namespace) -> int:
     result = summarise(episodes)
     print(f"{episodes[0].env}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
-    print(f"{len(episodes)} episodes in {file}; read one: agent-rl view {file} {episodes[0].id[:12]}")
-    return 0
-
-
-def _view(arguments: argparse.Namespace) -> int:
-    console, file = Console(), episode_file(arguments.file)
-    decode = _decoder(file.parent) if arguments.tokens else None
-    if arguments.id is not None:
-        print_episode(find_episode(file, arguments.id), console, tokens=arguments.tokens, decode=decode)
-        return 0
-    stored = read_episodes(file)
-    first = list(islice(stored, max(1, arguments.limit)))
-    count = len(first) + sum(1 for _ in stored)
-    if not first:
-        raise ConfigError(f"{file} has no episodes yet")
-    if count > 1:
-        print_table(first, console)
-        console.print(
-            f"{len(first)} of {count} episodes; another: agent-rl view {arguments.file} ID\n", highlight=False
-        )
-    print_episode(first[0], console, tokens=arguments.tokens, decode=decode)
+    print(f"{len(episodes)} episodes in {file}; read one: agent-rl view {file} {episodes[0].id}")
     return 0
 
 
@@ -284,16 +258,3 @@ def _build_image(arguments: argparse.Namespace) -> int:
     tag = arguments.tag or docker.IMAGE
     print(f"{tag}: {docker.build_image(docker.Engine(), tag)}")
     return 0
-
-
-def _decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:
-    """Return the decoder of the tokenizer that a run left beside its episodes, if there is one."""
-    file = folder / "checkpoint" / "tokenizer.json"
-    if not file.exists():
-        return None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        return None
-    tokenizer = Tokenizer.from_file(str(file))
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
