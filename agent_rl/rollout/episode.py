@@ -30,14 +30,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def run_episode(job: Job, policy: AnyPolicy) -> Episode:
+async def run_episode(job: Job, policy: AnyPolicy, *, scored: bool = True) -> Episode:
     """Run one episode to its end. An exception fails this episode only; it is recorded in `Episode.error`.
 
-    Only a cancellation from outside propagates, after the environment was closed.
+    Only a cancellation from outside propagates, after the environment was closed. Without `scored` no reward is asked.
     """
     run = _Run(job, policy)
     try:
-        return await run.score(await run.run_within_budget())
+        episode = run.ended_by(await run.run_within_budget())
+        return await run.score(episode) if scored else episode
     except (Exception, asyncio.CancelledError) as error:
         if _from_outside(error):
             raise
@@ -205,11 +206,12 @@ class _Run:
             return StopReason.SECONDS  # where nothing is ever awaited, no timeout can strike
         return None
 
-    async def score(self, stop: StopReason) -> Episode:
+    def ended_by(self, stop: StopReason) -> Episode:
+        return self.episode(stop, Outcome.TERMINATED if stop is StopReason.DONE else Outcome.TRUNCATED)
+
+    async def score(self, episode: Episode) -> Episode:
         assert self.env is not None
-        outcome = Outcome.TERMINATED if stop is StopReason.DONE else Outcome.TRUNCATED
         self.stage = "score"
-        episode = self.episode(stop, outcome)
         rewards = await self.env.score(episode, self.budget.score_seconds)
         steps = (Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
         return replace(episode, rewards=(*rewards, *steps))
