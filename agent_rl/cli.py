@@ -58,7 +58,7 @@ Read stored episodes.
 
 examples:
   agent-rl view runs/latest                                    a table, and the first episode
-  agent-rl view runs/latest test-00100-sampled-0000 --tokens   one episode, with the tokens that were sampled"""
+  agent-rl view runs/latest eval-00100-sampled-0000 --tokens   one episode, with the tokens that were sampled"""
 
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]

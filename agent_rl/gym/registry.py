@@ -95,7 +95,8 @@ def register(
         id: such as "shop-v0" or "me/shop-v0". Raise the version when scores stop being comparable.
         tasks: the tasks of each split, as a .jsonl file (relative to the file of the class) or in place; or a
             function `(split, index) -> Task` that makes any number of them; or None, for environments that draw all
-            they need from `rng`.
+            they need from `rng`. Training takes `train` and evaluation `eval`, a part of `train` if it is not named;
+            other splits are used where they are asked for.
         budget: what an episode may use unless the caller says otherwise.
         splits: the names of the splits of a task function; "train" and "eval" if left out.
         nondeterministic: whether the same answers may meet different observations.
