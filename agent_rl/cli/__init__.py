@@ -1,0 +1,5 @@
+"""The command line: `agent-rl envs | algorithms | train | rollout | view | doctor | sandbox`."""
+
+from agent_rl.cli.parser import main
+
+__all__ = ["main"]

@@ -1,0 +1,98 @@
+"""The parser of the command line, and `main`, which runs a command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from agent_rl.cli import episodes, listing, training
+from agent_rl.cli import sandbox as sandbox_commands
+from agent_rl.errors import AgentRLError
+from agent_rl.gym.registry import load_once
+from agent_rl.version import __version__
+
+Command: TypeAlias = Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Adds a command's settings to its help when it is asked for: those of training import torch."""
+
+    list_settings: Callable[[], str] = staticmethod(str)
+
+    def format_help(self) -> str:
+        self.description = f"{self.description or ''}{self.list_settings()}"
+        return super().format_help()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    command: Command = arguments.command
+    try:
+        for file in getattr(arguments, "imports", None) or []:
+            load_once(str(Path(file).resolve()))
+        return command(arguments)
+    except AgentRLError as error:
+        print(f"agent-rl: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="agent-rl", description="Train, run and read tool-using language-model agents.", formatter_class=raw
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(
+        parser_class=_Parser, required=True, metavar="envs | algorithms | train | rollout | view | doctor | sandbox"
+    )
+    imports = _Parser(add_help=False)
+    imports.add_argument(
+        "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
+    )
+
+    def add(name: str, command: Command, text: str, *, description: str | None = None, settings: str = "") -> _Parser:
+        added = commands.add_parser(name, parents=[imports], help=text, description=description, formatter_class=raw)
+        added.set_defaults(command=command)
+        if settings:
+            added.add_argument("overrides", nargs="*", metavar="key=value", help=settings)
+        return added
+
+    add("envs", listing.list_envs, "list the registered environments")
+    about = "Train a model on an environment; by default a small one: warm start, then reinforcement learning."
+    trained = add("train", training.train, about, description=about, settings="settings; backend=verl; resume=FOLDER")
+    trained.list_settings = training.train_help
+    for option, text in {
+        "--config": "print every setting and its meaning; train nothing",
+        "--explain": "print the algorithm's formula; train nothing",
+        "--dry-run": "check the settings and the environment, print the full config; train nothing",
+    }.items():
+        trained.add_argument(option, action="store_true", help=text)
+    about = "Run episodes without training, print them as a table, and store them."
+    add(
+        "rollout", episodes.rollout, about, description=about, settings="settings; resume=FILE"
+    ).list_settings = episodes.rollout_help
+    about = "say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
+    add("doctor", training.doctor, about, settings="settings, as of train")
+    add("algorithms", listing.list_algorithms, "list the algorithms and the parts that they are made of, with formulas")
+    view = commands.add_parser("view", help="read stored episodes", description=episodes.VIEW_HELP, formatter_class=raw)
+    view.add_argument("file", help="an episodes.jsonl, or a run's folder")
+    view.add_argument("id", nargs="?", help="an episode's id, or the beginning of one")
+    view.add_argument("--tokens", action="store_true", help="show which tokens were sampled")
+    view.add_argument("--limit", type=int, default=20, help="rows of the table")
+    view.set_defaults(command=episodes.view)
+    sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
+    actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
+    sandboxes = actions.add_parser(
+        "doctor", help="say what sandboxes guarantee on this machine, and what to do about it"
+    )
+    sandboxes.set_defaults(command=sandbox_commands.sandbox_doctor)
+    image = actions.add_parser("build-image", help="make Docker's base image of this interpreter, offline")
+    image.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")
+    image.set_defaults(command=sandbox_commands.build_image)
+    return parser

@@ -1,0 +1,71 @@
+"""`agent-rl train | doctor`."""
+
+from __future__ import annotations
+
+import argparse
+
+from agent_rl import api
+from agent_rl.api import checked_config, require_torch, training_config
+from agent_rl.cli.settings import settings_of
+from agent_rl.config import list_settings, load_config, write_config
+from agent_rl.errors import ConfigError
+from agent_rl.runs.stop import Interrupted
+
+EXAMPLES = """
+examples:
+  agent-rl train
+  agent-rl train env=search-v0 seed=1
+  agent-rl train --import my_envs.py env=shop-v0 steps=100
+  agent-rl train algorithm=gspo algorithm.objective.clip_high_eps=1e-3 --explain
+  agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint optimizer.lr=1e-3
+  agent-rl train resume=runs/latest                            continue a run; with steps=N, up to there
+  agent-rl train backend=verl start_from=MODEL env=search-v0 hardware=gpu_8x80gb --dry-run"""
+
+
+def train_help() -> str:
+    """Return the settings of training and examples, for `--help`."""
+    require_torch()
+    from agent_rl.backends.embedded.config import TrainConfig
+
+    more = "With their whole meaning: agent-rl train --config, or agent-rl train backend=verl --config"
+    return f"\n\nsettings:\n{list_settings(load_config('backend/embedded', TrainConfig))}\n\n{more}\n{EXAMPLES}"
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Train, or print what a run would do."""
+    settings = settings_of(arguments)
+    asked = [f"--{name}" for name in ("config", "explain", "dry-run") if getattr(arguments, name.replace("-", "_"))]
+    if not asked:
+        try:
+            print(f"Done: {api.train(**settings).folder}")  # type: ignore[arg-type]  # checked by the schema
+        except Interrupted as hint:
+            print(f"Stopped; {hint}")
+            return 130
+        return 0
+    if "resume" in settings:
+        all_asked = ", ".join(asked)
+        raise ConfigError(f"{all_asked} can't change when a run is resumed: it keeps its own settings (but for steps)")
+    require_torch()
+    config = training_config(**settings)  # type: ignore[arg-type]
+    if arguments.config:
+        print(write_config(config))
+    elif arguments.explain:
+        from agent_rl import algorithms
+
+        print(algorithms.explain(config.algorithm))
+    else:
+        print(checked_config(config))
+    return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Check Ray's cluster for a run."""
+    settings = settings_of(arguments)
+    if settings.pop("backend", None) != "verl":
+        raise ConfigError("doctor looks at Ray's cluster: write agent-rl doctor backend=verl, and settings as of train")
+    require_torch()
+    from agent_rl.backends.verl.config.settings import VerlConfig
+    from agent_rl.backends.verl.driver import run as verl_run
+
+    config = load_config("backend/verl", VerlConfig, settings={"start_from": "MODEL", **settings})
+    return verl_run.doctor(config, print)
