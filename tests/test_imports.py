@@ -43,7 +43,8 @@ KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.cli", "agent_
 FLOORS = (
     *("errors", "version", "concurrency", "config", "registries", "seeds"),
     *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "store", "view"),
-    *("configs", "algorithms", "runs", "backends.group_sampling", "backends.embedded", "backends.verl", "backends"),
+    *("configs", "algorithms", "runs"),
+    *("backends.group_sampling", "backends.embedded", "backends.verl", "backends.run", "backends"),
     *("testing", "tools", "envs", "api", "", "cli", "__main__"),
 )
 """The rooms, from the ground up; "" is what `import agent_rl` exports. A room imports from those below it only."""
