@@ -114,7 +114,6 @@ def train(
         CheckpointError: if there is no run to resume, or no model to start from.
         Interrupted: if the run was asked to stop; the message says how to continue.
     """
-    require_torch()
     if resume is None:
         return Run(_start(training_config(env, backend=backend, imports=imports, **settings), progress))
     folder = Path(resume)
@@ -167,9 +166,9 @@ def checked_config(config: TrainConfig | VerlConfig) -> str:
     from agent_rl.backends.embedded.config import TrainConfig
 
     if isinstance(config, TrainConfig):
-        from agent_rl.backends.embedded import run as embedded
+        from agent_rl.backends.embedded.check import check_run
 
-        embedded.check_run(config)
+        check_run(config)
         return OmegaConf.to_yaml(config.model_dump(mode="json", by_alias=True))
     require_verl()
     from agent_rl.backends.verl.driver import run as verl
@@ -288,6 +287,8 @@ def require_verl() -> None:
 def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
     from agent_rl.backends.embedded.config import TrainConfig
 
+    config.load_env()  # a mistake here shows before torch is imported
+    require_torch()
     if isinstance(config, TrainConfig):
         from agent_rl.backends.embedded.run import start_run
 
@@ -299,6 +300,10 @@ def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
 
 
 def _resume(folder: Path, backend: str, steps: int | None, progress: bool) -> Path:
+    from agent_rl.runs.folder import read_config
+
+    read_config(folder, _schema_of(backend)).load_env()  # a mistake here shows before torch is imported
+    require_torch()
     if backend == "embedded":
         from agent_rl.backends.embedded.run import resume_run
 
@@ -322,10 +327,13 @@ def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:
 
 
 def _schema_of(backend: str | None) -> type[TrainConfig] | type[VerlConfig]:
-    from agent_rl.backends.embedded.config import TrainConfig
-    from agent_rl.backends.verl.config.settings import VerlConfig
+    if backend == "verl":
+        from agent_rl.backends.verl.config.settings import VerlConfig
 
-    return VerlConfig if backend == "verl" else TrainConfig
+        return VerlConfig
+    from agent_rl.backends.embedded.config import TrainConfig
+
+    return TrainConfig
 
 
 def _backend_of(folder: Path) -> str:

@@ -14,8 +14,8 @@ from agent_rl.algorithms import (
     Experience,
     WeightedRows,
     collate,
-    explain,
 )
+from agent_rl.algorithms.explain import explain
 from agent_rl.algorithms.advantages.episode import batch_normalised
 from agent_rl.algorithms.aggregation import shares_of_prompts
 from agent_rl.algorithms.batch import Sample

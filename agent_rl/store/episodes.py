@@ -107,7 +107,7 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
 
 def locate_episodes(path: str | os.PathLike[str]) -> Iterator[tuple[int, Episode]]:
     """Return the episodes as `read_episodes` does, each with its place: where `episode_at` finds it, in bytes."""
-    return _located(_existing(path))
+    return _located(require_episodes(path))
 
 
 def episode_at(path: str | os.PathLike[str], place: int) -> Episode:
@@ -117,7 +117,7 @@ def episode_at(path: str | os.PathLike[str], place: int) -> Episode:
         StoreError: if there is no such file, or a line has another schema.
         DamagedEpisodeError: if no whole episode begins there.
     """
-    file = _existing(path)
+    file = require_episodes(path)
     with file.open("rb") as handle:
         handle.seek(place)
         line = handle.readline()
@@ -134,7 +134,7 @@ def find_episode(path: str | os.PathLike[str], episode_id: str) -> Episode:
         StoreError: if no id or more than one fits.
         DamagedEpisodeError: if its line can't be read.
     """
-    file = _existing(path)
+    file = require_episodes(path)
     known: list[str] = []
     fitting: dict[str, tuple[int, bytes]] = {}
     for at, line in _lines(file):
@@ -180,7 +180,12 @@ def _located(file: Path) -> Iterator[tuple[int, Episode]]:
         )
 
 
-def _existing(path: str | os.PathLike[str]) -> Path:
+def require_episodes(path: str | os.PathLike[str]) -> Path:
+    """Return the episode file that a path means, if it is there.
+
+    Raises:
+        StoreError: if it is not.
+    """
     file = episode_file(path)
     if not file.exists():
         raise StoreError(f"there is no episode file {file}; give a .jsonl file or the directory of a run")
