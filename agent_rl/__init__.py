@@ -2,7 +2,8 @@
 
 import typing
 
-from agent_rl.api import Run, evaluate, run, train
+from agent_rl.api import evaluate, load, run, train
+from agent_rl.backends.run import Run
 from agent_rl.core.episode import Episode, EpisodeGroup, Failure, Origin, Outcome, Reward, StopReason
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
@@ -53,7 +54,19 @@ __all__ += ["tool", "Tool", "ToolSpec", "reward", "group_reward"]
 __all__ += ["Message", "ToolCall", "Step", "Task", "JSON", "Episode", "EpisodeGroup", "Origin", "Reward", "Failure"]
 __all__ += ["Outcome", "StopReason", "Trajectory", "Span", "Source", "Fork", "Completion", "FinishReason"]
 # running and training
-__all__ += ["run", "evaluate", "train", "Run", "Evaluation", "Job", "run_jobs", "Policy", "AnyPolicy", "TokenPolicy"]
+__all__ += [
+    "run",
+    "evaluate",
+    "train",
+    "load",
+    "Run",
+    "Evaluation",
+    "Job",
+    "run_jobs",
+    "Policy",
+    "AnyPolicy",
+    "TokenPolicy",
+]
 __all__ += ["SamplingParams", "oracle", "demonstrator", "load_renderer", "train_tokenizer"]
 # stored episodes
 __all__ += ["read_episodes", "EpisodeWriter"]

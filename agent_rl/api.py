@@ -1,33 +1,34 @@
-"""The calls that most people need: `run` some episodes, `evaluate` a policy, `train` one."""
+"""The calls that most people need: `run` some episodes, `evaluate` a policy, `train` or `load` one."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from agent_rl.backends.run import Run, backend_of, schema_of
 from agent_rl.concurrency import outside_loop
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
-from agent_rl.errors import CheckpointError, ConfigError, StoreError, did_you_mean
+from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec, env_ids, load_once, spec
 from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy, sampling_params
+from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
+from agent_rl.rollout.fit import check_policy_fit
 
 if TYPE_CHECKING:
     from agent_rl.backends.embedded.config import TrainConfig
     from agent_rl.backends.verl.config.settings import VerlConfig
-    from agent_rl.runs.metrics import Row
-    from agent_rl.runs.report import Summary
     from agent_rl.runs.stop import Stop
     from agent_rl.view.progress import Progress
 
@@ -75,10 +76,11 @@ def evaluate(
     n: int = 256,
     split: str = "eval",
     seed: int = 0,
+    budget: Budget | None = None,
     env_args: Mapping[str, JSON] | None = None,
 ) -> Evaluation:
     """Run the first `n` tasks of a split once each and summarise them; arguments as of `run`."""
-    return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, None, env_args))
+    return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, budget, env_args))
 
 
 def train(
@@ -125,7 +127,7 @@ def train(
     steps = given.get("steps")
     if not (steps is None or (isinstance(steps, int) and steps >= 0)):
         raise ConfigError(f"steps={steps} must be a whole number")
-    return Run(_resume(folder, backend or _backend_of(folder), steps, progress))
+    return Run(_resume(folder, backend or backend_of(folder), steps, progress))
 
 
 def training_config(
@@ -152,7 +154,7 @@ def training_config(
             f"episodes={given['episodes']}: learning from stored episodes is the embedded backend's; on verl, "
             "algorithm=dpo learns from pairs of its own rollouts: leave out episodes, or backend=verl"
         )
-    return load_config(f"backend/{backend or 'embedded'}", _schema_of(backend), settings=given)
+    return load_config(f"backend/{backend or 'embedded'}", schema_of(backend), settings=given)
 
 
 def checked_config(config: TrainConfig | VerlConfig) -> str:
@@ -176,88 +178,34 @@ def checked_config(config: TrainConfig | VerlConfig) -> str:
     return verl.dry_run(config)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A training run, as its folder holds it."""
+def load(
+    folder: str | Path, temperature: float = 1.0, *, max_tokens: int | None = None, context: int | None = None
+) -> TokenPolicy:
+    """Return the model of a run, a checkpoint or any folder in Hugging Face's format as a policy, on the CPU.
 
-    folder: Path
+    Example::
 
-    @property
-    def config(self) -> TrainConfig | VerlConfig:
-        """The settings that it was started with.
+        episodes = ar.run("calculator-v0", ar.load("runs/latest"), n=4)
 
-        Raises:
-            CheckpointError: if the folder is no run.
-        """
-        from agent_rl.runs.folder import read_config
+    Args:
+        folder: a run's folder, its checkpoint's, or a model's.
+        temperature: 0 is greedy.
+        max_tokens: of one reply; None for the run's or the model's own limit.
+        context: the longest sequence, in tokens; None for the run's, otherwise 1024.
 
-        return read_config(self.folder, _schema_of(_backend_of(self.folder)))
+    Raises:
+        ConfigError: if torch or transformers are missing.
+        CheckpointError: if the folder holds no model.
+    """
+    require_torch()
+    folder = Path(folder)
+    run = folder.parent if folder.name == "checkpoint" else folder
+    if (run / "config.yaml").exists():
+        return Run(run).policy(temperature, max_tokens=max_tokens, context=context)
+    from agent_rl.backends.embedded.actor import load_actor
 
-    @property
-    def metrics(self) -> list[Row]:
-        """The rows of metrics.jsonl: of every step and evaluation."""
-        from agent_rl.runs.metrics import read_metrics
-
-        return read_metrics(self.folder / "metrics.jsonl")
-
-    @property
-    def summary(self) -> Summary:
-        """Success before and after, with intervals.
-
-        Raises:
-            StoreError: if the run has not ended yet.
-        """
-        file = self.folder / "summary.json"
-        if not file.exists():
-            raise StoreError(f"{self.folder} has no summary.json: its run did not end")
-        summary: Summary = json.loads(file.read_text(encoding="utf-8"))
-        return summary
-
-    @property
-    def checkpoint(self) -> Path:
-        """The folder of the trained model, in Hugging Face's format.
-
-        Raises:
-            CheckpointError: if there is none.
-        """
-        if _backend_of(self.folder) == "embedded":
-            from agent_rl.backends.embedded.checkpoint import find_checkpoint
-
-            return find_checkpoint(self.folder / "checkpoint")
-        from agent_rl.backends.verl.driver.resume import last_checkpoint
-
-        step = last_checkpoint(self.folder / "checkpoints")
-        model = self.folder / "checkpoints" / f"global_step_{step}" / "actor" / "huggingface"
-        if not model.exists():
-            raise CheckpointError(f"no checkpoint in '{self.folder}': the run stopped before its first one")
-        return model
-
-    def episodes(self) -> Iterator[Episode]:
-        """Read the stored episodes, of training and evaluation, in their order."""
-        from agent_rl.store.episodes import read_episodes
-
-        return read_episodes(self.folder / "episodes.jsonl")
-
-    def policy(self, temperature: float = 1.0, *, max_tokens: int | None = None) -> TokenPolicy:
-        """Return the trained model as a policy that the embedded engine samples, on the CPU.
-
-        Args:
-            temperature: 0 is greedy.
-            max_tokens: of one reply; None for the run's own limit.
-
-        Raises:
-            CheckpointError: if there is no checkpoint.
-        """
-        from agent_rl.backends.embedded.actor import load_actor
-        from agent_rl.backends.embedded.config import TrainConfig
-
-        config, interrupt = self.config, None
-        if isinstance(config, TrainConfig):
-            context, interrupt = config.context(config.load_env().budget.tokens), config.rollout.interrupt
-        else:
-            context = config.rollout.context
-        actor = load_actor(self.checkpoint, context=context)
-        return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), interrupt)
+    actor = load_actor(folder, context=context or UNBOUNDED_CONTEXT)
+    return actor.policy(actor.params(temperature, max_tokens))
 
 
 def require_torch() -> None:
@@ -268,7 +216,7 @@ def require_torch() -> None:
     """
     for name in ("torch", "transformers"):
         if find_spec(name) is None:
-            raise ConfigError(f"this needs {name}: pip install 'agent-rl[train]'")
+            raise ConfigError(f"this needs {name}: pip install -e '.[train]' in the checkout, or make setup")
 
 
 def require_verl() -> None:
@@ -280,7 +228,7 @@ def require_verl() -> None:
     if find_spec("verl") is None:
         raise ConfigError(
             "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
-            "pip install 'agent-rl[verl]' for one with"
+            "pip install -e '.[verl]' for one with"
         )
 
 
@@ -302,7 +250,7 @@ def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
 def _resume(folder: Path, backend: str, steps: int | None, progress: bool) -> Path:
     from agent_rl.runs.folder import read_config
 
-    read_config(folder, _schema_of(backend)).load_env()  # a mistake here shows before torch is imported
+    read_config(folder, schema_of(backend)).load_env()  # a mistake here shows before torch is imported
     require_torch()
     if backend == "embedded":
         from agent_rl.backends.embedded.run import resume_run
@@ -324,20 +272,6 @@ def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:
     with Progress(Console(quiet=not progress)) as shown:
         stop = Stop(shown.say)
         return outside_loop(lambda: work(shown, stop), stop.interrupt)
-
-
-def _schema_of(backend: str | None) -> type[TrainConfig] | type[VerlConfig]:
-    if backend == "verl":
-        from agent_rl.backends.verl.config.settings import VerlConfig
-
-        return VerlConfig
-    from agent_rl.backends.embedded.config import TrainConfig
-
-    return TrainConfig
-
-
-def _backend_of(folder: Path) -> str:
-    return "verl" if (folder / "verl.yaml").exists() else "embedded"
 
 
 def _id_of(env: str | type[Env]) -> str:
@@ -363,6 +297,8 @@ def _run(
     env_spec = spec(_id_of(env))
     jobs = split_jobs(env_spec, n, samples, seed, origin=origin, budget=budget, env_args=env_args)
     with _opened(policy, replace(env_spec, budget=budget or env_spec.budget)) as player:
+        if warning := check_policy_fit(jobs, player):
+            warnings.warn(warning, RuntimeWarning, stacklevel=3)
         if origin.purpose == "eval":
             return outside_loop(lambda: asyncio.run(run_jobs(jobs, player, concurrency=concurrency)))
         groups = outside_loop(lambda: asyncio.run(run_groups(jobs, player, concurrency=concurrency)))

@@ -77,8 +77,11 @@ def _compose(name: str, presets: Mapping[str, str]) -> DictConfig:
     from omegaconf import DictConfig, OmegaConf
 
     base = DictConfig(OmegaConf.create(_read(name)))
+    defaults = base.pop("defaults", ["_self_"])
+    if foreign := [group for group in presets if not any(f"/{group}" in entry for entry in defaults)]:
+        raise ConfigError(f"no setting '{foreign[0]}'.{_hint(foreign[0], {})} --config lists them.")
     composed = DictConfig({})
-    for entry in base.pop("defaults", ["_self_"]):
+    for entry in defaults:
         if entry == "_self_":
             composed.merge_with(base)
             continue

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import signal
+import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -68,6 +70,46 @@ def test_run_policy_and_checkpoint_play(folder: Path) -> None:
     assert all(t.loss_mask.sum() <= 24 * e.turns for e in greedy for t in e.trajectories)  # the run's max_tokens
     assert ar.evaluate("calculator-v0", trained.checkpoint, n=3, split="dev").success.n == 3
     assert ar.evaluate("calculator-v0", str(trained.checkpoint), n=3, split="dev").success.n == 3
+
+
+def test_load_plays_as_the_run_does(folder: Path) -> None:
+    expected = [e.messages for e in ar.run("calculator-v0", ar.Run(folder).policy(temperature=0), n=2)]
+    for path in (folder, str(folder), folder / "checkpoint"):
+        policy = ar.load(path, temperature=0)
+        assert policy.params.max_tokens == 24  # the run's own
+        assert [e.messages for e in ar.run("calculator-v0", policy, n=2)] == expected
+
+
+def test_load_takes_any_model_folder(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(folder / "checkpoint")
+    policy = ar.load(tmp_path / "model", temperature=0, max_tokens=5)
+    assert policy.params.max_tokens == 5 and ar.run("calculator-v0", policy, n=1)[0].trajectories
+    with pytest.raises(ar.CheckpointError, match="no model in"):
+        ar.load(tmp_path)
+
+
+def test_metrics_are_plain_rows_and_series(folder: Path) -> None:
+    metrics = ar.Run(str(folder)).metrics
+    assert all(type(row) is dict for row in metrics)
+    assert [step for step, _ in metrics.series("rollout/success")] == [1, 2, 3, 4]
+    assert {type(value) for _, value in metrics.series("rollout/success")} == {float}
+
+
+def test_metrics_go_to_pandas(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = ModuleType("pandas")
+    pandas.DataFrame = lambda rows: ("frame", rows)  # type: ignore[attr-defined]
+    metrics = ar.Run(folder).metrics
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    assert metrics.to_pandas() == ("frame", metrics)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ar.ConfigError, match="pip install pandas"):
+        metrics.to_pandas()
+
+
+def test_stored_episodes_are_iterable_by_folder_or_file(folder: Path) -> None:
+    ids = [e.id for e in ar.Run(folder).episodes()]
+    assert ids == [e.id for e in ar.read_episodes(str(folder))]
+    assert ids == [e.id for e in ar.read_episodes(folder / "episodes.jsonl")]
 
 
 @pytest.mark.parametrize(

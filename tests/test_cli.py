@@ -1,7 +1,6 @@
 """The command line, called as a shell would."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import yaml
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.cli import main
 from agent_rl.config import choices, load_config
-from agent_rl.store.episodes import EpisodeWriter, read_episodes
-from tests.doubles import example_episode
+from agent_rl.store.episodes import read_episodes
 
 
 def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -48,7 +46,7 @@ def test_rollout_stores_episodes_for_view(capsys: pytest.CaptureFixture[str], tm
     status, out, _ = call(capsys, "view", str(file), episodes[4].id[:12])
     assert status == 0 and episodes[4].id[:12] in out and "capital" in out
     status, out, _ = call(capsys, "view", str(file), "--limit", "2")
-    assert status == 0 and "2 of 6 episodes" in out
+    assert status == 0 and "1 to 2 of 6 episodes" in out
 
 
 def test_rollout_says_why_episodes_failed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -69,15 +67,6 @@ def test_rollout_says_why_episodes_failed(capsys: pytest.CaptureFixture[str], tm
     why = "3 failed\n2 failed: SandboxError: no engine; see the doctor\n1 failed: SandboxError: no key\n4 episodes in"
     assert status == 0 and why in out
     assert "0 failed\n1 episodes in" in call(capsys, "rollout", "n=1", f"out={tmp_path}/other.jsonl")[1]
-
-
-def test_view_marks_sampled_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path / "episodes.jsonl") as writer:
-        writer.write(example_episode())
-    plain = call(capsys, "view", str(tmp_path))[1]
-    tokens = call(capsys, "view", str(tmp_path), "--tokens")[1]
-    assert "49" in plain and "⟦" not in plain
-    assert re.search(r"⟦.*1[0-3].*⟧", tokens)
 
 
 def test_rollout_stores_readable_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

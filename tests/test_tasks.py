@@ -96,7 +96,7 @@ def test_task_source_names_a_missing_file(tmp_path):
         (lambda: TaskSource({}), "no splits"),
         (lambda: TaskSource(numbers, splits=()), "no splits"),
         (lambda: TaskSource({"train": TASKS}, splits=("train",)), "splits="),
-        (lambda: TaskSource(TASKS), "neither a mapping of splits nor a function"),
+        (lambda: TaskSource(3), "tasks=3 are no tasks: give rows, a file, a mapping of splits, or a function"),
         (lambda: TaskSource({"train": []}).size("train"), "'train' has no tasks"),
         (lambda: TaskSource({"train": [{}, 3]}).size("train"), "task 1 of split 'train' is 3"),
         (lambda: TaskSource({"train": TASKS}).size("train") and TaskStream(TaskSource(), "train", -1), "seed=-1"),

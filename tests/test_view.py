@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_rl.core.episode import Episode, Failure, Outcome, StepRecord, StopReason
+from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Fork, Source, Span, Trajectory
 from agent_rl.rollout import Rate
@@ -138,18 +138,54 @@ def test_token_view_names_the_fork() -> None:
 def test_table_has_a_line_per_episode() -> None:
     lines = table(example_episode("a"), example_episode("b", outcome=Outcome.FAILED, stop_reason=StopReason.ERROR))
     assert len(lines) == 3
-    assert lines[0].split() == ["#", "id", "group", "reward", "stop", "turns", "calls", "errors", "question"]
-    assert lines[1].split()[:8] == ["0", "a", "g0", "0.4583", "done", "2", "1", "1"]
+    assert lines[0].split() == ["id", "reward", "stop", "turns", "calls", "errors", "question"]
+    assert lines[1].split()[:6] == ["a", "0.4583", "done", "2", "1", "1"]
     assert lines[1].rstrip().endswith("What does the café's red chair cost? 日本")
-    assert lines[2].split()[:5] == ["1", "b", "g0", "failed", "error"]
+    assert lines[2].split()[:3] == ["b", "failed", "error"]
 
 
-def test_narrow_table_cuts_words_only() -> None:
-    lines = table(example_episode("a-rather-long-id-of-an-episode"), width=72)
-    assert max(map(len, lines)) <= 72 and len(lines) == 2
-    assert lines[0].split()[3:8] == ["reward", "stop", "turns", "calls", "errors"]
-    assert lines[1].split()[3:8] == ["0.4583", "done", "2", "1", "1"]
+def test_narrow_table_cuts_the_question_only() -> None:
+    lines = table(example_episode("test-00000-low-temperature-0000"), width=80)
+    assert max(map(len, lines)) <= 80 and len(lines) == 2
+    assert lines[0].split() == ["id", "reward", "stop", "turns", "calls", "errors", "question"]
+    assert lines[1].split()[:6] == ["test-00000-low-temperature-0000", "0.4583", "done", "2", "1", "1"]
     assert lines[1].rstrip().endswith("…")
+
+
+def test_narrow_table_keeps_every_letter_of_an_id() -> None:
+    name = "".join(f"{n:03d}" for n in range(40))
+    lines = table(example_episode(name), width=60)
+    assert "".join(line.split()[0] for line in lines[1:]) == name
+
+
+def test_table_colours_success_only() -> None:
+    out = io.StringIO()
+    wrong = example_episode(rewards=(Reward("correct", 0.0), Reward("format", 0.1)))
+    right = example_episode(rewards=(Reward("correct", 1.0), Reward("long", -0.9)))
+    print_table([wrong, right], Console(file=out, width=100, force_terminal=True, color_system="standard"))
+    assert "\x1b[1m   0.1" in out.getvalue() and "\x1b[1;32m   0.1" in out.getvalue()
+
+
+def test_episode_view_folds_a_huge_observation() -> None:
+    huge = "first\n" + "\x00 line\n" * 1_300_000 + "last"
+    episode = example_episode(messages=(Message("user", huge), Message("assistant", "ok")), task={"q": huge[:20_000]})
+    text = shown(episode)
+    assert len(text) < 20_000 and text.count("\n") < 200
+    assert "[... folded: 9.1 MB, 1,300,002 lines in all; agent-rl view --full shows them ...]" in text
+    assert re.search("  first *\n", text) and re.search("  last *\n", text)
+
+
+def test_episode_view_shows_a_long_text_in_full_if_asked() -> None:
+    episode = example_episode(messages=(Message("user", "line\n" * 500), Message("assistant", "ok")))
+    assert shown(episode, full=True).count("  line\n") == 500
+    assert shown(episode).count("  line\n") < 200
+
+
+def test_token_view_folds_long_spans() -> None:
+    trajectory = Trajectory.restore([7] * 5000, [Span(0, 5000, Source.PROMPT, 0)], [])
+    text = shown(example_episode(trajectories=(trajectory,)), tokens=True)
+    assert text.count("7") < 1100 and "folded: 4,000 tokens more" in text
+    assert "folded" not in shown(example_episode(trajectories=(trajectory,)), tokens=True, full=True)
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------

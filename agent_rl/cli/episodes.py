@@ -1,11 +1,8 @@
-"""`agent-rl rollout | view`: run episodes, and read them."""
+"""`agent-rl rollout`: run episodes."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from itertools import islice
-from pathlib import Path
 
 from rich.console import Console
 
@@ -15,9 +12,8 @@ from agent_rl.errors import ConfigError
 from agent_rl.rollout import summarise
 from agent_rl.runs.rollout import RolloutSettings, resume_rollout, start_rollout
 from agent_rl.runs.stop import Interrupted
-from agent_rl.store.episodes import episode_file, find_episode, read_episodes
 from agent_rl.view.progress import Progress
-from agent_rl.view.text import failure_lines, print_episode, print_table
+from agent_rl.view.text import failure_lines, print_table
 
 ROLLOUT_EXAMPLES = """
 policies: oracle, demonstrator, vllm, a checkpoint's folder, or your own (@ar.register_policy)
@@ -36,13 +32,6 @@ examples:
   agent-rl rollout policy=vllm policy.model=Qwen/Qwen3-4B max_tokens=1024 policy.context=8192
   agent-rl rollout policy=vllm policy.url=http://localhost:8000
   agent-rl rollout resume=runs/20261122-101500-rollout         continue one that was interrupted"""
-
-VIEW_HELP = """\
-Read stored episodes.
-
-examples:
-  agent-rl view runs/latest                                    a table, and the first episode
-  agent-rl view runs/latest test-00100-sampled-0000 --tokens   one episode, with the tokens that were sampled"""
 
 
 def rollout_help() -> str:
@@ -69,39 +58,5 @@ def rollout(arguments: argparse.Namespace) -> int:
     result = summarise(episodes)
     print(f"{episodes[0].env}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
-    print(f"{len(episodes)} episodes in {file}; read one: agent-rl view {file} {episodes[0].id[:12]}")
+    print(f"{len(episodes)} episodes in {file}; read one: agent-rl view {file} {episodes[0].id}")
     return 0
-
-
-def view(arguments: argparse.Namespace) -> int:
-    """Print stored episodes."""
-    console, file = Console(), episode_file(arguments.file)
-    decode = _decoder(file.parent) if arguments.tokens else None
-    if arguments.id is not None:
-        print_episode(find_episode(file, arguments.id), console, tokens=arguments.tokens, decode=decode)
-        return 0
-    stored = read_episodes(file)
-    first = list(islice(stored, max(1, arguments.limit)))
-    count = len(first) + sum(1 for _ in stored)
-    if not first:
-        raise ConfigError(f"{file} has no episodes yet")
-    if count > 1:
-        print_table(first, console)
-        console.print(
-            f"{len(first)} of {count} episodes; another: agent-rl view {arguments.file} ID\n", highlight=False
-        )
-    print_episode(first[0], console, tokens=arguments.tokens, decode=decode)
-    return 0
-
-
-def _decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:
-    """Return the decoder of the tokenizer that a run left beside its episodes, if there is one."""
-    file = folder / "checkpoint" / "tokenizer.json"
-    if not file.exists():
-        return None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        return None
-    tokenizer = Tokenizer.from_file(str(file))
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from agent_rl.cli import episodes, listing, training
+from agent_rl.cli import episodes, listing, training, view
 from agent_rl.cli import sandbox as sandbox_commands
 from agent_rl.errors import AgentRLError
 from agent_rl.gym.registry import load_once
@@ -34,7 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for file in getattr(arguments, "imports", None) or []:
             load_once(str(Path(file).resolve()))
-        return command(arguments)
+        status = command(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as of `agent-rl view FOLDER | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 1
     except AgentRLError as error:
         print(f"agent-rl: {error}", file=sys.stderr)
         return 1
@@ -80,12 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     about = "say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
     add("doctor", training.doctor, about, settings="settings, as of train")
     add("algorithms", listing.list_algorithms, "list the algorithms and the parts that they are made of, with formulas")
-    view = commands.add_parser("view", help="read stored episodes", description=episodes.VIEW_HELP, formatter_class=raw)
-    view.add_argument("file", help="an episodes.jsonl, or a run's folder")
-    view.add_argument("id", nargs="?", help="an episode's id, or the beginning of one")
-    view.add_argument("--tokens", action="store_true", help="show which tokens were sampled")
-    view.add_argument("--limit", type=int, default=20, help="rows of the table")
-    view.set_defaults(command=episodes.view)
+    reading = commands.add_parser("view", help="read stored episodes", description=view.HELP, formatter_class=raw)
+    view.add_arguments(reading)
+    reading.set_defaults(command=view.view)
     sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
     actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
     sandboxes = actions.add_parser(

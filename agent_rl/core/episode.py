@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
+from agent_rl.core.display import Displayed
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.trajectory import Trajectory
 
@@ -94,7 +95,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class Episode(Displayed):
     """Everything that happened; one line of the episode file."""
 
     id: str
@@ -167,7 +168,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeGroup:
+class EpisodeGroup(Displayed):
     """Samples of one task: the episodes that algorithms compare with each other."""
 
     id: str

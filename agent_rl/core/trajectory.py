@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from agent_rl.core.display import Displayed
 from agent_rl.errors import TrajectoryError
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
@@ -105,7 +106,7 @@ class _Prefix(Sequence[int]):
         return self._ids[at] if isinstance(at, int) else [self._ids[i] for i in at]
 
 
-class Trajectory:
+class Trajectory(Displayed):
     """Token ids that were given to an engine and given back by it, in order, never rewritten.
 
     The loss mask is derived from the spans, so it can't drift from them. Nothing removes or changes a token; a prefix

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError, DefinitionError, UnknownEnvError, did_you_mean
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
+from agent_rl.gym.task_files import TaskRows
 from agent_rl.gym.tasks import TaskFunction, TaskSource
 from agent_rl.registries import Registry, file_of
 
@@ -84,7 +84,7 @@ class EnvSpec:
 def register(
     id: str,
     *,
-    tasks: Mapping[str, str | Path | Sequence[Task]] | TaskFunction | None = None,
+    tasks: Mapping[str, TaskRows] | TaskRows | TaskFunction | None = None,
     budget: Budget = _DEFAULT_BUDGET,
     splits: Sequence[str] | None = None,
     nondeterministic: bool = False,
@@ -93,7 +93,8 @@ def register(
 
     Args:
         id: such as "shop-v0" or "me/shop-v0". Raise the version when scores stop being comparable.
-        tasks: the tasks of each split, as a .jsonl file (relative to the file of the class) or in place; or a
+        tasks: the rows of each split, or of "train": a .jsonl, .json, .csv or .parquet file or a saved data set's
+            folder (relative to the file of the class), or an iterable of dicts, such as a Hugging Face `Dataset`; or a
             function `(split, index) -> Task` that makes any number of them; or None, for environments that draw all
             they need from `rng`.
         budget: what an episode may use unless the caller says otherwise.

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.gym.task_files import TaskRows, read_rows, rows_by_split
 from agent_rl.seeds import Stream, rng
 
 TaskFunction: TypeAlias = Callable[[str, int], Task]
@@ -30,7 +31,7 @@ class TaskSource:
 
     def __init__(
         self,
-        tasks: Mapping[str, str | Path | Sequence[Task]] | TaskFunction | None = None,
+        tasks: Mapping[str, TaskRows] | TaskRows | TaskFunction | None = None,
         *,
         splits: Sequence[str] | None = None,
         base: Path | None = None,
@@ -38,8 +39,9 @@ class TaskSource:
         """Store where the tasks are; files are read at first use.
 
         Args:
-            tasks: a .jsonl file or the tasks themselves for each split; or a function that makes them; or None, for
-                tasks that are only numbered: `{"split": "train", "index": 0}`.
+            tasks: the rows of each split, or of "train": a file (.jsonl, .json, .csv, .parquet), a saved data set's
+                folder, or an iterable of dicts; or a function that makes them; or None, for tasks that are only
+                numbered: `{"split": "train", "index": 0}`.
             splits: the names of a function's splits; "train" and "eval" if left out.
             base: the folder that relative files start from; the working directory if left out.
 
@@ -47,19 +49,17 @@ class TaskSource:
             ConfigError: if there are no splits or no tasks, or `splits` is given beside a mapping.
         """
         self._function: TaskFunction | None = None
-        self._given: Mapping[str, str | Path | Sequence[Task]] = {}
+        self._given: Mapping[str, TaskRows] = {}
         self._loaded: dict[str, Sequence[Task]] = {}
         self._base = base or Path.cwd()
-        if isinstance(tasks, Mapping):
-            if splits is not None:
-                raise ConfigError(f"splits={list(splits)!r} names a task function's splits; these tasks name their own")
-            self._given = tasks
-            self.splits = tuple(tasks)
-        else:
-            if tasks is not None and not callable(tasks):
-                raise ConfigError(f"tasks={tasks!r} is neither a mapping of splits nor a function (split, index)")
+        if tasks is None or callable(tasks):
             self._function = _numbered if tasks is None else tasks
             self.splits = DEFAULT_SPLITS if splits is None else tuple(splits)
+        else:
+            if splits is not None:
+                raise ConfigError(f"splits={list(splits)!r} names a task function's splits; these tasks name their own")
+            self._given = rows_by_split(tasks, self._base)
+            self.splits = tuple(self._given)
         if not self.splits:
             raise ConfigError("there are no splits; name at least one, such as 'train'")
 
@@ -105,11 +105,7 @@ class TaskSource:
 
     def _tasks(self, split: str) -> Sequence[Task]:
         if split not in self._loaded:
-            given = self._given[split]
-            if isinstance(given, str | Path):
-                self._loaded[split] = _read_jsonl(self._base / given)
-            else:
-                self._loaded[split] = _checked(given, split)
+            self._loaded[split] = read_rows(self._given[split], split, self._base)
         return self._loaded[split]
 
 
@@ -181,41 +177,6 @@ def episode_seed(run_seed: int, task: Task, sample: int) -> int:
 
 def _numbered(split: str, index: int) -> Task:
     return {"split": split, "index": index}
-
-
-def _checked(tasks: Sequence[Task], split: str) -> Sequence[Task]:
-    if not tasks:
-        raise ConfigError(f"split '{split}' has no tasks; leave it out or give it some")
-    for index, task in enumerate(tasks):
-        if not isinstance(task, Mapping):
-            raise ConfigError(f"task {index} of split '{split}' is {task!r}, not a dict")
-    return tasks
-
-
-def _read_jsonl(file: Path) -> list[Task]:
-    """Return the objects of a .jsonl file; blank lines don't count."""
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"the task file {file} can't be read: {error.strerror}") from error
-    tasks = [_parse_line(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
-    if not tasks:
-        raise ConfigError(f"the task file {file} is empty; write one JSON object a line")
-    return tasks
-
-
-def _parse_line(line: bytes, where: str) -> Task:
-    try:
-        task = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from error
-    if not isinstance(task, dict):
-        raise ConfigError(f"{where}: a {type(task).__name__}, not a JSON object: {line[:80].decode()}")
-    return task
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 def _plain(value: object) -> object:

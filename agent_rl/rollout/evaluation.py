@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from agent_rl.core.display import Displayed
 from agent_rl.core.episode import Episode, Outcome
 from agent_rl.policy.interruption import interruptions
 
@@ -38,7 +39,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Displayed):
     """What a set of episodes says about a policy. Failed episodes count as neither success nor failure."""
 
     success: Rate

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from agent_rl.core.messages import JSON
+from agent_rl.errors import ConfigError
 from agent_rl.runs.folder import METRICS
 from agent_rl.store.tail import heal
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch.utils.tensorboard import SummaryWriter
 
 T = TypeVar("T")
@@ -24,15 +26,40 @@ KEY = ("kind", "step", "split", "sampling")
 """The fields that tell one row from another."""
 
 
-def read_metrics(path: Path) -> list[Row]:
+class Metrics(list[Row]):
+    """Rows of metrics, each a plain dict."""
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """Return a metric as (step, value), without the rows that lack it."""
+        return [(int(str(row["step"])), float(str(row[name]))) for row in self if row.get(name) is not None]
+
+    def _repr_html_(self) -> str:
+        from agent_rl.view.notebook import show_rows
+
+        return show_rows(self)
+
+    def to_pandas(self) -> DataFrame:
+        """Return the rows as a `pandas.DataFrame`.
+
+        Raises:
+            ConfigError: if pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise ConfigError("to_pandas needs pandas: pip install pandas") from error
+        return DataFrame(list(self))
+
+
+def read_metrics(path: Path) -> Metrics:
     """Return the rows of a metrics file; without a torn last line, as a kill leaves.
 
     Runs on verl once wrote `{"step": ..., "data": {...}}`; such a line is read as a row of its kind.
     """
     if not path.exists():
-        return []
+        return Metrics()
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [row for line in lines if line for row in _rows(json.loads(line))]
+    return Metrics(row for line in lines if line for row in _rows(json.loads(line)))
 
 
 def rewind_metrics(path: Path, step: int) -> None:

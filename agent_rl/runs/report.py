@@ -14,7 +14,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.rollout import Rate
 from agent_rl.runs.config import RunConfig
 from agent_rl.runs.folder import EPISODES, METRICS, REPORT, SUMMARY
-from agent_rl.runs.metrics import Row, read_metrics
+from agent_rl.runs.metrics import Metrics, Row, read_metrics
 from agent_rl.store.episodes import read_episodes
 from agent_rl.version import __version__
 from agent_rl.view.curve import learning_curve_svg
@@ -83,7 +83,7 @@ def write_reports(
         folder / REPORT,
         title=f"{config.env}, {config.algorithm.name}, seed {config.seed}",
         summary=large | {"seconds": f"{wall_s:.0f}"},
-        curve_svg=_curve(rows),
+        curve_svg=learning_curve(rows),
         facts=_facts(config, summary, facts),
         comparisons=[Comparison(SAMPLINGS[name][1], *both) for name, both in rates.items()],
         before=before,
@@ -95,11 +95,9 @@ def _rate(row: Row) -> Rate:
     return Rate(int(str(row["successes"])), int(str(row["n"])))
 
 
-def _curve(rows: list[Row]) -> str:
-    # a step on stored episodes has no rollouts
-    train = [
-        (int(str(r["step"])), float(str(r["rollout/success"]))) for r in rows if r.get("rollout/success") is not None
-    ]
+def learning_curve(rows: Metrics) -> str:
+    """Return a run's success over its steps as an SVG, as its report shows it."""
+    train = rows.series("rollout/success")  # a step on stored episodes has no rollouts
     evals = dict[int, Rate]()  # of an embedded run: the reported split before and after, the dev split in between
     for row in rows:
         if row["kind"] == "eval" and row["sampling"] != "low-temperature":

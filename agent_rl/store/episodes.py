@@ -107,7 +107,8 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
 
 def locate_episodes(path: str | os.PathLike[str]) -> Iterator[tuple[int, Episode]]:
     """Return the episodes as `read_episodes` does, each with its place: where `episode_at` finds it, in bytes."""
-    return _located(require_episodes(path))
+    file = existing_file(path)
+    return ((place, parse_line(file, at, line)) for at, place, line in unique_lines(file))
 
 
 def episode_at(path: str | os.PathLike[str], place: int) -> Episode:
@@ -117,7 +118,7 @@ def episode_at(path: str | os.PathLike[str], place: int) -> Episode:
         StoreError: if there is no such file, or a line has another schema.
         DamagedEpisodeError: if no whole episode begins there.
     """
-    file = require_episodes(path)
+    file = existing_file(path)
     with file.open("rb") as handle:
         handle.seek(place)
         line = handle.readline()
@@ -134,17 +135,19 @@ def find_episode(path: str | os.PathLike[str], episode_id: str) -> Episode:
         StoreError: if no id or more than one fits.
         DamagedEpisodeError: if its line can't be read.
     """
-    file = require_episodes(path)
+    file = existing_file(path)
     known: list[str] = []
-    fitting: dict[str, tuple[int, bytes]] = {}
+    fitting: dict[str, int] = {}
+    end = 0
     for at, line in _lines(file):
+        start, end = end, end + len(line)
         known.append(found := _line_id(file, at, line))
         if found == episode_id:
-            return _parse(file, at, line)
+            return parse_line(file, at, line)
         if found.startswith(episode_id):
-            fitting.setdefault(found, (at, line))
+            fitting.setdefault(found, start)
     if len(fitting) == 1:
-        return _parse(file, *next(iter(fitting.values())))
+        return episode_at(file, *fitting.values())
     if fitting:
         raise StoreError(f"{len(fitting)} episodes of {file} begin with {episode_id!r}: {_some(list(fitting))}")
     hint = did_you_mean(episode_id, known) or f" It has {_some(known)}." if known else " It has no episodes."
@@ -160,18 +163,18 @@ def episode_ids(path: str | os.PathLike[str]) -> set[str]:
     return {_line_id(file, at, line) for at, line in _lines(file)} if file.exists() else set()
 
 
-def _located(file: Path) -> Iterator[tuple[int, Episode]]:
+def unique_lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Yield every whole line but those that repeat an id, each with its number, from 1, and its place in bytes."""
     seen: set[str] = set()
     repeated: list[int] = []
-    start = end = 0
+    end = 0
     for at, line in _lines(file):
         start, end = end, end + len(line)
-        episode = _parse(file, at, line)
-        if episode.id in seen:
+        if (found := _line_id(file, at, line)) in seen:
             repeated.append(at)
             continue
-        seen.add(episode.id)
-        yield start, episode
+        seen.add(found)
+        yield at, start, line
     if repeated:
         lines = ", ".join(map(str, islice(repeated, 5))) + (", ..." if len(repeated) > 5 else "")
         warnings.warn(
@@ -180,11 +183,11 @@ def _located(file: Path) -> Iterator[tuple[int, Episode]]:
         )
 
 
-def require_episodes(path: str | os.PathLike[str]) -> Path:
-    """Return the episode file that a path means, if it is there.
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """Return the episode file that a path means.
 
     Raises:
-        StoreError: if it is not.
+        StoreError: if it is not there.
     """
     file = episode_file(path)
     if not file.exists():
@@ -200,7 +203,8 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
                 yield at, line
 
 
-def _parse(file: Path, at: int, line: bytes) -> Episode:
+def parse_line(file: Path, at: int, line: bytes) -> Episode:
+    """Return the episode of a line, as `load_line` does; its errors name the file and the line's number."""
     try:
         return load_line(line)
     except DamagedEpisodeError as error:
@@ -214,7 +218,7 @@ def _parse(file: Path, at: int, line: bytes) -> Episode:
 def _line_id(file: Path, at: int, line: bytes) -> str:
     match = _ID.match(line)
     if match is None:
-        return _parse(file, at, line).id
+        return parse_line(file, at, line).id
     try:
         return match[1].decode()
     except UnicodeDecodeError as error:

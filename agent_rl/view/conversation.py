@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message
 
+FOLD = 4000
+"""The characters of a text that are shown before it is folded."""
+FOLD_LINES = 100
+"""The lines of a text that are shown before it is folded."""
+
 # Format characters (Cf) that real writing needs: the joiners of Indic scripts and emoji, the soft hyphen.
 _HARMLESS = frozenset("\u200c\u200d\u00ad")
 
@@ -50,10 +55,22 @@ def clean(text: str) -> str:
     return text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
 
 
+def folded(text: str) -> str:
+    """Return a text that is too long to read as its beginning, its size, and its end."""
+    lines = text.count("\n") + 1
+    if len(text) <= FOLD and lines <= FOLD_LINES:
+        return text
+    head = "\n".join(text[: FOLD * 3 // 4].split("\n", FOLD_LINES)[: FOLD_LINES * 3 // 4])
+    tail = "\n".join(text[-FOLD // 4 :].rsplit("\n", FOLD_LINES)[-FOLD_LINES // 4 :])
+    count = len(text.encode(errors="surrogatepass"))
+    size = f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+    return f"{head}\n[... folded: {size}, {lines:,} lines in all; agent-rl view --full shows them ...]\n{tail}"
+
+
 def opening_question(episode: Episode) -> str:
-    """Return the first user message on one line (not cleaned), or an empty string."""
+    """Return the beginning of the first user message on one line (not cleaned), or an empty string."""
     asked = next((m.content for m in episode.messages if m.role == "user"), "")
-    return " ".join(asked.split())
+    return " ".join(asked[:FOLD].split())
 
 
 def call_arguments(arguments: Mapping[str, object]) -> str:

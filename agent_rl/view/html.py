@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -75,7 +75,7 @@ def write_report(
     """
     if not curve_svg.startswith("<svg"):
         raise ValueError(f"curve_svg must be an <svg> element without an XML header, not {curve_svg[:40]!r}")
-    template, pairs = _templates().get_template("report.html.j2"), pair_by_task(before, after)
+    template, pairs = templates().get_template("report.html.j2"), pair_by_task(before, after)
     page = {"title": title, "summary": summary, "facts": facts, "comparisons": comparisons, "pairs": pairs}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,18 +96,18 @@ def pair_by_task(before: Sequence[Episode], after: Sequence[Episode]) -> list[Pa
     ]
 
 
-def _templates() -> Environment:
-    loader, strict = FileSystemLoader(Path(__file__).parent), StrictUndefined
-    found = Environment(
-        loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
+def templates(finalize: Callable[[object], object] | None = None) -> Environment:
+    """Return the environment of the pages' templates; `finalize` is for each printed value, before it is escaped."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found.finalize = finalize or visible
     found.filters |= {"percent": lambda rate: f"{100 * rate:.1f}%", "arguments": call_arguments}
     found.globals["turns"] = turns
     return found
 
 
-def _shown(value: object) -> object:
-    """Make every value that the page prints harmless; escaping comes after this."""
+def visible(value: object) -> object:
+    """Return a printed value without characters that act on the page; escaping comes after this."""
     if isinstance(value, Markup):
         return value
     if isinstance(value, float):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 from rich.console import Console
 from rich.padding import Padding
@@ -14,28 +15,39 @@ from rich.text import Text
 
 from agent_rl.core.episode import Episode, Outcome
 from agent_rl.core.messages import Message, ToolCall
-from agent_rl.view.conversation import Turn, call_arguments, clean, opening_question, turns
+from agent_rl.view.conversation import Turn, call_arguments, clean, folded, opening_question, turns
 from agent_rl.view.tokens import Decode, legend, print_tokens
+
+Show: TypeAlias = Callable[[str], str]
+"""Makes a text harmless to the terminal, and short enough to read."""
 
 _ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
-def print_episode(episode: Episode, console: Console, *, tokens: bool = False, decode: Decode | None = None) -> None:
+def print_episode(
+    episode: Episode, console: Console, *, tokens: bool = False, decode: Decode | None = None, full: bool = False
+) -> None:
     """Print one episode, made harmless to the terminal: what it is, its rewards, the conversation turn by turn.
 
-    With `tokens` also the trajectories, token by token; `decode` as of `print_tokens`.
+    Args:
+        episode: what to print.
+        console: where.
+        tokens: whether to print the trajectories, token by token, too.
+        decode: as of `print_tokens`.
+        full: whether to print long texts whole, and not folded.
     """
+    show = clean if full else _folded_clean
     console.print(Rule(Text(clean(episode.id), style="bold"), align="left"))
-    console.print(_facts(episode))
+    console.print(_facts(episode, show))
     if episode.rewards:
         console.print(Padding(_reward_table(episode), (1, 0, 0, 0), expand=False))
     console.print()
     for turn in turns(episode):
-        _print_turn(turn, console)
+        _print_turn(turn, console, show)
     if episode.error is not None:
         where = f"failed in {episode.error.where}: {episode.error.type}: {episode.error.message}"
-        console.print(Text(f"\n{clean(where)}", style="bold red"))
-        console.print(Text(clean(episode.error.traceback), style="dim"))
+        console.print(Text(f"\n{show(where)}", style="bold red"))
+        console.print(Text(show(episode.error.traceback), style="dim"))
     if tokens:
         console.print()
         legend(console)
@@ -45,28 +57,29 @@ def print_episode(episode: Episode, console: Console, *, tokens: bool = False, d
             sampled = int(trajectory.loss_mask.sum())
             title = f"trajectory {number}: {len(trajectory)} tokens, {sampled} sampled{origin}"
             console.print(Rule(Text(title), align="left", style="dim"))
-            print_tokens(trajectory, console, decode=decode)
+            print_tokens(trajectory, console, decode=decode, full=full)
 
 
 def print_table(episodes: Iterable[Episode], console: Console) -> None:
-    """Print many episodes, one line each, numbered from 0 in the order given."""
+    """Print many episodes, one line each; ids are whole, so that one can be pasted."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("#", "id", "group", "reward", "stop", "turns", "calls", "errors", "question"):
-        is_text = title in ("id", "group", "question")  # only these give way on a narrow console
-        is_number = not is_text and title != "stop"
-        table.add_column(title, no_wrap=not is_text, justify="right" if is_number else "left")
-    for number, episode in enumerate(episodes):
+    for title in ("id", "reward", "stop", "turns", "calls", "errors"):
+        table.add_column(title, no_wrap=True, justify="left" if title in ("id", "stop") else "right")
+    table.add_column("question")  # gives way on a narrow console
+    ids = table.columns[0]
+    ids.overflow = "fold"
+    for episode in episodes:
+        name = Text(clean(episode.id))
+        ids.no_wrap &= name.cell_len <= console.width - 40  # what the numbers and some of the question take
         errors = sum(episode.tool_errors.values())
         table.add_row(
-            str(number),
-            _clipped(episode.id),
-            _clipped(episode.group_id),
+            name,
             _reward_text(episode),
             Text(episode.stop_reason, style="" if episode.trainable else "red"),
             str(episode.turns),
             str(episode.tool_calls),
             Text(str(errors), style="red" if errors else "dim"),
-            _clipped(opening_question(episode)),
+            Text(clean(opening_question(episode)), no_wrap=True, overflow="ellipsis"),
         )
     console.print(table)
 
@@ -80,20 +93,20 @@ def failure_lines(episodes: Iterable[Episode], most: int = 5) -> list[str]:
     return [*lines, f"{others} failed for other reasons"] if others else lines
 
 
-def _clipped(text: str) -> Text:
-    return Text(clean(text), no_wrap=True, overflow="ellipsis")
+def _folded_clean(text: str) -> str:
+    return clean(folded(text))
 
 
-def _facts(episode: Episode) -> Table:
+def _facts(episode: Episode, show: Show) -> Table:
     grid = Table.grid(padding=(0, 2))
-    for name, value in _fact_rows(episode):
+    for name, value in _fact_rows(episode, show):
         grid.add_row(Text(name, style="dim"), value)
     return grid
 
 
-def _fact_rows(episode: Episode) -> Iterator[tuple[str, Text]]:
+def _fact_rows(episode: Episode, show: Show) -> Iterator[tuple[str, Text]]:
     yield "env", Text(clean(episode.env))
-    yield "task", Text(clean(json.dumps(episode.task, ensure_ascii=False, default=str)))
+    yield "task", Text(show(json.dumps(episode.task, ensure_ascii=False, default=str)))
     ended = Text(f"{episode.outcome}, {episode.stop_reason}", style="" if episode.trainable else "bold red")
     yield "ended", ended + Text(f" after {episode.turns} turns, {episode.seconds:.1f} s", style="default")
     yield "reward", _reward_text(episode)
@@ -110,7 +123,7 @@ def _fact_rows(episode: Episode) -> Iterator[tuple[str, Text]]:
 def _reward_text(episode: Episode) -> Text:
     if episode.reward is None:
         return Text("not scored" if episode.outcome is not Outcome.FAILED else "failed", style="red")
-    return Text(f"{episode.reward:.4g}", style="bold green" if episode.reward > 0 else "bold")
+    return Text(f"{episode.reward:.4g}", style="bold green" if episode.success else "bold")
 
 
 def _reward_table(episode: Episode) -> Table:
@@ -124,17 +137,17 @@ def _reward_table(episode: Episode) -> Table:
     return table
 
 
-def _print_turn(turn: Turn, console: Console) -> None:
+def _print_turn(turn: Turn, console: Console, show: Show) -> None:
     if turn.index is not None:
         title = Text(f"turn {turn.index}", style="dim")
         if turn.reward:
             title.append(f" · reward {turn.reward:.4g}", style="bold")
         console.print(Padding(Rule(title, align="left", style="dim"), (1, 0, 0, 0)))
     for message in turn.messages:
-        _print_message(message, console)
+        _print_message(message, console, show)
 
 
-def _print_message(message: Message, console: Console) -> None:
+def _print_message(message: Message, console: Console, show: Show) -> None:
     title = Text(message.role, style=f"bold {_ROLE_STYLES[message.role]}")
     if message.name:
         title.append(f" {clean(message.name)}")
@@ -142,18 +155,18 @@ def _print_message(message: Message, console: Console) -> None:
         title.append(f"  ✗ {message.tool_error}", style="bold red")
     console.print(title)
     if message.reasoning:
-        console.print(_indented(Text(clean(message.reasoning), style="dim italic")))
+        console.print(_indented(Text(show(message.reasoning), style="dim italic")))
     if message.content:
-        console.print(_indented(Text(clean(message.content))))
+        console.print(_indented(Text(show(message.content))))
     for call in message.tool_calls:
-        console.print(_indented(_call_text(call)))
+        console.print(_indented(_call_text(call, show)))
 
 
-def _call_text(call: ToolCall) -> Text:
-    arguments = clean(call_arguments(call.arguments))
+def _call_text(call: ToolCall, show: Show) -> Text:
+    arguments = show(call_arguments(call.arguments))
     shown = Text("→ ", style="bold").append(clean(call.name), style="bold").append(f"({arguments})")
     if call.error is not None:
-        shown.append(f"  ✗ {clean(call.error)}", style="bold red")
+        shown.append(f"  ✗ {show(call.error)}", style="bold red")
     return shown
 
 

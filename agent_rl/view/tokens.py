@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from rich.console import Console
@@ -13,12 +14,14 @@ from agent_rl.view.conversation import clean
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 
+FOLD_TOKENS = 1000
+"""The tokens of a span that are shown before it is folded."""
 _SHADES = ((-0.1, "green"), (-1.0, "yellow"), (-float("inf"), "red"))  # down to p = 0.90, p = 0.37, anything
 _PARTIAL = "\ufffd"  # what a decoder gives for the first bytes of a character
 
 
-def print_tokens(trajectory: Trajectory, console: Console, *, decode: Decode | None = None) -> None:
-    """Print a trajectory span by span.
+def print_tokens(trajectory: Trajectory, console: Console, *, decode: Decode | None = None, full: bool = False) -> None:
+    """Print a trajectory span by span, of long ones the beginning unless `full`.
 
     Sampled tokens are underlined and shaded by their log-probability; where the console has no colours (a file, a
     pipe), they are between ⟦ and ⟧ instead. Without `decode`, from ids to text, the ids themselves are printed.
@@ -27,11 +30,14 @@ def print_tokens(trajectory: Trajectory, console: Console, *, decode: Decode | N
     marks = not console.is_terminal or console.color_system is None
     for span in trajectory.spans:
         console.print(Text(_label(span), style="dim"))
+        left = 0 if full else max(0, span.stop - span.start - FOLD_TOKENS)
+        shown = replace(span, stop=span.stop - left)
         marked = marks and span.source is Source.POLICY
         body = Text("  ⟦" if marked else "  ")
-        for piece, at in _pieces(ids, span, decode):
+        for piece, at in _pieces(ids, shown, decode):
             body.append(clean(piece).replace("\n", "↵\n  "), style=_style(span, logprobs[at]))
         body.append("⟧" if marked else "")
+        body.append(f"\n  [... folded: {left:,} tokens more; agent-rl view --full shows them ...]" if left else "")
         console.print(body, soft_wrap=marks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -34,13 +35,17 @@ def verl_python() -> Path:
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of a warm-started model; one that AGENT_RL_WARM names is taken as it is."""
-    if given := os.environ.get("AGENT_RL_WARM"):
-        return Path(given).resolve()
-    folder = tmp_path_factory.mktemp("warm")
+    """The checkpoint of a warm-started model; sessions that run side by side share one in the folder AGENT_RL_WARM."""
+    folder = Path(os.environ.get("AGENT_RL_WARM") or tmp_path_factory.mktemp("warm")).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / "latest" / "checkpoint"
     settings = ["steps=0", "threads=1", "eval.n=16", "warm_start.clone_steps=400", f"runs_dir={folder}"]
-    subprocess.run([sys.executable, "-m", "agent_rl", "train", *settings], cwd=ROOT, check=True, capture_output=True)
-    return (folder / "latest" / "checkpoint").resolve()
+    command = [sys.executable, "-m", "agent_rl", "train", *settings]
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "latest" / "summary.json").exists():
+            subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return checkpoint.resolve()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.e2e
 
 
 def train(tmp_path: Path, *overrides: str) -> dict[str, object]:
-    command = [sys.executable, "-m", "agent_rl", "train", f"runs_dir={tmp_path}/runs", *overrides]
+    settings = (f"runs_dir={tmp_path}/runs", "threads=1", *overrides)  # two threads need nearly twice the CPU time
+    command = [sys.executable, "-m", "agent_rl", "train", *settings]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     print(done.stdout)

@@ -8,7 +8,7 @@ from agent_rl.engines.model_files import require_model
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks, task_key
 from agent_rl.runs.stored_groups import StoredGroups, index_groups
-from agent_rl.store.episodes import require_episodes
+from agent_rl.store.episodes import existing_file
 
 
 def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
@@ -26,7 +26,7 @@ def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
         require_model(config.start_from)
     if config.episodes is None:
         return env, None
-    require_episodes(config.episodes)
+    existing_file(config.episodes)
     from agent_rl.algorithms import Algorithm
 
     evaluated = ((config.eval.split, config.eval.n), (config.eval.dev_split, config.eval.dev_n))

@@ -1,0 +1,148 @@
+"""Run: what a training run left in its folder, on either backend, for Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent_rl.core.episode import Episode
+from agent_rl.errors import CheckpointError, StoreError
+from agent_rl.policy.token import TokenPolicy
+from agent_rl.store.episodes import read_episodes
+
+if TYPE_CHECKING:
+    from agent_rl.backends.embedded.config import TrainConfig
+    from agent_rl.backends.verl.config.settings import VerlConfig
+    from agent_rl.runs.metrics import Metrics
+    from agent_rl.runs.report import Summary
+
+
+def backend_of(folder: Path) -> str:
+    """Return the name of the backend that a run is on."""
+    return "verl" if (folder / "verl.yaml").exists() else "embedded"
+
+
+def schema_of(backend: str | None) -> type[TrainConfig] | type[VerlConfig]:
+    """Return the settings of runs on a backend; None is the embedded one."""
+    if backend == "verl":
+        from agent_rl.backends.verl.config.settings import VerlConfig
+
+        return VerlConfig
+    from agent_rl.backends.embedded.config import TrainConfig
+
+    return TrainConfig
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run, as its folder holds it, such as `Run("runs/latest")`."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        """Take a str, too."""
+        object.__setattr__(self, "folder", Path(self.folder))
+
+    @property
+    def config(self) -> TrainConfig | VerlConfig:
+        """The settings that it was started with.
+
+        Raises:
+            CheckpointError: if the folder is no run.
+        """
+        from agent_rl.runs.folder import read_config
+
+        return read_config(self.folder, schema_of(backend_of(self.folder)))
+
+    @property
+    def metrics(self) -> Metrics:
+        """The rows of metrics.jsonl, of every step and evaluation; a table in a notebook and for pandas."""
+        from agent_rl.runs.metrics import read_metrics
+
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def summary(self) -> Summary:
+        """Success before and after, with intervals.
+
+        Raises:
+            StoreError: if the run has not ended yet.
+        """
+        file = self.folder / "summary.json"
+        if not file.exists():
+            raise StoreError(f"{self.folder} has no summary.json: its run did not end")
+        summary: Summary = json.loads(file.read_text(encoding="utf-8"))
+        return summary
+
+    @property
+    def curve(self) -> str:
+        """The learning curve as an SVG.
+
+        Raises:
+            ImportError: if matplotlib is not installed.
+        """
+        from agent_rl.runs.report import learning_curve
+
+        return learning_curve(self.metrics)
+
+    def _repr_html_(self) -> str:
+        from agent_rl.view.notebook import show_run
+
+        rates = []
+        if (self.folder / "summary.json").exists():
+            success, intervals = self.summary["eval"], self.summary["intervals"]
+            rates = [
+                (name.replace("_", " "), f"{success[name]:.1%}", f"{low:.1%} to {high:.1%}")
+                for name, (low, high) in intervals.items()
+            ]
+        return show_run(self.folder, rates, self.curve)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of the trained model, in Hugging Face's format.
+
+        Raises:
+            CheckpointError: if there is none.
+        """
+        if backend_of(self.folder) == "embedded":
+            from agent_rl.backends.embedded.checkpoint import find_checkpoint
+
+            return find_checkpoint(self.folder / "checkpoint")
+        from agent_rl.backends.verl.driver.resume import last_checkpoint
+
+        step = last_checkpoint(self.folder / "checkpoints")
+        model = self.folder / "checkpoints" / f"global_step_{step}" / "actor" / "huggingface"
+        if not model.exists():
+            raise CheckpointError(f"no checkpoint in '{self.folder}': the run stopped before its first one")
+        return model
+
+    def episodes(self) -> Iterator[Episode]:
+        """Read the stored episodes, of training and evaluation, in their order."""
+        return read_episodes(self.folder)
+
+    def policy(
+        self, temperature: float = 1.0, *, max_tokens: int | None = None, context: int | None = None
+    ) -> TokenPolicy:
+        """Return the trained model as a policy that the embedded engine samples, on the CPU.
+
+        Args:
+            temperature: 0 is greedy.
+            max_tokens: of one reply; None for the run's own limit.
+            context: the longest sequence, in tokens; None for the run's own.
+
+        Raises:
+            CheckpointError: if there is no checkpoint.
+        """
+        from agent_rl.backends.embedded.actor import load_actor
+        from agent_rl.backends.embedded.config import TrainConfig
+
+        config, interrupt = self.config, None
+        if isinstance(config, TrainConfig):
+            own, interrupt = config.context(config.load_env().budget.tokens), config.rollout.interrupt
+        else:
+            own = config.rollout.context
+        actor = load_actor(self.checkpoint, context=context or own)
+        return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), interrupt)

@@ -1,0 +1,120 @@
+"""`agent-rl view`: the episodes of a file, as a table or one in full."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+
+from agent_rl.errors import ConfigError
+from agent_rl.store.episodes import episode_file, find_episode
+from agent_rl.view.conversation import clean
+from agent_rl.view.selection import NUMBERS, TEXTS, Selection, select
+from agent_rl.view.text import print_episode, print_table
+
+HELP = f"""\
+Read stored episodes: a table of those that fit, or one in full.
+
+fields of --where and --sort:
+  numbers: {", ".join(NUMBERS)}
+  texts:   {", ".join(TEXTS)}
+
+examples:
+  agent-rl view runs/latest                                    the first 20
+  agent-rl view runs/latest --where 'reward<0.5' --where stop=turns
+  agent-rl view runs/latest --where purpose=train --sort step --reverse --limit 50
+  agent-rl view runs/latest --search "no such item" --offset 20
+  agent-rl view runs/latest test-00100-sampled-0000 --tokens   one, with the tokens that were sampled
+
+On a terminal, long output goes through $PAGER (less); PAGER=cat turns that off."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("file", help="an episodes.jsonl, or a run's folder")
+    parser.add_argument("id", nargs="?", help="an episode's id, or a beginning that only one has")
+    parser.add_argument("--tokens", action="store_true", help="show which tokens were sampled")
+    parser.add_argument("--full", action="store_true", help="show long texts whole")
+    where = "only episodes for which this holds, such as 'reward<0.5' (in quotes) or id=train-*; all of several hold"
+    parser.add_argument("--where", action="append", default=[], metavar="FIELD=VALUE", help=where)
+    parser.add_argument("--search", default="", metavar="TEXT", help="only episodes in which this was said")
+    parser.add_argument("--sort", metavar="FIELD", help="smallest first, instead of in the order of the file")
+    parser.add_argument("--reverse", action="store_true", help="largest or last first")
+    parser.add_argument("--limit", type=_count, default=20, metavar="N", help="rows of the table (20)")
+    parser.add_argument("--offset", type=_count, default=0, metavar="N", help="rows to leave out before")
+
+
+def view(arguments: argparse.Namespace) -> int:
+    """Print what the arguments ask for.
+
+    Raises:
+        StoreError: if there is no such file or episode, or a line can't be read.
+        ConfigError: if no episode fits, or a filter has no meaning.
+    """
+    file = episode_file(arguments.file)
+    decode = _decoder(file.parent) if arguments.tokens else None
+    if arguments.id is not None:
+        found = find_episode(file, arguments.id)
+        with _paged() as console:
+            print_episode(found, console, tokens=arguments.tokens, decode=decode, full=arguments.full)
+        return 0
+    asked = {name: getattr(arguments, name) for name in ("where", "search", "sort", "reverse", "limit", "offset")}
+    selected = select(file, **asked)
+    if not selected.fitting:
+        raise ConfigError(f"{file}: none of its {selected.total:,} episodes {'fits' if selected.total else 'yet'}")
+    with _paged() as console:
+        if selected.fitting == 1 and selected.places:
+            (only,) = selected.episodes()
+            print_episode(only, console, tokens=arguments.tokens, decode=decode, full=arguments.full)
+            return 0
+        print_table(selected.episodes(), console)
+        for line in _summary(arguments.file, selected, arguments.offset):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _summary(asked: str, selected: Selection, offset: int) -> Iterator[str]:
+    """Yield what the table leaves out, and the command that shows an episode."""
+    first, last = offset + 1, offset + len(selected.places)
+    of = f"{selected.fitting:,}" + (f" that fit, of {selected.total:,}" if selected.fitting < selected.total else "")
+    shown = f"{first:,} to {last:,}" if last >= first else "none"
+    yield f"{shown} of {of} episodes" + (f"; more: --offset {last}" if first <= last < selected.fitting else "")
+    for episode in islice(selected.episodes(), 1):
+        yield f"One in full: agent-rl view {shlex.quote(asked)} {shlex.quote(clean(episode.id))}"
+
+
+@contextmanager
+def _paged() -> Iterator[Console]:
+    """Give a console; what is printed on a terminal goes through the user's pager, in colour."""
+    console = Console()
+    if not console.is_terminal:
+        yield console
+        return
+    os.environ.setdefault("LESS", "FRX")  # as git: colours, and no pager for what fits on the screen
+    with console.pager(styles=True):
+        yield console
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return count
+
+
+def _decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:
+    """Return the decoder of the tokenizer that a run left beside its episodes, if there is one."""
+    file = folder / "checkpoint" / "tokenizer.json"
+    if not file.exists():
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
