@@ -66,8 +66,16 @@ def test_train_in_a_notebook_shows_its_progress(kernel: Kernel, tmp_path: Path) 
     assert not [o for o in outputs if o["kind"] == "error"], outputs[-1]
     shown = [json.dumps(o["data"]) for o in outputs if o["kind"] == "update_display_data"]
     assert any("step 4/4" in text for text in shown) and any("cloning" in text for text in shown)
-    assert any("Held-out tasks" in json.dumps(o) for o in outputs)
+    assert any("Evaluation before RL" in json.dumps(o) for o in outputs)
     assert "True" in str(outputs[-1])
+
+
+def test_environment_of_a_notebook_can_be_defined_again(kernel: Kernel) -> None:
+    """A change of the class's name, too."""
+    cell = "import agent_rl as ar\n@ar.register('mine-v0')\nclass {}(ar.Env):\n    pass\n"
+    assert kernel.run(cell.format("Mine")) == []
+    (said,) = kernel.run(cell.format("Renamed"))
+    assert said["text"] == "environment 'mine-v0' is replaced by the Renamed just defined\n"
 
 
 def test_interrupt_in_a_notebook_stops_after_the_step(kernel: Kernel, tmp_path: Path) -> None:

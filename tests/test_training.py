@@ -12,7 +12,7 @@ from agent_rl.algorithms import Experience
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.rollouts import shuffled
-from agent_rl.backends.embedded.run import fresh_actor, resume_run, start_run
+from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.episode import group_episodes
@@ -193,7 +193,7 @@ def test_ctrl_c_stops_after_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyP
         resume_run(folder, Progress(), steps=steps)
         assert json.loads((folder / "summary.json").read_text())["steps"] == steps
     ids = {e.id for e in read_episodes(folder)}
-    assert {"test-00000-sampled-0000", "test-00002-greedy-0000", "test-00003-sampled-0000"} <= ids
+    assert {"eval-00000-sampled-0000", "eval-00002-greedy-0000", "eval-00003-sampled-0000"} <= ids
 
 
 def test_checkpoint_survives_a_kill_between_moves(trainer: Trainer, tmp_path: Path) -> None:
@@ -218,13 +218,6 @@ def test_resume_refuses_folders_without_a_run(tmp_path: Path) -> None:
         load_actor(tmp_path)
 
 
-def test_fresh_actor_refuses_environment_without_demonstrations(tmp_path: Path) -> None:
-    from tests.doubles import Silent
-
-    with pytest.raises(ConfigError, match="demonstrate"):
-        fresh_actor(spec(Silent.id), config(tmp_path, env=Silent.id))
-
-
 def test_shuffled_deals_rewards_to_other_episodes(trainer: Trainer) -> None:
     _, episodes = trainer.evaluate(
         distinct_tasks(trainer.spec.tasks, "dev", 12), SamplingParams(max_tokens=24), "dev", "shuffle"
@@ -235,9 +228,9 @@ def test_shuffled_deals_rewards_to_other_episodes(trainer: Trainer) -> None:
 
 
 def test_distinct_tasks_are_distinct_and_bounded() -> None:
-    tasks = distinct_tasks(spec("calculator-v0").tasks, "test", 50)
+    tasks = distinct_tasks(spec("calculator-v0").tasks, "eval", 50)
     assert len({t["expression"] for t in tasks}) == 50
-    assert 400 < len(distinct_tasks(spec("calculator-v0").tasks, "test", 700)) < 700  # there are not as many
+    assert 400 < len(distinct_tasks(spec("calculator-v0").tasks, "eval", 700)) < 700  # there are not as many
 
 
 def test_new_folder_refuses_unusable_names(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def warm_start(
         ConfigError: if there are no demonstrations.
     """
     if not demonstrations:
-        raise ConfigError("there are no demonstrations to clone: define demonstrate() on the environment")
+        raise ConfigError("there are no demonstrations to clone")
     random = rng(Stream.WARM_START, seed)
     rows = [(t.token_ids.tolist(), np.where(t.loss_mask, 1.0, config.env_weight).tolist()) for t in demonstrations]
     blanks = [i for text in (" ", "\n") for i in tokenizer.encode(text, add_special_tokens=False)]
