@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -23,6 +24,7 @@ from agent_rl.gym.registry import EnvSpec, env_ids, load_once, spec
 from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy, sampling_params
 from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
+from agent_rl.rollout.fit import check_policy_fit
 
 if TYPE_CHECKING:
     from agent_rl.backends.embedded.config import TrainConfig
@@ -74,10 +76,11 @@ def evaluate(
     n: int = 256,
     split: str = "eval",
     seed: int = 0,
+    budget: Budget | None = None,
     env_args: Mapping[str, JSON] | None = None,
 ) -> Evaluation:
     """Run the first `n` tasks of a split once each and summarise them; arguments as of `run`."""
-    return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, None, env_args))
+    return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, budget, env_args))
 
 
 def train(
@@ -289,6 +292,8 @@ def _run(
     env_spec = spec(_id_of(env))
     jobs = split_jobs(env_spec, n, samples, seed, origin=origin, budget=budget, env_args=env_args)
     with _opened(policy, replace(env_spec, budget=budget or env_spec.budget)) as player:
+        if warning := check_policy_fit(jobs, player):
+            warnings.warn(warning, RuntimeWarning, stacklevel=3)
         if origin.purpose == "eval":
             return outside_loop(lambda: asyncio.run(run_jobs(jobs, player, concurrency=concurrency)))
         groups = outside_loop(lambda: asyncio.run(run_groups(jobs, player, concurrency=concurrency)))

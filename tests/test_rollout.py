@@ -94,19 +94,70 @@ def test_oversized_observation_ends_the_episode():
     assert episode.turns == 1
 
 
-@pytest.mark.parametrize("where", ["step", "policy"])
-def test_seconds_budget_ends_a_hung_episode(where):
-    class Hanging:
-        def start_in(self, env, seed):
-            conversation = play(CALL).start_in(env, seed)
-            if where == "policy":
-                conversation.reply = lambda max_tokens=None: asyncio.Event().wait()
-            return conversation
+def test_opening_over_budget_fails_the_episode():
+    prompt = small_renderer().prompt([Message("user", "roll")], Dice().tools)
+    episode = run_dice(token_policy("6"), budget=Budget(tokens=len(prompt)))
+    assert (episode.outcome, episode.reward, episode.turns) == (Outcome.FAILED, None, 0)
+    assert f"takes {len(prompt)} tokens, and budget.tokens={len(prompt)} leaves" in episode.error.message
+    episode = run_dice(token_policy("6", context_limit=len(prompt) - 2), budget=Budget(tokens=None))
+    assert f"the policy's context of {len(prompt) - 2} leaves" in episode.error.message
 
-    episode = run_dice(Hanging(), {"hang": where}, Budget(seconds=0.005))
+
+def test_seconds_budget_ends_a_hung_step():
+    episode = run_dice(play(CALL), {"hang": "step"}, Budget(seconds=0.005))
     assert (episode.stop_reason, episode.outcome) == (StopReason.SECONDS, Outcome.TRUNCATED)
-    assert episode.turns == (where == "step")
+    assert episode.turns == 1
     assert episode.reward == 0.0
+    assert Dice.closed == [""]
+
+
+class Waiting:
+    """Plays a call and an answer; each reply waits for `wait()`, as for an engine."""
+
+    def __init__(self, wait):
+        self.wait = wait
+
+    def start_in(self, env, seed):
+        conversation = play(CALL, "6").start_in(env, seed)
+        answer = conversation.reply
+
+        async def reply(max_tokens=None):
+            await self.wait()
+            return await answer(max_tokens)
+
+        conversation.reply = reply
+        return conversation
+
+
+class Clock:
+    """In place of the module `time`: it moves on request."""
+
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    async def pass_time(self):
+        self.now += 100
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("agent_rl.rollout.episode.time", clock)
+    return clock
+
+
+def test_seconds_budget_leaves_out_the_engine(clock):
+    episode = run_dice(Waiting(clock.pass_time), budget=Budget(seconds=60))
+    assert (episode.stop_reason, episode.reward, episode.seconds) == (StopReason.DONE, 1.0, 200)
+
+
+def test_hung_engine_leaves_the_episode_unscored():
+    episode = run_dice(Waiting(asyncio.Event().wait), budget=Budget(seconds=60, reply_seconds=0.005))
+    assert (episode.outcome, episode.reward) == (Outcome.FAILED, None)
+    assert (episode.error.where, episode.error.type) == ("policy", "TimeoutError")
+    assert episode.error.message == "a reply took more than budget.reply_seconds=0.005"
     assert Dice.closed == [""]
 
 
@@ -121,6 +172,16 @@ def test_slow_reset_fails_the_episode():
     assert episode.outcome is Outcome.FAILED
     assert episode.error is not None
     assert (episode.error.where, episode.error.message) == ("reset", "reset took more than the budget's 0.003 s")
+
+
+def test_slow_sync_reset_fails_the_episode(clock):
+    class Slow(Dice):
+        def reset(self, task, rng):
+            clock.now += 100
+            return "roll"
+
+    episode = run_dice(play("6"), budget=Budget(seconds=60), cls=Slow)
+    assert (episode.outcome, episode.error.message) == (Outcome.FAILED, "reset took more than the budget's 60 s")
 
 
 def test_timeout_error_of_the_environment_is_failure():

@@ -20,10 +20,14 @@ class Budget:
     """Token ids of the whole context: prompt, replies and everything that the environment said."""
     tool_calls: int | None = None
     seconds: float | None = None
+    """That the environment takes, in `reset` and in all steps with their tools together, without the policy's replies.
+    Running out of it in `reset` fails the episode."""
     score_seconds: float | None = 60.0
     """For all rewards together, after the episode; running out of it fails the episode."""
     close_seconds: float | None = 30.0
     """For `Env.close`; running out of it is a warning."""
+    reply_seconds: float | None = None
+    """For one reply of the policy, with its wait for the engine; running out of it fails the episode."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -49,9 +53,11 @@ class BudgetConfig(Section):
     """Of the whole context."""
     tool_calls: int | None = Field(None, ge=1)
     seconds: float | None = Field(None, gt=0)
-    """By the clock: waiting for the policy counts, also while it gets new weights."""
+    """That the environment takes, without the policy's replies."""
     score_seconds: float | None = Field(None, gt=0)
     close_seconds: float | None = Field(None, gt=0)
+    reply_seconds: float | None = Field(None, gt=0)
+    """For one reply of the policy, with its wait for the engine; an episode that runs out of it is not scored."""
 
     def instead_of(self, own: Budget) -> Budget:
         """Return an environment's budget with the limits that are set here in place of its own."""

@@ -18,10 +18,10 @@ from agent_rl.concurrency import in_thread, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import FinishReason
-from agent_rl.errors import PolicyError
+from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.budget import overdue
 from agent_rl.gym.env import Env, messages_of
-from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Resumable
+from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply, Resumable
 from agent_rl.rollout.job import Branch, Job
 from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
@@ -30,14 +30,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def run_episode(job: Job, policy: AnyPolicy) -> Episode:
+async def run_episode(job: Job, policy: AnyPolicy, *, scored: bool = True) -> Episode:
     """Run one episode to its end. An exception fails this episode only; it is recorded in `Episode.error`.
 
-    Only a cancellation from outside propagates, after the environment was closed.
+    Only a cancellation from outside propagates, after the environment was closed. Without `scored` no reward is asked.
     """
     run = _Run(job, policy)
     try:
-        return await run.score(await run.run_within_budget())
+        episode = run.ended_by(await run.run_within_budget())
+        return await run.score(episode) if scored else episode
     except (Exception, asyncio.CancelledError) as error:
         if _from_outside(error):
             raise
@@ -59,22 +60,17 @@ class _Run:
         self.env: Env | None = None
         self.conversation: Conversation | None = None
         self.replies = self.calls = 0
+        self.spent = 0.0
+        """Seconds that the environment took."""
         self.stage = "make"
         """What a failure is reported to have broken."""
         self.started = time.perf_counter()
 
     async def run_within_budget(self) -> StopReason:
         self.env = env = self.job.spec.make(**self.job.env_args)
-        if self.budget.seconds is None:
-            return await self.interact(env)
         try:
-            async with asyncio.timeout(self.budget.seconds) as clock:
-                return await self.interact(env)
-        except TimeoutError:
-            if not clock.expired():  # the environment's own
-                raise
-            if self.stage in ("reset", "restore"):  # the policy never had a chance
-                raise overdue(self.stage, self.budget.seconds) from None
+            return await self.interact(env)
+        except _OutOfTimeError:
             return StopReason.SECONDS
 
     async def interact(self, env: Env) -> StopReason:
@@ -96,10 +92,11 @@ class _Run:
             self.messages += observation
             length = conversation.observe(observation)
             if limit is not None and length >= limit:
+                self.require_room(length, limit)
                 return StopReason.TOKENS
             await self.observe_state(env)
             self.stage = "policy"
-            reply = await conversation.reply(None if limit is None else limit - length)
+            reply = await self.reply(conversation, None if limit is None else limit - length)
             self.messages.append(reply.message)
             self.replies += 1
             if reply.finish_reason is FinishReason.ABORT:
@@ -137,6 +134,25 @@ class _Run:
             raise PolicyError(f"{type(self.policy).__name__} can't continue from token ids: it has no resume(...)")
         return self.policy.resume(env.tools, branch.seed, prefix)
 
+    def require_room(self, length: int, limit: int) -> None:
+        """Raise an error if the policy gets no turn at all: that is no score of 0."""
+        if not self.replies:
+            of = f"budget.tokens={limit}" if limit == self.budget.tokens else f"the policy's context of {limit}"
+            raise ConfigError(f"the opening alone takes {length} tokens, and {of} leaves no room for a reply: raise it")
+
+    async def reply(self, conversation: Conversation, most: int | None) -> Reply:
+        """Ask the policy; its engine's queue is not the environment's time."""
+        seconds = self.budget.reply_seconds
+        if seconds is None:
+            return await conversation.reply(most)
+        try:
+            async with asyncio.timeout(seconds) as clock:
+                return await conversation.reply(most)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            raise TimeoutError(f"a reply took more than budget.reply_seconds={seconds:g}") from None
+
     async def observe_state(self, env: Env) -> None:
         """Record the state that the policy is about to reply in."""
         if self.job.spec.cls.state_hash is not Env.state_hash:
@@ -147,12 +163,32 @@ class _Run:
             self.snapshots.append(await self.call("snapshot", env.snapshot))
 
     async def call(self, stage: str, method: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a method of the environment, sync or async; in a worker thread if it may hold up the event loop."""
-        self.stage = stage
-        if self.job.spec.cls.blocking:
-            value = await in_thread(functools.partial(method, *args, **kwargs), f"{self.job.spec.id} {stage}")
-        else:
-            value = method(*args, **kwargs)
+        """Call a method of the environment, sync or async, within what is left of its time.
+
+        Raises:
+            _OutOfTimeError: if that runs out, in a step.
+            TimeoutError: if it runs out before the policy's first turn.
+        """
+        self.stage, seconds, started = stage, self.budget.seconds, time.perf_counter()
+        is_opening = stage in ("reset", "restore")
+        try:
+            if seconds is None:
+                return await self.awaited(stage, functools.partial(method, *args, **kwargs))
+            async with asyncio.timeout(seconds - self.spent) as clock:
+                value = await self.awaited(stage, functools.partial(method, *args, **kwargs))
+            if is_opening and time.perf_counter() - started >= seconds:  # it awaited nothing: no timeout could strike
+                raise overdue(stage, seconds)
+            return value
+        except TimeoutError:
+            if seconds is None or not clock.expired():  # the environment's own
+                raise
+            raise (overdue(stage, seconds) if is_opening else _OutOfTimeError) from None
+        finally:
+            self.spent += time.perf_counter() - started
+
+    async def awaited(self, stage: str, method: Callable[[], T | Awaitable[T]]) -> T:
+        """Call a method; in a worker thread if it may hold up the event loop."""
+        value = await in_thread(method, f"{self.job.spec.id} {stage}") if self.job.spec.cls.blocking else method()
         return await value if inspect.isawaitable(value) else value
 
     def record(self, messages: int, reward: float, terminated: bool, truncated: bool) -> None:
@@ -166,15 +202,16 @@ class _Run:
             return StopReason.ENV_TRUNCATED
         if self.budget.turns is not None and self.replies >= self.budget.turns:
             return StopReason.TURNS
-        if self.budget.seconds is not None and self.seconds >= self.budget.seconds:
+        if self.budget.seconds is not None and self.spent >= self.budget.seconds:
             return StopReason.SECONDS  # where nothing is ever awaited, no timeout can strike
         return None
 
-    async def score(self, stop: StopReason) -> Episode:
+    def ended_by(self, stop: StopReason) -> Episode:
+        return self.episode(stop, Outcome.TERMINATED if stop is StopReason.DONE else Outcome.TRUNCATED)
+
+    async def score(self, episode: Episode) -> Episode:
         assert self.env is not None
-        outcome = Outcome.TERMINATED if stop is StopReason.DONE else Outcome.TRUNCATED
         self.stage = "score"
-        episode = self.episode(stop, outcome)
         rewards = await self.env.score(episode, self.budget.score_seconds)
         steps = (Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
         return replace(episode, rewards=(*rewards, *steps))
@@ -227,6 +264,10 @@ class _Run:
                 problems.append(f"{type(error).__name__}: {error}")
         for problem in problems:
             warnings.warn(f"{self.job.spec.id}: close() failed: {problem}", RuntimeWarning, stacklevel=2)
+
+
+class _OutOfTimeError(Exception):
+    """The environment's time ran out in a step."""
 
 
 async def close_env(env: Env, seconds: float | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,12 +15,13 @@ from agent_rl.config import check_config
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.version import __version__
 
-CONFIG, METRICS, EPISODES, SUMMARY, REPORT = (
+CONFIG, METRICS, EPISODES, SUMMARY, REPORT, WARNINGS = (
     "config.yaml",
     "metrics.jsonl",
     "episodes.jsonl",
     "summary.json",
     "report.html",
+    "warnings.txt",
 )
 """What every run's folder holds; backends add their checkpoints."""
 M = TypeVar("M", bound=BaseModel)
@@ -42,6 +44,15 @@ def read_config(folder: Path, schema: type[M], name: str = CONFIG) -> M:
         return check_config(schema, OmegaConf.to_container(OmegaConf.load(folder / name), resolve=True))
     except ConfigError as error:
         raise CheckpointError(f"{folder / name} is not one of this version, {__version__}: {error}") from error
+
+
+def warn(folder: Path, text: str, say: Callable[[str], object]) -> None:
+    """Print a warning, and store it with the run: once, also if the run is resumed."""
+    file = folder / WARNINGS
+    if not file.exists() or text not in file.read_text(encoding="utf-8").splitlines():
+        with file.open("a", encoding="utf-8") as stored:
+            stored.write(text + "\n")
+        say(f"warning: {text}")
 
 
 def new_folder(runs_dir: str, name: str) -> Path:

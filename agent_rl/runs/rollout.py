@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pydantic import Field, JsonValue
+from rich.markup import escape
 
 from agent_rl.config import Section
 from agent_rl.core.episode import Episode, Origin
@@ -20,6 +21,7 @@ from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.registry import load_once, spec
 from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_params
 from agent_rl.rollout import Job, split_jobs, stream_finished
+from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.runs.folder import read_config, save_config
 from agent_rl.runs.stop import Interrupted, Stop
 from agent_rl.store.episodes import EpisodeWriter, episode_file, episode_ids, read_episodes
@@ -140,6 +142,8 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
     jobs = _jobs(settings)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
     with open_policy(settings.policy, params, jobs[0].spec) as policy:
+        if warning := check_policy_fit(jobs, policy):
+            progress.say(f"warning: {escape(warning)}")
         yield _Rollout(jobs, policy, settings.concurrency, file, progress)
 
 

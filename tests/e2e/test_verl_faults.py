@@ -61,7 +61,7 @@ def test_verl_run_survives_crashed_and_hung_episodes(faulty: dict[str, Any]) -> 
     hung = [e for e in episodes if e.stop_reason is StopReason.SECONDS]
     assert crashed and hung
     assert all(e.outcome is Outcome.FAILED and e.error.where == "step" for e in crashed if e.error)
-    assert all(e.outcome is Outcome.TRUNCATED and 4.9 < e.seconds < 10 for e in hung)
+    assert all(e.outcome is Outcome.TRUNCATED and 4.9 < e.seconds < 60 for e in hung)
     first = sum(e.origin.purpose == "train" and e.origin.step == 1 for e in episodes)
     assert first == 16  # whole groups, none refilled
 

@@ -20,7 +20,7 @@ from agent_rl.backends.verl.driver import watchdog
 from agent_rl.backends.verl.driver.watchdog import Watchdog, WatchedProcess, stop_episodes
 from agent_rl.backends.verl.worker.agent_loop import LONGEST_S, EnvAgentLoop, episode_budget
 from agent_rl.backends.verl.worker.rows import episode_of
-from agent_rl.core.episode import Episode, Outcome, StopReason
+from agent_rl.core.episode import Episode, Outcome, Reward, StopReason
 from agent_rl.core.messages import Message, Step, Task
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
@@ -45,8 +45,8 @@ class Never(Env):
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def score(self, episode: Episode) -> list[Any]:
-        return []
+    async def score(self, episode: Episode, seconds: float | None = None) -> tuple[Reward, ...]:
+        return ()
 
     async def close(self) -> None:
         await asyncio.sleep(0.05)  # takes a while
@@ -92,22 +92,36 @@ def _nothing_closed() -> None:
     closed.clear()
 
 
-@pytest.mark.parametrize("answers", [True, False])
-def test_budget_ends_hung_environments_and_servers(answers: bool) -> None:
+def finished(server: Server, **budget: float) -> Episode:
+    """Run an episode; it is closed afterwards."""
+
     async def run() -> Any:
-        (output,) = await start(Server(answers=answers), budget=OmegaConf.create({"seconds": 0.2}))
+        (output,) = await start(server, budget=OmegaConf.create(budget))
         return output
 
     episode = episode_of(asyncio.run(asyncio.wait_for(run(), 10)).extra_fields)
-    assert episode is not None and episode.stop_reason is StopReason.SECONDS
-    assert episode.outcome is Outcome.TRUNCATED and closed == ["never"]
-    assert bool(episode.trajectories and len(episode.trajectories[0])) == answers
+    assert episode is not None and closed == ["never"]
+    return episode
+
+
+def test_budget_ends_hung_environments() -> None:
+    episode = finished(Server(), seconds=0.2)
+    assert (episode.stop_reason, episode.outcome) == (StopReason.SECONDS, Outcome.TRUNCATED)
+    assert episode.trajectories and len(episode.trajectories[0])
+
+
+def test_budget_leaves_hung_servers_unscored() -> None:
+    episode = finished(Server(answers=False), reply_seconds=0.2)
+    assert (episode.outcome, episode.reward) == (Outcome.FAILED, None)
+    assert episode.error is not None and "budget.reply_seconds=0.2" in episode.error.message
 
 
 def test_episode_budget_always_bounds_seconds() -> None:
-    assert episode_budget(Budget(turns=3, seconds=None), {}) == Budget(turns=3, seconds=LONGEST_S)
+    bounds = {"seconds": LONGEST_S, "reply_seconds": LONGEST_S}
+    assert episode_budget(Budget(turns=3, seconds=None), {}) == Budget(turns=3, **bounds)
     assert episode_budget(Budget(seconds=9), {}).seconds == 9
-    assert episode_budget(Budget(seconds=9), {"seconds": 7200, "turns": 2}) == Budget(turns=2, seconds=7200)
+    wanted = {"seconds": 7200, "turns": 2, "reply_seconds": 60}
+    assert episode_budget(Budget(seconds=9), wanted) == Budget(turns=2, seconds=7200, reply_seconds=60)
 
 
 def test_agent_loop_cancelled_closes_its_environment() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich.markup import escape
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
@@ -28,7 +29,8 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks, task_key
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
-from agent_rl.runs.folder import EPISODES, METRICS, new_folder, read_config, save_config
+from agent_rl.rollout.fit import check_run_fit
+from agent_rl.runs.folder import EPISODES, METRICS, new_folder, read_config, save_config, warn
 from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.runs.report import write_reports
 from agent_rl.runs.stop import Stop
@@ -55,6 +57,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
     with _open(folder, env, config, progress, stop) as run:
         if config.start_from:
             actor = _actor(env, config, *load_model(config.start_from))
+            run.check_fit(actor)
             progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
         else:
             actor = run.prepare()
@@ -145,6 +148,7 @@ class _Run:
         say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
         say("[bold]1. Warm start[/bold]: clone noisy demonstrations that the environment plays itself.")
         actor = fresh_actor(env, config)
+        self.check_fit(actor)
         demonstrations = _demonstrations(env, config, config.warm_start.demonstrations, actor.renderer)
         success = summarise(demonstrations).success
         say(
@@ -165,6 +169,16 @@ class _Run:
         )
         actor.model.eval()
         return actor
+
+    def check_fit(self, actor: Actor) -> None:
+        """Warn if the environment's own solution does not fit; refuse one whose openings leave no room for a reply."""
+        env, config, context = self.env, self.config, actor.engine.context_limit
+        if warning := check_run_fit(env, config.split, config.env_args, actor.renderer, context, "budget.tokens"):
+            self.warn(warning)
+
+    def warn(self, text: str) -> None:
+        """Print and store a warning."""
+        warn(self.folder, text, lambda line: self.progress.say(escape(line)))
 
     def evaluate(self, trainer: Trainer, when: str) -> None:
         """Evaluate on the reported split: sampled, greedy, and at a low temperature."""

@@ -25,7 +25,9 @@ from agent_rl.backends.verl.driver.watchdog import (
     watched_processes,
 )
 from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError
-from agent_rl.runs.folder import CONFIG, new_folder, read_config
+from agent_rl.rendering import load_renderer
+from agent_rl.rollout.fit import check_run_fit
+from agent_rl.runs.folder import CONFIG, new_folder, read_config, warn
 from agent_rl.runs.report import write_reports
 
 _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
@@ -67,7 +69,27 @@ def start(config: VerlConfig) -> Path:
         ConfigError: if the environment, verl's config or the cluster can't do what is asked.
     """
     require_cluster(config)
-    return run(config, new_folder(config.runs_dir, config.name or config.env.replace("/", "-")))
+    warning = check_fit(config)
+    folder = new_folder(config.runs_dir, config.name or config.env.replace("/", "-"))
+    if warning:
+        warn(folder, warning, print)
+    return run(config, folder)
+
+
+def check_fit(config: VerlConfig) -> str | None:
+    """Compare the environment's openings and solutions with an episode's tokens; return a warning.
+
+    Raises:
+        ConfigError: if no opening leaves room for a reply.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        renderer = load_renderer(AutoTokenizer.from_pretrained(config.start_from))
+    except (OSError, ValueError):  # verl may be told of another tokenizer or template
+        return None
+    context = config.rollout.context
+    return check_run_fit(config.load_env(), config.split, config.env_args, renderer, context, "rollout.context")
 
 
 def resume(folder: Path, *, steps: int | None = None) -> Path:

@@ -25,7 +25,7 @@ from agent_rl.rollout.job import Job
 from agent_rl.rollout.naming import names_of, origin_of, seed_of
 
 LONGEST_S = 3600.0
-"""How long an episode may take where neither the environment nor the run says it."""
+"""How long an environment, and a reply, may take where neither the environment nor the run says it."""
 _renderer_of = functools.cache(load_renderer)
 """A tokenizer's renderer, made once a process: verl makes an agent loop for every episode."""
 
@@ -134,7 +134,7 @@ class EnvAgentLoop(AgentLoopBase):
 def episode_budget(own: Budget, wanted: dict[str, Any]) -> Budget:
     """Return an episode's budget; nothing is waited for without an end, as its whole group would wait with it."""
     budget = BudgetConfig.model_validate(wanted).instead_of(own)
-    return budget if budget.seconds is not None else replace(budget, seconds=LONGEST_S)
+    return replace(budget, seconds=budget.seconds or LONGEST_S, reply_seconds=budget.reply_seconds or LONGEST_S)
 
 
 def outputs_of(episode: Episode) -> list[AgentLoopOutput]:

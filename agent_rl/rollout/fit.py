@@ -1,0 +1,132 @@
+"""Whether a run's openings, and its environment's own solutions, fit into the tokens of an episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from statistics import median
+
+from agent_rl.concurrency import outside_loop
+from agent_rl.core.episode import Origin
+from agent_rl.core.messages import JSON, Message
+from agent_rl.errors import ConfigError
+from agent_rl.gym.env import Env, Script
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.policy.base import AnyPolicy
+from agent_rl.policy.scripted import Scripted, ScriptedConversation
+from agent_rl.policy.token import TokenPolicy
+from agent_rl.rendering.base import Renderer
+from agent_rl.rollout.episode import run_episode
+from agent_rl.rollout.job import Job
+from agent_rl.rollout.pool import split_jobs
+
+CHECKED = 4
+"""Tasks at most."""
+SECONDS = 60.0
+"""How long the check may take; it does not judge what it has not measured by then."""
+
+
+def check_policy_fit(jobs: Sequence[Job], policy: AnyPolicy) -> str | None:
+    """Check a rollout as `check_fit` does, if its policy samples tokens."""
+    if not isinstance(policy, TokenPolicy):
+        return None
+    return check_fit(jobs, policy.renderer, policy.engine.context_limit, "policy.context")
+
+
+def check_run_fit(
+    spec: EnvSpec, split: str, env_args: Mapping[str, JSON], renderer: Renderer, context: int, setting: str
+) -> str | None:
+    """Check the first tasks of a training run as `check_fit` does."""
+    jobs = split_jobs(spec, CHECKED, 1, 0, origin=Origin("rollout", split), env_args=env_args)
+    return check_fit(jobs, renderer, context, setting)
+
+
+def check_fit(jobs: Sequence[Job], renderer: Renderer, context: int | None, setting: str) -> str | None:
+    """Measure the first tasks of some jobs in the policy's tokens, and compare them with what an episode may use.
+
+    Args:
+        jobs: of one environment, with one budget.
+        renderer: the policy's.
+        context: the longest sequence of its engine.
+        setting: its name in the config.
+
+    Returns:
+        A warning if the environment's oracle does not fit, or some openings don't.
+
+    Raises:
+        ConfigError: if no opening leaves room for a reply.
+    """
+    first = [next(members) for _, members in islice(groupby(jobs, lambda job: job.group_id), CHECKED)]
+    budget = (first[0].budget or first[0].spec.budget).tokens if first else None
+    limit = min((n for n in (budget, context) if n is not None), default=None)
+    if limit is None or not first:
+        return None
+    probes = outside_loop(lambda: asyncio.run(_measure(first, renderer)))
+    name = "budget.tokens" if limit == budget else setting
+    env, openings = first[0].spec.id, [p.opening for p in probes if p.opening]
+    if openings and min(openings) >= limit:
+        raise ConfigError(
+            f"env={env}: an opening takes {_described(openings)} tokens of this policy, and {name}={limit} leaves no "
+            f"room for a reply: set {name} higher"
+        )
+    what, sizes = "an opening and the first token of a reply take", [n + 1 for n in openings]
+    if any(p.whole for p in probes):
+        what, sizes = "the oracle itself needs", [p.whole for p in probes if p.whole]
+    if not (over := sum(n > limit for n in sizes)):
+        return None
+    return (
+        f"env={env}: {what} {_described(sizes)} tokens of this policy, and {name}={limit} cuts {over} of {len(sizes)} "
+        f"episodes: set {name}={2 * max(sizes)} or so"
+    )
+
+
+def _described(sizes: Sequence[int]) -> str:
+    return f"{median(sizes):g} (at most {max(sizes)})"
+
+
+@dataclass
+class _Probe:
+    """A policy that plays the environment's oracle, if there is one, and measures it."""
+
+    renderer: Renderer
+    opening: int = 0
+    """Tokens before the first reply; 0 if `reset` failed."""
+    whole: int = 0
+    """Tokens of an episode of the oracle; 0 if there is none, or it failed."""
+
+    def start_in(self, env: Env, seed: int) -> _Conversation:
+        """Begin an episode."""
+        return _Conversation(self, env, seed)
+
+
+class _Conversation(ScriptedConversation):
+    def __init__(self, probe: _Probe, env: Env, seed: int) -> None:
+        super().__init__(Scripted(lambda env, seed: _solution(env), probe.renderer), env, seed)
+        self._probe = probe
+
+    def observe(self, messages: Sequence[Message]) -> int:
+        length = super().observe(messages)
+        self._probe.opening = self._probe.opening or length
+        return length
+
+
+def _solution(env: Env) -> Script:
+    if type(env).oracle is not Env.oracle:
+        yield from env.oracle()
+
+
+async def _measure(jobs: Sequence[Job], renderer: Renderer) -> list[_Probe]:
+    async def measure(job: Job, probe: _Probe) -> None:
+        budget = replace(job.budget or job.spec.budget, tokens=None)
+        episode = await run_episode(replace(job, budget=budget), probe, scored=False)
+        if episode.error is None:
+            probe.whole = max(map(len, episode.trajectories), default=0)
+
+    probes = [_Probe(renderer) for _ in jobs]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*map(measure, jobs, probes))
+    return probes
