@@ -21,6 +21,7 @@ from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec, env_ids, load_once, spec
+from agent_rl.gym.tasks import EVAL, TRAIN
 from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy, sampling_params
 from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
@@ -42,7 +43,7 @@ def run(
     *,
     n: int = 1,
     samples: int = 1,
-    split: str = "train",
+    split: str = TRAIN,
     seed: int = 0,
     concurrency: int = 64,
     budget: Budget | None = None,
@@ -74,12 +75,18 @@ def evaluate(
     policy: PolicyChoice = "oracle",
     *,
     n: int = 256,
-    split: str = "eval",
+    split: str = EVAL,
     seed: int = 0,
     budget: Budget | None = None,
     env_args: Mapping[str, JSON] | None = None,
 ) -> Evaluation:
-    """Run the first `n` tasks of a split once each and summarise them; arguments as of `run`."""
+    """Run the first `n` tasks of a split once each and summarise them; arguments as of `run`.
+
+    The split is all of its tasks if it has fewer; `Evaluation.success.n` counts them. A part of `train` is held out as
+    `eval` where an environment names no such split; a warning says so.
+    """
+    if split == EVAL and (note := spec(_id_of(env)).tasks.describe_held_out()):
+        warnings.warn(f"{_id_of(env)}: {note}", stacklevel=2)
     return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, budget, env_args))
 
 
@@ -99,7 +106,7 @@ def train(
     Example::
 
         run = ar.train("calculator-v0", algorithm="gspo", steps=100, rollout={"groups": 8})
-        print(ar.evaluate("calculator-v0", run.policy(temperature=0), split="test").success)
+        print(ar.evaluate("calculator-v0", run.policy(temperature=0)).success)
 
     Args:
         env: a registered id or class; calculator-v0 if left out.

@@ -3,8 +3,8 @@
 Task: an expression such as `4+3*6`, of numbers that differ; the answer is a whole number. Tools: `calculator`. Reward:
 `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an answer that was reached without a failed call.
 
-Splits: `train`, `dev` and `test` hold expressions with two operations (one in five has one) and are disjoint by a hash
-of the expression; `train-hard` and `test-hard` hold three operations.
+Splits: `train`, `eval` and `dev` hold expressions with two operations (one in five has one) and are disjoint by a hash
+of the expression; `train-hard` and `eval-hard` hold three operations.
 
 The demonstrations know the form of the tool calls but not the precedence of operators: they choose the first operation
 at random, slightly more often the wrong one. What is left to learn is which one is right.
@@ -79,7 +79,7 @@ def _operation(terms: list[str], at: int) -> Operation:
 @register(
     "calculator-v0",
     tasks=make_task,
-    splits=("train", "dev", "test", "train-hard", "test-hard"),
+    splits=("train", "eval", "dev", "train-hard", "eval-hard"),
     budget=Budget(turns=6, tokens=256, tool_calls=8),
 )
 class Calculator(Quiz):

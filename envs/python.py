@@ -4,7 +4,7 @@ Task: such as "digit sum of 7**31" or "3rd largest of 8 45 17 90"; the answer is
 whose variables stay from call to call. Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an
 answer that was reached without a failed call or an exception.
 
-Splits: `train`, `dev` and `test` are disjoint by a hash of the question.
+Splits: `train`, `eval` and `dev` are disjoint by a hash of the question.
 
 The sandbox is named by `env_args`: `sandbox=local` (the default), `docker` or `e2b`; see `agent-rl sandbox doctor`.
 
@@ -118,7 +118,7 @@ def make_task(split: str, index: int) -> Task:
 @register(
     "python-v0",
     tasks=make_task,
-    splits=("train", "dev", "test"),
+    splits=("train", "eval", "dev"),
     budget=Budget(turns=5, tokens=512, tool_calls=8, seconds=120),
 )
 class PythonPuzzles(Quiz, SandboxedEnv):

@@ -75,21 +75,26 @@ def one_call(tool: str, **arguments: JSON) -> Message:
 
 @functools.cache
 def part_of(text: str) -> str:
-    """Return the part of the data that a task's text belongs to: eight in ten to train, one each to dev and test."""
+    """Return the part of the data that a task's text belongs to: eight in ten to train, one each to dev and eval."""
     digest = hashlib.blake2b(text.encode(), digest_size=2).digest()
-    return {0: "test", 1: "dev"}.get(int.from_bytes(digest, "big") % 10, "train")
+    return {0: "eval", 1: "dev"}.get(int.from_bytes(digest, "big") % 10, "train")
+
+
+def task_rng(split: str, index: int) -> np.random.Generator:
+    """Return the generator of a task. `eval` was once called `test` and keeps its tasks."""
+    return rng(Stream.TASKS, *split.replace("eval", "test").encode(), index)
 
 
 def draw_task(split: str, index: int, draw: Callable[[np.random.Generator], Task | None], text: str) -> Task:
     """Draw tasks until one belongs to a split; the same for the same split and index.
 
     Args:
-        split: "train", "dev" or "test"; behind a hyphen there may be a kind of tasks, as in "test-hard".
+        split: "train", "dev" or "eval"; behind a hyphen there may be a kind of tasks, as in "eval-hard".
         index: of the task in its split.
         draw: returns a task, or None to draw again.
         text: the key of the task's text, which decides on the part.
     """
-    generator = rng(Stream.TASKS, *split.encode(), index)
+    generator = task_rng(split, index)
     part = split.partition("-")[0]
     while True:
         task = draw(generator)

@@ -4,7 +4,7 @@ Task: in a world of made-up people, cities and countries, "bafo born in which co
 country. Tools: `search`, an FTS5 index that returns at most two documents with every word of the query.
 Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an answer without a failed call.
 
-Splits: `train`, `dev` and `test`; each task has a world of its own, drawn from the split's name and the task's index,
+Splits: `train`, `eval` and `dev`; each task has a world of its own, drawn from the split's name and the task's index,
 so no two splits share one. Names are shared, facts are not: nothing can be known without searching.
 
 The demonstrations mostly search for the person alone, get two facts, and follow either. What is left to learn is to
@@ -17,9 +17,8 @@ import functools
 
 import numpy as np
 
-from agent_rl import seeds
 from agent_rl.core.messages import Message, Task
-from agent_rl.envs.quiz import Quiz, one_call
+from agent_rl.envs.quiz import Quiz, one_call, task_rng
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.registry import register
@@ -37,7 +36,7 @@ RELATIONS = {"born": "{person} was born in {city}", "lives": "{person} lives in 
 
 def make_task(split: str, index: int) -> Task:
     """Draw a world and a question about it."""
-    rng = seeds.rng(seeds.Stream.TASKS, *split.encode(), index)
+    rng = task_rng(split, index)
     names = [NAMES[i] for i in rng.choice(len(NAMES), 3 * PEOPLE, replace=False)]
     people, cities, countries = (names[i * PEOPLE : (i + 1) * PEOPLE] for i in range(3))
     facts = [f"{city} is the capital of {country}" for city, country in zip(cities, countries, strict=True)]
@@ -63,7 +62,7 @@ def _index(facts: tuple[str, ...]) -> SearchIndex:
 @register(
     "search-v0",
     tasks=make_task,
-    splits=("train", "dev", "test"),
+    splits=("train", "eval", "dev"),
     budget=Budget(turns=5, tokens=256, tool_calls=8),
 )
 class Search(Quiz):

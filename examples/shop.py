@@ -22,17 +22,17 @@ COLOURS = ("red", "blue", "green", "white")
 
 
 def tasks_of(split: str) -> list[ar.Task]:
-    """Return the tasks of a split: every item in one colour in four is held out, half of these for the dev split."""
+    """Return the tasks of a split: every item in one colour in four is held out."""
     found: list[ar.Task] = []
     for number, item in enumerate(PRICES):
         for place, colour in enumerate(COLOURS):
-            part = ("dev", "test")[number % 2] if place == number % 4 else "train"
+            part = "eval" if place == number % 4 else "train"
             if part == split:
                 found.append({"item": f"{colour} {item}", "answer": str(PRICES[item] + place)})
     return found
 
 
-@ar.register("shop-v0", tasks={split: tasks_of(split) for split in ("train", "dev", "test")}, budget=ar.Budget(turns=4))
+@ar.register("shop-v0", tasks={split: tasks_of(split) for split in ("train", "eval")}, budget=ar.Budget(turns=4))
 class Shop(ar.ToolEnv):
     """Say what an item costs, by looking it up."""
 

@@ -54,7 +54,7 @@ def test_rollout_says_why_episodes_failed(capsys: pytest.CaptureFixture[str], tm
         "import agent_rl as ar\n"
         "from agent_rl.envs.calculator import Calculator, make_task\n"
         "from agent_rl.errors import SandboxError\n"
-        "@ar.register('fails-v0', tasks=make_task, splits=['test'])\n"
+        "@ar.register('fails-v0', tasks=make_task, splits=['eval'])\n"
         "class Fails(Calculator):\n"
         "    count = 0\n"
         "    def reset(self, task, rng):\n"
@@ -81,14 +81,14 @@ def test_rollout_stores_readable_json(capsys: pytest.CaptureFixture[str], tmp_pa
         (["rollout", "env=calculater-v0"], "Did you mean 'calculator-v0'?"),
         (["rollout", "envs=calculator-v0"], "Did you mean 'env'?"),
         (["rollout", "policy=orcale"], "Did you mean 'oracle'?"),
-        (["rollout", "split=tset"], "Did you mean 'test'?"),
+        (["rollout", "split=evil"], "Did you mean 'eval'?"),
         (["rollout", "policy=tests"], "config.json"),
         (["train", "resume=nowhere"], "no run"),
         (["train", "resume=nowhere", "seed=3"], "seed can't change"),
         (["train", "env=nothing-v7"], "no environment 'nothing-v7'"),
         (["train", "algorithm.objective=gpso"], "Did you mean 'gspo'?"),
         (["train", "algorithm.weight=token-tis"], "set proximal=recompute"),
-        (["train", "eval.split=tset"], "Did you mean 'test'?"),
+        (["train", "eval.split=evil"], "Did you mean 'eval'?"),
         (["train", "algorithm=dpo", "episodes=nowhere"], "there is no episode file"),
         (["train", "episodes=nowhere"], "episodes=nowhere: objective=ppo-clip learns from rollouts"),
         (["view", "nowhere.jsonl"], "nowhere.jsonl"),

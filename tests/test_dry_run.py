@@ -11,7 +11,7 @@ from agent_rl.cli import main
 OWN = """
 import agent_rl as ar
 
-@ar.register("checked-v0", splits=("train", "dev", "test"), tasks=lambda split, index: {"index": index})
+@ar.register("checked-v0", splits=("train", "eval", "dev"), tasks=lambda split, index: {"index": index})
 class Checked(ar.Env):
     def __init__(self, size: int = 1):
         if size > 9:
@@ -40,7 +40,7 @@ def test_dry_run_prints_the_config_only(own: str, tmp_path: Path, capsys: pytest
         (["env=checkt-v0"], "no environment 'checkt-v0'. Did you mean 'checked-v0'?"),
         (["env=checked-v0", "split=trian"], "no split 'trian'. Did you mean 'train'?"),
         (["env=checked-v0", "eval.dev_split=dve"], "no split 'dve'. Did you mean 'dev'?"),
-        (["env=checked-v0", "eval.split=tset"], "no split 'tset'. Did you mean 'test'?"),
+        (["env=checked-v0", "eval.split=evl"], "no split 'evl'. Did you mean 'eval'?"),
         (["env=checked-v0", "env_args.siz=3"], "no argument 'siz'. Did you mean 'size'?"),
         (["env=checked-v0", "env_args.size=10"], "its constructor raises RuntimeError: no such size"),
         (["env=checked-v0", "algorithm=gigpo"], "define Checked.state_hash(self)"),

@@ -209,7 +209,7 @@ def test_calculator_requires_operator_precedence():
 
 def test_search_question_has_one_two_fact_answer():
     for index in range(100):
-        task = spec("search-v0").tasks.get("test", index)
+        task = spec("search-v0").tasks.get("eval", index)
         facts = [str(f).split() for f in task["facts"]]
         (home,) = [f for f in facts if f[0] == task["person"] and task["relation"] in f]
         (capital,) = [f for f in facts if f[0] == home[-1]]

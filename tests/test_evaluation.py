@@ -70,6 +70,6 @@ def test_summarise_of_nothing_is_nan():
 
 
 def test_summary_row_names_split_and_sampling():
-    row = summarise([episode(1.0), episode(0.0)]).row("test", "greedy")
-    assert (row["split"], row["sampling"], row["successes"], row["n"], row["success"]) == ("test", "greedy", 1, 2, 0.5)
+    row = summarise([episode(1.0), episode(0.0)]).row("eval", "greedy")
+    assert (row["split"], row["sampling"], row["successes"], row["n"], row["success"]) == ("eval", "greedy", 1, 2, 0.5)
     assert row["reward"] == pytest.approx(0.6)

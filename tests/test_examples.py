@@ -69,8 +69,8 @@ def test_grpo_in_one_file_masks_unsampled_tokens() -> None:
 
 def test_shop_is_solved_by_its_oracle() -> None:
     example("shop.py")
-    sizes = {split: ar.spec("shop-v0").tasks.size(split) for split in ("train", "dev", "test")}
-    assert sizes == {"train": 48, "dev": 8, "test": 8}
+    sizes = {split: ar.spec("shop-v0").tasks.size(split) for split in ("train", "eval")}
+    assert sizes == {"train": 48, "eval": 16}
     for split in sizes:
         assert ar.evaluate("shop-v0", "oracle", split=split).success.value == 1
 
@@ -82,7 +82,7 @@ def test_shop_is_often_not_solved_by_its_demonstrations() -> None:
 
 def test_shop_holds_tasks_out() -> None:
     shop = example("shop.py")
-    splits = [{task["item"] for task in shop.tasks_of(split)} for split in ("train", "dev", "test")]
+    splits = [{task["item"] for task in shop.tasks_of(split)} for split in ("train", "eval")]
     assert len(set.union(*splits)) == sum(map(len, splits)) == len(shop.PRICES) * len(shop.COLOURS)
 
 

@@ -99,7 +99,7 @@ def test_run_with_oversized_openings_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"budget\.tokens=9 leaves no room"):
         ar.run("calculator-v0", token_policy("6"), n=3, budget=Budget(tokens=9))
     with pytest.raises(ConfigError, match=r"budget\.tokens=9 leaves no room"):
-        ar.evaluate("calculator-v0", token_policy("6"), split="test", n=3, budget=Budget(tokens=9))
+        ar.evaluate("calculator-v0", token_policy("6"), split="eval", n=3, budget=Budget(tokens=9))
 
 
 def test_run_with_oversized_oracle_is_warned() -> None:

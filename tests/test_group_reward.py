@@ -160,7 +160,7 @@ def test_single_episode_advantages_refuse_group_rewards(advantage, vine):
         require_hooks(dice_spec(Compared), algorithm)
 
 
-@register("ranked-calculator-v0", tasks=spec("calculator-v0").tasks.get, splits=("train", "dev", "test"))
+@register("ranked-calculator-v0", tasks=spec("calculator-v0").tasks.get, splits=("train", "eval", "dev"))
 class RankedCalculator(spec("calculator-v0").cls):  # type: ignore[misc]
     """Calculator, where the shortest final answer of a group earns a little more."""
 

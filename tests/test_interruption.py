@@ -222,6 +222,6 @@ def test_interruption_works_in_evaluation(folder: Path, tmp_path: Path):
     rollout = {"max_tokens": 24, "slots": 8, "interrupt": {"after_tokens": 1, "text": "7"}}
     actor = load_actor(folder / "checkpoint", slots=8, context=256)
     trainer = Trainer(spec("calculator-v0"), actor, config(tmp_path, rollout=rollout))
-    tasks = [trainer.spec.tasks.get("test", i) for i in range(4)]
-    _, episodes = trainer.evaluate(tasks, trainer.rollouts.params, "test", "test")
+    tasks = [trainer.spec.tasks.get("eval", i) for i in range(4)]
+    _, episodes = trainer.evaluate(tasks, trainer.rollouts.params, "eval", "check")
     assert trajectory_metrics(episodes)["rollout/interrupted"] > 0

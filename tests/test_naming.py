@@ -33,8 +33,8 @@ def test_names_of_evaluated_episodes_name_the_sampling(greedy: bool) -> None:
     group = f"train-00003-{'greedy' if greedy else 'sampled'}"
     assert names_of(Origin("eval", "train", 3, greedy=greedy), 12) == (group, f"{group}-0012")
     assert names_of(Origin("eval", "train", 3, 1), 12)[1] == "train-00003-sampled-0012-01"
-    low = names_of(Origin("eval", "test", 3), 12, sampling="low-temperature")
-    assert low == ("test-00003-low-temperature", "test-00003-low-temperature-0012")
+    low = names_of(Origin("eval", "eval", 3), 12, sampling="low-temperature")
+    assert low == ("eval-00003-low-temperature", "eval-00003-low-temperature-0012")
 
 
 def test_seeds_depend_on_the_step_in_training_only() -> None:

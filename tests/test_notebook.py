@@ -66,7 +66,7 @@ def test_train_in_a_notebook_shows_its_progress(kernel: Kernel, tmp_path: Path) 
     assert not [o for o in outputs if o["kind"] == "error"], outputs[-1]
     shown = [json.dumps(o["data"]) for o in outputs if o["kind"] == "update_display_data"]
     assert any("step 4/4" in text for text in shown) and any("cloning" in text for text in shown)
-    assert any("Held-out tasks" in json.dumps(o) for o in outputs)
+    assert any("Evaluation before RL" in json.dumps(o) for o in outputs)
     assert "True" in str(outputs[-1])
 
 

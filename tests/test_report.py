@@ -23,13 +23,13 @@ def verl_run(folder: Path) -> Path:
             for task in order:
                 store.write(
                     example_episode(
-                        f"test-{step:05d}-sampled-{task:04d}",
-                        origin=Origin("eval", "test", step),
+                        f"eval-{step:05d}-sampled-{task:04d}",
+                        origin=Origin("eval", "eval", step),
                         seed=task,
                         rewards=(Reward("correct", float(task < successes)),),
                     )
                 )
-            row = {"split": "test", "sampling": "sampled", "successes": successes, "n": 4, "success": successes / 4}
+            row = {"split": "eval", "sampling": "sampled", "successes": successes, "n": 4, "success": successes / 4}
             metrics.write("eval", step, row)
             logger.log({"rollout/success": 0.5, "val-core/x": 0.1} if step else {"val-core/x": 0.1}, step)
     logger.finish()

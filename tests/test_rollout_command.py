@@ -22,7 +22,7 @@ SLOW = """
 import asyncio
 import agent_rl as ar
 
-@ar.register("slow-v0", tasks=lambda split, index: {"n": index}, splits=("test",))
+@ar.register("slow-v0", tasks=lambda split, index: {"n": index}, splits=("eval",))
 class Slow(ar.Env):
     def reset(self, task, rng):
         self.n = task["n"]

@@ -62,11 +62,11 @@ def test_index_groups_takes_varied_training_groups(tmp_path: Path) -> None:
     unlike = pair("train-00000-000")
     alike = [replace(e, rewards=unlike[0].rewards) for e in pair("train-00000-001")]
     evaluations = [
-        *pair("test-00002-sampled", origin=Origin("eval", "test", 2)),
+        *pair("eval-00002-sampled", origin=Origin("eval", "eval", 2)),
         *pair("train-00000-003", origin=Origin("eval", "train", 2)),  # ids mean nothing
         *pair("train-00000-004", origin=Origin("train", "train", 0, greedy=True)),
     ]
-    rolled_out = pair("5f3c", origin=Origin("rollout", "test"))
+    rolled_out = pair("5f3c", origin=Origin("rollout", "eval"))
     unscored = [episode("train-00001-000-00", None), episode("train-00001-000-01", 1.0)]
     lost = [episode("train-00001-001-00", 0.0, outcome=Outcome.FAILED), episode("train-00001-001-01", 1.0)]
     mute = pair("train-00001-002", trajectories=())

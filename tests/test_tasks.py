@@ -48,10 +48,12 @@ def test_task_source_without_tasks_numbers_them():
     assert source.get("eval", 3) == {"split": "eval", "index": 3}
 
 
-@pytest.mark.parametrize("source", [TaskSource({"train": TASKS}), TaskSource(numbers, splits=["train"])])
+@pytest.mark.parametrize("source", [TaskSource({"train": TASKS, "eval": TASKS}), TaskSource(numbers)])
 def test_task_source_suggests_for_unknown_splits(source):
     for use in (lambda: source.size("trian"), lambda: source.get("trian", 0), lambda: TaskStream(source, "trian")):
-        with pytest.raises(ConfigError, match=r"no split 'trian'\. Did you mean 'train'\? The splits are: train\."):
+        with pytest.raises(
+            ConfigError, match=r"no split 'trian'\. Did you mean 'train'\? The splits are: train, eval\."
+        ):
             use()
 
 
@@ -116,7 +118,7 @@ def test_task_source_requires_mappings_from_functions():
 
 
 def test_task_stream_serves_tasks_once_an_epoch():
-    stream = TaskStream(TaskSource({"train": TASKS}), "train", seed=1)
+    stream = TaskStream(TaskSource({"train": TASKS, "eval": TASKS}), "train", seed=1)
     epochs = [take(stream, 7 * e, 7 * e + 7) for e in range(4)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1

@@ -193,7 +193,7 @@ def test_ctrl_c_stops_after_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyP
         resume_run(folder, Progress(), steps=steps)
         assert json.loads((folder / "summary.json").read_text())["steps"] == steps
     ids = {e.id for e in read_episodes(folder)}
-    assert {"test-00000-sampled-0000", "test-00002-greedy-0000", "test-00003-sampled-0000"} <= ids
+    assert {"eval-00000-sampled-0000", "eval-00002-greedy-0000", "eval-00003-sampled-0000"} <= ids
 
 
 def test_checkpoint_survives_a_kill_between_moves(trainer: Trainer, tmp_path: Path) -> None:
@@ -235,9 +235,9 @@ def test_shuffled_deals_rewards_to_other_episodes(trainer: Trainer) -> None:
 
 
 def test_distinct_tasks_are_distinct_and_bounded() -> None:
-    tasks = distinct_tasks(spec("calculator-v0").tasks, "test", 50)
+    tasks = distinct_tasks(spec("calculator-v0").tasks, "eval", 50)
     assert len({t["expression"] for t in tasks}) == 50
-    assert 400 < len(distinct_tasks(spec("calculator-v0").tasks, "test", 700)) < 700  # there are not as many
+    assert 400 < len(distinct_tasks(spec("calculator-v0").tasks, "eval", 700)) < 700  # there are not as many
 
 
 def test_new_folder_refuses_unusable_names(tmp_path: Path) -> None:

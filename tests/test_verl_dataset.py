@@ -29,14 +29,14 @@ def test_dataset_rows_match_the_embedded_task_order() -> None:
 
 
 def test_dataset_marks_distinct_evaluation_tasks() -> None:
-    dataset = TaskDataset("test:50", settings())
+    dataset = TaskDataset("eval:50", settings())
     rows = [dataset[i] for i in range(len(dataset))]
-    assert [json.loads(row["task"]) for row in rows] == distinct_tasks(spec("calculator-v0").tasks, "test", 50)
+    assert [json.loads(row["task"]) for row in rows] == distinct_tasks(spec("calculator-v0").tasks, "eval", 50)
     assert len({task_key(json.loads(row["task"])) for row in rows}) == len(rows) == 50
-    assert all(row["evaluation"] and row["split"] == "test" for row in rows)
+    assert all(row["evaluation"] and row["split"] == "eval" for row in rows)
 
 
 def test_dataset_takes_a_list_and_known_splits() -> None:
-    assert TaskDataset(["test:2"], settings())[1] == TaskDataset("test:2", settings())[1]
+    assert TaskDataset(["eval:2"], settings())[1] == TaskDataset("eval:2", settings())[1]
     with pytest.raises(ConfigError, match="nowhere"):
         TaskDataset("nowhere", settings())

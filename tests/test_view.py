@@ -145,10 +145,10 @@ def test_table_has_a_line_per_episode() -> None:
 
 
 def test_narrow_table_cuts_the_question_only() -> None:
-    lines = table(example_episode("test-00000-low-temperature-0000"), width=80)
+    lines = table(example_episode("eval-00000-low-temperature-0000"), width=80)
     assert max(map(len, lines)) <= 80 and len(lines) == 2
     assert lines[0].split() == ["id", "reward", "stop", "turns", "calls", "errors", "question"]
-    assert lines[1].split()[:6] == ["test-00000-low-temperature-0000", "0.4583", "done", "2", "1", "1"]
+    assert lines[1].split()[:6] == ["eval-00000-low-temperature-0000", "0.4583", "done", "2", "1", "1"]
     assert lines[1].rstrip().endswith("…")
 
 

@@ -45,7 +45,7 @@ def file(tmp_path: Path) -> Path:
         attempt(2, stop_reason=StopReason.ERROR, outcome=Outcome.FAILED, error=failure),
         attempt(3, messages=(Message("user", 'Say "é".\nNow.'), Message("assistant", "É")), steps=()),
         example_episode(
-            "test-00004-sampled-0000", origin=Origin("eval", "test", 4), rewards=(Reward("correct", None),)
+            "eval-00004-sampled-0000", origin=Origin("eval", "eval", 4), rewards=(Reward("correct", None),)
         ),
     ]
     path = tmp_path / "episodes.jsonl"
@@ -66,7 +66,7 @@ def steps(file: Path, *where: str, **options: object) -> list[int | None]:
         (["reward!=none"], [0, 1, 3]),
         (["env=other-v0"], [1]),
         (["env!=other-v0", "purpose=train"], [0, 2, 3]),
-        (["split=test"], [4]),
+        (["split=eval"], [4]),
         (["step>=3"], [3, 4]),
         (["outcome=failed"], [2]),
         (["stop=turns"], [1]),
@@ -190,4 +190,4 @@ def seen_on_a_terminal(command: Sequence[str], **variables: str) -> str:
 
 def test_view_pages_on_a_terminal(file: Path) -> None:
     seen = seen_on_a_terminal([*AGENT_RL, "view", str(file)], PAGER="sed s/^/paged:/", COLUMNS="80")
-    assert "paged:" in seen and "test-00004-sampled-0000" in seen
+    assert "paged:" in seen and "eval-00004-sampled-0000" in seen

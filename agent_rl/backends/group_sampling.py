@@ -6,9 +6,9 @@ Both backends use these functions; each says how its episodes are run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -19,13 +19,17 @@ from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.state_values import plan as plan_continuations
 from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, EpisodeGroup
+from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tasks import RL_START, TaskStream, distinct_tasks, task_key
 from agent_rl.rollout import Job, continuation
 from agent_rl.runs.config import RunConfig
 
 Groups: TypeAlias = Sequence[EpisodeGroup]
+LOOKED_AT = 1000
+"""How many training tasks of a task function are compared with those that are held out."""
 
 
 def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
@@ -69,6 +73,29 @@ def check_environment(config: RunConfig) -> EnvSpec:
         raise ConfigError(f"env={env.id}: its constructor raises {type(error).__name__}: {error}") from error
     asyncio.run(maybe_await(instance.close()))
     return env
+
+
+def held_out_tasks(env: EnvSpec, config: RunConfig, demonstrations: int = 0) -> tuple[list[Task], str]:
+    """Return the tasks that a run reports on, and in words which they are and how many of them it trains on.
+
+    Of a task function, the tasks of the run's first steps and demonstrations are looked at.
+    """
+    source, split, n = env.tasks, config.eval.split, config.eval.n
+    tasks = distinct_tasks(source, split, n)
+    which = (
+        f"{n} tasks of '{split}'" if len(tasks) == n else f"all {len(tasks)} tasks of '{split}' (eval.n={n} is more)"
+    )
+    train = TaskStream(source, config.split, config.seed)
+    if (all_of := source.size(config.split)) is not None:
+        positions: Iterable[int] = range(all_of)
+    else:
+        steps = min(config.steps * config.rollout.groups, LOOKED_AT)
+        positions = chain(range(min(demonstrations, LOOKED_AT)), range(RL_START, RL_START + steps))
+    trained = {task_key(train.at(position)) for position in positions}
+    both = len(trained & {task_key(task) for task in tasks})
+    if both:
+        return tasks, f"{which}; [yellow]{both} of them are in '{config.split}', too: trained on[/yellow]"
+    return tasks, f"{which}, none of them among {len(trained)} of '{config.split}'"
 
 
 def sample_groups(

@@ -30,7 +30,7 @@ examples:
   agent-rl view runs/latest --where 'reward<0.5' --where stop=turns
   agent-rl view runs/latest --where purpose=train --sort step --reverse --limit 50
   agent-rl view runs/latest --search "no such item" --offset 20
-  agent-rl view runs/latest test-00100-sampled-0000 --tokens   one, with the tokens that were sampled
+  agent-rl view runs/latest eval-00100-sampled-0000 --tokens   one, with the tokens that were sampled
 
 On a terminal, long output goes through $PAGER (less); PAGER=cat turns that off."""
 

@@ -96,7 +96,8 @@ def register(
         tasks: the rows of each split, or of "train": a .jsonl, .json, .csv or .parquet file or a saved data set's
             folder (relative to the file of the class), or an iterable of dicts, such as a Hugging Face `Dataset`; or a
             function `(split, index) -> Task` that makes any number of them; or None, for environments that draw all
-            they need from `rng`.
+            they need from `rng`. Training takes `train` and evaluation `eval`, a part of `train` if it is not named;
+            other splits are used where they are asked for.
         budget: what an episode may use unless the caller says otherwise.
         splits: the names of the splits of a task function; "train" and "eval" if left out.
         nondeterministic: whether the same answers may meet different observations.

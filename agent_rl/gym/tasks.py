@@ -19,7 +19,11 @@ from agent_rl.seeds import Stream, rng
 TaskFunction: TypeAlias = Callable[[str, int], Task]
 """`(split, index) -> Task`: any index from 0 up, the same task for the same index."""
 
-DEFAULT_SPLITS = ("train", "eval")
+TRAIN, EVAL = "train", "eval"
+"""The splits that training and every evaluation take, unless they are told another."""
+HELD_OUT = 10
+"""One task in so many of `train` is held out as `eval` where an environment names no such split."""
+_DRAWS, _STRIDE = 200, 2**31 - 1
 RL_START = 2**24
 """Where the tasks of reinforcement learning begin in a `TaskStream`: behind those of the demonstrations."""
 EVALUATION_SEED = 2**31
@@ -27,7 +31,10 @@ EVALUATION_SEED = 2**31
 
 
 class TaskSource:
-    """The tasks of an environment, by split and index."""
+    """The tasks of an environment, by split and index.
+
+    Without a split `eval`, part of `train` is held out for it: the tasks that a hash of their content chooses.
+    """
 
     def __init__(
         self,
@@ -54,7 +61,7 @@ class TaskSource:
         self._base = base or Path.cwd()
         if tasks is None or callable(tasks):
             self._function = _numbered if tasks is None else tasks
-            self.splits = DEFAULT_SPLITS if splits is None else tuple(splits)
+            self.splits = (TRAIN, EVAL) if splits is None else tuple(splits)
         else:
             if splits is not None:
                 raise ConfigError(f"splits={list(splits)!r} names a task function's splits; these tasks name their own")
@@ -62,6 +69,10 @@ class TaskSource:
             self.splits = tuple(self._given)
         if not self.splits:
             raise ConfigError("there are no splits; name at least one, such as 'train'")
+        self.holds_out = TRAIN in self.splits and EVAL not in self.splits
+        """Whether `eval` is a part of `train`."""
+        if self.holds_out:
+            self.splits += (EVAL,)
 
     def size(self, split: str) -> int | None:
         """Return how many tasks a split has; None if a function makes any number of them.
@@ -88,10 +99,13 @@ class TaskSource:
             return tasks[index]
         if index < 0:
             raise IndexError(f"tasks count from 0, not {index}")
-        task = self._function(split, index)
-        if not isinstance(task, Mapping):
-            raise TypeError(f"the task function returned {task!r} for ('{split}', {index}); return a dict")
-        return task
+        if not (self.holds_out and split in (TRAIN, EVAL)):
+            return self._drawn(split, index)
+        for attempt in range(_DRAWS):
+            task = self._drawn(TRAIN, index + attempt * _STRIDE)
+            if _is_held_out(task_key(task)) == (split == EVAL):
+                return task
+        return self._drawn(TRAIN, index)  # of a function with very few tasks
 
     def require(self, split: str) -> None:
         """Check that there is such a split.
@@ -103,9 +117,31 @@ class TaskSource:
             names = ", ".join(self.splits)
             raise ConfigError(f"no split '{split}'.{did_you_mean(split, self.splits)} The splits are: {names}.")
 
+    def describe_held_out(self) -> str:
+        """Return in a sentence what is held out as `eval`; an empty string if the environment names that split."""
+        if not self.holds_out:
+            return ""
+        if self._function is not None:
+            return f"no split 'eval' is named: one task in {HELD_OUT} of 'train' is held out for it, by a hash"
+        train, held_out = self._tasks(TRAIN), self._tasks(EVAL)
+        if train == held_out:
+            return "no split 'eval' is named, and 'train' has one task only: it is trained and evaluated on"
+        n = len(held_out)
+        return f"no split 'eval' is named: {n} of the {n + len(train)} tasks of 'train' are held out for it, by a hash"
+
+    def _drawn(self, split: str, index: int) -> Task:
+        assert self._function is not None
+        task = self._function(split, index)
+        if not isinstance(task, Mapping):
+            raise TypeError(f"the task function returned {task!r} for ('{split}', {index}); return a dict")
+        return task
+
     def _tasks(self, split: str) -> Sequence[Task]:
         if split not in self._loaded:
-            self._loaded[split] = read_rows(self._given[split], split, self._base)
+            if self.holds_out and split in (TRAIN, EVAL):
+                self._loaded |= _divided(read_rows(self._given[TRAIN], TRAIN, self._base))
+            else:
+                self._loaded[split] = read_rows(self._given[split], split, self._base)
         return self._loaded[split]
 
 
@@ -173,6 +209,23 @@ def episode_seed(run_seed: int, task: Task, sample: int) -> int:
     """
     key = f"{run_seed}/{task_key(task)}/{sample}"
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _is_held_out(key: str) -> bool:
+    return int(key, 16) % HELD_OUT == 0
+
+
+def _divided(tasks: Sequence[Task]) -> dict[str, Sequence[Task]]:
+    """Return `train` and `eval` of tasks; each has one at least, and both have the same if there is only one."""
+    keys = [task_key(task) for task in tasks]
+    held_out = set(filter(_is_held_out, keys))
+    if held_out in (set(), set(keys)):
+        held_out = {min(keys)}
+    train = [task for task, key in zip(tasks, keys, strict=True) if key not in held_out]
+    return {
+        TRAIN: train or tasks,
+        EVAL: [task for task, key in zip(tasks, keys, strict=True) if key in held_out],
+    }
 
 
 def _numbered(split: str, index: int) -> Task:

@@ -12,6 +12,7 @@ from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.config import Section
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.registry import EnvSpec, load_once, spec
+from agent_rl.gym.tasks import EVAL, TRAIN
 
 
 class AsyncConfig(Section):
@@ -50,7 +51,7 @@ class RolloutConfig(Section):
 class EvalConfig(Section):
     """Which tasks are held out, and how often they are evaluated on."""
 
-    split: str = "test"
+    split: str = EVAL
     """Reported before and after; nothing is tuned on it."""
     n: int = Field(256, ge=1)
     """Distinct tasks."""
@@ -67,7 +68,7 @@ class RunConfig(Section):
     """Passed to the environment's constructor."""
     imports: tuple[str, ...] = ()
     """Files that register environments and parts of algorithms; `--import FILE` adds one."""
-    split: str = "train"
+    split: str = TRAIN
     """The tasks to train on."""
     seed: int = Field(0, ge=0)
     """Of all random numbers."""

@@ -19,6 +19,7 @@ from agent_rl.core.episode import Episode, Origin
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.registry import load_once, spec
+from agent_rl.gym.tasks import EVAL
 from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_params
 from agent_rl.rollout import Job, split_jobs, stream_finished
 from agent_rl.rollout.fit import check_policy_fit
@@ -41,7 +42,7 @@ class RolloutSettings(Section):
     imports: list[str] = Field(default_factory=list)
     """Files that register environments and policies; --import adds one."""
     policy: PolicyConfig = PolicyConfig()
-    split: str = "test"
+    split: str = EVAL
     n: int = Field(16, ge=1)
     """Tasks, the first of the split."""
     samples: int = Field(1, ge=1)
@@ -141,6 +142,13 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
         load_once(imported)
     jobs = _jobs(settings)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
+    tasks = jobs[0].spec.tasks
+    if settings.split == EVAL and (note := tasks.describe_held_out()):
+        progress.say(f"[yellow]{settings.env}: {note}.[/yellow]")
+    if (size := tasks.size(settings.split)) is not None and size < settings.n:
+        progress.say(
+            f"[yellow]n={settings.n}: split '{settings.split}' has {size} tasks, all of which are run.[/yellow]"
+        )
     with open_policy(settings.policy, params, jobs[0].spec) as policy:
         if warning := check_policy_fit(jobs, policy):
             progress.say(f"warning: {escape(warning)}")

@@ -42,7 +42,7 @@ def trained(
 
 def test_verl_run_raises_held_out_success(trained: tuple[Path, list[dict[str, Any]]]) -> None:
     _, rows = trained
-    (name,) = (k for k in rows[0]["data"] if k.endswith("test/success/mean@1"))
+    (name,) = (k for k in rows[0]["data"] if k.endswith("eval/success/mean@1"))
     before, after = rows[0]["data"][name], rows[-1]["data"][name]
     print(f"success on {RUN['eval']} tasks: {before:.3f} -> {after:.3f}")
     assert after >= before + 0.15
@@ -82,10 +82,10 @@ def test_verl_run_stores_reported_evaluations(trained: tuple[Path, list[dict[str
         if episode.origin.purpose == "eval":
             evaluated.setdefault(episode.group_id, []).append(episode)
     assert {tag: len(found) for tag, found in evaluated.items()} == {
-        f"test-{step:05d}-sampled": 128 for step in (0, 20)
+        f"eval-{step:05d}-sampled": 128 for step in (0, 20)
     }
     for found, row in zip(evaluated.values(), (rows[0], rows[-1]), strict=True):
-        (name,) = (k for k in row["data"] if k.endswith("test/success/mean@1"))
+        (name,) = (k for k in row["data"] if k.endswith("eval/success/mean@1"))
         assert float(np.mean([e.success for e in found])) == pytest.approx(row["data"][name])
     before, after = ({e.seed for e in found} for found in evaluated.values())
     assert before == after and len(before) == 128
@@ -96,9 +96,9 @@ def test_verl_run_stores_replayable_episodes(trained: tuple[Path, list[dict[str,
     episodes = list(read_episodes(folder))
     whole = sum(assert_plays_again(e) for e in episodes)
     assert whole > 0.5 * len(episodes)
-    command = [sys.executable, "-m", "agent_rl", "view", str(folder), "test-00020-sampled-0000", "--tokens"]
+    command = [sys.executable, "-m", "agent_rl", "view", str(folder), "eval-00020-sampled-0000", "--tokens"]
     shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "test-00020-sampled-0000" in shown and "compute" in shown
+    assert "eval-00020-sampled-0000" in shown and "compute" in shown
 
 
 def test_verl_checkpoint_loads_in_the_embedded_engine(trained: tuple[Path, list[dict[str, Any]]], warm: Path) -> None:
@@ -120,4 +120,4 @@ def test_verl_run_logs_metrics_of_the_docs(trained: tuple[Path, list[dict[str, A
         for n in re.findall(r"`([a-z_-]+/[^`]+)`", line.split(" | ")[0])
     ]
     assert len(named) >= 14
-    assert {n.replace("ENV/SPLIT", "calculator-v0/test") for n in named} <= logged
+    assert {n.replace("ENV/SPLIT", "calculator-v0/eval") for n in named} <= logged

@@ -112,13 +112,13 @@ def environment() -> dict[str, str]:
 def remote(url: str) -> list[ar.Episode]:
     with vllm_policy(url=url, params=GREEDY) as policy:
         assert policy.engine.context_limit == CONTEXT
-        return ar.run("calculator-v0", policy, n=N, split="test")
+        return ar.run("calculator-v0", policy, n=N, split="eval")
 
 
 def test_server_endpoints_agree(url: str, remote: list[ar.Episode], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_server, "ENDPOINTS", vllm_server.ENDPOINTS[1:])
     with vllm_policy(url=url, params=GREEDY) as policy:
-        others = trajectories(ar.run("calculator-v0", policy, n=N, split="test"))
+        others = trajectories(ar.run("calculator-v0", policy, n=N, split="eval"))
     for one, other in zip(trajectories(remote), others, strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
@@ -150,7 +150,7 @@ def test_vllm_policy_matches_embedded_greedy_episodes(
     model: torch.nn.Module, checkpoint: Path, local: list[ar.Episode], remote: list[ar.Episode]
 ) -> None:
     actor = load_actor(checkpoint, context=CONTEXT)
-    ours = trajectories(ar.run("calculator-v0", actor.policy(GREEDY), n=N, split="test"))
+    ours = trajectories(ar.run("calculator-v0", actor.policy(GREEDY), n=N, split="eval"))
     assert sum(len(e.steps) for e in remote) > N  # tools are called: there are turns to append
     for name, theirs in (("in this program", trajectories(local)), ("by address", trajectories(remote))):
         different, real = differ(model, ours, theirs)
@@ -162,7 +162,7 @@ def test_vllm_policy_matches_embedded_greedy_episodes(
 def test_server_logprobs_match_the_sampled_distribution(model: torch.nn.Module, url: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, max_tokens=56)
     with vllm_policy(url=url, params=params) as policy:
-        twice = [trajectories(ar.run("calculator-v0", policy, n=N, split="test", seed=3)) for _ in range(2)]
+        twice = [trajectories(ar.run("calculator-v0", policy, n=N, split="eval", seed=3)) for _ in range(2)]
     worst = 0.0
     for trajectory in twice[0]:
         ids, mask = trajectory.token_ids.tolist(), trajectory.loss_mask[1:]

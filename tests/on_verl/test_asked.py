@@ -104,7 +104,7 @@ def test_agent_loop_plays_greedy_session_with_first_seed() -> None:
 
 
 def test_agent_loop_runs_a_row_without_our_columns() -> None:
-    for row in (rows({}, "train")[0], rows(REMAX, "test:3")[0], rows(VINE, "test:3")[0]):
+    for row in (rows({}, "train")[0], rows(REMAX, "eval:3")[0], rows(VINE, "eval:3")[0]):
         assert not {"__rollout_n__", "greedy", "snapshots"} & row.keys()
     *_, server = run(row_of({}), 2, Message("assistant", "3"))
     assert server.asked[0][1]["temperature"] == 0.7

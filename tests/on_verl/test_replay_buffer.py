@@ -201,11 +201,11 @@ def test_replay_buffer_stores_evaluations_once(tmp_path: Path, monkeypatch: pyte
     fork = Trajectory(Fork(0, 4))
     fork.append([1, 2, 3], Source.PROMPT, 0)
     fork.append_completion(Completion((10, 30), (-0.5, -1.0), FinishReason.STOP, (7, 7)), 1)
-    origin = Origin("eval", "test", 0)
-    plain = example_episode("test-00000-sampled-0000", origin=origin)
-    branching = example_episode("test-00000-sampled-0001", origin=origin, trajectories=(*plain.trajectories, fork))
+    origin = Origin("eval", "eval", 0)
+    plain = example_episode("eval-00000-sampled-0000", origin=origin)
+    branching = example_episode("eval-00000-sampled-0001", origin=origin, trajectories=(*plain.trajectories, fork))
     failed = example_episode(
-        "test-00000-sampled-0002", origin=origin, trajectories=(), outcome=Outcome.FAILED, rewards=()
+        "eval-00000-sampled-0002", origin=origin, trajectories=(), outcome=Outcome.FAILED, rewards=()
     )
     for evaluated in ([plain, branching, failed], [plain, failed]):  # by a run, and again by its resumption
         setup = Setup(tmp_path, monkeypatch, DAPO, {})
@@ -219,7 +219,7 @@ def test_replay_buffer_stores_evaluations_once(tmp_path: Path, monkeypatch: pyte
     stored = list(read_episodes(tmp_path))
     assert len(stored[1].trajectories) == 2 and stored[2].outcome is Outcome.FAILED
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert (row["kind"], row["split"], row["sampling"]) == ("eval", "test", "sampled")
+    assert (row["kind"], row["split"], row["sampling"]) == ("eval", "eval", "sampled")
     assert (row["n"], row["failed"]) == (2, 1)  # a failed episode does not count
 
 

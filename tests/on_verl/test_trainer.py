@@ -278,7 +278,7 @@ def test_evaluation_reports_leave_failed_episodes_out(setup) -> None:
         "reward": [1.0, 0.0, 0.0],  # verl's 0 for the failed one
         **{"success": [1.0, 0.0, None], "failed": [0.0, 0.0, 1.0], "scored": [1.0, 1.0, 0.0]},
     }
-    metrics = trainer._val_metrics_update(["calculator-v0/test"] * 3, ["a", "b", "c"], infos, [])
+    metrics = trainer._val_metrics_update(["calculator-v0/eval"] * 3, ["a", "b", "c"], infos, [])
     found = {name.removesuffix("/mean@1").rpartition("/")[2]: value for name, value in metrics.items()}
     assert found["reward"] == found["success"] == 0.5 and found["failed"] == pytest.approx(1 / 3)
 

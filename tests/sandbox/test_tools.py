@@ -201,7 +201,7 @@ def test_python_mistakes_are_mostly_wrong() -> None:
 
 def test_python_splits_share_no_task() -> None:
     train, dev, test = (
-        {str(make_task(split, i)["question"]) for i in range(300)} for split in ("train", "dev", "test")
+        {str(make_task(split, i)["question"]) for i in range(300)} for split in ("train", "dev", "eval")
     )
     assert not train & dev and not train & test and not dev & test and len(train) > 250
 

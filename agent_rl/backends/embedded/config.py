@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -63,12 +63,17 @@ class EmbeddedEvalConfig(EvalConfig):
 
     n: int = Field(384, ge=1)
     """Distinct tasks."""
-    dev_split: str = "dev"
-    """The tasks to evaluate on during training, so that `split` stays unseen."""
+    dev_split: str | None = None
+    """The tasks to evaluate on during training; null for `dev`, so that `split` stays unseen, or for `split` if the
+    environment has no `dev`."""
     dev_n: int = Field(128, ge=1)
     """Distinct tasks of `dev_split`."""
     low_temperature: float = Field(0.2, gt=0)
     """A second temperature to evaluate at, to tell pruned noise from a new skill."""
+
+    def during(self, splits: Sequence[str]) -> str:
+        """Return the split to evaluate on during training, of those that an environment has."""
+        return self.dev_split or ("dev" if "dev" in splits else self.split)
 
 
 class TrainConfig(RunConfig):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -22,8 +23,9 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, warm_start
-from agent_rl.backends.group_sampling import check_environment
+from agent_rl.backends.group_sampling import check_environment, held_out_tasks
 from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Task
 from agent_rl.engines.embedded.model_folder import load_model, require_model
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks, task_key
@@ -55,6 +57,8 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     save_config(folder, config)
     with _open(folder, env, config, progress, stop) as run:
+        if note := env.tasks.describe_held_out():
+            progress.say(f"[yellow]{env.id}: {note}.[/yellow]")
         if config.start_from:
             actor = _actor(env, config, *load_model(config.start_from))
             run.check_fit(actor)
@@ -82,13 +86,14 @@ def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
         StoreError: if the stored episodes can't be read.
     """
     env = check_environment(config)
-    env.tasks.require(config.eval.dev_split)
+    dev = config.eval.during(env.tasks.splits)
+    env.tasks.require(dev)
     config.context(env.budget.tokens)
     if config.start_from:
         require_model(config.start_from)
     if config.episodes is None:
         return env, None
-    evaluated = ((config.eval.split, config.eval.n), (config.eval.dev_split, config.eval.dev_n))
+    evaluated = ((config.eval.split, config.eval.n), (dev, config.eval.dev_n))
     held_out = {task_key(task) for split, n in evaluated for task in distinct_tasks(env.tasks, split, n)}
     return env, index_groups(config.episodes, env.id, Algorithm(config.algorithm), held_out)
 
@@ -139,7 +144,16 @@ class _Run:
     """The ids of the episodes that the run stored before it was killed."""
     started: float
     dev: str = ""
-    """The last evaluation on the dev split, in words."""
+    """The last evaluation during training, in words."""
+
+    @cached_property
+    def held_out(self) -> tuple[list[Task], str]:
+        """The tasks that the run reports on, and which they are in words."""
+        config = self.config
+        if config.episodes is None:
+            return held_out_tasks(self.env, config, 0 if config.start_from else config.warm_start.demonstrations)
+        tasks = distinct_tasks(self.env.tasks, config.eval.split, config.eval.n)
+        return tasks, f"{len(tasks)} tasks of '{config.eval.split}', left out of the stored groups"
 
     def prepare(self) -> Actor:
         """Make a model and warm it up on demonstrations."""
@@ -182,10 +196,9 @@ class _Run:
 
     def evaluate(self, trainer: Trainer, when: str) -> None:
         """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
-        config = self.config
+        config, (tasks, which) = self.config, self.held_out
         split, sampled, low = config.eval.split, config.rollout.temperature, config.eval.low_temperature
-        tasks = distinct_tasks(self.env.tasks, split, config.eval.n)
-        self.progress.say(f"\n[bold]Held-out tasks {when} RL[/bold] (split '{split}', never trained on):")
+        self.progress.say(f"\n[bold]Evaluation {when} RL[/bold] on {which}:")
         for name, temperature in (("sampled", sampled), ("low-temperature", low), ("greedy", 0.0)):
             params = trainer.actor.params(temperature, config.rollout.max_tokens)
             result, episodes = trainer.evaluate(tasks, params, split, name)
@@ -195,22 +208,24 @@ class _Run:
             self.progress.say(f"  {label:34s} {result.success}")
 
     def train(self, trainer: Trainer) -> None:
-        """Train to the last step; evaluate on the dev split and save checkpoints at the configured steps."""
+        """Train to the last step; evaluate and save checkpoints at the configured steps."""
         config = self.config
         self.stop.hint = f"continue with: agent-rl train resume={self.folder}"
-        dev = distinct_tasks(self.env.tasks, config.eval.dev_split, config.eval.dev_n)
+        split = config.eval.during(self.env.tasks.splits)
+        dev = distinct_tasks(self.env.tasks, split, config.eval.dev_n)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
         while trainer.step < config.steps:
             result = trainer.train_step()
             self.write(result.episodes)
             self.metrics.write("train", trainer.step, result.metrics)
-            if config.eval.every and trainer.step % config.eval.every == 0:
-                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, config.eval.dev_split)
-                self.metrics.write("eval", trainer.step, evaluation.row(config.eval.dev_split, "sampled"))
-                self.dev = f"{evaluation.success.value:.1%} of {evaluation.success.n} {config.eval.dev_split} tasks"
-            self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
             last = trainer.step == config.steps
+            reported = last and split == config.eval.split  # by `finish`, on all of its tasks
+            if config.eval.every and trainer.step % config.eval.every == 0 and not reported:
+                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, split)
+                self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
+                self.dev = f"{evaluation.success.value:.1%} of {evaluation.success.n} {split} tasks"
+            self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
             if last or self.stop.is_asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
                 save_checkpoint(self.folder / CHECKPOINT, trainer)

@@ -18,7 +18,7 @@ def faulty_task(split: str, index: int) -> Task:
     return {**make_task(split, index), "faults": split == "train", "slow": index % 2 == 1}
 
 
-@register("faulty-v0", tasks=faulty_task, splits=("train", "test"), budget=Budget(turns=6, tokens=128))
+@register("faulty-v0", tasks=faulty_task, splits=("train", "eval"), budget=Budget(turns=6, tokens=128))
 class Faulty(Calculator):
     """A share of episodes crashes, as many hang; a file counts how many environments were made (+) and closed (-).
 

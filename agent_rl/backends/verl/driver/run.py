@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agent_rl.backends.group_sampling import check_environment
+from agent_rl.backends.group_sampling import check_environment, held_out_tasks
 from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop
 from agent_rl.backends.verl.driver.checkpoints import describe_checkpoint
@@ -29,6 +29,7 @@ from agent_rl.rendering import load_renderer
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.runs.folder import CONFIG, new_folder, read_config, warn
 from agent_rl.runs.report import write_reports
+from agent_rl.view.progress import Progress
 
 _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
 
@@ -121,6 +122,10 @@ def require_cluster(config: VerlConfig) -> None:
         ConfigError: naming all that is missing, and what to set.
     """
     verl = check_run(config)
+    say, env = Progress().say, config.load_env()
+    if note := env.tasks.describe_held_out():
+        say(f"[yellow]{env.id}: {note}.[/yellow]")
+    say(f"Evaluation on {held_out_tasks(env, config)[1]}.")
     print(describe_checkpoint(verl), flush=True)
     if problems := preflight(config, verl):
         raise ConfigError("; ".join(problems))
