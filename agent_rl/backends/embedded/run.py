@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -245,7 +247,8 @@ class _Run:
         say("Try next:")
         say(f"  agent-rl view {self.folder}                       its episodes, one line each")
         say(f"  agent-rl view {self.folder} {self.config.eval.split}-{trainer.step:05d}-sampled-0000 --tokens")
-        say(f"  agent-rl rollout env={self.env.id} policy={self.folder}/{CHECKPOINT}")
+        imports = "".join(f" --import {shlex.quote(os.path.relpath(file))}" for file in self.config.imports)
+        say(f"  agent-rl rollout{imports} env={self.env.id} policy={self.folder}/{CHECKPOINT}")
         other = "search-v0" if self.env.id != "search-v0" else "calculator-v0"
         say(f"  agent-rl train env={other}")
         return self.folder
