@@ -33,7 +33,7 @@ def test_epochs_shuffle_every_row_once() -> None:
 
 
 def test_warm_start_refuses_missing_demonstrations() -> None:
-    with pytest.raises(ConfigError, match="demonstrate"):
+    with pytest.raises(ConfigError, match="no demonstrations"):
         warm_start(make_model(TINY, 64, 0), [], WarmStartConfig(), tokenizer=None, seed=0)  # type: ignore[arg-type]
 
 

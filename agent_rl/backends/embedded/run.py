@@ -24,7 +24,7 @@ from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, warm_start
+from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, require_demonstrations, warm_start
 from agent_rl.backends.group_sampling import check_environment, held_out_tasks
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Task
@@ -93,6 +93,8 @@ def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
     config.context(env.budget.tokens)
     if config.start_from:
         require_model(config.start_from)
+    else:
+        require_demonstrations(env, config.env_args)
     if config.episodes is None:
         return env, None
     evaluated = ((config.eval.split, config.eval.n), (dev, config.eval.dev_n))

@@ -26,6 +26,7 @@ from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
 from agent_rl.core.trajectory import Trajectory
 from agent_rl.errors import ConfigError
+from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import TaskStream, episode_seed
 from agent_rl.moe.balance import balance_loss
@@ -95,6 +96,28 @@ def demonstrate(
     return episodes
 
 
+def require_demonstrations(env: EnvSpec, env_args: Mapping[str, JSON]) -> None:
+    """Refuse an environment that a fresh model can't be warmed up on.
+
+    Raises:
+        ConfigError: with a template of `demonstrate`, made of the environment's first tool.
+    """
+    if env.cls.demonstrate is not Env.demonstrate or env.cls.oracle is not Env.oracle:
+        return
+    tool = next(iter(env.make(**env_args).tools), None)
+    script = 'yield "my answer"'
+    if tool is not None:
+        names = tool.parameters.get("properties")
+        arguments = ", ".join(f'"{name}": self.{name}' for name in (names if isinstance(names, Mapping) else ()))
+        call = f'ar.ToolCall("call_0", "{tool.name}", {{{arguments}}})'
+        script = f'(found,) = yield ar.Message("assistant", tool_calls=({call},)); yield found.content'
+    raise ConfigError(
+        f"a fresh model begins with demonstrations, and {env.id} has none: set start_from=FOLDER of a pretrained "
+        f"model, or paste into {env.cls.__name__}, with your own calls and some mistakes:\n"
+        f"    def demonstrate(self, rng):\n        {script}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class WarmStep:
     """Progress of the warm start."""
@@ -126,7 +149,7 @@ def warm_start(
         ConfigError: if there are no demonstrations.
     """
     if not demonstrations:
-        raise ConfigError("there are no demonstrations to clone: define demonstrate() on the environment")
+        raise ConfigError("there are no demonstrations to clone")
     random = rng(Stream.WARM_START, seed)
     rows = [(t.token_ids.tolist(), np.where(t.loss_mask, 1.0, config.env_weight).tolist()) for t in demonstrations]
     blanks = [i for text in (" ", "\n") for i in tokenizer.encode(text, add_special_tokens=False)]
