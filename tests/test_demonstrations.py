@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import agent_rl as ar
+from agent_rl.backends.embedded.check import require_demonstrations
 from agent_rl.backends.embedded.run import start_run
-from agent_rl.backends.embedded.warm_start import require_demonstrations
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
 from tests.runs import config
