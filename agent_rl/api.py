@@ -123,7 +123,6 @@ def train(
         CheckpointError: if there is no run to resume, or no model to start from.
         Interrupted: if the run was asked to stop; the message says how to continue.
     """
-    require_torch()
     if resume is None:
         return Run(_start(training_config(env, backend=backend, imports=imports, **settings), progress))
     folder = Path(resume)
@@ -176,9 +175,9 @@ def checked_config(config: TrainConfig | VerlConfig) -> str:
     from agent_rl.backends.embedded.config import TrainConfig
 
     if isinstance(config, TrainConfig):
-        from agent_rl.backends.embedded import run as embedded
+        from agent_rl.backends.embedded.check import check_run
 
-        embedded.check_run(config)
+        check_run(config)
         return OmegaConf.to_yaml(config.model_dump(mode="json", by_alias=True))
     require_verl()
     from agent_rl.backends.verl.driver import run as verl
@@ -224,7 +223,7 @@ def require_torch() -> None:
     """
     for name in ("torch", "transformers"):
         if find_spec(name) is None:
-            raise ConfigError(f"this needs {name}: pip install 'agent-rl[train]'")
+            raise ConfigError(f"this needs {name}: pip install -e '.[train]' in the checkout, or make setup")
 
 
 def require_verl() -> None:
@@ -236,13 +235,15 @@ def require_verl() -> None:
     if find_spec("verl") is None:
         raise ConfigError(
             "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
-            "pip install 'agent-rl[verl]' for one with"
+            "pip install -e '.[verl]' for one with"
         )
 
 
 def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
     from agent_rl.backends.embedded.config import TrainConfig
 
+    config.load_env()  # a mistake here shows before torch is imported
+    require_torch()
     if isinstance(config, TrainConfig):
         from agent_rl.backends.embedded.run import start_run
 
@@ -254,6 +255,10 @@ def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
 
 
 def _resume(folder: Path, backend: str, steps: int | None, progress: bool) -> Path:
+    from agent_rl.runs.folder import read_config
+
+    read_config(folder, schema_of(backend)).load_env()  # a mistake here shows before torch is imported
+    require_torch()
     if backend == "embedded":
         from agent_rl.backends.embedded.run import resume_run
 

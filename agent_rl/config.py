@@ -1,22 +1,28 @@
-"""Configs: YAML from `agent_rl.configs`, composed by Hydra and checked by a pydantic model: no key goes unread."""
+"""Configs: YAML from `agent_rl.configs`, merged by OmegaConf and checked by a pydantic model: no key goes unread."""
 
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType, UnionType
-from typing import TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_rl.errors import ConfigError, did_you_mean
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 M = TypeVar("M", bound=BaseModel)
 
 FREE = ("env_args.", "verl.", "policy.")
 """Keys below which anything goes: the environment's constructor, verl or the policy's factory checks them."""
+_NUMBER, _WORD = re.compile(r"-?(0|[1-9]\d*)", re.ASCII), re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
+_CONSTANTS = ("null", "true", "false", "nan", "inf")
 SHORT = 8
 """The fields of a section whose settings a help text lists one by one."""
 _NONE: Mapping[str, object] = MappingProxyType({})
@@ -40,31 +46,56 @@ def load_config(name: str, schema: type[M], overrides: Sequence[str] = (), setti
     Raises:
         ConfigError: naming the key or value that is wrong, and the nearest right one.
     """
-    from hydra import compose, initialize_config_module
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf, open_dict
-    from omegaconf.errors import OmegaConfBaseException
-
     known = dict(_keys(schema))
-    presets, values = list[str](), list[tuple[str, object]]()
+    presets, values = dict[str, str](), list[tuple[str, object]]()
     for key, value in [*map(parse_setting, overrides), *settings.items()]:
         for leaf, found in _leaves(key, value, known):
             if _presets(leaf, known):
-                presets.append(f"{leaf}={found}")
+                presets[leaf] = str(found)
             else:
                 values.append((leaf, found))
+    from omegaconf import OmegaConf  # not above: a wrong key shows before it is imported
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
-        with initialize_config_module("agent_rl.configs", version_base=None):
-            composed = compose(name, presets)
-        with open_dict(composed):
-            for key, value in values:
-                # a component with its name replaces another, whose settings are not its own
-                named = isinstance(value, Mapping) and "name" in value and known.get(key) is False
-                OmegaConf.update(composed, key, value, merge=not named, force_add=True)
+        composed = _compose(name, presets)
+        for key, value in values:
+            # a component with its name replaces another, whose settings are not its own
+            named = isinstance(value, Mapping) and "name" in value and known.get(key) is False
+            OmegaConf.update(composed, key, value, merge=not named, force_add=True)
         container = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except OmegaConfBaseException as error:
         raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error
     return check_config(schema, container)
+
+
+def _compose(name: str, presets: Mapping[str, str]) -> DictConfig:
+    """Merge a file with the presets of its `defaults`, in their order, as Hydra does.
+
+    A preset goes below its group's name, or where its first line, `# @package NAME`, says.
+    """
+    from omegaconf import DictConfig, OmegaConf
+
+    base = DictConfig(OmegaConf.create(_read(name)))
+    defaults = base.pop("defaults", ["_self_"])
+    if foreign := [group for group in presets if not any(f"/{group}" in entry for entry in defaults)]:
+        raise ConfigError(f"no setting '{foreign[0]}'.{_hint(foreign[0], {})} --config lists them.")
+    composed = DictConfig({})
+    for entry in defaults:
+        if entry == "_self_":
+            composed.merge_with(base)
+            continue
+        ((group, preset),) = entry.items()
+        group = str(group).strip("/")
+        text = _read(f"{group}/{presets.get(group, preset)}")
+        package = text.split(maxsplit=3)[2] if text.startswith("# @package ") else group
+        part = OmegaConf.create(text)
+        composed.merge_with(part if package == "_global_" else OmegaConf.create({package: part}))
+    return composed
+
+
+def _read(name: str) -> str:
+    return (resources.files("agent_rl.configs") / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def parse_setting(text: str) -> tuple[str, object]:
@@ -73,12 +104,16 @@ def parse_setting(text: str) -> tuple[str, object]:
     Raises:
         ConfigError: if it is not of that form.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"'{text}' is no setting: write key=value, such as steps=20")
+    if _NUMBER.fullmatch(value):
+        return key, int(value)
+    if _WORD.fullmatch(value) and value.lower() not in _CONSTANTS:
+        return key, value
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # for what is neither; it takes 0.1 s
+    from hydra.errors import HydraException
+
     try:
         parsed = OverridesParser.create().parse_override(f"value={value}")
     except HydraException as error:
@@ -110,9 +145,17 @@ def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tupl
             raise ConfigError(f"no {key} '{value}'.{did_you_mean(str(value), names)} There are: {', '.join(names)}.")
         yield key, value
     elif key not in known:
-        raise ConfigError(f"no setting '{key}'.{did_you_mean(key, known)} --config lists them.")
+        raise ConfigError(f"no setting '{key}'.{_hint(key, known)} --config lists them.")
     else:  # a section that has a name is chosen by it
         yield f"{key}.name" if known[key] and f"{key}.name" in known else key, value
+
+
+def _hint(key: str, known: Mapping[str, bool]) -> str:
+    """Return what a wrong key may have meant: `lr` is the last part of `optimizer.lr`."""
+    if choices(key):
+        return f" It is of agent-rl train{' backend=verl' if key == 'hardware' else ''}."
+    ends = sorted((name for name in known if name.endswith(f".{key}")), key=len)
+    return f" Did you mean '{ends[0]}'?" if ends else did_you_mean(key, known)
 
 
 def _presets(key: str, known: Mapping[str, bool]) -> list[str]:

@@ -74,5 +74,6 @@ class SandboxError(InfrastructureError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    plain = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), plain, n=1, cutoff=0.5)
+    return f" Did you mean '{plain[close[0]]}'?" if close else ""

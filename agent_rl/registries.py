@@ -23,6 +23,9 @@ T = TypeVar("T")
 ENTRY_POINTS = ("agent_rl.plugins", "agent_rl.envs")
 """The entry point groups of installed packages: modules that register something when they are imported."""
 
+_SESSION = " in __main__"
+"""How `where_of` ends for what was defined in a notebook or at a prompt: a script has a file."""
+
 
 class Registry(Generic[T]):
     """Named parts of one kind; looking up a wrong name says which there are."""
@@ -37,12 +40,16 @@ class Registry(Generic[T]):
     def add(self, name: str, part: T, owner: object) -> None:
         """Register a part under a name; `owner`, the function or class, may be loaded again and takes its own place.
 
+        In a notebook, whatever was defined there under the name is replaced, and a line says so.
+
         Raises:
             NameCollisionError: if another function or class has the name.
         """
         new = where_of(owner)
-        _, old = self._parts.setdefault(name, (part, new))
-        if old != new:
+        old = self._parts[name][1] if name in self._parts else None
+        if old is not None and old.endswith(_SESSION) and new.endswith(_SESSION):
+            print(f"{self.kind} '{name}' is replaced by the {new.removesuffix(_SESSION)} just defined")
+        elif old not in (None, new):
             raise NameCollisionError(f"{self.kind} '{name}' is registered twice: by {old}, and by {new}; rename one")
         self._parts[name] = (part, new)
 

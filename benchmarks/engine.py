@@ -33,7 +33,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.config import ModelConfig
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine

@@ -29,7 +29,7 @@ from agent_rl.backends.embedded.scoring import score_rows
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
 from agent_rl.core.episode import group_episodes
-from agent_rl.engines.embedded.quantization import WeightFormat
+from agent_rl.engines.base import WeightFormat
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.moe.agreement import route_agreement, token_agreement

@@ -15,8 +15,8 @@ from agent_rl.algorithms import (
     Experience,
     ScoredRows,
     collate,
-    explain,
 )
+from agent_rl.algorithms.explain import explain
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config
 from agent_rl.core.episode import Episode, Outcome, Reward, group_episodes

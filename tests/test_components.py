@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import agent_rl as ar
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, components, explain
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, components
+from agent_rl.algorithms.explain import explain
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.cli import main
 from agent_rl.core.episode import Reward, group_episodes

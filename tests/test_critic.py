@@ -16,9 +16,9 @@ from agent_rl.algorithms import (
     ScoredRows,
     WeightedRows,
     collate,
-    explain,
 )
 from agent_rl.algorithms.batch import CriticTargets
+from agent_rl.algorithms.explain import explain
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.core.episode import Episode, Reward, group_episodes
 from tests.batches import scored, weigh

@@ -18,8 +18,9 @@ from agent_rl.algorithms import (
 )
 from agent_rl.algorithms.objectives.value import explained_variance
 from agent_rl.backends.embedded.actor import load_actor
+from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.critic import FILE, Critic
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.run import resume_run
 from agent_rl.backends.embedded.scoring import score_tokens

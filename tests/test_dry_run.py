@@ -18,6 +18,7 @@ class Checked(ar.Env):
             raise RuntimeError("no such size")
     def reset(self, task, rng): return "hi"
     def step(self, action): return ar.Step(terminated=True)
+    def oracle(self): yield "hello"
 """
 
 

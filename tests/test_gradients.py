@@ -13,8 +13,8 @@ from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, WeightedRows, collate
 from agent_rl.algorithms.batch import LossInputs, Sample
-from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import choices, load_config
 from tests.batches import weigh, weighted

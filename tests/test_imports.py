@@ -41,7 +41,7 @@ KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.cli", "agent_
 """The only modules of the machinery that import the sandboxes."""
 
 FLOORS = (
-    *("errors", "version", "concurrency", "config", "registries", "seeds"),
+    *("errors", "version", "lazy", "concurrency", "config", "registries", "seeds"),
     *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "store", "view"),
     *("configs", "algorithms", "runs"),
     *("backends.group_sampling", "backends.embedded", "backends.verl", "backends.run", "backends"),
@@ -250,7 +250,26 @@ def test_light_modules_import_without_torch() -> None:
     assert top_level.strip() == "at top level:"  # though the working directory has folders of these names
 
 
-@pytest.mark.parametrize("name", ["agent_rl.algorithms", "matplotlib.figure"])
+LIGHT = """
+from agent_rl.cli import main
+for line in ("algorithms", "train --config", "train --explain algorithm=ppo", "train --dry-run"):
+    assert main(line.split()) == 0
+for line in ("lr=3", "algorithm=GRPO", "hardware=gpu_80gb", "env=calculater", "steps=many",
+             "start_from=nowhere --dry-run", "backend=verl env=calculater start_from=x"):
+    assert main(["train", *line.split()]) == 1
+"""
+
+
+def test_command_line_needs_no_torch_until_it_trains(tmp_path: Path) -> None:
+    ran = run_python("-c", BLOCKED + LIGHT, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    said = [line.partition("agent-rl: ")[2] for line in ran.stderr.splitlines() if line.startswith("agent-rl: ")]
+    wrong = ("optimizer.lr", "Did you mean 'grpo'", "backend=verl", "calculator-v0", "steps='many'", "nowhere", "or-v0")
+    assert all(word in line for word, line in zip(wrong, said, strict=True)), said
+    assert ran.stdout.count("grpo") > 1 and "Tasks per step" in ran.stdout
+
+
+@pytest.mark.parametrize("name", ["agent_rl.algorithms.batch", "matplotlib.figure"])
 def test_blocked_import_fails(name: str) -> None:
     ran = run_python("-c", BLOCKED, name)
     assert ran.returncode == 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.config import ModelConfig, WarmStartConfig
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.embedded.warm_start import WarmStartConfig
 from tests.engines import TINY
 
 

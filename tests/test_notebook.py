@@ -70,6 +70,14 @@ def test_train_in_a_notebook_shows_its_progress(kernel: Kernel, tmp_path: Path) 
     assert "True" in str(outputs[-1])
 
 
+def test_environment_of_a_notebook_can_be_defined_again(kernel: Kernel) -> None:
+    """A change of the class's name, too."""
+    cell = "import agent_rl as ar\n@ar.register('mine-v0')\nclass {}(ar.Env):\n    pass\n"
+    assert kernel.run(cell.format("Mine")) == []
+    (said,) = kernel.run(cell.format("Renamed"))
+    assert said["text"] == "environment 'mine-v0' is replaced by the Renamed just defined\n"
+
+
 def test_interrupt_in_a_notebook_stops_after_the_step(kernel: Kernel, tmp_path: Path) -> None:
     chosen = settings(tmp_path, steps=400, eval={"n": 4, "dev_n": 2, "every": 0})
     outputs = kernel.run(f"import agent_rl as ar\nrun = ar.train(**{chosen})", interrupt_at="step 2/400")

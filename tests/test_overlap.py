@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.config import ModelConfig
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.core.episode import Episode, Outcome, StopReason
 from agent_rl.core.messages import Step
 from agent_rl.engines.embedded.engine import Engine

@@ -153,6 +153,20 @@ def test_register_replaces_a_reloaded_class(tmp_path):
     assert spec("file-v0").cls is second.Mine
 
 
+def test_register_replaces_a_class_of_the_notebook(monkeypatch, capsys):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", None, raising=False)
+    first, again, renamed = (type(name, (Env,), {"__module__": "__main__"}) for name in ("Mine", "Mine", "Other"))
+    register("mine-v0")(first)
+    assert capsys.readouterr().out == ""
+    register("mine-v0")(again)
+    assert capsys.readouterr().out == "environment 'mine-v0' is replaced by the Mine just defined\n"
+    register("mine-v0")(renamed)
+    assert capsys.readouterr().out == "environment 'mine-v0' is replaced by the Other just defined\n"
+    assert spec("mine-v0").cls is renamed
+    with pytest.raises(NameCollisionError, match="Other in __main__, and by Shop in"):
+        register("mine-v0")(Shop)
+
+
 def test_load_file_finds_tasks_and_neighbours(tmp_path):
     (tmp_path / "tasks.jsonl").write_text('{"n": 1}\n')
     (tmp_path / "neighbour_of_my_envs.py").write_text("ID = 'near-v0'\n")

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Experience, ScoredRows, collate, explain
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Experience, ScoredRows, collate
 from agent_rl.algorithms.corrections import log_ratio
+from agent_rl.algorithms.explain import explain
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RouteAgreement, replayed_routes, routing_metrics
 from tests.doubles import example_sample

@@ -8,7 +8,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, explain
+from agent_rl.algorithms import Algorithm, AlgorithmConfig
+from agent_rl.algorithms.explain import explain
 from agent_rl.algorithms.state_values import StateValueConfig, plan, return_from
 from agent_rl.core.episode import Episode, Outcome, Reward, StepRecord, group_episodes
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory

@@ -12,7 +12,7 @@ from agent_rl.algorithms import Experience
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, save_checkpoint
 from agent_rl.backends.embedded.rollouts import shuffled
-from agent_rl.backends.embedded.run import fresh_actor, resume_run, start_run
+from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.episode import group_episodes
@@ -216,13 +216,6 @@ def test_resume_refuses_folders_without_a_run(tmp_path: Path) -> None:
         find_checkpoint(tmp_path / "checkpoint")
     with pytest.raises(CheckpointError, match=r"config\.json"):
         load_actor(tmp_path)
-
-
-def test_fresh_actor_refuses_environment_without_demonstrations(tmp_path: Path) -> None:
-    from tests.doubles import Silent
-
-    with pytest.raises(ConfigError, match="demonstrate"):
-        fresh_actor(spec(Silent.id), config(tmp_path, env=Silent.id))
 
 
 def test_shuffled_deals_rewards_to_other_episodes(trainer: Trainer) -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.config import ModelConfig, WarmStartConfig
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
-from agent_rl.backends.embedded.warm_start import WarmStartConfig, _copies, _epochs, warm_start
+from agent_rl.backends.embedded.warm_start import _copies, _epochs, warm_start
 from agent_rl.errors import ConfigError
 
 TINY = ModelConfig(hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, intermediate=64)
@@ -33,7 +34,7 @@ def test_epochs_shuffle_every_row_once() -> None:
 
 
 def test_warm_start_refuses_missing_demonstrations() -> None:
-    with pytest.raises(ConfigError, match="demonstrate"):
+    with pytest.raises(ConfigError, match="no demonstrations"):
         warm_start(make_model(TINY, 64, 0), [], WarmStartConfig(), tokenizer=None, seed=0)  # type: ignore[arg-type]
 
 

@@ -1,10 +1,13 @@
 """Algorithms: pure functions over batches, composed by a config; no trainer state, both backends use them."""
 
-from agent_rl.algorithms.algorithm import Algorithm, LossTerms
-from agent_rl.algorithms.batch import Denominators, Rows, ScoredRows, WeightedRows, collate, to_samples
-from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.algorithms.experience import Experience
-from agent_rl.algorithms.explain import explain, formula
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent_rl.algorithms.algorithm import Algorithm, LossTerms
+    from agent_rl.algorithms.batch import Denominators, Rows, ScoredRows, WeightedRows, collate, to_samples
+    from agent_rl.algorithms.config import AlgorithmConfig
+    from agent_rl.algorithms.experience import Experience
 
 __all__ = [
     "Algorithm",
@@ -16,7 +19,14 @@ __all__ = [
     "ScoredRows",
     "WeightedRows",
     "collate",
-    "explain",
-    "formula",
     "to_samples",
 ]
+
+_MODULES = {"Algorithm": "algorithm", "LossTerms": "algorithm", "AlgorithmConfig": "config", "Experience": "experience"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name's module when it is asked for: most need torch, the config does not."""
+    if name not in __all__:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'batch')}"), name)

@@ -6,11 +6,15 @@ Each function returns a share of the batch's loss: the shares of all micro-batch
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from agent_rl.algorithms.batch import Denominators
 from agent_rl.algorithms.components import Count, aggregation
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agent_rl.algorithms.batch import Denominators
 
 
 @aggregation("token-mean", formula="sum over tokens / tokens of the batch", source="DAPO, Yu et al. 2025, eq. 8")

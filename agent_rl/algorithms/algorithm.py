@@ -31,6 +31,7 @@ from agent_rl.algorithms.group_stats import TOLERANCE
 from agent_rl.algorithms.objectives.base import TokenLoss
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
 from agent_rl.algorithms.objectives.value import value_loss
+from agent_rl.algorithms.requirements import Requirements
 from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.trajectory import Source
 from agent_rl.errors import ConfigError, DefinitionError
@@ -47,11 +48,11 @@ class LossTerms:
     sums: dict[str, float]
 
 
-class Algorithm:
+class Algorithm(Requirements):
     """What both backends call: groups → experience → weighted rows → for each update: prepared rows → loss."""
 
     def __init__(self, config: AlgorithmConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.shaping = tuple(components.shaping.bind(chosen) for chosen in config.shaping)
         self.filters = tuple(components.episode_filter.bind(chosen) for chosen in config.filters)
         self.advantage = components.advantage.bind(config.advantage)
@@ -62,25 +63,6 @@ class Algorithm:
         self.preparation = Part(self.objective.name, prepare, config.objective) if prepare else None
         self.negative_mask = components.negative_mask.bind(config.negative_mask) if config.negative_mask else None
         self.aggregation = components.aggregation.bind(config.aggregation)
-
-        # what is to be computed follows from what the parts read
-        reads = self.advantage.reads
-        self.needs_greedy = "baselines" in reads
-        """A greedy episode of each group."""
-        self.needs_states = "states" in reads
-        """`Env.state_hash` of every turn."""
-        self.needs_values = "state_values" in reads
-        """`Experience.state_values`, of continuations that `state_values.plan` asks for."""
-        self.needs_distributions = "sum_pi_squared" in reads
-        """`ScoredRows.sum_pi_squared`, of the distributions that tokens came from."""
-        self.needs_scores_before_update = self.preparation is not None
-        """The whole batch, scored and prepared before each update."""
-        self.needs_reference_for_advantages = config.kl.where == "reward" or "reference_logprobs" in reads
-        """Log-probabilities of all rows under the policy that the run started from."""
-        parts = [part.reads for part in (self.objective, self.preparation, self.negative_mask) if part]
-        self.needs_reference_for_loss = config.kl.where != "none" or any("reference_logprobs" in r for r in parts)
-        """Those of the rows that have a gradient."""
-        self.needs_reference = self.needs_reference_for_advantages or self.needs_reference_for_loss
 
     def __reduce__(self) -> tuple[type[Algorithm], tuple[AlgorithmConfig]]:
         return Algorithm, (self.config,)  # by its names: a user's functions are looked up where it is unpickled

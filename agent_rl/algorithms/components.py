@@ -15,9 +15,10 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Generic, TypeVar, get_type_hints
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from agent_rl.config import Section
@@ -84,6 +85,10 @@ def computed(value: R | None, name: str, reader: str) -> R:
     return value
 
 
+class _Knobs(Section):
+    model_config = ConfigDict(use_attribute_docstrings=False)  # looking for a source that there is not takes 6 ms
+
+
 @dataclass(frozen=True)
 class Component(Generic[R]):
     """One function that a part can be."""
@@ -103,21 +108,32 @@ class Component(Generic[R]):
         prepared = reads_of(self.prepare) if self.prepare else ()
         return tuple(dict.fromkeys((*prepared, *reads_of(self.function))))
 
-    @cached_property
-    def returns(self) -> object:
-        """The type that the function declares to return; None if it doesn't say."""
-        return get_type_hints(self.function).get("return")
+    @property
+    def returns(self) -> str:
+        """The name of the type that the function declares to return; empty if it doesn't say."""
+        declared = inspect.signature(self.function).return_annotation
+        name = declared if isinstance(declared, str) else getattr(declared, "__name__", "")
+        return name.strip("'\"").rpartition(".")[2]
+
+    @property
+    def own(self) -> list[str]:
+        """The names of the knobs."""
+        return [p.name for function in filter(None, (self.prepare, self.function)) for p in _knobs_of(function)]
 
     @cached_property
     def knobs(self) -> type[BaseModel]:
         """The keyword-only parameters, as a schema."""
         fields: dict[str, object] = {}
         for function in filter(None, (self.prepare, self.function)):
-            hints = get_type_hints(function, include_extras=True)
-            for name, p in inspect.signature(function).parameters.items():
-                if p.kind is p.KEYWORD_ONLY:
-                    fields[name] = (hints[name], ... if p.default is p.empty else p.default)
-        schema: type[BaseModel] = create_model(self.function.__name__, __base__=Section, **fields)  # type: ignore[call-overload]
+            knobs = _knobs_of(function)
+            # of the knobs only: what is read is a Tensor, whose name needs torch
+            hints = get_type_hints(
+                SimpleNamespace(__annotations__={p.name: p.annotation for p in knobs}),
+                inspect.unwrap(function).__globals__,
+                include_extras=True,
+            )
+            fields |= {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in knobs}
+        schema: type[BaseModel] = create_model(self.function.__name__, __base__=_Knobs, **fields)  # type: ignore[call-overload]
         return schema
 
 
@@ -179,7 +195,7 @@ class ComponentRegistry(Generic[R]):
 
     def settings(self) -> set[str]:
         """Return every key that some component takes."""
-        return {"name"}.union(*(self[name].knobs.model_fields for name in self))
+        return {"name"}.union(*(self[name].own for name in self))
 
     def _check_parameters(self, name: str, function: Callable[..., object]) -> None:
         for p in inspect.signature(function).parameters.values():
@@ -201,6 +217,10 @@ def reads_of(function: Callable[..., object]) -> tuple[str, ...]:
     """Return the names of a function's positional parameters."""
     parameters = inspect.signature(function).parameters.values()
     return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
+def _knobs_of(function: Callable[..., object]) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def _problem(message: str) -> PydanticCustomError:

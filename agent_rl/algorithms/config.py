@@ -6,16 +6,13 @@ from collections.abc import Callable
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
-from torch import Tensor
 
 from agent_rl.algorithms import aggregation, components, corrections, filters, shaping  # noqa: F401 - they register
 from agent_rl.algorithms.advantages import critic, episode, token, turn  # noqa: F401 - the same
-from agent_rl.algorithms.advantages.estimate import TurnAdvantages
 from agent_rl.algorithms.components import Component, ComponentConfig
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.objectives import pairwise, sequence  # noqa: F401 - the same
 from agent_rl.algorithms.objectives.kl import KLKind
-from agent_rl.algorithms.objectives.pairwise import PairSides
 from agent_rl.algorithms.state_values import StateValueConfig
 from agent_rl.config import Section
 from agent_rl.moe.agreement import RoutingConfig
@@ -145,8 +142,8 @@ def _check_pairs(config: AlgorithmConfig) -> str | None:
     if not learns_from_pairs(config):
         return None
     problem = None
-    if components.advantage[config.advantage].returns is not PairSides:
-        pairing = _names(components.advantage, lambda c: c.returns is PairSides)
+    if components.advantage[config.advantage].returns != "PairSides":
+        pairing = _names(components.advantage, lambda c: c.returns == "PairSides")
         problem = f"learns from pairs, a better episode and a worse one: set advantage={pairing}"
     elif {"whole", "prompt_shares"} & set(components.aggregation[config.aggregation].reads):
         plain = _names(components.aggregation, lambda c: not {"whole", "prompt_shares"} & set(c.reads))
@@ -166,7 +163,7 @@ def _check_advantage(config: AlgorithmConfig) -> str | None:
         return "shaping would change the scores but not those of the greedy episodes they are compared with"
     if "values" in reads and config.critic.where == "none":
         return f"advantage={name} is taken over a critic's values: set critic.where=shared or separate"
-    if "values" in reads and components.advantage[config.advantage].returns in (Tensor, TurnAdvantages):
+    if "values" in reads and components.advantage[config.advantage].returns in ("Tensor", "TurnAdvantages"):
         return (
             f"advantage={name} reads the critic's values but returns no targets for it, so that it would never learn: "
             "let it return an AdvantageEstimate"

@@ -16,15 +16,17 @@ mask gives a NaN weight and is rejected. A row with nothing sampled has weights 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from agent_rl.algorithms.components import Fraction, Positive, rejection, weight
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO
 from agent_rl.errors import ConfigError
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AtLeastOne = Annotated[float, Field(ge=1)]
 Over = Literal["token", "sequence", "geometric"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from agent_rl.algorithms import components
-from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.components import Component, ComponentConfig
 from agent_rl.algorithms.config import AlgorithmConfig, CriticConfig
+from agent_rl.algorithms.requirements import Requirements
 from agent_rl.moe.agreement import RoutingConfig
 
 
@@ -39,10 +39,10 @@ def explain(config: AlgorithmConfig) -> str:
         )
     if config.entropy:
         lines.append(f"  {'entropy':13} {config.entropy} times the mean entropy is taken from the loss")
-    algorithm = Algorithm(config)
-    if algorithm.needs_reference and config.kl.where == "none":
+    needs = Requirements(config)
+    if needs.needs_reference and config.kl.where == "none":
         lines.append(f"  {'reference':13} the weights that the run started from")
-    if algorithm.needs_scores_before_update:
+    if needs.needs_scores_before_update:
         lines.append(f"  {'before each':13} update, theta scores the whole batch, which the objective needs")
     lines += _routing(config.routing)
     zero = "count" if config.count_zero_advantage else "don't count"

@@ -8,11 +8,14 @@ advantage is an episode that is not scored.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.components import Count, NotNegative, episode_filter
 from agent_rl.algorithms.group_stats import TOLERANCE, group_index, group_range
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @episode_filter("not-overlong", formula="episodes that no token limit cut short", source="DAPO, overlong filtering")

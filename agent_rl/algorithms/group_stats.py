@@ -6,10 +6,13 @@ Every function takes `values`, float64 `[E]`, and `index`, int64 `[E]`, the grou
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_rl.errors import ConfigError
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOLERANCE = 1e-6
 """Numbers that are closer than this differ by rounding only: sums of rewards carry float noise."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.components import Count, Fraction, Positive, shaping
 from agent_rl.algorithms.group_stats import TOLERANCE, group_count, group_index, group_range, group_sum
 from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Target = Count | str
 """A length in tokens, or the key under which each task has its own."""

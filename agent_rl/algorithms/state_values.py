@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from agent_rl.config import Section
 from agent_rl.core.episode import Episode
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StateValueConfig(Section):

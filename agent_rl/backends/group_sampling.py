@@ -9,13 +9,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
-from torch import Tensor
 
-from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
+from agent_rl.algorithms.requirements import Requirements
 from agent_rl.algorithms.state_values import plan as plan_continuations
 from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, EpisodeGroup
@@ -27,12 +26,17 @@ from agent_rl.gym.tasks import RL_START, TaskStream, distinct_tasks, task_key
 from agent_rl.rollout import Job, continuation
 from agent_rl.runs.config import RunConfig
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agent_rl.algorithms import Algorithm
+
 Groups: TypeAlias = Sequence[EpisodeGroup]
 LOOKED_AT = 1000
 """How many training tasks of a task function are compared with those that are held out."""
 
 
-def require_hooks(spec: EnvSpec, algorithm: Algorithm) -> None:
+def require_hooks(spec: EnvSpec, algorithm: Requirements) -> None:
     """Refuse an environment without the hooks that the algorithm needs.
 
     Raises:
@@ -64,7 +68,7 @@ def check_environment(config: RunConfig) -> EnvSpec:
         ConfigError: naming the file, argument or split that is wrong, what the constructor raises, or what to define.
     """
     env = config.load_env()
-    require_hooks(env, Algorithm(config.algorithm))
+    require_hooks(env, Requirements(config.algorithm))
     try:
         instance = env.make(**config.env_args)
     except ConfigError:

@@ -27,10 +27,13 @@ def backend_of(folder: Path) -> str:
 
 def schema_of(backend: str | None) -> type[TrainConfig] | type[VerlConfig]:
     """Return the settings of runs on a backend; None is the embedded one."""
-    from agent_rl.backends.embedded.config import TrainConfig
-    from agent_rl.backends.verl.config.settings import VerlConfig
+    if backend == "verl":
+        from agent_rl.backends.verl.config.settings import VerlConfig
 
-    return VerlConfig if backend == "verl" else TrainConfig
+        return VerlConfig
+    from agent_rl.backends.embedded.config import TrainConfig
+
+    return TrainConfig
 
 
 @dataclass(frozen=True)

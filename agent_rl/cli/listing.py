@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.api import require_torch
 from agent_rl.config import choices, load_config
 from agent_rl.gym.registry import env_ids, spec
 
@@ -25,7 +24,6 @@ def list_envs(arguments: argparse.Namespace) -> int:
 
 def list_algorithms(arguments: argparse.Namespace) -> int:
     """List the algorithms and their parts, with formulas."""
-    require_torch()
     from agent_rl.algorithms.explain import KINDS, formula
     from agent_rl.backends.embedded.config import TrainConfig
 

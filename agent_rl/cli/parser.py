@@ -19,7 +19,7 @@ Command: TypeAlias = Callable[[argparse.Namespace], int]
 
 
 class _Parser(argparse.ArgumentParser):
-    """Adds a command's settings to its help when it is asked for: those of training import torch."""
+    """Adds a command's settings to its help when it is asked for."""
 
     list_settings: Callable[[], str] = staticmethod(str)
 

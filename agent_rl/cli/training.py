@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from agent_rl import api
-from agent_rl.api import checked_config, require_torch, training_config
+from agent_rl.api import checked_config, training_config
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import list_settings, load_config, write_config
 from agent_rl.errors import ConfigError
@@ -24,7 +24,6 @@ examples:
 
 def train_help() -> str:
     """Return the settings of training and examples, for `--help`."""
-    require_torch()
     from agent_rl.backends.embedded.config import TrainConfig
 
     more = "With their whole meaning: agent-rl train --config, or agent-rl train backend=verl --config"
@@ -45,14 +44,13 @@ def train(arguments: argparse.Namespace) -> int:
     if "resume" in settings:
         all_asked = ", ".join(asked)
         raise ConfigError(f"{all_asked} can't change when a run is resumed: it keeps its own settings (but for steps)")
-    require_torch()
     config = training_config(**settings)  # type: ignore[arg-type]
     if arguments.config:
         print(write_config(config))
     elif arguments.explain:
-        from agent_rl import algorithms
+        from agent_rl.algorithms.explain import explain
 
-        print(algorithms.explain(config.algorithm))
+        print(explain(config.algorithm))
     else:
         print(checked_config(config))
     return 0
@@ -63,7 +61,6 @@ def doctor(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     if settings.pop("backend", None) != "verl":
         raise ConfigError("doctor looks at Ray's cluster: write agent-rl doctor backend=verl, and settings as of train")
-    require_torch()
     from agent_rl.backends.verl.config.settings import VerlConfig
     from agent_rl.backends.verl.driver import run as verl_run
 

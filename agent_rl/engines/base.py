@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from agent_rl.core.trajectory import Completion
 from agent_rl.errors import ConfigError
+
+WeightFormat = Literal["float32", "bfloat16", "float8", "int4"]
+"""What an engine's weights are held in."""
 
 
 @dataclass(frozen=True, slots=True)

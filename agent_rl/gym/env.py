@@ -194,11 +194,11 @@ class Env:
         )
 
     def demonstrate(self, rng: np.random.Generator) -> Script:
-        """Play the task as a policy would that has the form right but makes mistakes; for warm starts."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no demonstrations: define demonstrate(self, rng), a generator like oracle() "
-            "that now and then errs"
-        )
+        """Play the task as a policy would that has the form right but makes mistakes; for warm starts.
+
+        Without one, the oracle plays, which leaves less to learn.
+        """
+        return self.oracle()
 
 
 class ToolEnv(Env):

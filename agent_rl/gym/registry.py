@@ -105,7 +105,8 @@ def register(
     Raises:
         ConfigError: if the id has no version, or the tasks make no sense.
         DefinitionError: if the class is no `Env`.
-        NameCollisionError: if another class has the id; the same class, loaded again, takes its own place.
+        NameCollisionError: if another class has the id; the same class, loaded again, takes its own place, as does any
+            class of a notebook in the place of one that was defined there.
     """
     parts = parse_id(id)
 

@@ -44,7 +44,7 @@ def checkpoint_policy(
     try:
         from agent_rl.engines.embedded.model_folder import load_model, make_engine
     except ImportError as error:
-        raise ConfigError(f"a checkpoint's policy needs {error.name}: pip install 'agent-rl[train]'") from error
+        raise ConfigError(f"a checkpoint's policy needs {error.name}: pip install -e '.[train]'") from error
     model, tokenizer = load_model(folder)
     context = context or env.budget.tokens or UNBOUNDED_CONTEXT
     engine = make_engine(model, tokenizer, slots=slots, context=context)

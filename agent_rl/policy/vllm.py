@@ -80,7 +80,7 @@ def _renderer(tokenizer: str, name: str | None) -> Renderer:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ConfigError(
-            f"policy=vllm needs {error.name}, for the tokenizer: pip install 'agent-rl[train]'"
+            f"policy=vllm needs {error.name}, for the tokenizer: in the checkout, pip install -e '.[train]'"
         ) from error
     try:
         loaded = AutoTokenizer.from_pretrained(tokenizer)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from agent_rl.config import check_config
@@ -29,6 +28,8 @@ M = TypeVar("M", bound=BaseModel)
 
 def save_config(folder: Path, config: BaseModel, name: str = CONFIG) -> None:
     """Write a run's settings."""
+    from omegaconf import OmegaConf
+
     OmegaConf.save(config.model_dump(mode="json", by_alias=True), folder / name)
 
 
@@ -38,6 +39,8 @@ def read_config(folder: Path, schema: type[M], name: str = CONFIG) -> M:
     Raises:
         CheckpointError: if the folder is no run, or another version's.
     """
+    from omegaconf import OmegaConf
+
     if not (folder / name).exists():
         raise CheckpointError(f"'{folder}' is no run: it has no {name}")
     try:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from agent_rl.algorithms import Algorithm, ScoredRows
 from agent_rl.core.episode import Episode, group_episodes
 from agent_rl.errors import ConfigError, StoreError
 from agent_rl.gym.tasks import task_key
 from agent_rl.seeds import Stream, rng
 from agent_rl.store.episodes import episode_at, episode_file, locate_episodes
+
+if TYPE_CHECKING:
+    from agent_rl.algorithms import Algorithm
 
 CHECKED = 8
 """Of how many groups the tokens are compared with the text."""
@@ -143,6 +146,8 @@ def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Con
 
 
 def _teaches(episodes: list[Episode], algorithm: Algorithm) -> bool:
+    from agent_rl.algorithms import ScoredRows
+
     x = algorithm.experience(group_episodes(episodes))
     scored = ScoredRows(x.rows, x.rows.rollout_logprobs)
     return len(x.rows) > 0 and len(algorithm.compute_weights(x, scored)[0]) > 0

@@ -14,8 +14,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm, Rows, ScoredRows, to_samples
-from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.driver.exchange import COMPUTED, compute_weights, prepare, receive
 from agent_rl.backends.verl.driver.trainer import SyncTrainer

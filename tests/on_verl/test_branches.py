@@ -10,7 +10,8 @@ from doubles import CALL, UnprovenRenderer, run_dice, sampled, small_renderer
 from verl.utils import tensordict_utils as tu
 
 from agent_rl.algorithms import ScoredRows
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.config import ModelConfig
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
 from agent_rl.backends.verl.worker.loss import SENT, WHOLE, loss_function

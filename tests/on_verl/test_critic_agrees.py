@@ -9,8 +9,9 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm, ScoredRows, WeightedRows
+from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.critic import Critic
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.verl.driver.exchange import SentBatch, compute_weights, receive
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function

@@ -16,8 +16,9 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.utils.padding import response_from_nested
 from verl_cpu.settings import SETTINGS
 
+from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.critic import Critic
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.config.config_check import compose_verl

@@ -20,7 +20,8 @@ from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm, ScoredRows
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.backends.embedded.model import ModelConfig, make_model
+from agent_rl.backends.embedded.config import ModelConfig
+from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
 from agent_rl.backends.verl.worker.engine import RoutedEngine

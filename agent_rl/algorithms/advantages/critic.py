@@ -12,12 +12,15 @@ episodes; one that is not scored is not trained on, by the policy or the critic.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.advantages import token, turn
 from agent_rl.algorithms.advantages.estimate import AdvantageEstimate
 from agent_rl.algorithms.components import Fraction, advantage
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @advantage(

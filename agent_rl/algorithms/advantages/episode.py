@@ -10,10 +10,7 @@ Standard deviations have Bessel's correction; `eps`, in the scores' unit, is add
 from __future__ import annotations
 
 import math
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from agent_rl.algorithms.advantages.token import whiten as whiten_tokens
 from agent_rl.algorithms.components import Count, NotNegative, advantage
@@ -28,6 +25,10 @@ from agent_rl.algorithms.group_stats import (
 )
 from agent_rl.algorithms.objectives.pairwise import PairSides, preference_pairs
 from agent_rl.errors import ConfigError
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @advantage(

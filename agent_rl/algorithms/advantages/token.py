@@ -8,11 +8,13 @@ had not been in the batch.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.components import Fraction, advantage
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WHITEN_EPS = 1e-8
 """Added to the variance under the root, as in verl."""
@@ -59,8 +61,8 @@ def gae(
     width = mask.shape[-1]
     position = torch.arange(width, device=mask.device).expand_as(mask)
     here_or_later = torch.where(mask, position, width).flip(-1).cummin(-1).values.flip(-1)
-    following = pad(here_or_later[:, 1:], (0, 1), value=width)  # width: none, the row's end
-    next_values = pad(values, (0, 1)).gather(-1, following)
+    following = torch.nn.functional.pad(here_or_later[:, 1:], (0, 1), value=width)  # width: none, the row's end
+    next_values = torch.nn.functional.pad(values, (0, 1)).gather(-1, following)
     delta = torch.where(mask, rewards + gamma * next_values - values, 0.0)
     advantages = torch.where(mask, _scan(delta, torch.ones_like(delta).masked_fill(mask, gamma * lam)), 0.0)
     return advantages, advantages + values
@@ -172,7 +174,7 @@ def _scan(x: Tensor, decay: Tensor) -> Tensor:
     """Return `y_t = x_t + decay_t y_{t+1}` along the last dimension, in log2(T) steps of doubling reach."""
     reach = 1
     while reach < x.shape[-1]:
-        x = x + decay * pad(x[..., reach:], (0, reach))
-        decay = decay * pad(decay[..., reach:], (0, reach))
+        x = x + decay * torch.nn.functional.pad(x[..., reach:], (0, reach))
+        decay = decay * torch.nn.functional.pad(decay[..., reach:], (0, reach))
         reach *= 2
     return x

@@ -7,15 +7,17 @@ discounts per turn in which it sampled something. Results are float64 and carry 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.advantages.episode import group_relative
 from agent_rl.algorithms.advantages.estimate import TurnAdvantages
 from agent_rl.algorithms.advantages.token import gae, returns_to_go, settle
 from agent_rl.algorithms.components import Fraction, NotNegative, advantage
 from agent_rl.errors import ConfigError
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def spread(per_turn: Tensor, turns: Tensor, mask: Tensor) -> Tensor:
@@ -38,7 +40,7 @@ def spread(per_turn: Tensor, turns: Tensor, mask: Tensor) -> Tensor:
 def turn_starts(turns: Tensor, mask: Tensor) -> Tensor:
     """Where a turn begins, bool `[B, T]`: at its first sampled token. The critic of `turn_gae` is trained there."""
     latest = torch.where(mask, turns, -1).cummax(-1).values
-    return mask & (turns != pad(latest[:, :-1], (1, 0), value=-1))
+    return mask & (turns != torch.nn.functional.pad(latest[:, :-1], (1, 0), value=-1))
 
 
 @advantage("turn-returns", formula="A_t = sum_{k>=turn(t)} gamma^(k-turn(t)) r_k", source="ROLL, segment-wise")

@@ -10,8 +10,11 @@ reads `rollout_logprobs` weighs tokens by theta / mu itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before exponentiation, so that one absurd token can't make the loss infinite."""

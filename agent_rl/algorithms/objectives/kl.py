@@ -23,13 +23,14 @@ gradient is zero; TRL has none. k3+ keeps k2's gradient there.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, get_args
 
 from agent_rl.algorithms.objectives.base import log_ratio
 from agent_rl.errors import ConfigError
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KLKind = Literal["k1", "k2", "k3", "k1+", "k3+"]
 

@@ -7,22 +7,23 @@ own again, and the gradient does not depend on how the batch is cut.
 
 from __future__ import annotations
 
-from typing import Annotated, NewType
+from typing import TYPE_CHECKING, Annotated, NewType
 
-import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from agent_rl.algorithms.components import Positive, objective
 from agent_rl.algorithms.group_stats import TOLERANCE
 from agent_rl.algorithms.objectives.base import Prepared, TokenLoss
 from agent_rl.algorithms.objectives.token import reinforce
 from agent_rl.errors import ConfigError
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
-PairSides = NewType("PairSides", Tensor)
+PairSides = NewType("PairSides", "Tensor")
 """What an advantage for pairwise objectives returns, float64 `[E]`: 1 for the better episode of a pair, -1 for the
 worse one, 0 for all others."""
 
@@ -110,6 +111,7 @@ def dpo_loss(
     chosen = chosen_logprobs.double() - chosen_reference.double()
     rejected = rejected_logprobs.double() - rejected_reference.double()
     margin = beta * (chosen - rejected)
+    logsigmoid = torch.nn.functional.logsigmoid
     loss = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
     return loss, margin.detach()
 

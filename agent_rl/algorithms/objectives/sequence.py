@@ -11,13 +11,15 @@ tokens' log-ratios that it is made of.
 from __future__ import annotations
 
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.components import Positive, negative_mask, objective
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO, TokenLoss
 from agent_rl.algorithms.objectives.token import ppo_clip
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @objective("gspo", formula="L = PPO-clip of s = exp(mean_t log(theta/old))", source="GSPO, Zheng et al. 2025, eq. 5")

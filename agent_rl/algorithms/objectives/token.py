@@ -8,13 +8,15 @@ old / mu on top would count that gap twice.
 from __future__ import annotations
 
 import math
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.components import Positive, objective
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO, Prepared, TokenLoss, log_ratio
 from agent_rl.errors import ConfigError
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SMALLEST_PROBABILITY = 1e-8  # of "any other token" in a binary KL; verl's, which keeps a certain token's KL finite
 

@@ -11,10 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.backends.embedded.config import InterruptionConfig
 from agent_rl.core.episode import Episode
-from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.base import SamplingParams, WeightFormat
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.model_folder import load_model, make_engine
-from agent_rl.engines.embedded.quantization import WeightFormat
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.base import Renderer

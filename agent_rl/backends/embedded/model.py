@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from agent_rl.config import Section
-
-MAX_TOKENS = 56
-"""Of one reply of a model made here: what the built-in environments' demonstrations need. It is in the checkpoint."""
-
-
-class ModelConfig(Section):
-    """Shape of the model; the default has 0.7 M parameters."""
-
-    architecture: Literal["qwen3", "qwen3_moe"] = "qwen3"
-    hidden: int = 128
-    layers: int = 3
-    heads: int = 4
-    kv_heads: int = 4
-    head_dim: int = 32
-    intermediate: int = 384
-    experts: int = 8
-    experts_per_token: int = 2
-    expert_intermediate: int = 128
-    max_positions: int = 4096
-    rope_theta: float = 10_000.0
+from agent_rl.backends.embedded.config import MAX_TOKENS, ModelConfig
 
 
 def make_model(config: ModelConfig, vocab_size: int, seed: int) -> PreTrainedModel:

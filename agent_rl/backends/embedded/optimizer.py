@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from agent_rl.config import Section
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class OptimizerConfig(Section):
@@ -76,7 +79,7 @@ class Optimizer:
         """
         for part, _ in self._parts:
             self._scaler.unscale_(part)
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
         for part, lr in self._parts:
             for group in part.param_groups:
                 group["lr"] = lr * scale

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from agent_rl.config import Section
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOGITS_AT_A_TIME = 2**24
 """64 MiB in float32: 29,127 tokens of the default vocabulary of 576, 110 of Qwen's 151,936. Measured: larger pieces
 are no faster."""
-
-_FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class PrecisionConfig(Section):
@@ -42,13 +42,13 @@ class PrecisionConfig(Section):
         """Return the context that the model's layers run in."""
         if self.autocast == "none":
             return nullcontext()
-        return torch.autocast(device.type, _FORMATS[self.autocast])
+        return torch.autocast(device.type, getattr(torch, self.autocast))
 
     def head_format(self, weight: Tensor) -> torch.dtype:
         """Return the format in which the head of these weights multiplies."""
         if self.head == "float32":
             return torch.promote_types(weight.dtype, torch.float32)
-        return _FORMATS.get(self.autocast, weight.dtype)
+        return weight.dtype if self.autocast == "none" else getattr(torch, self.autocast)
 
     def tokens_at_a_time(self, vocab_size: int) -> int:
         """Return how many tokens' logits may exist at a time."""

@@ -18,17 +18,18 @@ from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.backends.embedded.actor import Actor, make_actor, new_tokenizer
+from agent_rl.backends.embedded.check import check_run
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, warm_start
-from agent_rl.backends.group_sampling import check_environment, held_out_tasks
+from agent_rl.backends.group_sampling import held_out_tasks
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Task
-from agent_rl.engines.embedded.model_folder import load_model, require_model
+from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.tasks import distinct_tasks, task_key
+from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
 from agent_rl.rollout.fit import check_run_fit
@@ -37,7 +38,7 @@ from agent_rl.runs.folder import EPISODES, METRICS, new_folder, read_config, sav
 from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.runs.report import write_reports
 from agent_rl.runs.stop import Stop
-from agent_rl.runs.stored_groups import StoredGroups, index_groups
+from agent_rl.runs.stored_groups import StoredGroups
 from agent_rl.store.episodes import EpisodeWriter, episode_ids
 from agent_rl.view.progress import Progress
 
@@ -76,27 +77,6 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
         save_checkpoint(folder / CHECKPOINT, trainer)
         run.train(trainer)
         return run.finish(trainer)
-
-
-def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
-    """Check a run before it begins; return its environment, and the stored groups of `episodes`.
-
-    Raises:
-        ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
-        CheckpointError: if `start_from` has no model.
-        StoreError: if the stored episodes can't be read.
-    """
-    env = check_environment(config)
-    dev = config.eval.during(env.tasks.splits)
-    env.tasks.require(dev)
-    config.context(env.budget.tokens)
-    if config.start_from:
-        require_model(config.start_from)
-    if config.episodes is None:
-        return env, None
-    evaluated = ((config.eval.split, config.eval.n), (dev, config.eval.dev_n))
-    held_out = {task_key(task) for split, n in evaluated for task in distinct_tasks(env.tasks, split, n)}
-    return env, index_groups(config.episodes, env.id, Algorithm(config.algorithm), held_out)
 
 
 def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, steps: int | None = None) -> Path:

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
+from agent_rl.backends.embedded.config import WarmStartConfig
+from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.config import Section
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
 from agent_rl.core.trajectory import Trajectory
@@ -35,38 +34,6 @@ from agent_rl.rendering.base import Renderer
 from agent_rl.rollout.job import Job
 from agent_rl.rollout.pool import run_jobs
 from agent_rl.seeds import Stream, rng
-
-
-class WarmStartOptimizerConfig(OptimizerConfig):
-    """Learning rates of the warm start."""
-
-    lr: float = Field(6e-3, gt=0)
-    """AdamW's."""
-    muon_lr: float = Field(0.05, ge=0)
-    """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW."""
-    warmup_steps: int = Field(10, ge=0)
-    decay_from: float = Field(0.7, ge=0, le=1)
-    """The fraction of the phase after which learning rates fall, linearly."""
-
-
-class WarmStartConfig(Section):
-    """How the model is warmed up."""
-
-    demonstrations: int = Field(6000, ge=1)
-    batch: int = Field(32, ge=1)
-    copy_steps: int = Field(60, ge=0)
-    """At most; the gate usually ends the phase sooner."""
-    copy_gate: float = Field(0.25, gt=0)
-    """The mean copy loss, in nats over five steps, at which cloning begins."""
-    copy_share: float = Field(0.1, ge=0, lt=1)
-    """The part of a cloning batch that is still copying."""
-    clone_steps: int = Field(600, ge=0)
-    env_weight: float = Field(0.2, ge=0, le=1)
-    """The weight of the tokens that the demonstrator did not write."""
-    balance: float = Field(0.02, ge=0)
-    """The weight of the load-balancing loss of a mixture of experts, see `routing.balance_loss`; a dense model has
-    none. With 0 the busiest of 8 experts got 2.8 times its share after 200 steps of cloning, with 0.02 1.2 times."""
-    optimizer: WarmStartOptimizerConfig = WarmStartOptimizerConfig()
 
 
 def demonstrate(
@@ -126,7 +93,7 @@ def warm_start(
         ConfigError: if there are no demonstrations.
     """
     if not demonstrations:
-        raise ConfigError("there are no demonstrations to clone: define demonstrate() on the environment")
+        raise ConfigError("there are no demonstrations to clone")
     random = rng(Stream.WARM_START, seed)
     rows = [(t.token_ids.tolist(), np.where(t.loss_mask, 1.0, config.env_weight).tolist()) for t in demonstrations]
     blanks = [i for text in (" ", "\n") for i in tokenizer.encode(text, add_special_tokens=False)]

@@ -7,15 +7,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from agent_rl.engines.base import WeightFormat
 from agent_rl.engines.embedded.engine import Engine
-from agent_rl.engines.embedded.quantization import WeightFormat, forward_in
-from agent_rl.errors import CheckpointError
-
-
-def require_model(folder: str | Path) -> None:
-    """Raise CheckpointError unless a folder holds a model."""
-    if not (Path(folder) / "config.json").exists():
-        raise CheckpointError(f"no model in '{folder}': it has no config.json; give a folder that a run wrote")
+from agent_rl.engines.embedded.quantization import forward_in
+from agent_rl.engines.model_files import require_model
 
 
 def load_model(folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agent_rl.engines.base import WeightFormat
 from agent_rl.engines.embedded.forward import Forward, StepOutput, make_forward
 from agent_rl.engines.embedded.kv_cache import KVCache, Layout
 from agent_rl.errors import ConfigError
 
-WeightFormat = Literal["float32", "bfloat16", "float8", "int4"]
 GROUP = 128
 """Neighbouring inputs of one output that share an int4 scale: the usual group of GPTQ and AWQ."""
 FLOAT8_MAX = torch.finfo(torch.float8_e4m3fn).max

@@ -51,7 +51,7 @@ class LocalEngine:
         except ImportError as error:
             raise ConfigError(
                 f"policy=vllm with policy.model runs vLLM in this program, which lacks {error.name}: pip install "
-                "'agent-rl[verl]' on a machine with a GPU, `make setup-verl` on one without, or give the address of a "
+                "-e '.[verl]' on a machine with a GPU, `make setup-verl` on one without, or give the address of a "
                 "server with policy.url"
             ) from error
         known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]

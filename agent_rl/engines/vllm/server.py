@@ -64,7 +64,7 @@ class Server:
         try:
             import httpx
         except ImportError as error:
-            raise ConfigError("policy.url needs httpx: pip install 'agent-rl[train]'") from error
+            raise ConfigError("policy.url needs httpx: pip install -e '.[train]'") from error
         key = os.environ.get("VLLM_API_KEY")
         self._client = httpx.AsyncClient(
             base_url=self.url,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from agent_rl.algorithms.algorithm import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.verl.config.config_keys import asynchronous, critic_settings, impossible, replaced_by
 from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, routing_settings
 from agent_rl.gym.tasks import RL_START
@@ -75,12 +75,12 @@ class VerlConfig(RunConfig):
             )
         if why := impossible(self.asynchrony, self.verl):
             raise ValueError(why)
-        if Algorithm(self.algorithm).needs_values and self.asynchrony.mode != "sync":
+        if Requirements(self.algorithm).needs_values and self.asynchrony.mode != "sync":
             raise ValueError(
                 f"async.mode={self.asynchrony.mode}: algorithm={self.algorithm.name} values states with the weights "
                 "that sampled them, which are gone by the time that a batch is there: set async.mode=sync"
             )
-        reference = Algorithm(self.algorithm).needs_reference
+        reference = Requirements(self.algorithm).needs_reference
         for key in self.verl:
             if why := replaced_by(key, self.algorithm, reference=reference):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
@@ -130,7 +130,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         f"{actor}.ppo_mini_batch_size": config.rollout.groups,
         f"{actor}.ppo_epochs": config.updates_per_batch,
         f"{actor}.optim.lr": config.lr,
-        f"{actor}.use_kl_loss": Algorithm(algorithm).needs_reference,  # so that verl keeps one and scores under it
+        f"{actor}.use_kl_loss": Requirements(algorithm).needs_reference,  # so that verl keeps one and scores under it
         **reference_settings(algorithm, config.verl.get(STRATEGY)),
         **critic_settings(algorithm.critic, config.start_from, config.rollout.context),
         f"{rollout}.name": "vllm",
@@ -158,7 +158,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
 
 def reference_settings(algorithm: AlgorithmConfig, strategy: object) -> dict[str, JsonValue]:
     """Return what the reference is in verl's config: it computes in the policy's precision."""
-    if not Algorithm(algorithm).needs_reference or strategy in VERL_REPLAY_STRATEGIES:
+    if not Requirements(algorithm).needs_reference or strategy in VERL_REPLAY_STRATEGIES:
         return {}
     name = "fsdp_config.mixed_precision"
     return {f"actor_rollout_ref.ref.{name}": f"${{oc.select:actor_rollout_ref.actor.{name}}}"}
@@ -166,7 +166,7 @@ def reference_settings(algorithm: AlgorithmConfig, strategy: object) -> dict[str
 
 def asked(config: VerlConfig) -> dict[str, JsonValue]:
     """Return what every row of training tasks asks of the agent loop, by column."""
-    algorithm, samples = Algorithm(config.algorithm), config.rollout.samples
+    algorithm, samples = Requirements(config.algorithm), config.rollout.samples
     greedy: dict[str, JsonValue] = {"__rollout_n__": samples + 1, "greedy": samples}  # verl's sessions count from 0
     return (greedy if algorithm.needs_greedy else {}) | ({"snapshots": True} if algorithm.needs_values else {})
 

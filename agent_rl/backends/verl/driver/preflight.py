@@ -147,7 +147,7 @@ def _missing_here(request: Request) -> Iterator[str]:
 
 def required_modules(verl: DictConfig, algorithm: AlgorithmConfig) -> dict[str, str]:
     """Return the modules needed on every node, each with its remedy."""
-    found = {"verl": "pip install 'agent-rl[verl]'", "vllm": "pip install 'agent-rl[verl]'"}
+    found = {"verl": "pip install -e '.[verl]'", "vllm": "pip install -e '.[verl]'"}
     model, attention = verl.actor_rollout_ref.model, "flash_attention_2"
     if verl.trainer.device == "cpu":
         return found

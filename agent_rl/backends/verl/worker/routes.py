@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from omegaconf import DictConfig, OmegaConf
 from pydantic import JsonValue
-from torch import Tensor
 
 from agent_rl.core.trajectory import ExpertArray, expert_dtype
 from agent_rl.errors import ConfigError
+from agent_rl.lazy import torch
 from agent_rl.moe.agreement import RouteAgreement, RoutingConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FSDP_STRATEGIES = ("fsdp", "fsdp2")
 """Strategies of verl's that replay with our engine, as verl's own does not."""

@@ -1,0 +1,64 @@
+"""What can be checked before an embedded run begins; without torch, unless it learns from stored episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.group_sampling import check_environment
+from agent_rl.core.messages import JSON
+from agent_rl.engines.model_files import require_model
+from agent_rl.errors import ConfigError
+from agent_rl.gym.env import Env
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tasks import distinct_tasks, task_key
+from agent_rl.runs.stored_groups import StoredGroups, index_groups
+from agent_rl.store.episodes import existing_file
+
+
+def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
+    """Check a run before it begins; return its environment, and the stored groups of `episodes`.
+
+    Raises:
+        ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
+        CheckpointError: if `start_from` has no model.
+        StoreError: if the stored episodes can't be read.
+    """
+    env = check_environment(config)
+    dev = config.eval.during(env.tasks.splits)
+    env.tasks.require(dev)
+    config.context(env.budget.tokens)
+    if config.start_from:
+        require_model(config.start_from)
+    else:
+        require_demonstrations(env, config.env_args)
+    if config.episodes is None:
+        return env, None
+    existing_file(config.episodes)
+    from agent_rl.algorithms import Algorithm
+
+    evaluated = ((config.eval.split, config.eval.n), (dev, config.eval.dev_n))
+    held_out = {task_key(task) for split, n in evaluated for task in distinct_tasks(env.tasks, split, n)}
+    return env, index_groups(config.episodes, env.id, Algorithm(config.algorithm), held_out)
+
+
+def require_demonstrations(env: EnvSpec, env_args: Mapping[str, JSON]) -> None:
+    """Refuse an environment that a fresh model can't be warmed up on.
+
+    Raises:
+        ConfigError: with a template of `demonstrate`, made of the environment's first tool.
+    """
+    if env.cls.demonstrate is not Env.demonstrate or env.cls.oracle is not Env.oracle:
+        return
+    tool = next(iter(env.make(**env_args).tools), None)
+    script = 'yield "my answer"'
+    if tool is not None:
+        names = tool.parameters.get("properties")
+        arguments = ", ".join(f'"{name}": self.{name}' for name in (names if isinstance(names, Mapping) else ()))
+        call = f'ar.ToolCall("call_0", "{tool.name}", {{{arguments}}})'
+        script = f'(found,) = yield ar.Message("assistant", tool_calls=({call},)); yield found.content'
+    raise ConfigError(
+        f"a fresh model begins with demonstrations, and {env.id} has none: set start_from=FOLDER of a pretrained "
+        f"model, or paste into {env.cls.__name__}, with your own calls and some mistakes:\n"
+        f"    def demonstrate(self, rng):\n        {script}"
+    )

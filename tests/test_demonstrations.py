@@ -1,0 +1,66 @@
+"""Training on an environment that has no demonstrations."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agent_rl as ar
+from agent_rl.backends.embedded.check import require_demonstrations
+from agent_rl.backends.embedded.run import start_run
+from agent_rl.runs.metrics import read_metrics
+from agent_rl.view.progress import Progress
+from tests.runs import config
+
+
+class Bare(ar.ToolEnv):
+    """An environment without demonstrations."""
+
+    def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
+        self.item = str(task["item"])
+        return f"what does the {self.item} cost"
+
+    @ar.tool
+    def price(self, item: str) -> int:
+        """Look up what an item costs."""
+        return len(item)
+
+    @ar.reward
+    def correct(self, episode: ar.Episode) -> bool:
+        return episode.final_text == str(len(self.item))
+
+
+@pytest.fixture
+def bare() -> str:
+    rows = [{"item": name} for name in ("lamp", "chair")]
+    ar.register("bare-v0", tasks=dict.fromkeys(("train", "dev", "test", "eval"), rows))(Bare)
+    return "bare-v0"
+
+
+def test_run_offers_a_template_of_demonstrations(bare: str, tmp_path: Path) -> None:
+    with pytest.raises(ar.ConfigError, match=r"bare-v0 has none: set start_from=FOLDER of a pretrained model") as error:
+        start_run(config(tmp_path, env=bare), Progress())
+    assert not any(tmp_path.iterdir())
+    _, *template = str(error.value).split("\n")
+    assert len(template) == 2
+    scope: dict[str, Any] = {"Bare": Bare, "ar": ar}
+    exec("\n".join(["class Pasted(Bare):", *template]), scope)
+    ar.register("pasted-v0", tasks={"train": [{"item": "lamp"}]})(scope["Pasted"])
+    assert [e.success for e in ar.run("pasted-v0", "demonstrator")] == [True]
+
+
+def test_run_without_demonstrations_starts_from_a_model(bare: str, folder: Path, tmp_path: Path) -> None:
+    start = str(folder / "checkpoint")
+    run = start_run(config(tmp_path, env=bare, steps=1, start_from=start), Progress())
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"] == [1]
+
+
+def test_demonstrations_default_to_the_oracle() -> None:
+    class Scripted(Bare):
+        def oracle(self) -> ar.Script:
+            yield str(len(self.item))
+
+    ar.register("scripted-v0", tasks={"train": [{"item": "lamp"}]})(Scripted)
+    require_demonstrations(ar.spec("scripted-v0"), {})
+    assert [e.final_text for e in ar.run("scripted-v0", "demonstrator")] == ["4"]
