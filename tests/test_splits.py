@@ -103,7 +103,9 @@ def test_run_says_which_tasks_are_held_out(shop: str, tmp_path: Path) -> None:
     shown, size = io.StringIO(), ar.spec(shop).tasks.size("eval")
     folder = start_run(config(tmp_path, env=shop, steps=2, eval={"every": 1}), Progress(Console(file=shown, width=200)))
     assert f"{size} of the 48 tasks of 'train' are held out" in shown.getvalue()
-    which = f"{size} tasks of 'eval', all that there are for eval.n=384, none of them among {48 - (size or 0)} of 'train'"
+    which = (
+        f"{size} tasks of 'eval', all that there are for eval.n=384, none of them among {48 - (size or 0)} of 'train'"
+    )
     assert f"Evaluation before RL on {which}:" in shown.getvalue()
     rows = [row for row in metrics_of(folder) if row["kind"] == "eval" and row["sampling"] == "sampled"]
     assert [(row["step"], row["split"], row["n"]) for row in rows] == [(step, "eval", size) for step in (0, 1, 2)]
@@ -129,7 +131,10 @@ def test_commands_import_what_registers_the_environment(shop: str, monkeypatch: 
     assert resume_command(stored, env, folder) == "agent-rl train 'resume=runs/my run'"
     assert rollout_command(stored, env, Path("x")) == f"agent-rl rollout --import own.py {args} policy=x"
     built_in = TrainConfig.model_validate({"env": "search-v0"})
-    assert rollout_command(built_in, built_in.load_env(), Path("x")) == "agent-rl rollout env=search-v0 split=eval policy=x"
+    assert (
+        rollout_command(built_in, built_in.load_env(), Path("x"))
+        == "agent-rl rollout env=search-v0 split=eval policy=x"
+    )
     monkeypatch.setattr(env.cls, "__module__", "__main__")  # as in a notebook
     assert resume_command(settings, env, folder) == "ar.train(resume='runs/my run')"
     assert rollout_command(settings, env, Path("x")) == "ar.run('whole-shop-v0', 'x', split='eval')"
