@@ -122,7 +122,8 @@ def test_held_out_tasks_counts_those_trained_on(shop: str) -> None:
 
 
 def test_commands_import_what_registers_the_environment(shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    env, file, folder = ar.spec(shop), ROOT / "examples" / "shop.py", Path("runs/my run")
+    env, file, folder = ar.spec(shop), "shop.py", Path("runs/my run")
+    monkeypatch.chdir(ROOT / "examples")
     settings = TrainConfig.model_validate({"env": shop, "env_args": {"size": 3}})
     assert resume_command(settings, env, folder) == f"agent-rl train --import {file} 'resume=runs/my run'"
     args = f"env={shop} split=eval env_args.size=3"

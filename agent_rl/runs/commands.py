@@ -12,8 +12,10 @@ from agent_rl.runs.config import RunConfig
 
 
 def command(name: str, *words: str, imports: Iterable[str | Path] = ()) -> str:
-    """Return a command line of agent-rl."""
-    return shlex.join(["agent-rl", name, *(w for file in imports for w in ("--import", str(file))), *words])
+    """Return a command line of agent-rl; files below the working directory are named from there."""
+    here = Path.cwd()
+    files = (str(Path(file).relative_to(here) if Path(file).is_relative_to(here) else file) for file in imports)
+    return shlex.join(["agent-rl", name, *(word for file in files for word in ("--import", file)), *words])
 
 
 def resume_command(config: RunConfig, env: EnvSpec, folder: Path) -> str:
