@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -35,6 +33,8 @@ from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
 from agent_rl.rollout.fit import check_run_fit
+from agent_rl.runs.commands import command, resume_command, rollout_command
+from agent_rl.runs.diagnosis import Diagnosis
 from agent_rl.runs.folder import EPISODES, METRICS, new_folder, read_config, save_config, warn
 from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.runs.report import write_reports
@@ -170,11 +170,11 @@ class _Run:
         """Warn if the environment's own solution does not fit; refuse one whose openings leave no room for a reply."""
         env, config, context = self.env, self.config, actor.engine.context_limit
         if warning := check_run_fit(env, config.split, config.env_args, actor.renderer, context, "budget.tokens"):
-            self.warn(warning)
+            warn(self.folder, warning, self.say)
 
-    def warn(self, text: str) -> None:
-        """Print and store a warning."""
-        warn(self.folder, text, lambda line: self.progress.say(escape(line)))
+    def say(self, text: str) -> None:
+        """Print a line without markup."""
+        self.progress.say(escape(text))
 
     def evaluate(self, trainer: Trainer, when: str) -> None:
         """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
@@ -192,21 +192,24 @@ class _Run:
     def train(self, trainer: Trainer) -> None:
         """Train to the last step; evaluate and save checkpoints at the configured steps."""
         config = self.config
-        self.stop.hint = f"continue with: agent-rl train resume={self.folder}"
+        self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
         split = config.eval.during(self.env.tasks.splits)
         dev = distinct_tasks(self.env.tasks, split, config.eval.dev_n)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
+        diagnosis = Diagnosis(config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say)
         while trainer.step < config.steps:
             result = trainer.train_step()
             self.write(result.episodes)
             self.metrics.write("train", trainer.step, result.metrics)
+            diagnosis.episodes = result.episodes
+            diagnosis.observe(result.metrics)
             last = trainer.step == config.steps
             reported = last and split == config.eval.split  # by `finish`, on all of its tasks
             if config.eval.every and trainer.step % config.eval.every == 0 and not reported:
                 evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, split)
                 self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
-                self.dev = f"{evaluation.success.value:.1%} of {evaluation.success.n} {split} tasks"
+                self.dev = f"{evaluation.success.share} of {evaluation.success.n} {split} tasks"
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
             if last or self.stop.is_asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
@@ -225,12 +228,14 @@ class _Run:
         say = self.progress.say
         say(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {report}")
         say("Try next:")
-        say(f"  agent-rl view {self.folder}                       its episodes, one line each")
-        say(f"  agent-rl view {self.folder} {self.config.eval.split}-{trainer.step:05d}-sampled-0000 --tokens")
-        imports = "".join(f" --import {shlex.quote(os.path.relpath(file))}" for file in self.config.imports)
-        say(f"  agent-rl rollout{imports} env={self.env.id} policy={self.folder}/{CHECKPOINT}")
-        other = "search-v0" if self.env.id != "search-v0" else "calculator-v0"
-        say(f"  agent-rl train env={other}")
+        folder = str(self.folder)
+        for line in (
+            command("view", folder),
+            command("view", folder, f"{self.config.eval.split}-{trainer.step:05d}-sampled-0000", "--tokens"),
+            rollout_command(self.config, self.env, self.folder / CHECKPOINT),
+            command("train", "env=search-v0" if self.env.id != "search-v0" else "env=calculator-v0"),
+        ):
+            say(f"  {escape(line)}")
         return self.folder
 
     def facts(self) -> dict[str, str]:
