@@ -129,6 +129,11 @@ def choices(group: str) -> list[str]:
     return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")) if folder.is_dir() else []
 
 
+def setting_names(schema: type[BaseModel]) -> list[str]:
+    """Return the names of all settings of a config, those of sections in full."""
+    return [key for key, _ in _keys(schema)]
+
+
 def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tuple[str, object]]:
     """Yield the settings that a setting stands for, of sections the values in them.
 

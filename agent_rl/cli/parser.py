@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import TypeAlias
 
 from agent_rl.cli import episodes, listing, training, view
 from agent_rl.cli import sandbox as sandbox_commands
+from agent_rl.cli.completion import print_completion
 from agent_rl.cli.project.init import init
 from agent_rl.errors import AgentRLError
 from agent_rl.gym.registry import load_once
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
     arguments = _parser().parse_args(argv)
     command: Command = arguments.command
+    if level := getattr(arguments, "log_level", None):
+        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         for file in getattr(arguments, "imports", None) or []:
             load_once(str(Path(file).resolve()))
@@ -58,9 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         parser_class=_Parser,
         required=True,
-        metavar="init | envs | algorithms | train | rollout | view | doctor | sandbox",
+        metavar="init | envs | algorithms | train | rollout | view | doctor | sandbox | completion",
     )
     imports = _Parser(add_help=False)
+    levels = ("debug", "info", "warning", "error")
+    imports.add_argument("--log-level", choices=levels, help="show what libraries log from this level on, on stderr")
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
     )
@@ -96,6 +102,10 @@ def _parser() -> argparse.ArgumentParser:
     project = commands.add_parser("init", help=about, description=about)
     project.add_argument("folder", help="a new folder; its name is the environment's, as in my-env")
     project.set_defaults(command=init)
+    about = "print a script that completes commands: source <(agent-rl completion bash)"
+    completing = commands.add_parser("completion", help=about, description=about)
+    completing.add_argument("shell", choices=["bash", "zsh"])
+    completing.set_defaults(command=print_completion, parser=parser)
     sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
     actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
     sandboxes = actions.add_parser(
