@@ -25,7 +25,8 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.train  ## make .venv with all that training needs
-	@:
+	@echo 'Ready. Next, an environment of your own (or see one learn: make train):'
+	@echo '  . $(BIN)/activate && agent-rl init my-env'
 
 setup-dev: $(VENV)/.dev  ## the same, with pytest, ruff and mypy
 	@:
@@ -33,7 +34,7 @@ setup-dev: $(VENV)/.dev  ## the same, with pytest, ruff and mypy
 setup-verl: $(VENV_VERL)/.verl  ## make .venv-verl: agent_rl beside verl, vLLM on CPU, Ray and TRL
 	@:
 
-train: setup  ## train; ARGS="key=value ..." overrides the config
+train: $(VENV)/.train  ## train; ARGS="key=value ..." overrides the config
 	@$(BIN)/agent-rl train $(ARGS)
 
 test: setup-dev  ## run the tests: offline

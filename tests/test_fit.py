@@ -24,7 +24,7 @@ from agent_rl.rollout.job import Job
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
 from tests.doubles import CALL, Dice, dice_spec, play, small_renderer, token_policy
-from tests.runs import SMALL, config
+from tests.runs import config
 
 RENDERER = small_renderer()
 
@@ -108,7 +108,7 @@ def test_run_with_oversized_oracle_is_warned() -> None:
 
 
 def test_embedded_training_compares_before_first_step(tmp_path: Path) -> None:
-    settings = config(tmp_path, rollout=SMALL["rollout"] | {"budget": {"tokens": 9}})
+    settings = config(tmp_path, budget={"tokens": 9})
     with pytest.raises(ConfigError, match=r"budget\.tokens=9 leaves no room"):
         start_run(settings, Progress())
     assert read_metrics(tmp_path / "runs" / "latest" / "metrics.jsonl") == []

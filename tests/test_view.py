@@ -250,6 +250,28 @@ def test_report_escapes_hostile_text(tmp_path: Path) -> None:
     assert "alert(1)" in page.text and "\\u202e" in page.text
 
 
+def test_report_colours_success_only(tmp_path: Path) -> None:
+    wrong = example_episode(rewards=(Reward("correct", 0.0), Reward("format", 0.1)))
+    right = example_episode(rewards=(Reward("correct", 1.0), Reward("long", -1.0)))
+    scores = [value for name, value in report(tmp_path, before=[wrong], after=[right]).attributes if name == "class"]
+    assert [value for value in scores if value and "score" in value] == ["score zero", "score good"]
+
+
+def test_report_fits_a_phone(tmp_path: Path) -> None:
+    page = report(tmp_path, narrow_curve_svg="<svg><circle/></svg>")
+    assert ("content", "width=device-width, initial-scale=1") in page.attributes
+    assert ("class", "card curve two") in page.attributes and page.tags.count("svg") == 2
+    named = ["before", "95% interval", "n", "after", "95% interval", "n", "change"]  # where the heading is left out
+    assert [value for name, value in page.attributes if name == "data-name"] == named
+    assert "@media (max-width:44rem)" in page.text and ".two svg:first-child { display:none; }" in page.text
+
+
+def test_report_folds_a_huge_observation(tmp_path: Path) -> None:
+    huge = example_episode(messages=(Message("user", "all " * 1_000_000), Message("assistant", "ok")))
+    text = report(tmp_path, before=[], after=[huge]).text
+    assert "folded: 4.0 MB" in text and len(text) < 30_000
+
+
 def test_report_refuses_a_curve_without_svg(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"curve_svg must be an <svg> element.*<\?xml"):
         report(tmp_path, curve_svg="<?xml version='1.0'?><svg/>")
@@ -286,6 +308,16 @@ def test_learning_curve_is_deterministic() -> None:
     assert "currentColor" in svg and "#010203" not in svg
     assert "held-out tasks" in svg and "training rollouts" in svg
     assert "<dc:date>" not in svg and "http://www.w3.org/1999/xlink" in svg
+
+
+def test_narrow_learning_curve_shares_no_ids() -> None:
+    pytest.importorskip("matplotlib")
+    from agent_rl.view.curve import learning_curve_svg
+
+    wide, narrow = (learning_curve_svg(TRAIN, EVALS, narrow=narrow) for narrow in (False, True))
+    drawn = [set(re.findall(r'url\(#(\w+)\)|href="#(\w+)"', svg)) for svg in (wide, narrow)]
+    assert all(drawn) and not drawn[0] & drawn[1]
+    assert 'viewBox="0 0 576 ' in wide and 'viewBox="0 0 302.4 ' in narrow
 
 
 def test_learning_curve_can_be_empty() -> None:

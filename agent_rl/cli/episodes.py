@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+from pathlib import Path
 
 from rich.console import Console
 
-from agent_rl.cli.settings import settings_of
+from agent_rl.cli.project.init import SETTINGS
+from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
 from agent_rl.errors import ConfigError
 from agent_rl.rollout import summarise
+from agent_rl.runs.folder import read_config
 from agent_rl.runs.rollout import RolloutSettings, resume_rollout, start_rollout
 from agent_rl.runs.stop import Interrupted
 from agent_rl.view.progress import Progress
-from agent_rl.view.text import failure_lines, print_table
+from agent_rl.view.text import failure_lines, print_table, short_id
 
 ROLLOUT_EXAMPLES = """
 policies: oracle, demonstrator, vllm, a checkpoint's folder, or your own (@ar.register_policy)
@@ -58,5 +63,18 @@ def rollout(arguments: argparse.Namespace) -> int:
     result = summarise(episodes)
     print(f"{episodes[0].env}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
-    print(f"{len(episodes)} episodes in {file}; read one: agent-rl view {file} {episodes[0].id}")
+    print(f"{len(episodes)} episodes in {file}; read one: agent-rl view {file} {short_id(episodes[0].id)}")
+    ran = read_config(file.parent, RolloutSettings, file.with_suffix(".yaml").name)
+    if ran.policy.name == "oracle" and all(e.success for e in episodes) and not ran.env_args:
+        print(f"The oracle solves all of them; train on them: {_training(ran)}")
     return 0
+
+
+def _training(settings: RolloutSettings) -> str:
+    """Return the command that trains on a rollout's environment, with the project's own settings if it has them."""
+    files = [Path(os.path.relpath(file)) for file in settings.imports]
+    for own in (file.with_name(SETTINGS) for file in files):
+        if own.exists() and read_settings(own).get("env") == settings.env:
+            return shlex.join(["agent-rl", "train", f"config={own}"])
+    imports = [word for file in files for word in ("--import", str(file))]
+    return shlex.join(["agent-rl", "train", *imports, f"env={settings.env}"])

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from agent_rl.cli import episodes, listing, training, view
 from agent_rl.cli import sandbox as sandbox_commands
 from agent_rl.cli.failure import describe
+from agent_rl.cli.project.init import init
 from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.gym.registry import load_once
 from agent_rl.version import __version__
@@ -73,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.epilog = "agent-rl COMMAND --help has examples; after an error, --traceback shows where it came from"
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(
-        parser_class=_Parser, required=True, metavar="envs | algorithms | train | rollout | view | doctor | sandbox"
+        parser_class=_Parser,
+        required=True,
+        metavar="init | envs | algorithms | train | rollout | view | doctor | sandbox",
     )
     imports = _Parser(add_help=False)
     imports.add_argument(
@@ -107,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     reading = commands.add_parser("view", help="read stored episodes", description=view.HELP, formatter_class=raw)
     view.add_arguments(reading)
     reading.set_defaults(command=view.view)
+    about = "write a small project: an environment, tasks, settings and a test, ready to train on"
+    project = commands.add_parser("init", help=about, description=about)
+    project.add_argument("folder", help="a new folder; its name is the environment's, as in my-env")
+    project.set_defaults(command=init)
     sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
     actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
     sandboxes = actions.add_parser(

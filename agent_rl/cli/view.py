@@ -16,7 +16,7 @@ from agent_rl.errors import ConfigError, StoreError
 from agent_rl.store.episodes import episode_file, find_episode
 from agent_rl.view.conversation import clean
 from agent_rl.view.selection import NUMBERS, TEXTS, Selection, select
-from agent_rl.view.text import print_episode, print_table
+from agent_rl.view.text import print_episode, print_table, short_id
 
 HELP = f"""\
 Read stored episodes: a table of those that fit, or one in full.
@@ -80,13 +80,13 @@ def view(arguments: argparse.Namespace) -> int:
 
 
 def _summary(asked: str, selected: Selection, offset: int) -> Iterator[str]:
-    """Yield what the table leaves out, and the command that shows an episode."""
+    """Yield how much the table leaves out and the command for one episode."""
     first, last = offset + 1, offset + len(selected.places)
     of = f"{selected.fitting:,}" + (f" that fit, of {selected.total:,}" if selected.fitting < selected.total else "")
     shown = f"{first:,} to {last:,}" if last >= first else "none"
     yield f"{shown} of {of} episodes" + (f"; more: --offset {last}" if first <= last < selected.fitting else "")
     for episode in islice(selected.episodes(), 1):
-        yield f"One in full: agent-rl view {shlex.quote(asked)} {shlex.quote(clean(episode.id))}"
+        yield f"One in full: agent-rl view {shlex.quote(asked)} {shlex.quote(clean(short_id(episode.id)))}"
 
 
 @contextmanager

@@ -127,10 +127,11 @@ def require_policy(policy: AnyPolicy) -> AnyPolicy:
 
 def _require_script(name: str, env: EnvSpec) -> None:
     """Refuse a script that the environment does not have, before every episode fails of it."""
-    has = {"oracle": env.cls.oracle is not Env.oracle, "demonstrator": env.cls.demonstrate is not Env.demonstrate}
+    has_oracle = env.cls.oracle is not Env.oracle
+    has = {"oracle": has_oracle, "demonstrator": has_oracle or env.cls.demonstrate is not Env.demonstrate}
     if not has.get(name, True):
         method = "oracle(self)" if name == "oracle" else "demonstrate(self, rng)"
-        others = "".join(f"policy={other}, " for other, is_there in has.items() if is_there)
+        others = "policy=demonstrator, " if has["demonstrator"] else ""
         raise ConfigError(
             f"policy={name}: {env.id} has none; define {env.cls.__name__}.{method}, or choose {others}"
             "policy=FOLDER of a checkpoint"

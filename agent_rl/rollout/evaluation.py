@@ -24,6 +24,11 @@ class Rate:
         return self.successes / self.n if self.n else math.nan
 
     @property
+    def share(self) -> str:
+        """The proportion in words."""
+        return f"{self.value:.1%}" if self.n else "unknown"
+
+    @property
     def interval(self) -> tuple[float, float]:
         """The 95 % confidence interval."""
         if not self.n:
@@ -34,6 +39,8 @@ class Rate:
         return (max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))  # min and max: rounding at 0 and 1
 
     def __str__(self) -> str:
+        if not self.n:
+            return "unknown: no episode has a reward that says it"
         low, high = self.interval
         return f"{self.value:6.1%} [{low:.1%}, {high:.1%}] of {self.n}"
 

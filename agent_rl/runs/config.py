@@ -44,8 +44,6 @@ class RolloutConfig(Section):
     """Nothing else changes the distribution, so that its log-probabilities are exact."""
     max_tokens: int | None = Field(None, ge=1)
     """Of one reply; null leaves it to the model."""
-    budget: BudgetConfig = BudgetConfig()
-    """Of one episode."""
 
 
 class EvalConfig(Section):
@@ -84,6 +82,8 @@ class RunConfig(Section):
     """Steps between checkpoints."""
     asynchrony: AsyncConfig = Field(AsyncConfig(), alias="async")
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    budget: BudgetConfig = BudgetConfig()
+    """Of one episode, in training and evaluation; instead of the environment's own limits."""
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
 
@@ -108,4 +108,4 @@ class RunConfig(Section):
         for split in (self.split, self.eval.split):
             env.tasks.require(split)
         env.check_arguments(self.env_args)
-        return replace(env, budget=self.rollout.budget.instead_of(env.budget))
+        return replace(env, budget=self.budget.instead_of(env.budget))

@@ -84,6 +84,7 @@ def write_reports(
         title=f"{config.env}, {config.algorithm.name}, seed {config.seed}",
         summary=large | {"seconds": f"{wall_s:.0f}"},
         curve_svg=learning_curve(rows),
+        narrow_curve_svg=learning_curve(rows, narrow=True),
         facts=_facts(config, summary, facts),
         comparisons=[Comparison(SAMPLINGS[name][1], *both) for name, both in rates.items()],
         before=before,
@@ -95,8 +96,8 @@ def _rate(row: Row) -> Rate:
     return Rate(int(str(row["successes"])), int(str(row["n"])))
 
 
-def learning_curve(rows: Metrics) -> str:
-    """Return a run's success over its steps as an SVG, as its report shows it."""
+def learning_curve(rows: Metrics, *, narrow: bool = False) -> str:
+    """Return a run's success over its steps as an SVG, as its report shows it; `narrow` is for a phone."""
     train = rows.series("rollout/success")  # a step on stored episodes has no rollouts
     evals = dict[int, Rate]()  # of an embedded run: the reported split before and after, the dev split in between
     for row in rows:
@@ -104,7 +105,7 @@ def learning_curve(rows: Metrics) -> str:
             step = int(str(row["step"]))
             if step not in evals or row["sampling"] == "sampled":
                 evals[step] = _rate(row)
-    return learning_curve_svg(train, sorted(evals.items()))
+    return learning_curve_svg(train, sorted(evals.items()), narrow=narrow)
 
 
 def _evaluated(folder: Path, config: RunConfig, step: int, seeds: Sequence[int] = ()) -> Iterator[Episode]:

@@ -89,8 +89,6 @@ def resume_rollout(path: str, progress: Progress) -> tuple[Path, list[Episode]]:
     if not _settings_of(file).exists():
         raise CheckpointError(f"{file} can't be continued: {_settings_of(file)}, with its settings, is not there")
     settings = read_config(file.parent, RolloutSettings, _settings_of(file).name)
-    for imported in settings.imports:
-        load_once(imported)
     with _open(settings, file, progress) as rollout:
         return file, rollout.run()
 
@@ -140,6 +138,8 @@ class _Rollout:
 
 @contextmanager
 def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator[_Rollout]:
+    for imported in settings.imports:
+        load_once(imported)
     jobs = _jobs(settings)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
     tasks = jobs[0].spec.tasks

@@ -11,12 +11,15 @@ _INK = "#010203"  # stands for the page's own text colour, and becomes `currentC
 _TRAIN, _EVAL = "#8a94a6", "#3b82f6"  # readable on white and on near-black
 
 
-def learning_curve_svg(train: Sequence[tuple[int, float]], evals: Sequence[tuple[int, Rate]]) -> str:
+def learning_curve_svg(
+    train: Sequence[tuple[int, float]], evals: Sequence[tuple[int, Rate]], *, narrow: bool = False
+) -> str:
     """Draw success over training steps; the same points give the same bytes.
 
     Args:
         train: (step, success rate of the training rollouts), drawn as a thin line.
         evals: (step, success rate on held-out tasks), drawn as points with bars over their intervals.
+        narrow: whether it is for a phone; its elements have ids of their own, so that both fit one page.
 
     Returns:
         An `<svg>` element without an XML header. It takes text colour from the page.
@@ -28,9 +31,14 @@ def learning_curve_svg(train: Sequence[tuple[int, float]], evals: Sequence[tuple
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    settings = {"svg.hashsalt": "agent_rl", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 11}
+    settings = {
+        "svg.hashsalt": f"agent_rl {narrow}",
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.size": 11,
+    }
     with rc_context(settings):
-        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        figure = Figure(figsize=(4.2, 3.6) if narrow else (8, 3.6), layout="constrained")
         axes = figure.add_subplot()
         if train:
             axes.plot(*zip(*train, strict=True), color=_TRAIN, linewidth=1, label="training rollouts")
@@ -43,7 +51,7 @@ def learning_curve_svg(train: Sequence[tuple[int, float]], evals: Sequence[tuple
                 label="held-out tasks (95% interval)",
             )  # fmt: skip
         axes.set(xlabel="training step", ylabel="success rate", ylim=(-0.02, 1.02))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_locator(MaxNLocator(5 if narrow else "auto", integer=True, steps=[1, 2, 5, 10]))
         axes.grid(axis="y", color=_TRAIN, alpha=0.25, linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(_INK)
@@ -51,7 +59,7 @@ def learning_curve_svg(train: Sequence[tuple[int, float]], evals: Sequence[tuple
         axes.xaxis.label.set_color(_INK)
         axes.yaxis.label.set_color(_INK)
         if train or evals:
-            figure.legend(loc="outside upper left", ncols=2, frameon=False, labelcolor=_INK)
+            figure.legend(loc="outside upper left", ncols=1 if narrow else 2, frameon=False, labelcolor=_INK)
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = drawn.getvalue()

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from agent_rl.core.episode import Episode
 from agent_rl.rollout.evaluation import Rate
-from agent_rl.view.conversation import call_arguments, clean, opening_question, turns
+from agent_rl.view.conversation import call_arguments, clean, folded, opening_question, turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ def write_report(
     title: str,
     summary: Mapping[str, str | float],
     curve_svg: str,
+    narrow_curve_svg: str = "",
     facts: Sequence[tuple[str, str]],
     comparisons: Sequence[Comparison],
     before: Sequence[Episode] = (),
@@ -65,6 +66,7 @@ def write_report(
         title: the page's heading.
         summary: the few numbers to show large, by label; floats are shown with three digits, strings as they are.
         curve_svg: the learning curve, as `learning_curve_svg` gives it. It is put in as it is: don't pass a stranger's.
+        narrow_curve_svg: the same for a phone, shown in its place where the page is narrow.
         facts: (name, value) rows about the run: model, seed, versions, hardware.
         comparisons: the evaluation table.
         before: episodes of the untrained policy, to be shown beside those of the same tasks in `after`.
@@ -76,10 +78,11 @@ def write_report(
     if not curve_svg.startswith("<svg"):
         raise ValueError(f"curve_svg must be an <svg> element without an XML header, not {curve_svg[:40]!r}")
     template, pairs = templates().get_template("report.html.j2"), pair_by_task(before, after)
+    curves = {"curve": Markup(curve_svg), "narrow_curve": Markup(narrow_curve_svg)}
     page = {"title": title, "summary": summary, "facts": facts, "comparisons": comparisons, "pairs": pairs}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(template.render(page, curve=Markup(curve_svg)), encoding="utf-8")
+    path.write_text(template.render(page | curves), encoding="utf-8")
     return path
 
 
@@ -107,9 +110,9 @@ def templates(finalize: Callable[[object], object] | None = None) -> Environment
 
 
 def visible(value: object) -> object:
-    """Return a printed value without characters that act on the page; escaping comes after this."""
+    """Return a printed value short enough to read, without what acts on the page; escaping comes after this."""
     if isinstance(value, Markup):
         return value
     if isinstance(value, float):
         return f"{value:.3g}"
-    return clean(value) if isinstance(value, str) else value
+    return clean(folded(value)) if isinstance(value, str) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -114,8 +115,9 @@ class Progress:
         self._speed.append(metrics["perf/sampled_tokens_per_s"])
         rise = trend(self._success)
         arrow = "" if rise is None else f"{'▲' if rise >= 0 else '▼'} {abs(100 * rise):.0f} points in 5 steps"
+        success = metrics["rollout/success"]
         return {
-            "success": f"{metrics['rollout/success']:6.1%}  {arrow}",
+            "success": "unknown" if math.isnan(success) else f"{success:6.1%}  {arrow}",
             "reward": f"{metrics['rollout/reward']:6.3f}",
             "speed": f"{sum(self._speed) / len(self._speed):6.0f} sampled tokens/s",
             "per episode": f"{metrics['rollout/turns']:.2f} turns, {metrics['rollout/tool_calls']:.2f} tool calls, "

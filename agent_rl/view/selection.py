@@ -147,7 +147,7 @@ def _shown(value: object) -> str:
 
 
 def _says(line: bytes, text: str) -> bool:
-    """Return whether an episode's line has a text in what people read; most lines are told by their bytes alone."""
+    """Return whether an episode's line has a text in what people read; the bytes decide for most."""
     if not text or (text.isascii() and json.dumps(text)[1:-1].lower().encode() not in line.lower()):
         return not text
     row = json.loads(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
@@ -21,6 +22,7 @@ from agent_rl.view.tokens import Decode, legend, print_tokens
 Show: TypeAlias = Callable[[str], str]
 """Makes a text harmless to the terminal, and short enough to read."""
 
+_RANDOM = re.compile("[0-9a-f]{32}")
 _ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -61,7 +63,7 @@ def print_episode(
 
 
 def print_table(episodes: Iterable[Episode], console: Console) -> None:
-    """Print many episodes, one line each; ids are whole, so that one can be pasted."""
+    """Print many episodes, one line each, with ids that `agent-rl view` takes."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("id", "reward", "stop", "turns", "calls", "errors"):
         table.add_column(title, no_wrap=True, justify="left" if title in ("id", "stop") else "right")
@@ -69,7 +71,7 @@ def print_table(episodes: Iterable[Episode], console: Console) -> None:
     ids = table.columns[0]
     ids.overflow = "fold"
     for episode in episodes:
-        name = Text(clean(episode.id))
+        name = Text(clean(short_id(episode.id)))
         ids.no_wrap &= name.cell_len <= console.width - 40  # what the numbers and some of the question take
         errors = sum(episode.tool_errors.values())
         table.add_row(
@@ -82,6 +84,11 @@ def print_table(episodes: Iterable[Episode], console: Console) -> None:
             Text(clean(opening_question(episode)), no_wrap=True, overflow="ellipsis"),
         )
     console.print(table)
+
+
+def short_id(episode_id: str) -> str:
+    """Return the beginning of a random id that tells it from any other, and any other id whole."""
+    return episode_id[:12] if _RANDOM.fullmatch(episode_id) else episode_id
 
 
 def failure_lines(episodes: Iterable[Episode], most: int = 5) -> list[str]:

@@ -26,7 +26,8 @@ SETTINGS = {
     "imports": [str(Path(__file__).parent / "verl_cpu" / "faulty.py")],
     "steps": 1000,
     "lr": 1e-3,
-    "rollout": {"groups": 4, "samples": 4, "max_tokens": 56, "context": 128, "budget": {"seconds": 5}},
+    "rollout": {"groups": 4, "samples": 4, "max_tokens": 56, "context": 128},
+    "budget": {"seconds": 5},
     "eval": {"n": 8, "every": 0},
 }
 

@@ -113,6 +113,7 @@ class Setup:
             CONFIG | {"algorithm": {"rollout_correction": {"bypass_mode": algorithm.config.proximal == "rollout"}}}
         )
         self.trainer.routes, self.trainer.global_steps = (), 1
+        self.trainer.diagnosis = SimpleNamespace()
         self.trainer.replay_buffer = SimpleNamespace(add_to=lambda received: received)
         self.trainer.algorithm, self.trainer.store = algorithm, EpisodeWriter(folder / f"{algorithm.config.name}.jsonl")
         self.workers, self.critics = Workers(self.queue), Workers(self.queue)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +35,7 @@ from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
 from agent_rl.rollout.fit import check_run_fit
+from agent_rl.runs.diagnosis import Diagnosis
 from agent_rl.runs.folder import (
     EPISODES,
     METRICS,
@@ -179,11 +182,11 @@ class _Run:
         """Warn if the environment's own solution does not fit; refuse one whose openings leave no room for a reply."""
         env, config, context = self.env, self.config, actor.engine.context_limit
         if warning := check_run_fit(env, config.split, config.env_args, actor.renderer, context, "budget.tokens"):
-            self.warn(warning)
+            warn(self.folder, warning, self.say)
 
-    def warn(self, text: str) -> None:
-        """Print and store a warning."""
-        warn(self.folder, text, lambda line: self.progress.say(escape(line)))
+    def say(self, text: str) -> None:
+        """Print a line without markup."""
+        self.progress.say(escape(text))
 
     def evaluate(self, trainer: Trainer, when: str) -> None:
         """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
@@ -206,16 +209,19 @@ class _Run:
         dev = distinct_tasks(self.env.tasks, split, config.eval.dev_n)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
+        diagnosis = Diagnosis(config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say)
         while trainer.step < config.steps:
             result = trainer.train_step()
             self.write(result.episodes)
             self.metrics.write("train", trainer.step, result.metrics)
+            diagnosis.episodes = result.episodes
+            diagnosis.observe(result.metrics)
             last = trainer.step == config.steps
             reported = last and split == config.eval.split  # by `finish`, on all of its tasks
             if config.eval.every and trainer.step % config.eval.every == 0 and not reported:
                 evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, split)
                 self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
-                self.dev = f"{evaluation.success.value:.1%} of {evaluation.success.n} {split} tasks"
+                self.dev = f"{evaluation.success.share} of {evaluation.success.n} {split} tasks"
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
             if last or self.stop.is_asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
@@ -236,7 +242,8 @@ class _Run:
         say("Try next:")
         say(f"  agent-rl view {self.folder}                       its episodes, one line each")
         say(f"  agent-rl view {self.folder} {self.config.eval.split}-{trainer.step:05d}-sampled-0000 --tokens")
-        say(f"  agent-rl rollout env={self.env.id} policy={self.folder}/{CHECKPOINT}")
+        imports = "".join(f" --import {shlex.quote(os.path.relpath(file))}" for file in self.config.imports)
+        say(f"  agent-rl rollout{imports} env={self.env.id} policy={self.folder}/{CHECKPOINT}")
         other = "search-v0" if self.env.id != "search-v0" else "calculator-v0"
         say(f"  agent-rl train env={other}")
         return self.folder

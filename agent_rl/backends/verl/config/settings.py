@@ -182,6 +182,6 @@ def agent_loop(config: VerlConfig) -> list[dict[str, JsonValue]]:
             "imports": list(config.imports),
             "seed": config.seed,
             "max_tokens": config.rollout.max_tokens,
-            "budget": config.rollout.budget.model_dump(exclude_none=True),
+            "budget": config.budget.model_dump(exclude_none=True),
         }
     ]

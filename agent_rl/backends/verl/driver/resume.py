@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent_rl.errors import CheckpointError
@@ -61,13 +61,16 @@ def rewind_to_checkpoint(folder: Path) -> int:
 class MetricsLogger:
     """One of verl's loggers: writes what verl reports to metrics.jsonl."""
 
-    def __init__(self, metrics: MetricsFile) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: MetricsFile, observe: Callable[[Mapping[str, float]], object]) -> None:
+        """Begin; `observe` gets what is reported of each training step."""
+        self._metrics, self._observe = metrics, observe
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Write what verl reports of a step."""
         for kind, values in rows_of_verl(data):
             self._metrics.write(kind, step, values)
+            if kind == "train":
+                self._observe(values)
 
     def finish(self) -> None:
         """Close the file."""

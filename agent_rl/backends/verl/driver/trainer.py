@@ -61,8 +61,9 @@ from agent_rl.backends.verl.worker.routes import (
     route_fields,
 )
 from agent_rl.core.episode import Episode
-from agent_rl.gym.registry import load_once
+from agent_rl.gym.registry import load_once, spec
 from agent_rl.rollout.evaluation import rollout_metrics
+from agent_rl.runs.diagnosis import Diagnosis
 from agent_rl.runs.metrics import MetricsFile
 from agent_rl.store.episodes import EpisodeWriter
 
@@ -94,7 +95,9 @@ class AlgorithmTrainer(PPOTrainer):
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
         self.routes = route_fields(self.algorithm.config.routing, self.config)
         self.store = EpisodeWriter(settings.episodes)
-        self.metrics = MetricsFile(self.store.path.parent, mirror=False)
+        folder, env = self.store.path.parent, spec(settings.env).cls
+        self.metrics = MetricsFile(folder, mirror=False)
+        self.diagnosis = Diagnosis(self.algorithm.config, samples, env, folder, print)
         super()._setup()
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))
         if self.use_critic:
@@ -148,7 +151,7 @@ class AlgorithmTrainer(PPOTrainer):
 
     @logger.setter
     def logger(self, loggers: Tracking) -> None:
-        loggers.logger["agent_rl"] = MetricsLogger(self.metrics)
+        loggers.logger["agent_rl"] = MetricsLogger(self.metrics, self.diagnosis.observe)
         self._logger = loggers
 
     # A step, in verl's order
@@ -226,6 +229,7 @@ class AlgorithmTrainer(PPOTrainer):
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         received = self.replay_buffer.add_to(receive(batch.keys, data.pop("extra_fields").tolist(), padding))
+        self.diagnosis.episodes = received.episodes
         for episode in received.episodes:
             self.store.write(episode)
         self.store.flush()

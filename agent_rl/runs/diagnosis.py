@@ -1,0 +1,123 @@
+"""Diagnosis: why a run learns nothing, named within three steps with the way out."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.core.episode import Episode, StopReason
+from agent_rl.gym.env import Env, ToolEnv
+from agent_rl.runs.folder import warn
+
+STEPS = 3
+"""A cause is named once it held in so many steps in a row."""
+MOST = 0.9
+"""The share of a step's episodes that makes a cut the run's problem."""
+CUTS = {
+    StopReason.LENGTH: ("hit the limit of one reply", "raise rollout.max_tokens"),
+    StopReason.TOKENS: ("filled the context", "raise budget.tokens and rollout.context"),
+    StopReason.SECONDS: ("ran out of the environment's time", "raise budget.seconds, or make reset and step faster"),
+    StopReason.TURNS: ("ran out of turns", "raise budget.turns"),
+    StopReason.TOOL_CALLS: ("ran out of tool calls", "raise budget.tool_calls"),
+    StopReason.ENV_TRUNCATED: ("were truncated by the environment", "raise its own limit, or reward what was reached"),
+}
+"""Of each way to be cut: what happened, and the way out."""
+LIMITS = (StopReason.LENGTH, StopReason.TOKENS, StopReason.SECONDS)
+"""Cuts that are warned about even if rewards differ: no episode is meant to end so."""
+
+
+class Diagnosis:
+    """Reads each step's episodes and metrics, of either backend, and warns once of each cause."""
+
+    def __init__(
+        self, algorithm: AlgorithmConfig, samples: int, env: type[Env], folder: Path, say: Callable[[str], object]
+    ) -> None:
+        """Begin a run of `samples` episodes a task in a folder, where warnings are stored; `say` prints a line."""
+        self._run, self._folder, self._say = (algorithm, samples, env), folder, say
+        self.episodes: Sequence[Episode] = ()
+        """All that were sampled for the step to observe; none if it is of stored ones."""
+        self._recent = deque[dict[str, str]](maxlen=STEPS)
+        self._named = set[str]()
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Read a step's metrics and `episodes`; warn of the first cause that all of the last steps share."""
+        self._recent.append(dict(find_causes(self.episodes, metrics, *self._run)))
+        shared = [name for name in self._recent[-1] if all(name in step for step in self._recent)]
+        if len(self._recent) == STEPS and shared and shared[0] not in self._named:
+            self._named.add(shared[0])
+            warn(self._folder, f"{STEPS} steps in a row, {self._recent[-1][shared[0]]}", self._say)
+
+
+def find_causes(
+    episodes: Sequence[Episode], metrics: Mapping[str, float], algorithm: AlgorithmConfig, samples: int, env: type[Env]
+) -> Iterator[tuple[str, str]]:
+    """Yield the name and the description of all that kept a step from learning, the root causes first."""
+    scores = [(e.group_id, e.reward) for e in episodes if e.reward is not None]
+    norm, lr = (metrics.get(f"train/{name}", metrics.get(f"actor/{name}")) for name in ("grad_norm", "lr"))
+    is_only_of_rewards = algorithm.kl.where == "none" and not algorithm.entropy and algorithm.critic.where == "none"
+    differ = len(set(scores)) > len({group for group, _ in scores})
+    is_learning = differ or bool(norm and (is_only_of_rewards or len({score for _, score in scores}) > 1))
+    alive = [e for e in episodes if e.trainable]
+    yield from _of_failures(episodes)
+    yield from _of_scores(alive, env)
+    yield from _of_cuts(alive, is_learning=is_learning)
+    if scores and not is_learning:
+        yield from _of_equal_rewards(alive, samples, env)
+    if differ or not episodes:
+        yield from _of_update(metrics.get("train/samples"), lr, None if algorithm.critic.warmup_steps else norm)
+
+
+def _of_failures(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
+    errors = Counter(f"{e.error.where}: {e.error.type}: {e.error.message}"[:300] for e in episodes if e.error)
+    failed, all_of = errors.total(), len(episodes)
+    reason = f"most often with {errors.most_common(1)[0][0]}" if errors else ""
+    read = "read one with agent-rl view FOLDER ID"
+    if failed and not any(e.turns for e in episodes):
+        yield "no turns", f"no episode had a turn: {failed} of {all_of} failed, {reason}; {read}"
+    elif 2 * failed > all_of:
+        yield "failed", f"{failed} of {all_of} episodes failed and trained nothing, {reason}; {read}"
+
+
+def _of_scores(episodes: Sequence[Episode], env: type[Env]) -> Iterator[tuple[str, str]]:
+    if episodes and not any(e.rewards for e in episodes):
+        add = f"add an @reward method to {env.__name__}, or return Step(reward=...)"
+        yield "no reward", f"no episode had a reward: {add}"
+    elif episodes and all(e.reward is None for e in episodes):
+        why = next((r.error for e in episodes for r in e.rewards if r.error), "a component is None")
+        yield "unscored", f"no episode had a score ({why}): mend the @reward methods of {env.__name__}"
+
+
+def _of_cuts(episodes: Sequence[Episode], *, is_learning: bool) -> Iterator[tuple[str, str]]:
+    for reason, n in Counter(e.stop_reason for e in episodes).most_common(1):
+        if reason in CUTS and n >= MOST * len(episodes) and (not is_learning or reason in LIMITS):
+            what, way_out = CUTS[reason]
+            yield str(reason), f"{n} of {len(episodes)} episodes {what}: {way_out}"
+
+
+def _of_equal_rewards(episodes: Sequence[Episode], samples: int, env: type[Env]) -> Iterator[tuple[str, str]]:
+    """Yield causes of rewards that differ in no group."""
+    if samples == 1:
+        alone = "rollout.samples=1 gave each task one episode, and the algorithm compares those of a task"
+        yield "one sample", f"{alone}: set rollout.samples=8 or so"
+        return
+    calls = [call for e in episodes for m in e.messages for call in m.tool_calls]
+    if issubclass(env, ToolEnv) and all(call.error for call in calls):
+        found = f"none of {len(calls)} tool calls could be read" if calls else "no reply held a tool call"
+        look = "read one with agent-rl view FOLDER ID --tokens"
+        yield "no tool calls", f"{found}: {look}; the model may need another renderer, or a warm start"
+    scores = [e.reward for e in episodes if e.reward is not None]
+    same = f"all {scores[0]:g}" if min(scores) == max(scores) else f"from {min(scores):g} to {max(scores):g}"
+    way_out = "start from easier tasks or a better model, or reward partial results"
+    yield "equal rewards", f"the episodes of each task earned the same ({same}), so that advantages are 0: {way_out}"
+
+
+def _of_update(kept: float | None, lr: float | None, norm: float | None) -> Iterator[tuple[str, str]]:
+    """Yield causes of an update that changes nothing although rewards differ."""
+    if kept == 0:
+        yield "nothing kept", "filters or rejections left no sample to train on: see algorithm.filters"
+    elif lr == 0:
+        yield "learning rate", "the learning rate was 0: check lr or optimizer.lr, its warm-up and its decay"
+    elif norm == 0:
+        yield "no gradient", "the gradient was 0 although rewards differed: check the algorithm's masks and corrections"

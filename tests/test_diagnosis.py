@@ -1,0 +1,155 @@
+"""agent_rl.runs.diagnosis: runs that learn nothing say why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agent_rl as ar
+from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.backends.embedded.run import start_run
+from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StopReason
+from agent_rl.core.messages import Message, Step, ToolCall
+from agent_rl.gym.env import Env
+from agent_rl.rollout import Rate
+from agent_rl.runs.diagnosis import STEPS, Diagnosis
+from agent_rl.runs.folder import WARNINGS
+from agent_rl.runs.metrics import read_metrics
+from agent_rl.view.progress import Progress
+from tests.doubles import Dice, Silent, example_episode
+from tests.runs import config
+
+LEARNS = {"train/samples": 8.0, "train/grad_norm": 0.5, "train/lr": 1e-3}
+NOTHING = LEARNS | {"train/grad_norm": 0.0}
+ON_VERL = {"train/samples": 8.0, "actor/grad_norm": 0.5, "actor/lr": 0.0}
+TEXT = (Message("user", "roll"), Message("assistant", "6"))
+UNREAD = (TEXT[0], Message("assistant", tool_calls=(ToolCall("c", "", error="no JSON"),)))
+UNSCORED = (Reward("correct", None, error="OSError: the judge is away"),)
+
+
+def batch(paid: str = "0101", group: int = 4, **changes: Any) -> list[Episode]:
+    """Two times four episodes in groups, with a reward for each digit."""
+    made = (
+        example_episode(f"e{n}", group_id=f"g{n // group}", rewards=(Reward("correct", float(digit)),))
+        for n, digit in enumerate(2 * paid)
+    )
+    return [replace(episode, **changes) for episode in made]
+
+
+def cut(reason: StopReason, paid: str = "0000") -> list[Episode]:
+    return batch(paid, outcome=Outcome.TRUNCATED, stop_reason=reason)
+
+
+def failed(where: str, message: str, **changes: Any) -> list[Episode]:
+    error = Failure(where, "OSError", message)
+    return batch(outcome=Outcome.FAILED, stop_reason=StopReason.ERROR, error=error, **changes)
+
+
+def diagnosed(
+    folder: Path,
+    episodes: list[Episode],
+    metrics: dict[str, float],
+    *,
+    steps: int = STEPS,
+    samples: int = 4,
+    env: type[Env] = Silent,
+    **algorithm: object,
+) -> list[str]:
+    """Return what is printed, and stored, for a run of equal steps."""
+    said: list[str] = []
+    diagnosis = Diagnosis(AlgorithmConfig.model_validate(algorithm), samples, env, folder, said.append)
+    for _ in range(steps):
+        diagnosis.episodes = episodes
+        diagnosis.observe(metrics)
+    assert said == [f"warning: {line}" for line in stored(folder)]
+    return said
+
+
+def stored(folder: Path) -> list[str]:
+    file = folder / WARNINGS
+    return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("episodes", "metrics", "settings", "cause"),
+    [
+        (batch(""), {}, {}, None),
+        (batch("0101"), LEARNS, {}, None),
+        (batch("0101", rewards=()), NOTHING, {}, "no episode had a reward: add an @reward method to Silent, or return"),
+        (batch("0101", rewards=UNSCORED), NOTHING, {}, "no episode had a score (OSError: the judge is away): mend the"),
+        (batch("1111"), NOTHING, {}, "the episodes of each task earned the same (all 1), so that advantages are 0: st"),
+        (batch("0011", group=2), NOTHING, {}, "the episodes of each task earned the same (from 0 to 1), so that adv"),
+        (cut(StopReason.LENGTH), NOTHING, {}, "8 of 8 episodes hit the limit of one reply: raise rollout.max_tokens"),
+        (cut(StopReason.LENGTH, "0101"), LEARNS, {}, "8 of 8 episodes hit the limit of one reply: raise rollout.max"),
+        (cut(StopReason.TURNS), NOTHING, {}, "8 of 8 episodes ran out of turns: raise budget.turns"),
+        (cut(StopReason.TURNS, "0101"), LEARNS, {}, None),
+        (cut(StopReason.SECONDS, "0101"), LEARNS, {}, "8 of 8 episodes ran out of the environment's time: raise budg"),
+        (failed("reset", "gone", steps=()), {}, {}, "no episode had a turn: 8 of 8 failed, most often with reset: OS"),
+        (failed("step", "no disk"), {}, {}, "8 of 8 episodes failed and trained nothing, most often with step: OSErr"),
+        (batch("0101", group=1), NOTHING, {"samples": 1}, "rollout.samples=1 gave each task one episode, and the al"),
+        (batch("0101", group=1), LEARNS, {"samples": 1}, None),
+        (batch("0000", messages=TEXT), NOTHING, {"env": Dice}, "no reply held a tool call: read one with agent-rl vi"),
+        (batch("0000", messages=UNREAD), NOTHING, {"env": Dice}, "none of 8 tool calls could be read: read one with"),
+        (batch("0101", messages=TEXT), LEARNS, {"env": Dice}, None),
+        (batch("0101"), ON_VERL, {}, "the learning rate was 0: check lr or optimizer.lr, its warm-up and its decay"),
+        (batch("0101"), NOTHING, {}, "the gradient was 0 although rewards differed: check the algorithm's masks and"),
+        (batch("0101"), {"train/samples": 0.0}, {}, "filters or rejections left no sample to train on: see algorithm"),
+        ([], {"train/samples": 8.0, "train/grad_norm": 0.0}, {}, "the gradient was 0 although rewards differed: chec"),
+    ],
+)
+def test_run_without_progress_names_its_cause(
+    episodes: list[Episode],
+    metrics: dict[str, float],
+    settings: dict[str, Any],
+    cause: str | None,
+    tmp_path: Path,
+) -> None:
+    said = diagnosed(tmp_path, episodes, metrics, steps=2 * STEPS, **settings)
+    assert len(said) == (cause is not None)
+    assert all(line.startswith(f"warning: {STEPS} steps in a row, {cause}") for line in said)
+
+
+def test_gradient_of_regulariser_is_no_progress(tmp_path: Path) -> None:
+    (said,) = diagnosed(tmp_path, batch("1111"), LEARNS, kl={"where": "loss"})
+    assert "earned the same (all 1)" in said
+
+
+def test_cause_of_two_steps_is_not_named(tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, batch("1111"), NOTHING, steps=STEPS - 1) == []
+
+
+def test_resumed_run_repeats_no_warning(tmp_path: Path) -> None:
+    assert len(diagnosed(tmp_path, batch("1111"), NOTHING)) == 1
+    diagnosis = Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, pytest.fail)
+    diagnosis.episodes = batch("1111")
+    for _ in range(STEPS):
+        diagnosis.observe(NOTHING)
+
+
+def test_unknown_success_is_not_printed_as_number() -> None:
+    assert str(Rate(0, 0)) == "unknown: no episode has a reward that says it"
+
+
+@ar.register("unrewarded-v0", tasks=lambda split, index: {"n": index}, splits=("train", "eval", "dev"))
+class Unrewarded(Env):
+    """Pays nothing."""
+
+    def reset(self, task: ar.Task, rng: object) -> str:
+        return f"compute {task['n']}"
+
+    def step(self, action: Message) -> Step:
+        return Step(terminated=True)
+
+
+def test_training_without_rewards_says_so(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(folder / "checkpoint")
+    run = start_run(config(tmp_path, env="unrewarded-v0", start_from=model, steps=STEPS), Progress())
+    cause = "no episode had a reward: add an @reward method to Unrewarded, or return Step(reward=...)"
+    said = f"{STEPS} steps in a row, {cause}"
+    assert stored(run) == [said]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"warning: {said}" in printed and "nan%" not in printed
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"] == [1, 2, 3]
