@@ -117,7 +117,7 @@ def parse_setting(text: str) -> tuple[str, object]:
     try:
         parsed = OverridesParser.create().parse_override(f"value={value}")
     except HydraException as error:
-        raise ConfigError(f"{text}: {error}") from error
+        raise ConfigError(f"{text}: {str(error).splitlines()[0]}; quote what has commas or brackets") from error
     if parsed.is_sweep_override():
         raise ConfigError(f"{text} gives several values: a list is written [a,b]")
     return key, parsed.value()

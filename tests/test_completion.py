@@ -47,8 +47,6 @@ def test_completion_sets_zsh_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_log_level_shows_library_logs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     asked: list[object] = []
     monkeypatch.setattr(logging, "basicConfig", lambda **options: asked.append(options["level"]))
     assert main(["envs"]) == 0 and main(["envs", "--log-level", "debug"]) == 0

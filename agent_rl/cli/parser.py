@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -13,12 +14,15 @@ from typing import TypeAlias
 from agent_rl.cli import episodes, listing, training, view
 from agent_rl.cli import sandbox as sandbox_commands
 from agent_rl.cli.completion import print_completion
+from agent_rl.cli.failure import describe
 from agent_rl.cli.project.init import init
-from agent_rl.errors import AgentRLError
+from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.gym.registry import load_once
 from agent_rl.version import __version__
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
+TRACEBACK = "--traceback"
+"""An option of every command."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,24 +37,39 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    with_traceback = TRACEBACK in given
+    arguments = _parser().parse_args([word for word in given if word != TRACEBACK])
     command: Command = arguments.command
     if level := getattr(arguments, "log_level", None):
         logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         for file in getattr(arguments, "imports", None) or []:
-            load_once(str(Path(file).resolve()))
+            _load(file)
         status = command(arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # as of `agent-rl view FOLDER | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         return 1
-    except AgentRLError as error:
-        print(f"agent-rl: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        if isinstance(error.__context__, BrokenPipeError):  # rich turns one into a SystemExit
+            return 1
+        if with_traceback:
+            traceback.print_exception(error)
+        print(f"agent-rl: {describe(error)}", file=sys.stderr)
+        return 1
+
+
+def _load(file: str) -> None:
+    try:
+        load_once(str(Path(file).resolve()))
+    except (AgentRLError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ConfigError(f"--import {file} raises {describe(error).splitlines()[0]}") from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agent-rl", description="Train, run and read tool-using language-model agents.", formatter_class=raw
     )
+    parser.epilog = "agent-rl COMMAND --help has examples; after an error, --traceback shows where it came from"
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(
         parser_class=_Parser,
