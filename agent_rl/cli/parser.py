@@ -21,6 +21,13 @@ from agent_rl.gym.registry import load_once
 from agent_rl.version import __version__
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
+EXAMPLES = {  # of the commands whose description has none
+    "init": ("agent-rl init my-env",),
+    "envs": ("agent-rl envs", "agent-rl envs --import my_envs.py"),
+    "algorithms": ("agent-rl algorithms", "agent-rl algorithms --import my_parts.py"),
+    "doctor": ("agent-rl doctor backend=verl", "agent-rl doctor backend=verl hardware=gpu_8x80gb start_from=MODEL"),
+    "sandbox": ("agent-rl sandbox doctor", "agent-rl sandbox build-image"),
+}
 TRACEBACK = "--traceback"
 """An option of every command."""
 
@@ -135,4 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     image = actions.add_parser("build-image", help="make Docker's base image of this interpreter, offline")
     image.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")
     image.set_defaults(command=sandbox_commands.build_image)
+    for name, lines in EXAMPLES.items():
+        commands.choices[name].epilog = "\n  ".join(("examples:", *lines))
+        commands.choices[name].formatter_class = raw
     return parser
