@@ -2,7 +2,7 @@
 
     python examples/sqlite_agent.py
 
-On one core it takes a few minutes; success rises from 34 % to 96 %.
+On one core it takes a few minutes; sampled success on held-out questions rises from 39 % to 94 %.
 """
 
 import sqlite3
