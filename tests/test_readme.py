@@ -31,6 +31,8 @@ INLINE = [
 ]
 COMMANDS = sorted({word for word in [*SHELL, *INLINE] if re.match(r"(agent-rl|make|pip install)( |$)", word)})
 
+SHOP = "readme-shop-v0"
+"""Its id here, as another test loads the examples' shop in the same process."""
 TINY = SMALL | {"warm_start": {"demonstrations": 64, "copy_steps": 1, "clone_steps": 2, "batch": 8}, "steps": 1}
 TINY |= {"rollout": {"groups": 2, "samples": 2, "slots": 4, "max_tokens": 8}, "eval": {"n": 2, "dev_n": 2, "every": 1}}
 MIXTURE = {
@@ -80,7 +82,7 @@ class Shell:
         self.capsys = capsys
 
     def __call__(self, command: str) -> str:
-        program, *words = shlex.split(command)
+        program, *words = shlex.split(command.replace("env=shop-v0", f"env={SHOP}"))
         assert program == "agent-rl"
         status = main(smaller(words))
         out, err = self.capsys.readouterr()
@@ -91,7 +93,7 @@ class Shell:
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "shop.py").write_text(PYTHON[0], encoding="utf-8")
+    (tmp_path / "shop.py").write_text(PYTHON[0].replace('"shop-v0"', f'"{SHOP}"'), encoding="utf-8")
     return Shell(capsys)
 
 
