@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # before any import that reads them; also for the processes of tests
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled")
 os.environ.update(TOKENIZERS_PARALLELISM="false", MPLBACKEND="agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch on tiny models: no slower, and sums in one order everywhere
+
+settings.register_profile("agent_rl", deadline=None)  # a busy machine is no failure
+settings.load_profile("agent_rl")
 
 TOP_LEVEL = ("configs", "envs", "sandboxes", "tools")
 """The folders that import under agent_rl only: under a name of their own, everything in them would exist twice."""

@@ -126,12 +126,12 @@ def test_readme_has_the_shop_in_short() -> None:
     """The block of the README makes an environment that can be run."""
 
     async def ask(env: ar.Env) -> tuple[ar.Message, ...]:
-        call = ar.Message("assistant", tool_calls=(ar.ToolCall("call_0", "price", {"item": "lamp"}),))
+        call = ar.Message("assistant", tool_calls=(ar.ToolCall("call_0", "price", {"item": "red lamp"}),))
         step = env.step(call)
         assert not isinstance(step, ar.Step)
         return (await step).observation
 
-    assert [m.content for m in asyncio.run(ask(ar.make("readme/shop-v0")))] == ["20.0"]
+    assert [m.content for m in asyncio.run(ask(ar.make("readme/shop-v0")))] == ["22"]
 
 
 @pytest.mark.usefixtures("readme")

@@ -48,6 +48,11 @@ def test_episode_shows_turns_rewards_and_tokens() -> None:
     assert page.tags[:2] == ["div", "style"]
 
 
+def test_episode_is_one_line_in_a_list() -> None:
+    shown = "Episode('e0', shop-v0, reward 0.4583, 2 turns, done)"
+    assert repr([example_episode()]) == f"[{shown}]" and repr(GROUP) == "EpisodeGroup('g0', 2 episodes)"
+
+
 def test_trajectory_colours_tokens_by_source() -> None:
     html = example_episode().trajectories[0]._repr_html_()
     for source, ids in (("prompt", "1 2 3"), ("policy", "10 11"), ("env", "4 5"), ("template", "6")):

@@ -16,6 +16,7 @@ from agent_rl.backends.group_sampling import held_out_tasks
 from agent_rl.cli import main
 from agent_rl.gym.registry import load_once
 from agent_rl.gym.tasks import RL_START, TaskSource, distinct_tasks, task_key
+from agent_rl.runs.commands import resume_command, rollout_command
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.runs import config, metrics_of
@@ -102,7 +103,9 @@ def test_run_says_which_tasks_are_held_out(shop: str, tmp_path: Path) -> None:
     shown, size = io.StringIO(), ar.spec(shop).tasks.size("eval")
     folder = start_run(config(tmp_path, env=shop, steps=2, eval={"every": 1}), Progress(Console(file=shown, width=200)))
     assert f"{size} of the 48 tasks of 'train' are held out" in shown.getvalue()
-    which = f"all {size} tasks of 'eval' (eval.n=384 is more), none of them among {48 - (size or 0)} of 'train'"
+    which = (
+        f"{size} tasks of 'eval', all that there are for eval.n=384, none of them among {48 - (size or 0)} of 'train'"
+    )
     assert f"Evaluation before RL on {which}:" in shown.getvalue()
     rows = [row for row in metrics_of(folder) if row["kind"] == "eval" and row["sampling"] == "sampled"]
     assert [(row["step"], row["split"], row["n"]) for row in rows] == [(step, "eval", size) for step in (0, 1, 2)]
@@ -116,3 +119,23 @@ def test_held_out_tasks_counts_those_trained_on(shop: str) -> None:
         settings = TrainConfig.model_validate({"env": env, "eval": {"n": seen}})
         found, which = held_out_tasks(settings.load_env(), settings)
         assert len(found) == seen and f"{seen} of them are in 'train', too: trained on" in which
+
+
+def test_commands_import_what_registers_the_environment(shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    env, file, folder = ar.spec(shop), "shop.py", Path("runs/my run")
+    monkeypatch.chdir(ROOT / "examples")
+    settings = TrainConfig.model_validate({"env": shop, "env_args": {"size": 3}})
+    assert resume_command(settings, env, folder) == f"agent-rl train --import {file} 'resume=runs/my run'"
+    args = f"env={shop} split=eval env_args.size=3"
+    assert rollout_command(settings, env, Path("x")) == f"agent-rl rollout --import {file} {args} policy=x"
+    stored = settings.model_copy(update={"imports": ("own.py",)})
+    assert resume_command(stored, env, folder) == "agent-rl train 'resume=runs/my run'"
+    assert rollout_command(stored, env, Path("x")) == f"agent-rl rollout --import own.py {args} policy=x"
+    built_in = TrainConfig.model_validate({"env": "search-v0"})
+    assert (
+        rollout_command(built_in, built_in.load_env(), Path("x"))
+        == "agent-rl rollout env=search-v0 split=eval policy=x"
+    )
+    monkeypatch.setattr(env.cls, "__module__", "__main__")  # as in a notebook
+    assert resume_command(settings, env, folder) == "ar.train(resume='runs/my run')"
+    assert rollout_command(settings, env, Path("x")) == "ar.run('whole-shop-v0', 'x', split='eval')"

@@ -86,9 +86,8 @@ def held_out_tasks(env: EnvSpec, config: RunConfig, demonstrations: int = 0) -> 
     """
     source, split, n = env.tasks, config.eval.split, config.eval.n
     tasks = distinct_tasks(source, split, n)
-    which = (
-        f"{n} tasks of '{split}'" if len(tasks) == n else f"all {len(tasks)} tasks of '{split}' (eval.n={n} is more)"
-    )
+    more = "" if len(tasks) == n else f", all that there are for eval.n={n}"
+    which = f"{len(tasks)} task{'s' * (len(tasks) != 1)} of '{split}'{more}"
     train = TaskStream(source, config.split, config.seed)
     if (all_of := source.size(config.split)) is not None:
         positions: Iterable[int] = range(all_of)

@@ -119,6 +119,10 @@ class Episode(Displayed):
     snapshots: tuple[object, ...] = field(default=(), compare=False, repr=False)
     """The environment's before each turn, where the job asked for them; they are not stored."""
 
+    def __repr__(self) -> str:
+        reward = "not scored" if self.reward is None else f"reward {self.reward:.4g}"
+        return f"Episode({self.id!r}, {self.env}, {reward}, {self.turns} turns, {self.stop_reason})"
+
     @property
     def reward(self) -> float | None:
         """The weighted sum of the rewards; None if the episode failed or a weighted component is not scored."""
@@ -175,6 +179,9 @@ class EpisodeGroup(Displayed):
     episodes: tuple[Episode, ...]
     greedy: Episode | None = None
     """One more episode of the task, sampled greedily: a baseline that is not trained on."""
+
+    def __repr__(self) -> str:
+        return f"EpisodeGroup({self.id!r}, {len(self.episodes)} episodes)"
 
     @property
     def task(self) -> Task:

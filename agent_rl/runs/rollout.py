@@ -23,6 +23,7 @@ from agent_rl.gym.tasks import EVAL
 from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_params
 from agent_rl.rollout import Job, split_jobs, stream_finished
 from agent_rl.rollout.fit import check_policy_fit
+from agent_rl.runs.commands import command
 from agent_rl.runs.folder import read_config, save_config
 from agent_rl.runs.stop import Interrupted, Stop
 from agent_rl.store.episodes import EpisodeWriter, episode_file, episode_ids, read_episodes
@@ -70,7 +71,8 @@ def start_rollout(settings: RolloutSettings, progress: Progress) -> tuple[Path, 
     file = episode_file(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout")
     if stored := len(episode_ids(file)):
         raise ConfigError(
-            f"{file} has {stored} episodes already: name another file, or continue it: agent-rl rollout resume={file}"
+            f"{file} has {stored} episodes already: name another file, or continue it: "
+            f"{command('rollout', f'resume={file}')}"
         )
     with _open(settings, file, progress) as rollout:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +110,7 @@ class _Rollout:
         episodes = {_key(e): e for e in read_episodes(self.file)} if self.file.exists() else {}
         left = [job for job in self.jobs if _key(job) not in episodes]
         stop = Stop(self.progress.say, "Stopping; Ctrl-C again does not wait for what is under way.")
-        stop.hint = f"continue with: agent-rl rollout resume={self.file}"
+        stop.hint = f"continue with: {command('rollout', f'resume={self.file}')}"
         try:
             with EpisodeWriter(self.file) as writer, stop.on_signals():
                 asyncio.run(self._store(left, episodes, writer, stop))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -36,6 +34,7 @@ from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
 from agent_rl.rollout.fit import check_run_fit
+from agent_rl.runs.commands import command, resume_command, rollout_command
 from agent_rl.runs.diagnosis import Diagnosis
 from agent_rl.runs.folder import EPISODES, METRICS, new_folder, read_config, save_config, warn
 from agent_rl.runs.metrics import MetricsFile, read_metrics
@@ -210,7 +209,7 @@ class _Run:
     def train(self, trainer: Trainer) -> None:
         """Train to the last step; evaluate and save checkpoints at the configured steps."""
         config = self.config
-        self.stop.hint = f"continue with: agent-rl train resume={self.folder}"
+        self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
         split = config.eval.during(self.env.tasks.splits)
         dev = distinct_tasks(self.env.tasks, split, config.eval.dev_n)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
@@ -246,12 +245,14 @@ class _Run:
         say = self.progress.say
         say(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {report}")
         say("Try next:")
-        say(f"  agent-rl view {self.folder}                       its episodes, one line each")
-        say(f"  agent-rl view {self.folder} {self.config.eval.split}-{trainer.step:05d}-sampled-0000 --tokens")
-        imports = "".join(f" --import {shlex.quote(os.path.relpath(file))}" for file in self.config.imports)
-        say(f"  agent-rl rollout{imports} env={self.env.id} policy={self.folder}/{CHECKPOINT}")
-        other = "search-v0" if self.env.id != "search-v0" else "calculator-v0"
-        say(f"  agent-rl train env={other}")
+        folder = str(self.folder)
+        for line in (
+            command("view", folder),
+            command("view", folder, f"{self.config.eval.split}-{trainer.step:05d}-sampled-0000", "--tokens"),
+            rollout_command(self.config, self.env, self.folder / CHECKPOINT),
+            command("train", "env=search-v0" if self.env.id != "search-v0" else "env=calculator-v0"),
+        ):
+            say(f"  {escape(line)}")
         return self.folder
 
     def facts(self) -> dict[str, str]:

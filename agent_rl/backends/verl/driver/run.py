@@ -27,6 +27,7 @@ from agent_rl.backends.verl.driver.watchdog import (
 from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError
 from agent_rl.rendering import load_renderer
 from agent_rl.rollout.fit import check_run_fit
+from agent_rl.runs.commands import command
 from agent_rl.runs.folder import CONFIG, new_folder, read_config, warn
 from agent_rl.runs.report import write_reports
 from agent_rl.view.progress import Progress
@@ -154,7 +155,7 @@ def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
         run_ppo(composed, task_runner_class=ray.remote(Runner))
     except RayError as error:  # its traceback is the driver's: what says more comes first
         if (fault := read_fault(folder)) is not None:
-            how = f"Continue from the last checkpoint with: agent-rl train backend=verl resume={folder}"
+            how = f"Continue from the last checkpoint with: {command('train', 'backend=verl', f'resume={folder}')}"
             raise InfrastructureError(f"{fault}. {how}") from None
         if isinstance(cause := getattr(error, "cause", None), AgentRLError):
             raise cause from None

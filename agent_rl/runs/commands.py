@@ -1,0 +1,45 @@
+"""Commands that a run prints: they work when pasted, for a user's environment too."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from agent_rl.gym.registry import BUILTIN, EnvSpec
+from agent_rl.runs.config import RunConfig
+
+
+def command(name: str, *words: str, imports: Iterable[str | Path] = ()) -> str:
+    """Return a command line of agent-rl; files below the working directory are named from there."""
+    here = Path.cwd()
+    files = (str(Path(file).relative_to(here) if Path(file).is_relative_to(here) else file) for file in imports)
+    return shlex.join(["agent-rl", name, *(word for file in files for word in ("--import", file)), *words])
+
+
+def resume_command(config: RunConfig, env: EnvSpec, folder: Path) -> str:
+    """Return how to continue a run, whose folder holds its imports."""
+    if _is_of_this_session(config, env):
+        return f"ar.train(resume={str(folder)!r})"
+    return command("train", f"resume={folder}", imports=() if config.imports else _imports(config, env))
+
+
+def rollout_command(config: RunConfig, env: EnvSpec, policy: Path) -> str:
+    """Return how to run a run's policy on the tasks that it was evaluated on."""
+    if _is_of_this_session(config, env):
+        return f"ar.run({env.id!r}, {str(policy)!r}, split={config.eval.split!r})"
+    args = (f"env_args.{name}={json.dumps(value)}" for name, value in config.env_args.items())
+    words = (f"env={env.id}", f"split={config.eval.split}", *args, f"policy={policy}")
+    return command("rollout", *words, imports=_imports(config, env))
+
+
+def _is_of_this_session(config: RunConfig, env: EnvSpec) -> bool:
+    """Whether a script or notebook defines the environment, so that only it can use it."""
+    return not config.imports and env.cls.__module__ == "__main__"
+
+
+def _imports(config: RunConfig, env: EnvSpec) -> tuple[str | Path, ...]:
+    if config.imports or env.id in BUILTIN or env.file is None:
+        return config.imports
+    return (env.file,)
