@@ -44,7 +44,7 @@ def printed(output: str, command: str) -> list[str]:
 
 
 def after_setup(folder: Path) -> str:
-    """What `make setup` prints where all is installed."""
+    """The output of `make setup` in a folder with everything installed."""
     shutil.copy(ROOT / "Makefile", folder)
     for name in ("pyproject.toml", "constraints.txt", ".venv/pyvenv.cfg", ".venv/.train"):  # each newer than the last
         (folder / name).parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ class Stop:
     def interrupt(self, *_: object) -> None:
         """Ask the run to stop; the second time, raise `Interrupted` with the hint. A handler of signals."""
         if self.is_asked:
+            _silence_loop()
             raise Interrupted(self.hint)
         self.is_asked = True
         self._say(f"\n[yellow]{self._notice}[/yellow]")
@@ -61,3 +63,16 @@ class Stop:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def _silence_loop() -> None:
+    """Let the event loop that runs here, if one does, end without a word on the tasks that an interrupt tears down."""
+    try:
+        asyncio.get_running_loop().set_exception_handler(_unless_interrupted)
+    except RuntimeError:
+        return
+
+
+def _unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    if not isinstance(context.get("exception"), Interrupted):
+        loop.default_exception_handler(context)

@@ -36,12 +36,21 @@ from agent_rl.rollout import summarise
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.runs.commands import command, resume_command, rollout_command
 from agent_rl.runs.diagnosis import Diagnosis
-from agent_rl.runs.folder import EPISODES, METRICS, new_folder, read_config, save_config, warn
+from agent_rl.runs.folder import (
+    EPISODES,
+    METRICS,
+    make_latest,
+    new_folder,
+    read_config,
+    removed_if_unused,
+    save_config,
+    warn,
+)
 from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.runs.report import write_reports
 from agent_rl.runs.stop import Stop
 from agent_rl.runs.stored_groups import StoredGroups
-from agent_rl.store.episodes import EpisodeWriter, episode_ids
+from agent_rl.store.episodes import EpisodeWriter, episode_ids, existing_file
 from agent_rl.view.progress import Progress
 
 CHECKPOINT, REFERENCE, STORED = "checkpoint", "reference", "stored_groups.json"
@@ -63,8 +72,8 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
     """
     env, stored = check_run(config)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
-    save_config(folder, config)
-    with _open(folder, env, config, progress, stop) as run:
+    with removed_if_unused(folder), _open(folder, env, config, progress, stop) as run:
+        save_config(folder, config)
         if note := env.tasks.describe_held_out():
             progress.say(f"[yellow]{env.id}: {note}.[/yellow]")
         if config.start_from:
@@ -79,6 +88,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
             stored.check_tokens(len(actor.tokenizer), actor.decode)
             stored.save(folder / STORED)
         trainer = Trainer(env, actor, config, _reference(folder), stored)
+        make_latest(folder)
         run.evaluate(trainer, "before")
         save_checkpoint(folder / CHECKPOINT, trainer)
         run.train(trainer)
@@ -100,6 +110,7 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, st
         save_config(folder, config)
     env = config.load_env()
     checkpoint = find_checkpoint(folder / CHECKPOINT)
+    existing_file(folder / EPISODES)
     with _open(folder, env, config, progress, stop) as run:
         actor = _actor(env, config, *load_model(checkpoint))
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
