@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from agent_rl.backends.run import Run, backend_of, schema_of
 from agent_rl.concurrency import outside_loop
-from agent_rl.config import load_config
+from agent_rl.config import check_config, load_config
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, did_you_mean
@@ -23,6 +23,7 @@ from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec, env_ids, load_once, spec
 from agent_rl.gym.tasks import EVAL, TRAIN
 from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy, sampling_params
+from agent_rl.policy.by_name import require_policy
 from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
 from agent_rl.rollout.fit import check_policy_fit
@@ -301,6 +302,10 @@ def _run(
     budget: Budget | None,
     env_args: Mapping[str, JSON] | None,
 ) -> list[Episode]:
+    whole = {"n": (n, 1), "samples": (samples, 1), "seed": (seed, 0), "concurrency": (concurrency, 1)}
+    for name, (value, least) in whole.items():
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
     env_spec = spec(_id_of(env))
     jobs = split_jobs(env_spec, n, samples, seed, origin=origin, budget=budget, env_args=env_args)
     with _opened(policy, replace(env_spec, budget=budget or env_spec.budget)) as player:
@@ -316,6 +321,6 @@ def _opened(policy: PolicyChoice, env: EnvSpec) -> AbstractContextManager[AnyPol
     if isinstance(policy, str | Path):
         policy = {"name": str(policy)}
     if isinstance(policy, Mapping):
-        config = PolicyConfig.model_validate(policy)
+        config = check_config(PolicyConfig, policy)
         return open_policy(config, sampling_params(config), env)
-    return nullcontext(policy)
+    return nullcontext(require_policy(policy))

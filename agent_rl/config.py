@@ -117,7 +117,7 @@ def parse_setting(text: str) -> tuple[str, object]:
     try:
         parsed = OverridesParser.create().parse_override(f"value={value}")
     except HydraException as error:
-        raise ConfigError(f"{text}: {error}") from error
+        raise ConfigError(f"{text}: {str(error).splitlines()[0]}; quote what has commas or brackets") from error
     if parsed.is_sweep_override():
         raise ConfigError(f"{text} gives several values: a list is written [a,b]")
     return key, parsed.value()
@@ -127,6 +127,11 @@ def choices(group: str) -> list[str]:
     """Return the names of a config group's files; none if there is no such group."""
     folder = resources.files("agent_rl.configs") / group
     return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")) if folder.is_dir() else []
+
+
+def setting_names(schema: type[BaseModel]) -> list[str]:
+    """Return the names of all settings of a config, those of sections in full."""
+    return [key for key, _ in _keys(schema)]
 
 
 def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tuple[str, object]]:

@@ -58,7 +58,11 @@ def test_failure_costs_its_own_episode_only(where, kind):
 
 @pytest.mark.parametrize(
     ("returned", "message"),
-    [(None, "'NoneType' object has no attribute 'observation'"), (Step((3,)), "an observation is a str, a Message")],  # type: ignore[arg-type]
+    [
+        (None, "step returned None: return ar.Step(observation, "),
+        (((), 0.0, True, False, {}), "a tuple of 5"),
+        (Step((3,)), "an observation is a str, a Message"),
+    ],  # type: ignore[arg-type]
 )
 def test_invalid_step_fails_the_episode(returned, message):
     class Odd(Dice):

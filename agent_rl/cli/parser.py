@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from agent_rl.cli import episodes, listing, training, view
 from agent_rl.cli import sandbox as sandbox_commands
+from agent_rl.cli.completion import print_completion
+from agent_rl.cli.failure import describe
 from agent_rl.cli.project.init import init
-from agent_rl.errors import AgentRLError
+from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.gym.registry import load_once
 from agent_rl.version import __version__
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
+EXAMPLES = {  # of the commands whose description has none
+    "init": ("agent-rl init my-env",),
+    "envs": ("agent-rl envs", "agent-rl envs --import my_envs.py"),
+    "algorithms": ("agent-rl algorithms", "agent-rl algorithms --import my_parts.py"),
+    "doctor": ("agent-rl doctor backend=verl", "agent-rl doctor backend=verl hardware=gpu_8x80gb start_from=MODEL"),
+    "sandbox": ("agent-rl sandbox doctor", "agent-rl sandbox build-image"),
+}
+TRACEBACK = "--traceback"
+"""An option of every command."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,22 +44,39 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    with_traceback = TRACEBACK in given
+    arguments = _parser().parse_args([word for word in given if word != TRACEBACK])
     command: Command = arguments.command
+    if level := getattr(arguments, "log_level", None):
+        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         for file in getattr(arguments, "imports", None) or []:
-            load_once(str(Path(file).resolve()))
+            _load(file)
         status = command(arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # as of `agent-rl view FOLDER | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         return 1
-    except AgentRLError as error:
-        print(f"agent-rl: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        if isinstance(error.__context__, BrokenPipeError):  # rich turns one into a SystemExit
+            return 1
+        if with_traceback:
+            traceback.print_exception(error)
+        print(f"agent-rl: {describe(error)}", file=sys.stderr)
+        return 1
+
+
+def _load(file: str) -> None:
+    try:
+        load_once(str(Path(file).resolve()))
+    except (AgentRLError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ConfigError(f"--import {file} raises {describe(error).splitlines()[0]}") from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,13 +84,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agent-rl", description="Train, run and read tool-using language-model agents.", formatter_class=raw
     )
+    parser.epilog = "agent-rl COMMAND --help has examples; after an error, --traceback shows where it came from"
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(
         parser_class=_Parser,
         required=True,
-        metavar="init | envs | algorithms | train | rollout | view | doctor | sandbox",
+        metavar="init | envs | algorithms | train | rollout | view | doctor | sandbox | completion",
     )
     imports = _Parser(add_help=False)
+    levels = ("debug", "info", "warning", "error")
+    imports.add_argument("--log-level", choices=levels, help="show what libraries log from this level on, on stderr")
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
     )
@@ -96,6 +129,10 @@ def _parser() -> argparse.ArgumentParser:
     project = commands.add_parser("init", help=about, description=about)
     project.add_argument("folder", help="a new folder; its name is the environment's, as in my-env")
     project.set_defaults(command=init)
+    about = "print a script that completes commands: source <(agent-rl completion bash)"
+    completing = commands.add_parser("completion", help=about, description=about)
+    completing.add_argument("shell", choices=["bash", "zsh"])
+    completing.set_defaults(command=print_completion, parser=parser)
     sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
     actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
     sandboxes = actions.add_parser(
@@ -105,4 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     image = actions.add_parser("build-image", help="make Docker's base image of this interpreter, offline")
     image.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")
     image.set_defaults(command=sandbox_commands.build_image)
+    for name, lines in EXAMPLES.items():
+        commands.choices[name].epilog = "\n  ".join(("examples:", *lines))
+        commands.choices[name].formatter_class = raw
     return parser

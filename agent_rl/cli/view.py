@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, StoreError
 from agent_rl.store.episodes import episode_file, find_episode
 from agent_rl.view.conversation import clean
 from agent_rl.view.selection import NUMBERS, TEXTS, Selection, select
@@ -116,5 +116,8 @@ def _decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:
         from tokenizers import Tokenizer
     except ImportError:
         return None
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # it has no other type
+        raise StoreError(f"{file} is damaged: {error}; leave out --tokens") from error
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +16,7 @@ Task: TypeAlias = Mapping[str, JSON]
 """What one episode is about; anything that JSON can hold. The same task may be sampled many times."""
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+ROLES = ("system", "user", "assistant", "tool")
 
 
 class ToolErrorKind(StrEnum):
@@ -50,6 +52,12 @@ class Message:
     tool_error: ToolErrorKind | None = None
     """Set on a tool message that reports an error instead of a result."""
 
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"Message(role={self.role!r}): the roles are {', '.join(ROLES)}")
+        if not isinstance(self.content, str):
+            raise TypeError(f"Message(content={self.content!r}): give a str; no text is an empty one")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -59,3 +67,11 @@ class Step:
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            is_finite = math.isfinite(self.reward)
+        except TypeError:
+            raise TypeError(f"Step(reward={self.reward!r}): give a number") from None
+        if not is_finite:
+            raise ValueError(f"Step(reward={self.reward!r}): give a finite number")

@@ -108,6 +108,8 @@ def register(
         NameCollisionError: if another class has the id; the same class, loaded again, takes its own place, as does any
             class of a notebook in the place of one that was defined there.
     """
+    if not isinstance(id, str):
+        raise DefinitionError(f"@ar.register on {id!r} has no id: write @ar.register('name-v0', tasks=...)")
     parts = parse_id(id)
 
     def add(cls: type[E]) -> type[E]:

@@ -129,7 +129,9 @@ def checked_reward(value: object, where: str) -> float | None:
 
 def _marked(method: F, weight: float, name: str | None, mark: str, argument: str) -> F:
     label = getattr(method, "__qualname__", repr(method))
-    if not math.isfinite(weight):
+    if not callable(method):
+        raise DefinitionError(f"@ar.reward({method!r}): options have names, such as @ar.reward(weight=0.5)")
+    if not isinstance(weight, int | float) or not math.isfinite(weight):
         raise DefinitionError(f"reward '{label}' has weight={weight}; give a finite number")
     try:
         inspect.signature(method).bind("self", argument)

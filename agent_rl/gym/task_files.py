@@ -49,8 +49,10 @@ def read_rows(rows: TaskRows, split: str, base: Path) -> Sequence[Task]:
             raise ConfigError(f"the task file {file} can't be read: {error.strerror or error}") from error
         if not tasks:
             raise ConfigError(f"the task file {file} is empty; write one task a row")
-    else:
+    elif isinstance(rows, Iterable):
         tasks = list(rows)
+    else:
+        raise ConfigError(f"split '{split}' is {rows!r}: give a file, or dicts in a list")
     if not tasks:
         raise ConfigError(f"split '{split}' has no tasks; leave it out or give it some")
     for index, task in enumerate(tasks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_rl.core.messages import Task
-from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.errors import ConfigError, DefinitionError, did_you_mean
 from agent_rl.gym.task_files import TaskRows, read_rows, rows_by_split
 from agent_rl.seeds import Stream, rng
 
@@ -60,7 +61,7 @@ class TaskSource:
         self._loaded: dict[str, Sequence[Task]] = {}
         self._base = base or Path.cwd()
         if tasks is None or callable(tasks):
-            self._function = _numbered if tasks is None else tasks
+            self._function = _numbered if tasks is None else _checked_function(tasks)
             self.splits = (TRAIN, EVAL) if splits is None else tuple(splits)
         else:
             if splits is not None:
@@ -133,7 +134,7 @@ class TaskSource:
         assert self._function is not None
         task = self._function(split, index)
         if not isinstance(task, Mapping):
-            raise TypeError(f"the task function returned {task!r} for ('{split}', {index}); return a dict")
+            raise DefinitionError(f"the task function returned {task!r} for ('{split}', {index}); return a dict")
         return task
 
     def _tasks(self, split: str) -> Sequence[Task]:
@@ -228,6 +229,20 @@ def _divided(tasks: Sequence[Task]) -> dict[str, Sequence[Task]]:
     }
 
 
+def _checked_function(function: TaskFunction) -> TaskFunction:
+    """Refuse a function that does not take a split and an index."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a built-in may have none
+        return function
+    try:
+        signature.bind("train", 0)
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(f"tasks={name}: {error}; a task function takes (split, index)") from error
+    return function
+
+
 def _numbered(split: str, index: int) -> Task:
     return {"split": split, "index": index}
 
@@ -236,6 +251,6 @@ def _plain(value: object) -> object:
     """Return the JSON type of a container other than dict and list."""
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return list(value)
     raise TypeError(f"a {type(value).__name__}")

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import re
 import reprlib
+import time
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ Owner = TypeVar("Owner")
 R_co = TypeVar("R_co", covariant=True)
 
 DEFAULT_TIMEOUT = 30.0
+BLOCKED = 0.5
+"""Seconds beyond its timeout that an async tool may take, as the event loop may be busy elsewhere."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI's API takes
 _ERROR_LENGTH = 500  # characters of an exception's message that the model gets to read
 
@@ -137,6 +140,8 @@ def tool(
         DefinitionError: if no schema can be read off the signature, or the options contradict each other.
     """
     if function is not None:
+        if not callable(function):
+            raise DefinitionError(f"@ar.tool({function!r}): options have names, such as @ar.tool(timeout=30)")
         return Tool(function)
     return lambda function: Tool(function, name=name, timeout=timeout, inline=inline)
 
@@ -204,9 +209,17 @@ def _begin(tools: Mapping[str, AnyTool], call: ToolCall, instance: object) -> Me
 
 async def _wait(called: AnyTool, call: ToolCall, start: Callable[[], Awaitable[object]]) -> Message:
     """Wait for a call, within the tool's timeout."""
+    started = time.monotonic()
     try:
         async with asyncio.timeout(called.timeout) as clock:
             value = await start()
+        if (
+            called.is_async
+            and called.timeout is not None
+            and (seconds := time.monotonic() - started) > called.timeout + BLOCKED
+        ):
+            why = f"it took {seconds:.1f} s without an await; make it a sync function, which runs in a thread"
+            return _failure(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} has {called.timeout:g} s: {why}")
         return _result(call, value)
     except (Exception, SystemExit) as error:
         if isinstance(error, TimeoutError) and clock.expired():  # not one that the tool itself raised

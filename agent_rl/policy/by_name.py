@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, create_m
 
 from agent_rl.config import Section
 from agent_rl.engines.base import SamplingParams
-from agent_rl.errors import ConfigError, did_you_mean
+from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
+from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.base import AnyPolicy
 from agent_rl.registries import Registry
@@ -69,7 +70,10 @@ class _Settings(Section):
 def sampling_params(policy: PolicyConfig, temperature: float = 1.0, max_tokens: int | None = None) -> SamplingParams:
     """Return how to sample a policy that is chosen by name; a checkpoint may say how long its replies are."""
     file = Path(str((policy.model_extra or {}).get("folder", policy.name))) / "generation_config.json"
-    own = json.loads(file.read_text(encoding="utf-8")).get("max_new_tokens") if file.is_file() else None
+    try:
+        own = json.loads(file.read_text(encoding="utf-8")).get("max_new_tokens") if file.is_file() else None
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} is damaged: it is no JSON object; remove it, or take another folder") from error
     return SamplingParams(temperature=temperature, max_tokens=max_tokens or own or 1024)
 
 
@@ -87,6 +91,8 @@ def open_policy(config: PolicyConfig, params: SamplingParams, env: EnvSpec) -> I
         CheckpointError: if the folder holds no checkpoint.
     """
     name, settings = config.name, dict(config.model_extra or {})
+    if not name:
+        raise ConfigError("policy= has no name: give one, such as oracle, or a checkpoint's folder")
     if name not in POLICIES and Path(name).is_dir():
         name, settings = "checkpoint", {"folder": name, **settings}
     if name not in POLICIES:
@@ -98,9 +104,38 @@ def open_policy(config: PolicyConfig, params: SamplingParams, env: EnvSpec) -> I
     factory = POLICIES[name]
     given = {"params": params, "env": env}
     asked = {key: given[key] for key in _GIVEN if key in inspect.signature(factory).parameters}
-    made = factory(**_checked(name, factory, settings), **asked)
+    checked = _checked(name, factory, settings)
+    _require_script(name, env)
+    made = factory(**checked, **asked)
     with made if isinstance(made, AbstractContextManager) else nullcontext(made) as policy:
-        yield policy
+        yield require_policy(policy)
+
+
+def require_policy(policy: AnyPolicy) -> AnyPolicy:
+    """Return a policy.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    if not (callable(getattr(policy, "start", None)) or callable(getattr(policy, "start_in", None))):
+        raise ConfigError(
+            f"policy={policy!r} is no policy: give a name such as 'oracle', a checkpoint's folder, or an object with "
+            "start(tools, seed)"
+        )
+    return policy
+
+
+def _require_script(name: str, env: EnvSpec) -> None:
+    """Refuse a script that the environment does not have, before every episode fails of it."""
+    has_oracle = env.cls.oracle is not Env.oracle
+    has = {"oracle": has_oracle, "demonstrator": has_oracle or env.cls.demonstrate is not Env.demonstrate}
+    if not has.get(name, True):
+        method = "oracle(self)" if name == "oracle" else "demonstrate(self, rng)"
+        others = "policy=demonstrator, " if has["demonstrator"] else ""
+        raise ConfigError(
+            f"policy={name}: {env.id} has none; define {env.cls.__name__}.{method}, or choose {others}"
+            "policy=FOLDER of a checkpoint"
+        )
 
 
 def _checked(name: str, factory: PolicyFactory, settings: Mapping[str, JsonValue]) -> dict[str, object]:

@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import os
+import reprlib
 import time
 import traceback
 import warnings
@@ -16,7 +17,7 @@ from typing import ParamSpec, TypeVar, cast
 
 from agent_rl.concurrency import in_thread, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
-from agent_rl.core.messages import Message
+from agent_rl.core.messages import Message, Step
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.budget import overdue
@@ -108,6 +109,10 @@ class _Run:
             if self.budget.tool_calls is not None and self.calls > self.budget.tool_calls:
                 return StopReason.TOOL_CALLS
             step = await self.call("step", env.step, reply.message)
+            if not isinstance(step, Step):
+                raise TypeError(
+                    f"step returned {_named(step)}: return ar.Step(observation, reward, terminated, truncated)"
+                )
             observation = messages_of(step.observation)
             self.record(len(observation), float(step.reward), step.terminated, step.truncated)
             ended = self.ended(step.terminated, step.truncated)
@@ -288,6 +293,10 @@ async def close_env(env: Env, seconds: float | None) -> None:
         if not clock.expired():
             raise
         raise overdue("close", seconds) from None
+
+
+def _named(value: object) -> str:
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else reprlib.repr(value)
 
 
 @functools.cache

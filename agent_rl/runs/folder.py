@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,12 +43,17 @@ def read_config(folder: Path, schema: type[M], name: str = CONFIG) -> M:
     """
     from omegaconf import OmegaConf
 
-    if not (folder / name).exists():
+    file = folder / name
+    if not file.exists():
         raise CheckpointError(f"'{folder}' is no run: it has no {name}")
     try:
-        return check_config(schema, OmegaConf.to_container(OmegaConf.load(folder / name), resolve=True))
+        values = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except Exception as error:  # of YAML, OmegaConf and the encoding
+        raise CheckpointError(f"{file} is damaged: {' '.join(str(error).split())[:200]}") from error
+    try:
+        return check_config(schema, values)
     except ConfigError as error:
-        raise CheckpointError(f"{folder / name} is not one of this version, {__version__}: {error}") from error
+        raise CheckpointError(f"{file} is not one of this version, {__version__}: {error}") from error
 
 
 def warn(folder: Path, text: str, say: Callable[[str], object]) -> None:
@@ -59,7 +66,7 @@ def warn(folder: Path, text: str, say: Callable[[str], object]) -> None:
 
 
 def new_folder(runs_dir: str, name: str) -> Path:
-    """Make a run's folder and point `latest` at it.
+    """Make a run's folder.
 
     Raises:
         ConfigError: if the name can't be a folder's.
@@ -74,8 +81,24 @@ def new_folder(runs_dir: str, name: str) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
-        link = runs / f".latest-{os.getpid()}"
-        link.symlink_to(folder.name)
-        link.replace(runs / "latest")
         return folder
     raise ConfigError(f"no free folder name below {runs}/{stamp}-{name}")
+
+
+def make_latest(folder: Path) -> None:
+    """Point `runs/latest` at a run that has started."""
+    link = folder.parent / f".latest-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.name)
+    link.replace(folder.parent / "latest")
+
+
+@contextmanager
+def removed_if_unused(folder: Path) -> Iterator[None]:
+    """Remove a run's folder if the start fails before a metric or an episode is in it."""
+    try:
+        yield
+    except BaseException:
+        if not any(file.exists() and file.stat().st_size for file in (folder / METRICS, folder / EPISODES)):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise

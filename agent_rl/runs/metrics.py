@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from agent_rl.core.messages import JSON
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, StoreError
 from agent_rl.runs.folder import METRICS
 from agent_rl.store.tail import heal
 
@@ -59,7 +59,17 @@ def read_metrics(path: Path) -> Metrics:
     if not path.exists():
         return Metrics()
     lines = path.read_bytes().split(b"\n")[:-1]
-    return Metrics(row for line in lines if line for row in _rows(json.loads(line)))
+    return Metrics(row for at, line in enumerate(lines, start=1) if line for row in _rows(_parse(path, at, line)))
+
+
+def _parse(path: Path, at: int, line: bytes) -> dict[str, JSON]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise StoreError(f"{path}:{at} is damaged: {error}; remove the line") from error
+    if not isinstance(row, dict):
+        raise StoreError(f"{path}:{at} is damaged: it is no JSON object; remove the line")
+    return row
 
 
 def rewind_metrics(path: Path, step: int) -> None:

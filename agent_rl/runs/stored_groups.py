@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from agent_rl.core.episode import Episode, group_episodes
 from agent_rl.errors import ConfigError, StoreError
@@ -96,7 +96,10 @@ class StoredGroups:
         Raises:
             StoreError: if the episodes are no longer there.
         """
-        found = TypeAdapter(cls).validate_json(path.read_bytes())
+        try:
+            found = TypeAdapter(cls).validate_json(path.read_bytes())
+        except (ValidationError, OSError) as error:
+            raise StoreError(f"{path}, which says what this run learns from, can't be read: start it again") from error
         if not found.file.exists():
             raise StoreError(f"the episodes that this run learns from are gone: there is no {found.file}")
         return found

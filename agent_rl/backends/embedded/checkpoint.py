@@ -48,11 +48,21 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def restore(folder: Path, trainer: Trainer) -> None:
-    """Restore all but the weights, which `load_actor` loads."""
-    state = torch.load(folder / STATE, weights_only=True)
-    trainer.step = int(state["step"])
-    trainer.optimizer.load_state_dict(state["optimizer"])
-    if trainer.critic is not None:
-        trainer.critic.load(folder)
-    if (folder / AHEAD).exists():
-        trainer.ahead.extend(load_sampled(folder / AHEAD))
+    """Restore all but the weights, which `load_actor` loads.
+
+    Raises:
+        CheckpointError: if a file is missing or damaged.
+    """
+    try:
+        state = torch.load(folder / STATE, weights_only=True)
+        trainer.step = int(state["step"])
+        trainer.optimizer.load_state_dict(state["optimizer"])
+        if trainer.critic is not None:
+            trainer.critic.load(folder)
+        if (folder / AHEAD).exists():
+            trainer.ahead.extend(load_sampled(folder / AHEAD))
+    except Exception as error:  # of pickle, zip, torch and numpy
+        raise CheckpointError(
+            f"the checkpoint in '{folder}' is damaged, {type(error).__name__}: {str(error)[:200]}; start from its "
+            f"weights instead: agent-rl train start_from={folder}"
+        ) from error

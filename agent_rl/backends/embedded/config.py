@@ -25,17 +25,17 @@ class ModelConfig(Section):
     """Shape of the model; the default has 0.7 M parameters."""
 
     architecture: Literal["qwen3", "qwen3_moe"] = "qwen3"
-    hidden: int = 128
-    layers: int = 3
-    heads: int = 4
-    kv_heads: int = 4
-    head_dim: int = 32
-    intermediate: int = 384
-    experts: int = 8
-    experts_per_token: int = 2
-    expert_intermediate: int = 128
-    max_positions: int = 4096
-    rope_theta: float = 10_000.0
+    hidden: int = Field(128, ge=1)
+    layers: int = Field(3, ge=1)
+    heads: int = Field(4, ge=1)
+    kv_heads: int = Field(4, ge=1)
+    head_dim: int = Field(32, ge=1)
+    intermediate: int = Field(384, ge=1)
+    experts: int = Field(8, ge=1)
+    experts_per_token: int = Field(2, ge=1)
+    expert_intermediate: int = Field(128, ge=1)
+    max_positions: int = Field(4096, ge=1)
+    rope_theta: float = Field(10_000.0, gt=0)
 
 
 class WarmStartOptimizerConfig(OptimizerConfig):

@@ -21,9 +21,9 @@ class OptimizerConfig(Section):
     """AdamW's."""
     muon_lr: float = Field(0.0, ge=0)
     """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW."""
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     warmup_steps: int = Field(5, ge=0)
     decay_from: float = Field(0.4, ge=0, le=1)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -30,22 +30,36 @@ from agent_rl.core.messages import Task
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks
+from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.runs.commands import command, resume_command, rollout_command
 from agent_rl.runs.diagnosis import Diagnosis
-from agent_rl.runs.folder import EPISODES, METRICS, new_folder, read_config, save_config, warn
+from agent_rl.runs.folder import (
+    EPISODES,
+    METRICS,
+    make_latest,
+    new_folder,
+    read_config,
+    removed_if_unused,
+    save_config,
+    warn,
+)
 from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.runs.report import write_reports
 from agent_rl.runs.stop import Stop
 from agent_rl.runs.stored_groups import StoredGroups
-from agent_rl.store.episodes import EpisodeWriter, episode_ids
+from agent_rl.store.episodes import EpisodeWriter, episode_ids, existing_file
 from agent_rl.view.progress import Progress
 
 CHECKPOINT, REFERENCE, STORED = "checkpoint", "reference", "stored_groups.json"
 TOKENIZER_EPISODES = 1000
 """How many demonstrations a fresh model's tokenizer is trained on."""
+MEASURED = 100
+"""How many of them its context is made for."""
+SHORTEST_CONTEXT = 256
+"""Tokens."""
 
 
 def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None) -> Path:
@@ -58,8 +72,8 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
     """
     env, stored = check_run(config)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
-    save_config(folder, config)
-    with _open(folder, env, config, progress, stop) as run:
+    with removed_if_unused(folder), _open(folder, env, config, progress, stop) as run:
+        save_config(folder, config)
         if note := env.tasks.describe_held_out():
             progress.say(f"[yellow]{env.id}: {note}.[/yellow]")
         if config.start_from:
@@ -74,6 +88,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
             stored.check_tokens(len(actor.tokenizer), actor.decode)
             stored.save(folder / STORED)
         trainer = Trainer(env, actor, config, _reference(folder), stored)
+        make_latest(folder)
         run.evaluate(trainer, "before")
         save_checkpoint(folder / CHECKPOINT, trainer)
         run.train(trainer)
@@ -95,6 +110,7 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, st
         save_config(folder, config)
     env = config.load_env()
     checkpoint = find_checkpoint(folder / CHECKPOINT)
+    existing_file(folder / EPISODES)
     with _open(folder, env, config, progress, stop) as run:
         actor = _actor(env, config, *load_model(checkpoint))
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
@@ -106,9 +122,19 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, st
 
 
 def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
-    """Make an untrained actor whose tokenizer knows the words of the environment's demonstrations."""
-    tokenizer = new_tokenizer(_demonstrations(env, config, TOKENIZER_EPISODES), config.vocab_size)
-    return _actor(env, config, make_model(config.model, len(tokenizer), config.seed), tokenizer)
+    """Make an untrained actor whose tokenizer knows the words of the environment's demonstrations.
+
+    Where no budget says it, its context has room for twice their length.
+    """
+    demonstrations = _demonstrations(env, config, TOKENIZER_EPISODES)
+    tokenizer = new_tokenizer(demonstrations, config.vocab_size)
+    tokens = env.budget.tokens
+    if tokens is None:
+        prompt = load_renderer(tokenizer).prompt
+        longest = max((len(prompt(e.messages, ())) for e in demonstrations[:MEASURED]), default=0)
+        tokens = min(max(SHORTEST_CONTEXT, 2 * longest), config.model.max_positions)
+    model = make_model(config.model, len(tokenizer), config.seed)
+    return _actor(replace(env, budget=replace(env.budget, tokens=tokens)), config, model, tokenizer)
 
 
 @dataclass
@@ -144,6 +170,8 @@ class _Run:
         say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
         say("[bold]1. Warm start[/bold]: clone noisy demonstrations that the environment plays itself.")
         actor = fresh_actor(env, config)
+        budget = config.budget.model_copy(update={"tokens": actor.engine.context_limit})
+        save_config(self.folder, config.model_copy(update={"budget": budget}))  # for a resumed run
         self.check_fit(actor)
         demonstrations = _demonstrations(env, config, config.warm_start.demonstrations, actor.renderer)
         success = summarise(demonstrations).success

@@ -11,17 +11,23 @@ from agent_rl.engines.base import WeightFormat
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.quantization import forward_in
 from agent_rl.engines.model_files import require_model
+from agent_rl.errors import CheckpointError
 
 
 def load_model(folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return a folder's model, in float32, and its tokenizer.
 
     Raises:
-        CheckpointError: if the folder holds no model.
+        CheckpointError: if the folder holds no model, or a damaged one.
     """
     require_model(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(folder)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return model, AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # what its many readers raise about a file that is cut short or missing
+        raise CheckpointError(
+            f"the model in '{folder}' can't be loaded, {type(error).__name__}: {str(error)[:200]}; take another folder"
+        ) from error
 
 
 def make_engine(

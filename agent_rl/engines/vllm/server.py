@@ -47,6 +47,8 @@ class Server:
     """
 
     def __init__(self, url: str, concurrency: int = 64, context: int | None = None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"policy.url={url} has no scheme: write http://{url}")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._concurrency = concurrency
         self.model = self.root = ""

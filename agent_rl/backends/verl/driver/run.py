@@ -28,7 +28,7 @@ from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError
 from agent_rl.rendering import load_renderer
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.runs.commands import command
-from agent_rl.runs.folder import CONFIG, new_folder, read_config, warn
+from agent_rl.runs.folder import CONFIG, make_latest, new_folder, read_config, warn
 from agent_rl.runs.report import write_reports
 from agent_rl.view.progress import Progress
 
@@ -73,6 +73,7 @@ def start(config: VerlConfig) -> Path:
     require_cluster(config)
     warning = check_fit(config)
     folder = new_folder(config.runs_dir, config.name or config.env.replace("/", "-"))
+    make_latest(folder)
     if warning:
         warn(folder, warning, print)
     return run(config, folder)
