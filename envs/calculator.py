@@ -80,7 +80,7 @@ def _operation(terms: list[str], at: int) -> Operation:
     "calculator-v0",
     tasks=make_task,
     splits=("train", "eval", "dev", "train-hard", "eval-hard"),
-    budget=Budget(turns=6, tokens=256, tool_calls=8),
+    budget=Budget(turns=6, tool_calls=8),
 )
 class Calculator(Quiz):
     """Compute an expression with a calculator that knows one operation at a time."""

@@ -119,7 +119,7 @@ def make_task(split: str, index: int) -> Task:
     "python-v0",
     tasks=make_task,
     splits=("train", "eval", "dev"),
-    budget=Budget(turns=5, tokens=512, tool_calls=8, seconds=120),
+    budget=Budget(turns=5, tool_calls=8, seconds=120),
 )
 class PythonPuzzles(Quiz, SandboxedEnv):
     """Answer a question with a line of Python, which runs in a sandbox."""

@@ -63,7 +63,7 @@ def _index(facts: tuple[str, ...]) -> SearchIndex:
     "search-v0",
     tasks=make_task,
     splits=("train", "eval", "dev"),
-    budget=Budget(turns=5, tokens=256, tool_calls=8),
+    budget=Budget(turns=5, tool_calls=8),
 )
 class Search(Quiz):
     """Find out a country by way of a city."""

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import agent_rl as ar
+from agent_rl.backends.embedded import run
 from agent_rl.backends.embedded.run import start_run
+from agent_rl.backends.embedded.warm_start import demonstrate
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.backends.verl.driver.run import check_fit as check_verl_fit
 from agent_rl.core.episode import Episode
@@ -17,6 +20,7 @@ from agent_rl.core.messages import Message
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
+from agent_rl.gym.registry import spec
 from agent_rl.rendering import train_tokenizer
 from agent_rl.rollout import fit
 from agent_rl.rollout.fit import check_fit, check_policy_fit
@@ -112,6 +116,23 @@ def test_embedded_training_compares_before_first_step(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"budget\.tokens=9 leaves no room"):
         start_run(settings, Progress())
     assert read_metrics(tmp_path / "runs" / "latest" / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("env", ["calculator-v0", "search-v0", "python-v0"])
+def test_builtin_environments_leave_tokens_to_the_policy(env: str) -> None:
+    assert spec(env).budget.tokens is None
+
+
+def test_fresh_model_has_room_for_demonstrations(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert yaml.safe_load((folder / "config.yaml").read_text())["budget"]["tokens"] == run.SHORTEST_CONTEXT
+    monkeypatch.setattr(run, "SHORTEST_CONTEXT", 1)
+    settings = config(tmp_path)
+    actor = run.fresh_actor(settings.load_env(), settings)
+    demonstrations = demonstrate(settings.load_env(), run.MEASURED, split="train", seed=0, renderer=actor.renderer)
+    longest = max(len(e.trajectories[0]) for e in demonstrations)
+    assert longest * 1.8 < actor.engine.context_limit < longest * 2.4
+    limited = config(tmp_path, budget={"tokens": 99})
+    assert run.fresh_actor(limited.load_env(), limited).engine.context_limit == 99
 
 
 def test_verl_compares_with_its_context(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def check_environment(config: RunConfig) -> EnvSpec:
 
 
 def held_out_tasks(env: EnvSpec, config: RunConfig, demonstrations: int = 0) -> tuple[list[Task], str]:
-    """Return the tasks that a run reports on, and in words which they are and how many of them it trains on.
+    """Return the tasks of a run's evaluation, described with how many of them it trains on.
 
     Of a task function, the tasks of the run's first steps and demonstrations are looked at.
     """

@@ -21,7 +21,7 @@ TaskFunction: TypeAlias = Callable[[str, int], Task]
 """`(split, index) -> Task`: any index from 0 up, the same task for the same index."""
 
 TRAIN, EVAL = "train", "eval"
-"""The splits that training and every evaluation take, unless they are told another."""
+"""The splits that training and every evaluation take by default."""
 HELD_OUT = 10
 """One task in so many of `train` is held out as `eval` where an environment names no such split."""
 _DRAWS, _STRIDE = 200, 2**31 - 1
@@ -119,7 +119,7 @@ class TaskSource:
             raise ConfigError(f"no split '{split}'.{did_you_mean(split, self.splits)} The splits are: {names}.")
 
     def describe_held_out(self) -> str:
-        """Return in a sentence what is held out as `eval`; an empty string if the environment names that split."""
+        """Describe what is held out as `eval` in a sentence; empty if there is a split of that name."""
         if not self.holds_out:
             return ""
         if self._function is not None:

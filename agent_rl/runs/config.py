@@ -87,6 +87,12 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
 
+    @field_validator("start_from")
+    @classmethod
+    def _seen_from_anywhere(cls, model: str | None) -> str | None:
+        # `runs/latest` will be another run, and workers have folders of their own
+        return str(Path(model).resolve()) if model is not None and Path(model).is_dir() else model
+
     @field_validator("imports")
     @classmethod
     def _loaded(cls, files: tuple[str, ...]) -> tuple[str, ...]:

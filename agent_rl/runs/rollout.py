@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
@@ -68,7 +69,7 @@ def start_rollout(settings: RolloutSettings, progress: Progress) -> tuple[Path, 
         ConfigError: if the file has episodes already, or there is no such environment, split or policy.
         Interrupted: if it was asked to stop; the message says how to continue.
     """
-    file = episode_file(settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout")
+    file = episode_file(settings.out or _new_folder())
     if stored := len(episode_ids(file)):
         raise ConfigError(
             f"{file} has {stored} episodes already: name another file, or continue it: "
@@ -169,6 +170,12 @@ def _jobs(settings: RolloutSettings) -> list[Job]:
         budget=settings.budget.instead_of(env.budget),
         env_args=settings.env_args,
     )
+
+
+def _new_folder() -> str:
+    """Return the name of a folder that is not there: two rollouts may begin in one second."""
+    name = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-rollout"
+    return next(free for n in count() if not Path(free := f"{name}-{n}" if n else name).exists())
 
 
 def _key(of: Job | Episode) -> Key:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from agent_rl.core.messages import Task
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks
+from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
 from agent_rl.rollout.fit import check_run_fit
@@ -55,6 +56,10 @@ from agent_rl.view.progress import Progress
 CHECKPOINT, REFERENCE, STORED = "checkpoint", "reference", "stored_groups.json"
 TOKENIZER_EPISODES = 1000
 """How many demonstrations a fresh model's tokenizer is trained on."""
+MEASURED = 100
+"""How many of them its context is made for."""
+SHORTEST_CONTEXT = 256
+"""Tokens."""
 
 
 def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None) -> Path:
@@ -117,9 +122,19 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, st
 
 
 def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
-    """Make an untrained actor whose tokenizer knows the words of the environment's demonstrations."""
-    tokenizer = new_tokenizer(_demonstrations(env, config, TOKENIZER_EPISODES), config.vocab_size)
-    return _actor(env, config, make_model(config.model, len(tokenizer), config.seed), tokenizer)
+    """Make an untrained actor whose tokenizer knows the words of the environment's demonstrations.
+
+    Where no budget says it, its context has room for twice their length.
+    """
+    demonstrations = _demonstrations(env, config, TOKENIZER_EPISODES)
+    tokenizer = new_tokenizer(demonstrations, config.vocab_size)
+    tokens = env.budget.tokens
+    if tokens is None:
+        prompt = load_renderer(tokenizer).prompt
+        longest = max((len(prompt(e.messages, ())) for e in demonstrations[:MEASURED]), default=0)
+        tokens = min(max(SHORTEST_CONTEXT, 2 * longest), config.model.max_positions)
+    model = make_model(config.model, len(tokenizer), config.seed)
+    return _actor(replace(env, budget=replace(env.budget, tokens=tokens)), config, model, tokenizer)
 
 
 @dataclass
@@ -155,6 +170,8 @@ class _Run:
         say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
         say("[bold]1. Warm start[/bold]: clone noisy demonstrations that the environment plays itself.")
         actor = fresh_actor(env, config)
+        budget = config.budget.model_copy(update={"tokens": actor.engine.context_limit})
+        save_config(self.folder, config.model_copy(update={"budget": budget}))  # for a resumed run
         self.check_fit(actor)
         demonstrations = _demonstrations(env, config, config.warm_start.demonstrations, actor.renderer)
         success = summarise(demonstrations).success

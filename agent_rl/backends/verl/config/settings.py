@@ -51,11 +51,6 @@ class VerlConfig(RunConfig):
     verl: dict[str, JsonValue] = Field(default_factory=dict)
     """Anything else of verl's config: sections within sections, or full keys such as `trainer.nnodes`."""
 
-    @field_validator("start_from")
-    @classmethod
-    def _seen_from_anywhere(cls, model: str) -> str:
-        return str(Path(model).resolve()) if Path(model).is_dir() else model  # workers have folders of their own
-
     @field_validator("imports")
     @classmethod
     def _found_from_anywhere(cls, files: tuple[str, ...]) -> tuple[str, ...]:
