@@ -20,6 +20,7 @@ from tests.runs import SMALL
 
 SLOW = """
 import asyncio
+from pathlib import Path
 import agent_rl as ar
 
 @ar.register("slow-v0", tasks=lambda split, index: {"n": index}, splits=("eval",))
@@ -33,6 +34,7 @@ class Slow(ar.Env):
         return ar.Step(terminated=True)
 
     async def close(self):
+        Path(__file__).with_suffix(".closing").touch()
         await asyncio.sleep(HELD)
 
     @ar.reward
@@ -88,10 +90,9 @@ def test_rollout_stopped_by_a_signal_continues_with_the_printed_command(tmp_path
 def test_rollout_stopped_twice_does_not_wait_for_environments(tmp_path: Path) -> None:
     process = start(tmp_path, held=20.0)
     until = time.monotonic() + 60
-    while not (tmp_path / "kept.yaml").exists():
+    while not (tmp_path / "slow.closing").exists():  # signals are handled by then, however busy the machine is
         assert time.monotonic() < until
         time.sleep(0.01)
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     began = time.monotonic()
