@@ -1,4 +1,4 @@
-"""Configs: YAML from `agent_rl.configs`, merged by OmegaConf and checked by a pydantic model: no key goes unread."""
+"""Configs: YAML from `agent_rl.configs`, composed by Hydra and checked by a pydantic model: no key goes unread."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, TypeVar, Union, get_args, get_origin
+from typing import TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_rl.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -54,48 +51,26 @@ def load_config(name: str, schema: type[M], overrides: Sequence[str] = (), setti
                 presets[leaf] = str(found)
             else:
                 values.append((leaf, found))
-    from omegaconf import OmegaConf  # not above: a wrong key shows before it is imported
+    from hydra import compose, initialize_config_module  # not above: a wrong key shows before they are imported
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        composed = _compose(name, presets)
-        for key, value in values:
-            # a component with its name replaces another, whose settings are not its own
-            named = isinstance(value, Mapping) and "name" in value and known.get(key) is False
-            OmegaConf.update(composed, key, value, merge=not named, force_add=True)
+        with initialize_config_module("agent_rl.configs", version_base=None):
+            composed = compose(name, [f"{group}={preset}" for group, preset in presets.items()])
+        with open_dict(composed):
+            for key, value in values:
+                # a component with its name replaces another, whose settings are not its own
+                named = isinstance(value, Mapping) and "name" in value and known.get(key) is False
+                OmegaConf.update(composed, key, value, merge=not named, force_add=True)
         container = OmegaConf.to_container(composed, resolve=True)
+    except HydraException as error:  # a preset of a group that this config has not
+        foreign = [group for group in presets if f"'{group}'" in str(error)]
+        raise ConfigError(f"no setting '{foreign[0]}'.{_hint(foreign[0], {})} --config lists them.") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{' '.join(overrides) or name}: {error}") from error
     return check_config(schema, container)
-
-
-def _compose(name: str, presets: Mapping[str, str]) -> DictConfig:
-    """Merge a file with the presets of its `defaults`, in their order, as Hydra does.
-
-    A preset goes below its group's name, or where its first line, `# @package NAME`, says.
-    """
-    from omegaconf import DictConfig, OmegaConf
-
-    base = DictConfig(OmegaConf.create(_read(name)))
-    defaults = base.pop("defaults", ["_self_"])
-    if foreign := [group for group in presets if not any(f"/{group}" in entry for entry in defaults)]:
-        raise ConfigError(f"no setting '{foreign[0]}'.{_hint(foreign[0], {})} --config lists them.")
-    composed = DictConfig({})
-    for entry in defaults:
-        if entry == "_self_":
-            composed.merge_with(base)
-            continue
-        ((group, preset),) = entry.items()
-        group = str(group).strip("/")
-        text = _read(f"{group}/{presets.get(group, preset)}")
-        package = text.split(maxsplit=3)[2] if text.startswith("# @package ") else group
-        part = OmegaConf.create(text)
-        composed.merge_with(part if package == "_global_" else OmegaConf.create({package: part}))
-    return composed
-
-
-def _read(name: str) -> str:
-    return (resources.files("agent_rl.configs") / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def parse_setting(text: str) -> tuple[str, object]:

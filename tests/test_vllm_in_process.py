@@ -195,7 +195,7 @@ def test_local_engine_explains_impossible_settings(
             pass
     monkeypatch.setitem(sys.modules, "vllm", None)
     with (
-        pytest.raises(ConfigError, match=r"lacks vllm: pip install 'agent-rl\[verl\]'.*policy.url"),
+        pytest.raises(ConfigError, match=r"lacks vllm: pip install -e '.\[verl\]'.*policy.url"),
         vllm_policy(folder),
     ):
         pass
