@@ -7,6 +7,8 @@ import yaml
 
 from agent_rl.backends.embedded.run import resume_run
 from agent_rl.errors import CheckpointError
+from agent_rl.gym.registry import spec
+from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.runs import assert_same_run, config, killed_run
 
@@ -20,6 +22,16 @@ def test_old_run_without_new_settings_resumes_exactly(
     (killed / "config.yaml").write_text(yaml.safe_dump(old))
     resume_run(killed, Progress())
     assert_same_run(folder, killed)
+
+
+def test_old_run_evaluates_on_the_split_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = killed_run(config(tmp_path), monkeypatch)
+    old = yaml.safe_load((killed / "config.yaml").read_text())
+    old["eval"]["split"] = "test"
+    (killed / "config.yaml").write_text(yaml.safe_dump(old))
+    resume_run(killed, Progress())
+    assert spec(old["env"]).tasks.get("test", 3) == spec(old["env"]).tasks.get("eval", 3)
+    assert {e.origin.split for e in read_episodes(killed) if e.origin.purpose == "eval"} == {"eval", "test"}
 
 
 def test_old_run_with_unknown_settings_is_refused(tmp_path: Path) -> None:
