@@ -54,8 +54,8 @@ def run(
 
     Args:
         env: a registered id or class.
-        policy: any `Policy`; the name of one, such as "oracle" for the environment's own script; a checkpoint's folder;
-            or a name with settings, `{"name": name, key: value}`.
+        policy: any `Policy`; the name of one, such as "oracle" for the environment's own script; the folder of a
+            checkpoint or run; or a name with settings, `{"name": name, key: value}`.
         n: how many tasks, the first of the split.
         samples: episodes per task; those of a task form a group.
         split: which tasks.
@@ -176,9 +176,9 @@ def checked_config(config: TrainConfig | VerlConfig) -> str:
     from agent_rl.backends.embedded.config import TrainConfig
 
     if isinstance(config, TrainConfig):
-        from agent_rl.backends.embedded.check import check_run
+        from agent_rl.backends.embedded.check import check_run, index_stored
 
-        check_run(config)
+        index_stored(config, check_run(config))
         return OmegaConf.to_yaml(config.model_dump(mode="json", by_alias=True))
     require_verl()
     from agent_rl.backends.verl.driver import run as verl
@@ -243,12 +243,16 @@ def require_verl() -> None:
 def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
     from agent_rl.backends.embedded.config import TrainConfig
 
-    config.load_env()  # a mistake here shows before torch is imported
-    require_torch()
     if isinstance(config, TrainConfig):
+        from agent_rl.backends.embedded.check import check_run
+
+        check_run(config)  # a mistake shows before torch is imported
+        require_torch()
         from agent_rl.backends.embedded.run import start_run
 
         return _shown(partial(start_run, config), progress)
+    config.load_env()
+    require_torch()
     require_verl()
     from agent_rl.backends.verl.driver.run import start
 

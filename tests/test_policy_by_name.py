@@ -103,7 +103,8 @@ def test_open_policy_refuses_wrong_settings(config: dict[str, object], message: 
 
 def test_run_plays_a_checkpoint_folder(folder: Path) -> None:
     checkpoint = str(folder / "checkpoint")
-    for policy in (checkpoint, {"name": "checkpoint", "folder": checkpoint, "renderer": "chatml", "slots": 2}):
+    settings = {"folder": checkpoint, "renderer": "chatml", "slots": 2}
+    for policy in (checkpoint, str(folder), {"name": "checkpoint", **settings}):
         (episode,) = ar.run("calculator-v0", policy, split="dev")
         assert episode.error is None and episode.trajectories[0].loss_mask.any()
     with pytest.raises(ar.ConfigError, match=r"no renderer .*'chatm'"):

@@ -16,7 +16,7 @@ import numpy as np
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.algorithms.state_values import plan as plan_continuations
-from agent_rl.concurrency import maybe_await
+from agent_rl.concurrency import maybe_await, outside_loop
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError
@@ -75,7 +75,7 @@ def check_environment(config: RunConfig) -> EnvSpec:
         raise
     except Exception as error:  # of the user's own class
         raise ConfigError(f"env={env.id}: its constructor raises {type(error).__name__}: {error}") from error
-    asyncio.run(maybe_await(instance.close()))
+    outside_loop(lambda: asyncio.run(maybe_await(instance.close())))
     return env
 
 

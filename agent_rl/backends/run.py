@@ -69,12 +69,17 @@ class Run:
         """Success before and after, with intervals.
 
         Raises:
-            StoreError: if the run has not ended yet.
+            StoreError: if the run has not ended yet, or the file is damaged.
         """
         file = self.folder / "summary.json"
         if not file.exists():
             raise StoreError(f"{self.folder} has no summary.json: its run did not end")
-        summary: Summary = json.loads(file.read_text(encoding="utf-8"))
+        try:
+            summary: Summary = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise StoreError(
+                f"{file} is damaged: {error}; agent-rl train resume={self.folder} writes it again"
+            ) from error
         return summary
 
     @property

@@ -21,7 +21,7 @@ from agent_rl.view.progress import Progress
 from agent_rl.view.text import failure_lines, print_table, short_id
 
 ROLLOUT_EXAMPLES = """
-policies: oracle, demonstrator, vllm, a checkpoint's folder, or your own (@ar.register_policy)
+policies: oracle, demonstrator, vllm, the folder of a checkpoint or run, or your own (@ar.register_policy)
   policy.model=DIR         of vllm: run vLLM here, on this folder or name
   policy.url=URL           of vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
   policy.engine.KEY=VALUE  of vllm: more of vLLM's engine arguments, such as tensor_parallel_size

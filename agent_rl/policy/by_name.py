@@ -60,7 +60,7 @@ class PolicyConfig(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str = "oracle"
-    """A registered name, or the folder of a checkpoint."""
+    """A registered name, or the folder of a checkpoint or run."""
 
 
 class _Settings(Section):
@@ -69,12 +69,18 @@ class _Settings(Section):
 
 def sampling_params(policy: PolicyConfig, temperature: float = 1.0, max_tokens: int | None = None) -> SamplingParams:
     """Return how to sample a policy that is chosen by name; a checkpoint may say how long its replies are."""
-    file = Path(str((policy.model_extra or {}).get("folder", policy.name))) / "generation_config.json"
+    file = model_folder(str((policy.model_extra or {}).get("folder", policy.name))) / "generation_config.json"
     try:
         own = json.loads(file.read_text(encoding="utf-8")).get("max_new_tokens") if file.is_file() else None
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} is damaged: it is no JSON object; remove it, or take another folder") from error
     return SamplingParams(temperature=temperature, max_tokens=max_tokens or own or 1024)
+
+
+def model_folder(folder: str) -> Path:
+    """Return a model's folder: of a run's folder, its checkpoint."""
+    checkpoint = Path(folder) / "checkpoint"
+    return checkpoint if checkpoint.is_dir() else Path(folder)
 
 
 @contextmanager
@@ -94,7 +100,7 @@ def open_policy(config: PolicyConfig, params: SamplingParams, env: EnvSpec) -> I
     if not name:
         raise ConfigError("policy= has no name: give one, such as oracle, or a checkpoint's folder")
     if name not in POLICIES and Path(name).is_dir():
-        name, settings = "checkpoint", {"folder": name, **settings}
+        name, settings = "checkpoint", {"folder": str(model_folder(name)), **settings}
     if name not in POLICIES:
         known = ", ".join(POLICIES)
         raise ConfigError(

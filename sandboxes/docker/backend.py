@@ -74,6 +74,8 @@ class DockerSandboxes(AgentSandboxes):
         self._closed = False
         self._tidy = False
         """Whether orphans were collected since the engine was last seen to fail."""
+        self._left = set[str]()
+        """Containers that the engine failed to remove: the next `open`, and `close`, try again."""
 
     async def claims(self) -> Capabilities:
         """Return what keeps each guarantee in a container of ours."""
@@ -83,6 +85,7 @@ class DockerSandboxes(AgentSandboxes):
         """Close every sandbox, and the connections to the engine."""
         self._closed = True
         await super().close()
+        await asyncio.wrap_future(self._threads.submit(self._remove_left))
         self.engine.close()
 
     async def spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
@@ -92,6 +95,7 @@ class DockerSandboxes(AgentSandboxes):
         if not self._tidy:
             await asyncio.wrap_future(self._threads.submit(collect, self.engine))
             self._tidy = True
+            await asyncio.wrap_future(self._threads.submit(self._remove_left))
         starting = self._threads.submit(self._start, limits, owner, lifetime)
         try:
             container, stream = await asyncio.wrap_future(starting)
@@ -157,5 +161,11 @@ class DockerSandboxes(AgentSandboxes):
             self.engine.remove(container)
         except SandboxError as error:
             self._tidy = False
+            self._left.add(container)
             return str(error)
+        self._left.discard(container)
         return None
+
+    def _remove_left(self) -> None:
+        for container in tuple(self._left):
+            self._remove(container)

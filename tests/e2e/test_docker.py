@@ -38,6 +38,8 @@ def engine(dockerd: Dockerd) -> Iterator[Engine]:
     try:
         assert within(10, lambda: not engine.labelled(PROCESS)), "containers are left"
     finally:
+        for container in engine.labelled(PROCESS):  # the next test's are its own
+            engine.remove(container)
         engine.close()
 
 

@@ -1,4 +1,4 @@
-"""What can be checked before an embedded run begins; without torch, unless it learns from stored episodes."""
+"""What can be checked before an embedded run begins: without torch, but for the episodes that it learns from."""
 
 from __future__ import annotations
 
@@ -16,30 +16,40 @@ from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import existing_file
 
 
-def check_run(config: TrainConfig) -> tuple[EnvSpec, StoredGroups | None]:
-    """Check a run before it begins; return its environment, and the stored groups of `episodes`.
+def check_run(config: TrainConfig) -> EnvSpec:
+    """Check a run before it begins; return its environment.
 
     Raises:
-        ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
+        ConfigError: if the environment can't be trained on with these settings.
         CheckpointError: if `start_from` has no model.
-        StoreError: if the stored episodes can't be read.
+        StoreError: if there is no file of stored `episodes`.
     """
     env = check_environment(config)
-    dev = config.eval.during(env.tasks.splits)
-    env.tasks.require(dev)
+    env.tasks.require(config.eval.during(env.tasks.splits))
     config.context(env.budget.tokens)
     if config.start_from:
         require_model(config.start_from)
     else:
         require_demonstrations(env, config.env_args)
+    if config.episodes is not None:
+        existing_file(config.episodes)
+    return env
+
+
+def index_stored(config: TrainConfig, env: EnvSpec) -> StoredGroups | None:
+    """Return the stored groups that a run learns from, but for tasks that it evaluates on; None if it samples its own.
+
+    Raises:
+        ConfigError: if none of the groups can be learned from.
+        StoreError: if the stored episodes can't be read.
+    """
     if config.episodes is None:
-        return env, None
-    existing_file(config.episodes)
+        return None
     from agent_rl.algorithms import Algorithm
 
-    evaluated = ((config.eval.split, config.eval.n), (dev, config.eval.dev_n))
+    evaluated = ((config.eval.split, config.eval.n), (config.eval.during(env.tasks.splits), config.eval.dev_n))
     held_out = {task_key(task) for split, n in evaluated for task in distinct_tasks(env.tasks, split, n)}
-    return env, index_groups(config.episodes, env.id, Algorithm(config.algorithm), held_out)
+    return index_groups(config.episodes, env.id, Algorithm(config.algorithm), held_out)
 
 
 def require_demonstrations(env: EnvSpec, env_args: Mapping[str, JSON]) -> None:

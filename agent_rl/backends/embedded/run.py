@@ -18,7 +18,7 @@ from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.backends.embedded.actor import Actor, make_actor, new_tokenizer
-from agent_rl.backends.embedded.check import check_run
+from agent_rl.backends.embedded.check import check_run, index_stored
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
@@ -70,7 +70,8 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None)
         StoreError: if the stored episodes can't be read.
         Interrupted: if the run was asked to stop.
     """
-    env, stored = check_run(config)
+    env = check_run(config)
+    stored = index_stored(config, env)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     with removed_if_unused(folder), _open(folder, env, config, progress, stop) as run:
         save_config(folder, config)
