@@ -104,7 +104,7 @@ def test_opening_over_budget_fails_the_episode():
 
 
 def test_seconds_budget_ends_a_hung_step():
-    episode = run_dice(play(CALL), {"hang": "step"}, Budget(seconds=0.005))
+    episode = run_dice(play(CALL), {"hang": "step"}, Budget(seconds=0.2))
     assert (episode.stop_reason, episode.outcome) == (StopReason.SECONDS, Outcome.TRUNCATED)
     assert episode.turns == 1
     assert episode.reward == 0.0
@@ -162,7 +162,7 @@ def test_hung_engine_leaves_the_episode_unscored():
 
 
 def test_seconds_budget_ends_a_busy_episode():
-    episode = run_dice(play(*[CALL] * 10_000), budget=Budget(turns=None, seconds=0.003))
+    episode = run_dice(play(*[CALL] * 10_000), budget=Budget(turns=None, seconds=0.02))
     assert episode.stop_reason is StopReason.SECONDS
     assert 0 < episode.turns < 10_000
 
