@@ -27,6 +27,7 @@ from agent_rl.policy.by_name import require_policy
 from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
 from agent_rl.rollout.fit import check_policy_fit
+from agent_rl.runs.folder import CONFIG
 
 if TYPE_CHECKING:
     from agent_rl.backends.embedded.config import TrainConfig
@@ -208,7 +209,7 @@ def load(
     require_torch()
     folder = Path(folder)
     run = folder.parent if folder.name == "checkpoint" else folder
-    if (run / "config.yaml").exists():
+    if (run / CONFIG).exists():
         return Run(run).policy(temperature, max_tokens=max_tokens, context=context)
     from agent_rl.backends.embedded.actor import load_actor
 
@@ -246,11 +247,11 @@ def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
     if isinstance(config, TrainConfig):
         from agent_rl.backends.embedded.check import check_run
 
-        check_run(config)  # a mistake shows before torch is imported
+        env = check_run(config)  # a mistake shows before torch is imported
         require_torch()
         from agent_rl.backends.embedded.run import start_run
 
-        return _shown(partial(start_run, config), progress)
+        return _shown(partial(start_run, config, env=env), progress)
     config.load_env()
     require_torch()
     require_verl()

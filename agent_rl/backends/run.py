@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from agent_rl.core.episode import Episode
 from agent_rl.errors import CheckpointError, StoreError
 from agent_rl.policy.token import TokenPolicy
+from agent_rl.runs.folder import METRICS, SUMMARY
 from agent_rl.store.episodes import read_episodes
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Run:
         """The rows of metrics.jsonl, of every step and evaluation; a table in a notebook and for pandas."""
         from agent_rl.runs.metrics import read_metrics
 
-        return read_metrics(self.folder / "metrics.jsonl")
+        return read_metrics(self.folder / METRICS)
 
     @property
     def summary(self) -> Summary:
@@ -71,9 +72,9 @@ class Run:
         Raises:
             StoreError: if the run has not ended yet, or the file is damaged.
         """
-        file = self.folder / "summary.json"
+        file = self.folder / SUMMARY
         if not file.exists():
-            raise StoreError(f"{self.folder} has no summary.json: its run did not end")
+            raise StoreError(f"{self.folder} has no {SUMMARY}: its run did not end")
         try:
             summary: Summary = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -97,7 +98,7 @@ class Run:
         from agent_rl.view.notebook import show_run
 
         rates = []
-        if (self.folder / "summary.json").exists():
+        if (self.folder / SUMMARY).exists():
             success, intervals = self.summary["eval"], self.summary["intervals"]
             rates = [
                 (name.replace("_", " "), f"{success[name]:.1%}", f"{low:.1%} to {high:.1%}")

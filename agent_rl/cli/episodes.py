@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
 from agent_rl.errors import ConfigError
 from agent_rl.rollout import summarise
+from agent_rl.runs.commands import command
 from agent_rl.runs.folder import read_config
 from agent_rl.runs.rollout import RolloutSettings, resume_rollout, start_rollout
 from agent_rl.runs.stop import Interrupted
@@ -63,7 +63,7 @@ def rollout(arguments: argparse.Namespace) -> int:
     result = summarise(episodes)
     print(f"{episodes[0].env}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
-    print(f"{len(episodes)} episodes in {file}; read one: agent-rl view {file} {short_id(episodes[0].id)}")
+    print(f"{len(episodes)} episodes in {file}; read one: {command('view', str(file), short_id(episodes[0].id))}")
     ran = read_config(file.parent, RolloutSettings, file.with_suffix(".yaml").name)
     if ran.policy.name == "oracle" and all(e.success for e in episodes) and not ran.env_args:
         print(f"The oracle solves all of them; train on them: {_training(ran)}")
@@ -75,6 +75,5 @@ def _training(settings: RolloutSettings) -> str:
     files = [Path(os.path.relpath(file)) for file in settings.imports]
     for own in (file.with_name(SETTINGS) for file in files):
         if own.exists() and read_settings(own).get("env") == settings.env:
-            return shlex.join(["agent-rl", "train", f"config={own}"])
-    imports = [word for file in files for word in ("--import", str(file))]
-    return shlex.join(["agent-rl", "train", *imports, f"env={settings.env}"])
+            return command("train", f"config={own}")
+    return command("train", f"env={settings.env}", imports=files)

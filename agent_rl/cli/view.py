@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -13,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agent_rl.errors import ConfigError, StoreError
+from agent_rl.runs.commands import command
 from agent_rl.store.episodes import episode_file, find_episode
 from agent_rl.view.conversation import clean
 from agent_rl.view.selection import NUMBERS, TEXTS, Selection, select
@@ -86,7 +86,7 @@ def _summary(asked: str, selected: Selection, offset: int) -> Iterator[str]:
     shown = f"{first:,} to {last:,}" if last >= first else "none"
     yield f"{shown} of {of} episodes" + (f"; more: --offset {last}" if first <= last < selected.fitting else "")
     for episode in islice(selected.episodes(), 1):
-        yield f"One in full: agent-rl view {shlex.quote(asked)} {shlex.quote(clean(short_id(episode.id)))}"
+        yield f"One in full: {command('view', asked, clean(short_id(episode.id)))}"
 
 
 @contextmanager

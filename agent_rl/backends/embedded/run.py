@@ -62,15 +62,17 @@ SHORTEST_CONTEXT = 256
 """Tokens."""
 
 
-def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None) -> Path:
+def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None, *, env: EnvSpec | None = None) -> Path:
     """Train in a new folder; return it. `stop` ends the run between two steps; Ctrl-C does so if it is left out.
+
+    `env` is the environment where `check_run` returned it already.
 
     Raises:
         ConfigError: if the environment can't be trained on with these settings, or there are no stored episodes to.
         StoreError: if the stored episodes can't be read.
         Interrupted: if the run was asked to stop.
     """
-    env = check_run(config)
+    env = env or check_run(config)
     stored = index_stored(config, env)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     with removed_if_unused(folder), _open(folder, env, config, progress, stop) as run:
