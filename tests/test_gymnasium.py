@@ -1,4 +1,4 @@
-"""Environments of ours behind Gymnasium's API: its checker, vector environments, and faults that stay in their episode."""
+"""Environments of ours as Gymnasium's: its checker, vector environments, faults that stay in their episode."""
 
 from __future__ import annotations
 
