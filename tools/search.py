@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -59,7 +59,7 @@ class SearchIndex:
         # check_same_thread: a tool may run in a thread of its own; the index is not written after this
         database = sqlite3.connect(":memory:", check_same_thread=False)
         _fill(database, passages)
-        self._connect = lambda: database
+        self._connect: Callable[[], sqlite3.Connection] = lambda: database
         self._common: dict[str, int] = {}
 
     @classmethod
@@ -98,7 +98,8 @@ class SearchIndex:
 
     def _rarest(self, words: list[str]) -> list[str]:
         counted = sorted((self._common.get(_folded(word), 0), word) for word in words)
-        taken, total = [], 0
+        taken: list[str] = []
+        total = 0
         for count, word in counted:
             total += count
             if taken and total > MATCHES:
