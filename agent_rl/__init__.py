@@ -2,8 +2,9 @@
 
 import typing
 
-from agent_rl.api import evaluate, load, run, train
+from agent_rl.api import check, evaluate, load, run, train
 from agent_rl.backends.run import Run
+from agent_rl.checks.report import CheckReport, Finding
 from agent_rl.core.episode import Episode, EpisodeGroup, Failure, Origin, Outcome, Reward, StopReason
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Span, Trajectory
@@ -47,7 +48,7 @@ if typing.TYPE_CHECKING:
 __all__ = ["__version__"]
 # environments
 __all__ += ["Env", "ToolEnv", "SandboxedEnv", "Budget", "Observation", "Script", "register", "make", "spec", "env_ids"]
-__all__ += ["load_file", "EnvSpec"]
+__all__ += ["load_file", "EnvSpec", "check", "CheckReport", "Finding"]
 # what an environment declares
 __all__ += ["tool", "Tool", "ToolSpec", "reward", "group_reward"]
 # nouns
