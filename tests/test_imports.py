@@ -17,6 +17,7 @@ from tree import ROOT, SOURCES, run_python
 
 CORE = {
     "agent_rl",
+    "gymnasium",
     "hydra",
     "omegaconf",
     "jinja2",

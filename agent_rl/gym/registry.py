@@ -18,6 +18,7 @@ from typing import TypeVar
 from agent_rl.errors import ConfigError, DefinitionError, UnknownEnvError, did_you_mean
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
+from agent_rl.gym.published import publish
 from agent_rl.gym.task_files import TaskRows
 from agent_rl.gym.tasks import TaskFunction, TaskSource
 from agent_rl.registries import Registry, file_of
@@ -30,6 +31,8 @@ BUILTIN = {name: f"agent_rl.envs.{name.partition('-v')[0]}" for name in ("calcul
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)
 _DEFAULT_BUDGET = Budget()
 _specs: Registry[EnvSpec] = Registry("environment", builtin=BUILTIN)
+for _id in BUILTIN:
+    publish(_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ def register(
         file = file_of(cls)
         source = TaskSource(tasks, splits=splits, base=file.parent if file else Path.cwd())
         _specs.add(id, EnvSpec(*parts, cls, source, budget, nondeterministic), cls)
+        publish(id, nondeterministic)
         return cls
 
     return add
