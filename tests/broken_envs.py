@@ -226,49 +226,30 @@ class TrustsText(Text):
 # --- what is left behind ---
 
 
-class Leaks(Vault):
-    def reset(self, task, rng):
-        self.held = self.hold()
-        return super().reset(task, rng)
-
-    def hold(self) -> Any:
-        raise NotImplementedError
-
-
-@broken("leak")
-class LeaksFile(Leaks):
-    def hold(self):
-        HELD.append(Path(os.devnull).open())  # noqa: SIM115
-        return HELD[-1]
-
-
-@broken("leak")
-class LeaksProcess(Leaks):
-    def hold(self):
-        HELD.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
-        return HELD[-1]
-
-
-@broken("leak")
-class LeaksThread(Leaks):
-    def hold(self):
-        HELD.append(threading.Event())
-        threading.Thread(target=HELD[-1].wait, daemon=True, name="left-behind").start()
-
-
-@broken("leak")
-class LeaksTask(Leaks):
-    async def reset(self, task, rng):
-        self.sleeping = asyncio.create_task(asyncio.sleep(3600))
+def leaky(name: str, hold: Callable[[], Any]) -> None:
+    def reset(self: Any, task: Any, rng: Any) -> str:
+        self.held = hold()
+        HELD.append(self.held)
         return Vault.reset(self, task, rng)
 
+    broken("leak")(type(name, (Vault,), {"reset": reset, "__module__": __name__}))
 
-@broken("leak")
-class LeaksTemporaryFile(Leaks):
-    def hold(self):
-        descriptor, name = tempfile.mkstemp(prefix="agent-rl-test-")
-        os.close(descriptor)
-        HELD.append(Path(name))
+
+def thread() -> threading.Event:
+    ended = threading.Event()
+    threading.Thread(target=ended.wait, daemon=True, name="left-behind").start()
+    return ended
+
+
+async def sleep() -> None:
+    await asyncio.Event().wait()
+
+
+leaky("LeaksFile", lambda: Path(os.devnull).open())  # noqa: SIM115
+leaky("LeaksProcess", lambda: subprocess.Popen(["cat"], stdin=subprocess.PIPE))
+leaky("LeaksThread", thread)
+leaky("LeaksTask", lambda: asyncio.ensure_future(sleep()))
+leaky("LeaksTemporaryFile", lambda: tempfile.NamedTemporaryFile(delete=False))  # noqa: SIM115
 
 
 @broken("close")

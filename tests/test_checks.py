@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,14 +30,14 @@ def checked(spec: ar.EnvSpec, n: int = 4, seconds: float = 60.0) -> CheckReport:
 def free_what_is_held() -> Iterator[None]:
     yield
     for held in HELD:
-        if isinstance(held, Path):
-            held.unlink(missing_ok=True)
-        elif hasattr(held, "communicate"):
+        if isinstance(held, subprocess.Popen):
             held.communicate()
-        elif hasattr(held, "set"):
+        elif isinstance(held, threading.Event):
             held.set()
-        else:
+        elif hasattr(held, "close"):
             held.close()
+            if held.name != os.devnull:
+                Path(held.name).unlink()
     HELD.clear()
 
 
