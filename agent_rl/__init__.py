@@ -1,5 +1,6 @@
 """agent_rl: a gym and trainer for multi-turn, tool-using language-model agents."""
 
+import importlib
 import typing
 
 from agent_rl.api import check, evaluate, load, run, train
@@ -44,11 +45,12 @@ from agent_rl.version import __version__
 if typing.TYPE_CHECKING:
     from agent_rl.algorithms.components import advantage, objective, shaping
     from agent_rl.algorithms.components import episode_filter as filter
+    from agent_rl.gym.from_gym import GymnasiumEnv, from_gym
 
 __all__ = ["__version__"]
 # environments
 __all__ += ["Env", "ToolEnv", "SandboxedEnv", "Budget", "Observation", "Script", "register", "make", "spec", "env_ids"]
-__all__ += ["load_file", "EnvSpec", "check", "CheckReport", "Finding"]
+__all__ += ["load_file", "EnvSpec", "check", "CheckReport", "Finding", "from_gym", "GymnasiumEnv"]
 # what an environment declares
 __all__ += ["tool", "Tool", "ToolSpec", "reward", "group_reward"]
 # nouns
@@ -78,13 +80,17 @@ __all__ += ["AgentRLError", "ConfigError", "RegistryError", "UnknownEnvError", "
 __all__ += ["TrajectoryError", "RenderError", "StoreError", "DamagedEpisodeError", "CheckpointError"]
 __all__ += ["InfrastructureError", "Interrupted", "PolicyError", "SandboxError"]
 
-_NEEDS_TORCH = {"advantage": "advantage", "objective": "objective", "shaping": "shaping", "filter": "episode_filter"}
+_COMPONENTS, _FROM_GYM = "agent_rl.algorithms.components", "agent_rl.gym.from_gym"
+_LAZY = {
+    **{name: (_COMPONENTS, name) for name in ("advantage", "objective", "shaping")},
+    "filter": (_COMPONENTS, "episode_filter"),
+    **{name: (_FROM_GYM, name) for name in ("GymnasiumEnv", "from_gym")},
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import the decorators of algorithms when they are asked for: they need torch."""
-    if name not in _NEEDS_TORCH:
+    """Import what needs torch, or Gymnasium, when it is asked for."""
+    if name not in _LAZY:
         raise AttributeError(f"module 'agent_rl' has no attribute '{name}'")
-    from agent_rl.algorithms import components
-
-    return getattr(components, _NEEDS_TORCH[name])
+    module, attribute = _LAZY[name]
+    return getattr(importlib.import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""Environments that are broken in one way each; `VAULT` is the sound one that they are made from."""
+"""Environments that are broken in one way each; `Vault` is the sound one that they are made from."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class StepRewardInfinite(Text):
 @broken("termination")
 class NeverEnds(Text):
     def step(self, action):
-        return ar.Step((ar.Message("user", "go on"),))
+        return ar.Step((ar.Message("user", "on"),))
 
     def oracle(self):
         while True:

@@ -290,7 +290,7 @@ def test_agent_rl_all_lists_every_public_name():
     public = {name for name in things if not name.startswith("_")} | {"__version__"}
     lazy = set(agent_rl.__all__) - public
     assert sorted(agent_rl.__all__) == sorted(public | lazy)
-    assert lazy == {"advantage", "objective", "shaping", "filter"}
+    assert lazy == {"advantage", "objective", "shaping", "filter", "from_gym", "GymnasiumEnv"}
     assert all(callable(getattr(agent_rl, name)) for name in lazy)
 
 

@@ -198,8 +198,10 @@ def load_file(path: str | Path) -> ModuleType:
 
 @functools.cache
 def load_once(path: str | Path) -> ModuleType:
-    """Run a user's file as `load_file` does, unless this process has already done so."""
-    return load_file(path)
+    """Run a user's file as `load_file` does, unless this process has imported or is running it already."""
+    file = str(Path(path).resolve())
+    loaded = (module for module in list(sys.modules.values()) if vars(module).get("__file__") == file)
+    return next(loaded, None) or load_file(path)
 
 
 def _versions(name: str) -> list[str]:

@@ -25,7 +25,7 @@ from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_param
 from agent_rl.rollout import Job, split_jobs, stream_finished
 from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.runs.commands import command
-from agent_rl.runs.folder import read_config, save_config
+from agent_rl.runs.folder import load_imports, read_config, save_config
 from agent_rl.runs.stop import Interrupted, Stop
 from agent_rl.store.episodes import EpisodeWriter, episode_file, episode_ids, read_episodes
 from agent_rl.view.progress import Progress
@@ -77,6 +77,8 @@ def start_rollout(settings: RolloutSettings, progress: Progress) -> tuple[Path, 
             f"{file} has {stored} episodes already: name another file, or continue it: "
             f"{command('rollout', f'resume={file}')}"
         )
+    imports = [*settings.imports, *load_imports(settings.policy.folder, settings.imports)]
+    settings = settings.model_copy(update={"imports": imports})
     with _open(settings, file, progress) as rollout:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_config(file.parent, settings, _settings_of(file).name)
