@@ -6,9 +6,9 @@ event loop, so the ones kept warm in one `asyncio.run` serve the next.
 
 from __future__ import annotations
 
-import logging
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import time
