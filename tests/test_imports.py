@@ -21,6 +21,7 @@ CORE = {
     "hydra",
     "omegaconf",
     "jinja2",
+    "lazy_loader",
     "markupsafe",
     "numpy",
     "pydantic",
@@ -43,7 +44,7 @@ KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.cli", "agent_
 
 FLOORS = (
     *("errors", "version", "lazy", "concurrency", "config", "registries", "seeds"),
-    *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "store", "view"),
+    *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks", "store", "view"),
     *("configs", "algorithms", "runs"),
     *("backends.group_sampling", "backends.embedded", "backends.verl", "backends.run", "backends"),
     *("testing", "tools", "envs", "api", "", "cli", "__main__"),
@@ -221,7 +222,8 @@ def test_circle_of_finds_circles() -> None:
 
 def test_core_matches_the_declared_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[^\w-]", requirement)[0].removesuffix("-core") for requirement in project["dependencies"]}
+    distributions = (re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"])
+    declared = {name.removesuffix("-core").replace("-", "_") for name in distributions}
     assert declared | {"agent_rl", "omegaconf", "markupsafe", "pydantic_core"} == CORE
 
 
