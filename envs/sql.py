@@ -1,4 +1,4 @@
-"""sql-v0: questions to a database that is generated for each task, through a tool that only reads.
+"""sql-v0: questions to a database, generated for each task, through a tool that only reads.
 
 Task: one of three kinds of database, each of three tables (who, what, and what each did with which), and a question for
 a query that joins them, such as "Which product has the largest sum of quantity in 2003?". The answer is a whole number
