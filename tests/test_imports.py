@@ -21,6 +21,7 @@ CORE = {
     "hydra",
     "omegaconf",
     "jinja2",
+    "lazy_loader",
     "markupsafe",
     "numpy",
     "pydantic",
@@ -221,7 +222,8 @@ def test_circle_of_finds_circles() -> None:
 
 def test_core_matches_the_declared_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[^\w-]", requirement)[0].removesuffix("-core") for requirement in project["dependencies"]}
+    distributions = (re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"])
+    declared = {name.removesuffix("-core").replace("-", "_") for name in distributions}
     assert declared | {"agent_rl", "omegaconf", "markupsafe", "pydantic_core"} == CORE
 
 
