@@ -5,4 +5,6 @@ What it exports is listed in __init__.pyi, and imported when it is first used.
 
 import lazy_loader
 
+from agent_rl.gym import published as _published  # noqa: F401 - for `gymnasium.make` after `import agent_rl`
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,7 +1,7 @@
 """guess-v0: find a number by guessing, in plain text.
 
 Task: "guess a number from 12 to 35"; each guess is answered by "higher", "lower" or "yes". There are no tools. Reward:
-`found` (weight 1) for the number within six guesses, `sound` (weight 0.1) if each answer on the way to it was one number
+`found` (weight 1) for the number within six guesses, `sound` (weight 0.1) if each answer before it was one number
 that could still be the right one.
 
 Splits: `train`, `eval` and `dev` are disjoint by a hash of the range and the number.
