@@ -3,8 +3,11 @@
 What it exports is listed in __init__.pyi, and imported when it is first used.
 """
 
+import logging
+
 import lazy_loader
 
 from agent_rl.gym import published as _published  # noqa: F401 - for `gymnasium.make` after `import agent_rl`
 
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,6 +9,8 @@ from .gym.budget import Budget as Budget
 from .gym.registry import register as register, make as make, spec as spec, EnvSpec as EnvSpec
 from .gym.registry import env_ids as env_ids, load_file as load_file
 from .gym.from_gym import from_gym as from_gym, GymnasiumEnv as GymnasiumEnv
+from .api import check as check
+from .checks.report import CheckReport as CheckReport, Finding as Finding
 
 # what an environment declares
 from .gym.tool import tool as tool, Tool as Tool, ToolSpec as ToolSpec

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from agent_rl.backends.run import Run, backend_of, schema_of
+from agent_rl.checks.report import CheckReport
 from agent_rl.concurrency import outside_loop
 from agent_rl.config import check_config, load_config
 from agent_rl.core.episode import Episode, Origin
@@ -90,6 +91,41 @@ def evaluate(
     if split == EVAL and (note := spec(_id_of(env)).tasks.describe_held_out()):
         _warn_once(f"{_id_of(env)}: {note}")
     return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, budget, env_args))
+
+
+def check(
+    env: str | type[Env],
+    *,
+    n: int = 16,
+    seed: int = 0,
+    seconds: float = 60.0,
+    env_args: Mapping[str, JSON] | None = None,
+) -> CheckReport:
+    """Play an environment with its oracle and with policies without skill, and report what is wrong with it.
+
+    Its tools are called with arbitrary arguments: what they act on should be a sandbox or a stand-in.
+
+    Example::
+
+        assert not ar.check("shop-v0").findings
+
+    Args:
+        env: a registered id or class.
+        n: tasks of each split.
+        seed: of the episodes.
+        seconds: how long one episode may take.
+        env_args: passed to the environment's constructor.
+
+    Raises:
+        UnknownEnvError: if there is no such environment.
+        ConfigError: if the arguments don't fit it, or its tasks can't be read.
+    """
+    from agent_rl.checks.check import CheckSettings, check_env
+
+    settings = check_config(CheckSettings, {"env": _id_of(env), "n": n, "seed": seed, "seconds": seconds})
+    return check_env(
+        spec(settings.env), n=settings.n, seed=settings.seed, seconds=settings.seconds, env_args=env_args or {}
+    )
 
 
 def train(

@@ -57,6 +57,7 @@ def test_printed_commands_lead_from_setup_to_training(call: Call, tmp_path: Path
     wrote = call(*printed(after_setup(tmp_path / "clone"), "init"))
     checked = call(*printed(wrote, "rollout"))
     assert "success 100.0%" in checked
+    assert "no finding" in call(*printed(wrote, "check"))
     assert "what does the" in call(*printed(checked, "view"))
     small = [f"{key}={json.dumps(value).replace(chr(34), '')}" for key, value in SMALL.items() if key != "env"]
     trained = call(*printed(checked, "train"), *small)

@@ -27,6 +27,10 @@ POLICIES: Registry[PolicyFactory] = Registry(
     builtin={
         "oracle": "agent_rl.policy.scripted",
         "demonstrator": "agent_rl.policy.scripted",
+        "random": "agent_rl.policy.baselines",
+        "constant": "agent_rl.policy.baselines",
+        "empty": "agent_rl.policy.baselines",
+        "nothing": "agent_rl.policy.baselines",
         "checkpoint": "agent_rl.policy.checkpoint",
         "vllm": "agent_rl.policy.vllm",
     },

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import functools
 import inspect
+import logging
 import os
 import reprlib
 import time
@@ -26,6 +27,8 @@ from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Rep
 from agent_rl.rollout.job import Branch, Job
 from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
+
+_log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -233,6 +236,8 @@ class EpisodeRun:
         """Return the episode with what broke it."""
         trace = "".join(traceback.format_exception(error))
         failure = Failure(self.stage, type(error).__name__, str(error), trace)
+        where = (self.job.spec.id, self.job.group_id, failure.where)
+        _log.warning("%s, group %s: %s failed: %s: %.300s", *where, failure.type, failure.message)
         return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure)
 
     def episode(self, stop: StopReason, outcome: Outcome) -> Episode:

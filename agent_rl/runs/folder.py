@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -16,6 +17,8 @@ from agent_rl.config import check_config
 from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError
 from agent_rl.gym.registry import load_once
 from agent_rl.version import __version__
+
+_log = logging.getLogger(__name__)
 
 CONFIG, METRICS, EPISODES, SUMMARY, REPORT, WARNINGS = (
     "config.yaml",
@@ -113,6 +116,7 @@ def new_folder(runs_dir: str, name: str) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
+        _log.info("the run is in %s", folder)
         return folder
     raise ConfigError(f"no free folder name below {runs}/{stamp}-{name}")
 

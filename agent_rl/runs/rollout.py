@@ -58,6 +58,8 @@ class RolloutSettings(Section):
     """Instead of the environment's own limits."""
     concurrency: int = Field(64, ge=1)
     """Episodes under way at a time."""
+    floors: bool = False
+    """Whether to print, beside the result, what the oracle and policies without skill score on the same tasks."""
     out: str | None = None
     """Where the episodes go; null for runs/<time>-rollout/episodes.jsonl."""
 
@@ -145,7 +147,7 @@ class _Rollout:
 def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator[_Rollout]:
     for imported in settings.imports:
         load_once(imported)
-    jobs = _jobs(settings)
+    jobs = rollout_jobs(settings)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
     tasks = jobs[0].spec.tasks
     if settings.split == EVAL and (note := tasks.describe_held_out()):
@@ -160,7 +162,12 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
         yield _Rollout(jobs, policy, settings.concurrency, file, progress)
 
 
-def _jobs(settings: RolloutSettings) -> list[Job]:
+def rollout_jobs(settings: RolloutSettings) -> list[Job]:
+    """Return the jobs of a rollout.
+
+    Raises:
+        ConfigError: if there is no such environment or split, or it takes no such arguments.
+    """
     env = spec(settings.env)
     env.check_arguments(settings.env_args)
     return split_jobs(
