@@ -29,7 +29,7 @@ def test_parquet_file_is_read(rows: Dataset, tmp_path: Path) -> None:
     parquet.write_table(rows.data.table, tmp_path / "tasks.parquet")
     assert read_rows("tasks.parquet", "train", tmp_path) == ROWS
     (tmp_path / "torn.parquet").write_bytes((tmp_path / "tasks.parquet").read_bytes()[:-5])
-    with pytest.raises(ar.ConfigError, match="torn.parquet: not Parquet"):
+    with pytest.raises(ar.ConfigError, match=r"torn\.parquet: not Parquet"):
         read_rows("torn.parquet", "train", tmp_path)
 
 
