@@ -37,6 +37,8 @@ class Stream(IntEnum):
     """After how many tokens a reply is interrupted."""
     ENVIRONMENT = 8
     """What `Env.reset` and later steps draw: numbers of its own, so that the tokens sampled say nothing about them."""
+    BASELINE = 9
+    """What the random policy says, and the arguments of its calls."""
 
 
 def rng(stream: Stream, *key: int) -> np.random.Generator:

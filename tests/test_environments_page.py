@@ -27,10 +27,12 @@ def printed() -> str:
 
 
 def test_environments_page_prints_its_stated_output(printed: str) -> None:
-    success, episode, rewards = printed.splitlines()
+    success, episode, rewards, check, rules, *lake = printed.splitlines()
     assert "100.0%" in success
     assert episode.startswith("['Which number from 1 to 32 do I think of?', '16', 'less'") and episode.endswith("] 1.0")
     assert rewards == "[('correct', 1.0), ('honest', 1.0), ('shortest', 1.0)]"
+    assert check == "() 0.0"
+    assert rules.endswith("Answer with left, down, right or up.") and lake == ["[S]FFF", "FHFH", "FFFH", "HFFG"]
 
 
 @pytest.mark.parametrize("env", SOLVABLE)
@@ -41,7 +43,7 @@ def test_environments_page_environment_is_solved_by_its_oracle(env: str) -> None
 
 def test_environments_page_registers_tested_environments_only() -> None:
     named = re.findall(r'register\(\s*"([^"]+)"', "".join(BLOCKS))
-    assert sorted(named) == sorted([*SOLVABLE, "brief-stock-v0"])
+    assert sorted(named) == sorted([*SOLVABLE, "brief-stock-v0", "lake-v0"])
 
 
 def test_environments_page_commands_run(

@@ -17,9 +17,11 @@ from tree import ROOT, SOURCES, run_python
 
 CORE = {
     "agent_rl",
+    "gymnasium",
     "hydra",
     "omegaconf",
     "jinja2",
+    "lazy_loader",
     "markupsafe",
     "numpy",
     "pydantic",
@@ -42,7 +44,7 @@ KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.cli", "agent_
 
 FLOORS = (
     *("errors", "version", "lazy", "concurrency", "config", "registries", "seeds"),
-    *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "store", "view"),
+    *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks", "store", "view"),
     *("configs", "algorithms", "runs"),
     *("backends.group_sampling", "backends.embedded", "backends.verl", "backends.run", "backends"),
     *("testing", "tools", "envs", "api", "", "cli", "__main__"),
@@ -229,7 +231,8 @@ def test_constraints_pin_every_requirement() -> None:
 
 def test_core_matches_the_declared_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[^\w-]", requirement)[0].removesuffix("-core") for requirement in project["dependencies"]}
+    distributions = (re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"])
+    declared = {name.removesuffix("-core").replace("-", "_") for name in distributions}
     assert declared | {"agent_rl", "omegaconf", "markupsafe", "pydantic_core"} == CORE
 
 

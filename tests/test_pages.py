@@ -37,7 +37,7 @@ PRESETS = {preset for group in ("algorithm", "hardware", "model") for preset in 
 OWN = ("backend", "config", "resume", "verl.KEY", "budget.KEY")
 """Keys that the command line reads itself, and those to be filled in."""
 TO_FILL_IN = re.compile(r"[A-Z]+|\.\.\.|name|http:.*|runs/\S*|(eval|train)-\d\S*")
-EXAMPLES = {"riddle.py", "my-env", "name-v0"}
+EXAMPLES = {"riddle.py", "my-env", "name-v0", "lab/shop-v0", "agent_rl/lab.shop-v0", "agent_rl/NAME"}
 """Names that a user chooses."""
 ELSEWHERE = {
     **dict.fromkeys(("PIP_EXTRA_INDEX_URL", ".venv", ".venv/bin", ".venv-verl/bin/agent-rl"), "pip and the Makefile"),
@@ -46,7 +46,10 @@ ELSEWHERE = {
     **dict.fromkeys(("numpy.random.Generator", "await", "(split, index) -> dict"), "Python's own, and a type"),
     **dict.fromkeys(("$PAGER", "kill -9", "ray start --head", "ray start --address=HEAD:6379"), "other programs"),
     **dict.fromkeys(("vllm serve MODEL --logprobs-mode processed_logprobs", "--no-enable-chunked-prefill"), "of vLLM"),
-    **dict.fromkeys(("4+", "8+", "staleness_4+", "+", "mfu/...", "algorithm:"), "no whole names"),
+    **dict.fromkeys(("4+", "8+", "staleness_4+", "+", "mfu/...", "algorithm:", "agent_rl.…"), "parts"),
+    **dict.fromkeys(("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Text", "Dict", "Tuple"), "gymnasium.spaces"),
+    **dict.fromkeys(("gymnasium", 'gymnasium.make("agent_rl/NAME")', "reward_threshold"), "Gymnasium's"),
+    **dict.fromkeys(("logging", 'info["action_mask"]'), "Python's, and a key of an environment's"),
     **dict.fromkeys(("repr", "renderers", "generation_config.max_new_tokens"), "Python's, another package's, vLLM's"),
     **dict.fromkeys(("lr=", "GRPO", "Completion.raw_logprobs"), "mistakes, and what is no longer there"),
     "algorithm.advantage={name: ..., knob: ...}": "a form",

@@ -51,12 +51,7 @@ class Clone:
     def __init__(self, folder: Path) -> None:
         self.folder, self.activated = folder, False
         shutil.copy(ROOT / "Makefile", folder)
-        for name in (
-            "pyproject.toml",
-            "constraints.txt",
-            ".venv/pyvenv.cfg",
-            ".venv/.train",
-        ):  # each newer than the last
+        for name in ("pyproject.toml", "constraints.txt", ".venv/pyvenv.cfg", ".venv/.train"):  # ever newer
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).touch()
         bin = folder / ".venv" / "bin"
@@ -85,6 +80,7 @@ def test_five_printed_commands_lead_from_clone_to_training(call: Call, tmp_path:
         ran.append(printed(output, command))
         output = shell(ran[-1])
         if command == "init":
+            assert "no finding" in call(*words(printed(output, "check")))
             file = tmp_path / "my-env" / "train.yaml"
             file.write_text(yaml.safe_dump(SMALL | yaml.safe_load(file.read_text()) | {"steps": 4}))
         elif command == "rollout":

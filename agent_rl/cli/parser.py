@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from agent_rl.cli import episodes, listing, training, view
+from agent_rl.cli import check, episodes, listing, training, view
 from agent_rl.cli import sandbox as sandbox_commands
 from agent_rl.cli.completion import print_completion
 from agent_rl.cli.failure import describe
@@ -89,11 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         parser_class=_Parser,
         required=True,
-        metavar="init | envs | algorithms | train | rollout | view | doctor | sandbox | completion",
+        metavar="init | envs | check | algorithms | train | rollout | view | doctor | sandbox | completion",
     )
     imports = _Parser(add_help=False)
     levels = ("debug", "info", "warning", "error")
-    imports.add_argument("--log-level", choices=levels, help="show what libraries log from this level on, on stderr")
+    imports.add_argument("--log-level", choices=levels, help="show logs from this level on, on stderr")
     imports.add_argument(
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
     )
@@ -106,6 +106,12 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     add("envs", listing.list_envs, "list the registered environments")
+    about = "Find what is wrong with an environment, and what policies without skill score in it, without a model."
+    checked = add("check", check.check, about, description=about)
+    checked.add_argument("env", help="the id of a registered environment")
+    checked.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
+    checked.add_argument("--json", action="store_true", help="print the report as JSON")
+    checked.list_settings = check.check_help
     about = "Train a model on an environment; by default a small one: warm start, then reinforcement learning."
     trained = add("train", training.train, about, description=about, settings="settings; backend=verl; resume=FOLDER")
     trained.list_settings = training.train_help
