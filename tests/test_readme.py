@@ -48,6 +48,7 @@ MIXTURE = {
 NOT_RUN = {
     "agent-rl": "names the program",
     "agent-rl view": "names the command",
+    "agent-rl compare": "tests/test_comparison.py runs it",
     "agent-rl doctor": "needs Ray",
     "agent-rl init": "tests/test_project.py runs it and all that follows",
     "agent-rl sandbox": "tests/test_cli.py and tests/e2e/test_docker.py run both",
@@ -82,7 +83,7 @@ class Shell:
         self.capsys = capsys
 
     def __call__(self, command: str) -> str:
-        program, *words = shlex.split(command.replace("env=shop-v0", f"env={SHOP}"))
+        program, *words = shlex.split(re.sub(r"\bshop-v0", SHOP, command))
         assert program == "agent-rl"
         status = main(smaller(words))
         out, err = self.capsys.readouterr()
@@ -134,7 +135,8 @@ def test_readme_settings_of_servers_are_valid(command: str) -> None:
 
 def test_readme_shop_is_played_checked_and_trained(shell: Shell) -> None:
     outputs = [shell(command) for command in SHELL if command.startswith("agent-rl")]
-    assert len(outputs) == 4 and "success 100.0%" in outputs[0] and "held out" in outputs[-1]
+    assert len(outputs) == 5 and "success 100.0%" in outputs[0] and "held out" in outputs[-1]
+    assert "no finding" in outputs[1]
     following = [command for output in outputs for command in printed(output)]
     kinds = [command.split()[1] for command in following]
     assert kinds.count("view") == 4 and kinds.count("train") == 2 and kinds.count("rollout") == 1
@@ -145,6 +147,7 @@ def test_readme_shop_is_played_checked_and_trained(shell: Shell) -> None:
 
 FOLLOWED = (
     "agent-rl envs",
+    "agent-rl check search-v0",
     "agent-rl train env=search-v0",
     "agent-rl algorithms",
     "agent-rl train model=tiny_moe rollout.weights=int4 algorithm.proximal=recompute algorithm.routing.replay=R3",
