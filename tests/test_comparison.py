@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -68,15 +69,18 @@ def test_compare_of_other_tasks_is_refused() -> None:
         compare(episodes([1]), episodes([None], [1]))
 
 
-def test_compare_command_reads_rollouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [str(tmp_path / f"{policy}.jsonl") for policy in ("nothing", "oracle")]
-    for file in files:
-        assert main(["rollout", "env=search-v0", f"policy={Path(file).stem}", "n=6", "samples=2", f"out={file}"]) == 0
+def test_compare_command_reads_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, *command = shlex.split("agent-rl compare A B")
+    for policy, folder in (("nothing", "A"), ("oracle", "B")):
+        assert main(["rollout", "env=search-v0", f"policy={policy}", "n=6", "samples=2", f"out={folder}"]) == 0
     assert "pass@2 100.0%, pass^2 100.0%" in capsys.readouterr().out
-    assert main(["compare", *files, "--where", "sample=0"]) == 0
+    assert main([*command, "--where", "sample=0"]) == 0
     out = capsys.readouterr().out
     assert "+1.000" in out and "0.031" in out and "over 6 tasks" in out  # 2 of 2 ** 6 signs
-    assert main(["compare", *files, "--json"]) == 0
+    assert main([*command, "--json"]) == 0
     success, reward = json.loads(capsys.readouterr().out)
     assert (success["first"], success["second"]) == (0, 1) and reward["difference"] == pytest.approx(1)
-    assert main(["compare", files[0], str(tmp_path / "none.jsonl")]) == 1
+    assert main(["compare", "A", "none.jsonl"]) == 1

@@ -33,6 +33,7 @@ BUILTIN = {
         "guess-v0",
         "python-v0",
         "search-v0",
+        "sql-v0",
     )
 }
 """The module of each built-in environment, imported when the environment is asked for."""
