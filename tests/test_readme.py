@@ -45,6 +45,7 @@ ELSEWHERE = {
     "agent-rl init my-env": "Makefile",  # tests/test_project.py runs all that is printed from there on
     "agent-rl sandbox doctor": "tests/e2e/test_docker.py",
     "agent-rl sandbox build-image": "tests/e2e/test_docker.py",
+    "agent-rl compare A B": "tests/test_comparison.py",
     "agent-rl train backend=verl start_from=MODEL": "tests/e2e/test_verl.py",
     "agent-rl doctor backend=verl": "tests/e2e/test_verl.py",
     "agent-rl rollout policy=vllm policy.model=DIR": "tests/e2e/test_vllm_policy.py",
@@ -83,7 +84,7 @@ class Shell:
         self.capsys = capsys
 
     def __call__(self, command: str) -> str:
-        program, *words = shlex.split(re.sub(r"(?<=[ =])shop-v0", SHOP, command))
+        program, *words = shlex.split(re.sub(r"(?<![\w-])shop-v0", SHOP, command))
         assert program == "agent-rl"
         status = main(smaller(words))
         out, err = self.capsys.readouterr()
@@ -120,6 +121,7 @@ def test_readme_has_every_command_and_environment() -> None:
 def test_readme_shop_is_played_checked_and_trained(shell: Shell) -> None:
     outputs = [shell(command) for command in SHELL]
     assert len(outputs) == 4 and "success 100.0%" in outputs[0] and "held out" in outputs[-1]
+    assert "no finding" in outputs[1]
     following = [command for output in outputs for command in printed(output)]
     kinds = [command.split()[1] for command in following]
     assert kinds.count("view") == 3 and kinds.count("train") == 2 and kinds.count("rollout") == 1
@@ -141,6 +143,7 @@ FOLLOWED = (
     "agent-rl view runs/latest --where 'reward<0.5'",
     "agent-rl view runs/latest eval-00002-sampled-0000 --tokens",
     "agent-rl rollout env=calculator-v0 policy=runs/latest/checkpoint temperature=0",
+    "agent-rl compare runs/one runs/other",
     "agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint",
     "agent-rl rollout env=python-v0 policy=oracle",
     "agent-rl train --config",
@@ -154,6 +157,8 @@ def test_readme_commands_run(shell: Shell, tmp_path: Path) -> None:
     for command in FOLLOWED:
         if "episodes=runs/latest" in command:
             learnable(tmp_path / "runs" / "latest")
+        for name in ("one", "other") if "compare" in command else ():
+            (tmp_path / "runs" / name).symlink_to((tmp_path / "runs" / "latest").resolve())
         for line in printed(shell(command)):
             shape = re.sub(r"\S*runs/\S+|eval-\d+", "RUN", line)  # each once: those of every training are alike
             if line.startswith("agent-rl train"):
