@@ -173,6 +173,20 @@ def test_reset_and_close_end_an_open_episode() -> None:
     assert len(closed) == 2
 
 
+def test_open_episode_is_closed_at_exit() -> None:
+    code = """
+import agent_rl as ar, gymnasium
+@ar.register("left-open-v0", tasks=[{"n": 1}])
+class LeftOpen(ar.ToolEnv):
+    def reset(self, task, rng): return "hello"
+    async def close(self): print("closed")
+env = gymnasium.make("agent_rl/left-open-v0")
+env.reset()
+"""
+    ran = run_python("-c", code)
+    assert (ran.stdout.strip(), ran.stderr) == ("closed", "")
+
+
 def test_text_env_works_beside_a_running_loop() -> None:
     async def play() -> float:
         env = made()
