@@ -279,3 +279,12 @@ def test_text_environment_returns_to_gymnasium() -> None:
     env.reset(seed=0)
     assert [env.step(answer)[1] for answer in WAY][-1] == 1.0
     env.close()
+
+
+def test_minigrid_is_played_by_the_names_of_its_actions() -> None:
+    pytest.importorskip("minigrid")  # not in the lock
+    grid = from_gym("MiniGrid-DoorKey-5x5-v0")
+    shown = type("Shown", (grid,), {"describe": lambda self, _: str(self.gym.unwrapped.pprint_grid())})
+    said = [m.content for m in play(shown, "forward", "left", "jump").messages if m.role == "user"]
+    assert "left, right, forward, pickup, drop, toggle or done" in said[0] and said[3].startswith("illegal")
+    assert said[1] != said[2] and "mission: use the key" in play(grid, "left", turns=1).messages[0].content
