@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from agent_rl.backends.run import Run, backend_of, schema_of
+from agent_rl.checks.report import CheckReport
 from agent_rl.concurrency import outside_loop
 from agent_rl.config import check_config, load_config
 from agent_rl.core.episode import Episode, Origin
@@ -27,7 +28,7 @@ from agent_rl.policy.by_name import require_policy
 from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
 from agent_rl.rollout.fit import check_policy_fit
-from agent_rl.runs.folder import CONFIG
+from agent_rl.runs.folder import CONFIG, load_imports
 
 if TYPE_CHECKING:
     from agent_rl.backends.embedded.config import TrainConfig
@@ -85,11 +86,46 @@ def evaluate(
     """Run the first `n` tasks of a split once each and summarise them; arguments as of `run`.
 
     The split is all of its tasks if it has fewer; `Evaluation.success.n` counts them. A part of `train` is held out as
-    `eval` where an environment names no such split; a warning says so.
+    `eval` where an environment names no such split; a warning says so once.
     """
     if split == EVAL and (note := spec(_id_of(env)).tasks.describe_held_out()):
-        warnings.warn(f"{_id_of(env)}: {note}", stacklevel=2)
+        _warn_once(f"{_id_of(env)}: {note}")
     return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, budget, env_args))
+
+
+def check(
+    env: str | type[Env],
+    *,
+    n: int = 16,
+    seed: int = 0,
+    seconds: float = 60.0,
+    env_args: Mapping[str, JSON] | None = None,
+) -> CheckReport:
+    """Play an environment with its oracle and with policies without skill, and report what is wrong with it.
+
+    Its tools are called with arbitrary arguments: what they act on should be a sandbox or a stand-in.
+
+    Example::
+
+        assert not ar.check("shop-v0").findings
+
+    Args:
+        env: a registered id or class.
+        n: tasks of each split.
+        seed: of the episodes.
+        seconds: how long one episode may take.
+        env_args: passed to the environment's constructor.
+
+    Raises:
+        UnknownEnvError: if there is no such environment.
+        ConfigError: if the arguments don't fit it, or its tasks can't be read.
+    """
+    from agent_rl.checks.check import CheckSettings, check_env
+
+    settings = check_config(CheckSettings, {"env": _id_of(env), "n": n, "seed": seed, "seconds": seconds})
+    return check_env(
+        spec(settings.env), n=settings.n, seed=settings.seed, seconds=settings.seconds, env_args=env_args or {}
+    )
 
 
 def train(
@@ -214,8 +250,9 @@ def load(
 
     Raises:
         ConfigError: if torch or transformers are missing, or the device.
-        CheckpointError: if the folder holds no model.
+        CheckpointError: if the folder holds no model, or its run's imports are not there.
     """
+    load_imports(folder)
     require_torch()
     folder = Path(folder)
     run = folder.parent if folder.name == "checkpoint" else folder
@@ -273,6 +310,7 @@ def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
 def _resume(folder: Path, backend: str, steps: int | None, device: str | None, progress: bool) -> Path:
     from agent_rl.runs.folder import read_config
 
+    load_imports(folder)
     read_config(folder, schema_of(backend)).load_env()  # a mistake here shows before torch is imported
     require_torch()
     if backend == "embedded":
@@ -321,9 +359,12 @@ def _run(
     for name, (value, least) in whole.items():
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
+    chosen = _chosen(policy)
+    if isinstance(chosen, PolicyConfig):
+        load_imports(chosen.folder)
     env_spec = spec(_id_of(env))
     jobs = split_jobs(env_spec, n, samples, seed, origin=origin, budget=budget, env_args=env_args)
-    with _opened(policy, replace(env_spec, budget=budget or env_spec.budget)) as player:
+    with _opened(chosen, replace(env_spec, budget=budget or env_spec.budget)) as player:
         if warning := check_policy_fit(jobs, player):
             warnings.warn(warning, RuntimeWarning, stacklevel=3)
         if origin.purpose == "eval":
@@ -332,10 +373,19 @@ def _run(
         return [episode for group in groups for episode in group.episodes]
 
 
-def _opened(policy: PolicyChoice, env: EnvSpec) -> AbstractContextManager[AnyPolicy]:
+@cache
+def _warn_once(text: str) -> None:
+    """Warn the caller of this module's caller, once in a process."""
+    warnings.warn(text, stacklevel=3)
+
+
+def _chosen(policy: PolicyChoice) -> AnyPolicy | PolicyConfig:
     if isinstance(policy, str | Path):
         policy = {"name": str(policy)}
-    if isinstance(policy, Mapping):
-        config = check_config(PolicyConfig, policy)
-        return open_policy(config, sampling_params(config), env)
+    return check_config(PolicyConfig, policy) if isinstance(policy, Mapping) else policy
+
+
+def _opened(policy: AnyPolicy | PolicyConfig, env: EnvSpec) -> AbstractContextManager[AnyPolicy]:
+    if isinstance(policy, PolicyConfig):
+        return open_policy(policy, sampling_params(policy), env)
     return nullcontext(require_policy(policy))

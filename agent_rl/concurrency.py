@@ -144,6 +144,11 @@ class _Worker(threading.Thread):
             del running  # and with it the function, what it holds, and what it returned
 
 
+def idle_threads() -> frozenset[threading.Thread]:
+    """Return the worker threads that wait for a call."""
+    return frozenset(_idle)
+
+
 MOST_IDLE = 64
 _idle: list[_Worker] = []
 _slow: set[str] = set()

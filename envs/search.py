@@ -87,7 +87,7 @@ class Search(Quiz):
         Args:
             query: words that must all occur, such as "bafo born".
         """
-        documents = self.index.search(query, k=2)
+        documents = [passage.text for passage in self.index.search(query, k=2, every_word=True)]
         self.found.update(documents)
         return "; ".join(documents) or "no results"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -26,6 +27,8 @@ from agent_rl.sandboxes.base import (
     Sandbox,
     Sandboxes,
 )
+
+_log = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT = 5.0
 """Seconds that a warm sandbox has to answer before it is handed out."""
@@ -183,8 +186,8 @@ class WarmPool:
     def _filled(self, fill: asyncio.Task[None]) -> None:
         self._background.discard(fill)
         self._wake()
-        if not fill.cancelled():
-            fill.exception()  # seen; asyncio would complain of it otherwise
+        if not fill.cancelled() and (error := fill.exception()):
+            _log.warning("no warm sandbox could be opened: %s", error)
 
     async def _warm_up(self) -> None:
         """Open a sandbox and its interpreter; its place is taken already."""

@@ -27,6 +27,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("agent-rl vi", ["view"]),
         ("agent-rl rollout env=sear", ["search-v0"]),
+        ("agent-rl check sear", ["search-v0"]),
+        ("agent-rl check search-v0 --j", ["--json"]),
         ("agent-rl train algorithm=gsp", ["gspo"]),
         ("agent-rl train rollout.gr", ["rollout.groups="]),
         ("agent-rl rollout policy=oracle conc", ["concurrency="]),

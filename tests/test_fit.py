@@ -118,7 +118,7 @@ def test_embedded_training_compares_before_first_step(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "runs" / "latest" / "metrics.jsonl") == []
 
 
-@pytest.mark.parametrize("env", ["calculator-v0", "search-v0", "python-v0"])
+@pytest.mark.parametrize("env", ["calculator-v0", "search-v0", "python-v0", "sql-v0"])
 def test_builtin_environments_leave_tokens_to_the_policy(env: str) -> None:
     assert spec(env).budget.tokens is None
 
@@ -146,3 +146,7 @@ def test_verl_compares_with_its_context(tmp_path: Path) -> None:
         check(9)
     assert "rollout.context=60 cuts" in str(check(60))
     assert check(4096) is None
+    (tmp_path / "tokenizer.json").write_text("{")
+    said = f"start_from={tmp_path}: rollout.context=60 and budget.tokens were not compared with the openings of calcul"
+    (line,) = str(check(60)).splitlines()
+    assert line.startswith(said) and "as its tokenizer can't be read (" in line

@@ -17,9 +17,11 @@ from tree import ROOT, SOURCES, run_python
 
 CORE = {
     "agent_rl",
+    "gymnasium",
     "hydra",
     "omegaconf",
     "jinja2",
+    "lazy_loader",
     "markupsafe",
     "numpy",
     "pydantic",
@@ -42,7 +44,7 @@ KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.cli", "agent_
 
 FLOORS = (
     *("errors", "version", "lazy", "concurrency", "config", "registries", "seeds"),
-    *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "store", "view"),
+    *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks", "store", "view"),
     *("configs", "algorithms", "runs"),
     *("backends.group_sampling", "backends.embedded", "backends.verl", "backends.run", "backends"),
     *("testing", "tools", "envs", "api", "", "cli", "__main__"),
@@ -218,9 +220,19 @@ def test_circle_of_finds_circles() -> None:
     assert not circle_of({"a": ["b", "c"], "b": ["c"]})
 
 
+def test_constraints_pin_every_requirement() -> None:
+    """But for [verl], whose versions constraints-verl.txt has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "verl"}
+    asked = {re.split(r"[<>=\[]", need)[0] for needs in (project["dependencies"], *extras.values()) for need in needs}
+    pinned = set(re.findall(r"^([\w.-]+)==[\d.]+", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert asked - {"agent-rl"} <= pinned
+
+
 def test_core_matches_the_declared_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[^\w-]", requirement)[0].removesuffix("-core") for requirement in project["dependencies"]}
+    distributions = (re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"])
+    declared = {name.removesuffix("-core").replace("-", "_") for name in distributions}
     assert declared | {"agent_rl", "omegaconf", "markupsafe", "pydantic_core"} == CORE
 
 

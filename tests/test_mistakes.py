@@ -145,7 +145,7 @@ def test_main_reports_unusable_places(
 def test_main_calls_the_unexpected_a_defect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_rl.runs.rollout._jobs", lambda settings: {}["x"])
+    monkeypatch.setattr("agent_rl.runs.rollout.rollout_jobs", lambda settings: {}["x"])
     err = said(capsys, "rollout", "n=1", f"out={tmp_path}/out")
     assert "KeyError: 'x' (" in err and "test_mistakes.py, line" in err and "--traceback" in err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,21 @@ from rich.console import Console
 from tree import ROOT
 
 import agent_rl as ar
+from agent_rl import api
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.run import start_run
+from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.group_sampling import held_out_tasks
 from agent_rl.cli import main
 from agent_rl.gym.registry import load_once
 from agent_rl.gym.tasks import RL_START, TaskSource, distinct_tasks, task_key
 from agent_rl.runs.commands import resume_command, rollout_command
+from agent_rl.runs.folder import WARNINGS
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.runs import config, metrics_of
 
 TASKS: list[ar.Task] = [{"n": n} for n in range(200)]
+TWO: list[ar.Task] = [{"item": "red chair", "answer": "3"}, {"item": "red lamp", "answer": "4"}]
 
 
 @pytest.fixture
@@ -86,8 +90,12 @@ def test_built_in_environments_keep_tasks_of_earlier_versions(env: str, split: s
 
 
 def test_evaluate_takes_eval_of_any_environment(shop: str) -> None:
+    api._warn_once.cache_clear()
     assert ar.evaluate("calculator-v0", n=3).success.n == 3
     with pytest.warns(UserWarning, match=r"no split 'eval' is named: \d+ of the 48 tasks of 'train' are held out"):
+        assert ar.evaluate(shop, n=3).success.value == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a second time, also where Python shows every warning
         assert ar.evaluate(shop, n=3).success.value == 1
 
 
@@ -112,13 +120,23 @@ def test_run_says_which_tasks_are_held_out(shop: str, tmp_path: Path) -> None:
 
 
 def test_held_out_tasks_counts_those_trained_on(shop: str) -> None:
-    tasks = [{"item": "red chair", "answer": "3"}, {"item": "red lamp", "answer": "4"}]
-    ar.register("seen-shop-v0", tasks={"train": tasks, "eval": tasks[:1]})(ar.spec(shop).cls)
-    ar.register("seen-endless-shop-v0", tasks=lambda split, index: tasks[index % 2])(ar.spec(shop).cls)
+    ar.register("seen-shop-v0", tasks={"train": TWO, "eval": TWO[:1]})(ar.spec(shop).cls)
+    ar.register("seen-endless-shop-v0", tasks=lambda split, index: TWO[index % 2])(ar.spec(shop).cls)
     for env, seen in (("seen-shop-v0", 1), ("seen-endless-shop-v0", 2)):
         settings = TrainConfig.model_validate({"env": env, "eval": {"n": seen}})
-        found, which = held_out_tasks(settings.load_env(), settings)
-        assert len(found) == seen and f"{seen} of them are in 'train', too: trained on" in which
+        found = held_out_tasks(settings.load_env(), settings)
+        assert len(found.tasks) == seen and f"{seen} of them are in 'train', too: trained on" in found.which
+        assert str(found.warning).startswith(f"{seen} of {seen} evaluation tasks are trained on")
+
+
+def test_run_stores_overlap_once(shop: str, tmp_path: Path) -> None:
+    ar.register("overlap-shop-v0", tasks={"train": TWO, "eval": TWO})(ar.spec(shop).cls)
+    shown = io.StringIO()
+    folder = start_run(config(tmp_path, env="overlap-shop-v0", steps=1), Progress(Console(file=shown, width=200)))
+    resume_run(folder, Progress(Console(file=shown, width=200)), steps=2)
+    (stored,) = (folder / WARNINGS).read_text().splitlines()
+    assert stored.startswith("2 of 2 evaluation tasks are trained on, so that success on 'eval' may be memory: take")
+    assert shown.getvalue().count("warning: 2 of 2 evaluation tasks") == 1
 
 
 def test_commands_import_what_registers_the_environment(shop: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import agent_rl as ar
 def test_exported_names_exist_once() -> None:
     assert len(set(ar.__all__)) == len(ar.__all__)
     assert [name for name in ar.__all__ if not hasattr(ar, name)] == []
-    with pytest.raises(AttributeError, match="no attribute 'TaskStream'"):
+    with pytest.raises(AttributeError, match="No agent_rl attribute TaskStream"):
         ar.TaskStream  # noqa: B018
 
 

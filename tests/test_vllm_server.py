@@ -111,11 +111,13 @@ def test_server_sending_all_routes_is_cut(root: Path, new_routes: str) -> None:
 
 
 @pytest.mark.parametrize("failures", [[503], [0], [500, 0, 429, 502, 504]])
-def test_server_retries_passing_failures(root: Path, failures: list[int]) -> None:
+def test_server_retries_passing_failures(root: Path, failures: list[int], caplog: pytest.LogCaptureFixture) -> None:
     with FakeVLLM(root, [[5, 2]]) as fake, vllm_policy(url=fake.url) as policy:
         fake._failures.extend(failures)
         assert ask(policy, [1])[0].token_ids == (5, 2)
         assert not fake._failures and len(fake.asked) == 1
+    logged = [record.getMessage() for record in caplog.records if record.name == vllm_server.__name__]
+    assert len(logged) == len(failures) and "; attempt 2 of 6 in 0.001 s" in logged[0]
 
 
 def test_server_explains_lasting_failures(root: Path) -> None:

@@ -54,7 +54,7 @@ class Algorithm(Requirements):
     def __init__(self, config: AlgorithmConfig) -> None:
         super().__init__(config)
         self.shaping = tuple(components.shaping.bind(chosen) for chosen in config.shaping)
-        self.filters = tuple(components.episode_filter.bind(chosen) for chosen in config.filters)
+        self.filters = tuple(components.filter.bind(chosen) for chosen in config.filters)
         self.advantage = components.advantage.bind(config.advantage)
         self.weight = components.weight.bind(config.weight) if config.weight else None
         self.rejection = components.rejection.bind(config.rejection) if config.rejection else None

@@ -116,15 +116,19 @@ class Component(Generic[R]):
         return name.strip("'\"").rpartition(".")[2]
 
     @property
+    def _functions(self) -> list[Callable[..., object]]:
+        return [function for function in (self.prepare, self.function) if function is not None]
+
+    @property
     def own(self) -> list[str]:
         """The names of the knobs."""
-        return [p.name for function in filter(None, (self.prepare, self.function)) for p in _knobs_of(function)]
+        return [p.name for function in self._functions for p in _knobs_of(function)]
 
     @cached_property
     def knobs(self) -> type[BaseModel]:
         """The keyword-only parameters, as a schema."""
         fields: dict[str, object] = {}
-        for function in filter(None, (self.prepare, self.function)):
+        for function in self._functions:
             knobs = _knobs_of(function)
             # of the knobs only: what is read is a Tensor, whose name needs torch
             hints = get_type_hints(
@@ -239,8 +243,8 @@ _POLICIES = ("logprobs", "old_logprobs", "rollout_logprobs", "reference_logprobs
 
 shaping: ComponentRegistry[Tensor] = ComponentRegistry("shaping", *_EPISODES, *_ROWS)
 """Changes scores: returns others, `[E]`."""
-episode_filter: ComponentRegistry[Tensor] = ComponentRegistry("filter", *_EPISODES, *_ROWS)
-"""Says which episodes are trained on, bool `[E]`."""
+filter: ComponentRegistry[Tensor] = ComponentRegistry("filter", *_EPISODES, *_ROWS)
+"""Says which episodes are trained on, bool `[E]`; as `ar.filter`, it hides a built-in of Python here only."""
 advantage: ComponentRegistry[Tensor | AdvantageEstimate | TurnAdvantages] = ComponentRegistry(
     *("advantage", *_EPISODES, "baselines", "state_values", *_ROWS, "trained"),
     *("old_logprobs", "reference_logprobs", "values", "sum_pi_squared"),

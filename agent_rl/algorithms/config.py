@@ -20,7 +20,7 @@ from agent_rl.moe.agreement import RoutingConfig
 R = TypeVar("R")
 
 Shaping = Annotated[ComponentConfig, BeforeValidator(components.shaping.check), components.shaping]
-Filter = Annotated[ComponentConfig, BeforeValidator(components.episode_filter.check), components.episode_filter]
+Filter = Annotated[ComponentConfig, BeforeValidator(components.filter.check), components.filter]
 Advantage = Annotated[ComponentConfig, BeforeValidator(components.advantage.check), components.advantage]
 Weight = Annotated[ComponentConfig | None, BeforeValidator(components.weight.check), components.weight]
 Rejection = Annotated[ComponentConfig | None, BeforeValidator(components.rejection.check), components.rejection]

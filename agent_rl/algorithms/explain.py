@@ -83,7 +83,7 @@ def _critic(config: CriticConfig) -> list[str]:
 
 KINDS: dict[str, components.ComponentRegistry[Any]] = {
     "shaping": components.shaping,
-    "filter": components.episode_filter,
+    "filter": components.filter,
     "advantage": components.advantage,
     "weight": components.weight,
     "rejection": components.rejection,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent_rl.algorithms.components import Count, NotNegative, episode_filter
+from agent_rl.algorithms.components import Count, NotNegative
+from agent_rl.algorithms.components import filter as episode_filter
 from agent_rl.algorithms.group_stats import TOLERANCE, group_index, group_range
 from agent_rl.lazy import torch
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -79,8 +79,18 @@ def check_environment(config: RunConfig) -> EnvSpec:
     return env
 
 
-def held_out_tasks(env: EnvSpec, config: RunConfig, demonstrations: int = 0) -> tuple[list[Task], str]:
-    """Return the tasks of a run's evaluation, described with how many of them it trains on.
+class HeldOut(NamedTuple):
+    """The tasks that a run is evaluated on."""
+
+    tasks: list[Task]
+    which: str
+    """They and those that the run trains on, in words."""
+    warning: str | None = None
+    """What is wrong if it trains on some of them."""
+
+
+def held_out_tasks(env: EnvSpec, config: RunConfig, demonstrations: int = 0) -> HeldOut:
+    """Return the tasks of a run's evaluation, compared with those that it trains on.
 
     Of a task function, the tasks of the run's first steps and demonstrations are looked at.
     """
@@ -95,10 +105,13 @@ def held_out_tasks(env: EnvSpec, config: RunConfig, demonstrations: int = 0) -> 
         steps = min(config.steps * config.rollout.groups, LOOKED_AT)
         positions = chain(range(min(demonstrations, LOOKED_AT)), range(RL_START, RL_START + steps))
     trained = {task_key(train.at(position)) for position in positions}
-    both = len(trained & {task_key(task) for task in tasks})
-    if both:
-        return tasks, f"{which}; [yellow]{both} of them are in '{config.split}', too: trained on[/yellow]"
-    return tasks, f"{which}, none of them among {len(trained)} of '{config.split}'"
+    if both := len(trained & {task_key(task) for task in tasks}):
+        warning = (
+            f"{both} of {len(tasks)} evaluation tasks are trained on, so that success on '{split}' may be memory: take "
+            f"them out of '{config.split}', or set eval.split to other tasks"
+        )
+        return HeldOut(tasks, f"{which}; {both} of them are in '{config.split}', too: trained on", warning)
+    return HeldOut(tasks, f"{which}, none of them among {len(trained)} of '{config.split}'")
 
 
 def sample_groups(

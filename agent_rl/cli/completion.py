@@ -47,15 +47,19 @@ def _words(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
         yield from action.option_strings
         if not action.option_strings and action.choices is not None:
             yield from map(str, action.choices)
-    if name not in ("train", "rollout"):
+    if name not in ("train", "rollout", "check"):
         return
     yield from (f"{key}=" for key in _settings(name))
-    yield from (f"env={env}" for env in env_ids())
+    yield from (env if name == "check" else f"env={env}" for env in env_ids())
     if name == "train":
         yield from (f"algorithm={preset}" for preset in choices("algorithm"))
 
 
 def _settings(name: str) -> list[str]:
+    if name == "check":
+        from agent_rl.checks.check import CheckSettings
+
+        return setting_names(CheckSettings)
     if name == "rollout":
         from agent_rl.runs.rollout import RolloutSettings
 

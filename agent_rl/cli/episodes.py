@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from pathlib import Path
 
 from rich.console import Console
 
+from agent_rl.checks.floors import rollout_floors
 from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
 from agent_rl.errors import ConfigError
 from agent_rl.rollout import summarise
+from agent_rl.rollout.comparison import pass_rates
 from agent_rl.runs.commands import command
 from agent_rl.runs.folder import read_config
-from agent_rl.runs.rollout import RolloutSettings, resume_rollout, start_rollout
+from agent_rl.runs.rollout import RolloutSettings, resume_rollout, rollout_jobs, start_rollout
 from agent_rl.runs.stop import Interrupted
 from agent_rl.view.progress import Progress
 from agent_rl.view.text import failure_lines, print_table, short_id
 
 ROLLOUT_EXAMPLES = """
-policies: oracle, demonstrator, vllm, the folder of a checkpoint or run, or your own (@ar.register_policy)
+policies: oracle, demonstrator, vllm, the folder of a checkpoint or run, or your own (@ar.register_policy);
+          without skill: random, constant, empty (answers), nothing (calls no tool)
+  policy.text=TEXT         of constant: what it says in every turn
   policy.model=DIR         of vllm: run vLLM here, on this folder or name
   policy.url=URL           of vllm: a vLLM server (VLLM_API_KEY, if it wants a key)
   policy.engine.KEY=VALUE  of vllm: more of vLLM's engine arguments, such as tensor_parallel_size
@@ -63,12 +68,23 @@ def rollout(arguments: argparse.Namespace) -> int:
     print_table(episodes[:20], Console())
     result = summarise(episodes)
     print(f"{episodes[0].env}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
+    ran = read_config(file.parent, RolloutSettings, file.with_suffix(".yaml").name)
+    if ran.samples > 1:
+        at, hat = pass_rates(episodes, ran.samples)
+        print(f"pass@{ran.samples} {at:.1%}, pass^{ran.samples} {hat:.1%}")
+    if ran.floors:
+        print(f"On the same tasks: {_floors(ran)}")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
     print(f"{len(episodes)} episodes in {file}; read one: {command('view', str(file), short_id(episodes[0].id))}")
-    ran = read_config(file.parent, RolloutSettings, file.with_suffix(".yaml").name)
     if ran.policy.name == "oracle" and all(e.success for e in episodes) and not ran.env_args:
         print(f"The oracle solves all of them; train on them: {_training(ran)}")
     return 0
+
+
+def _floors(settings: RolloutSettings) -> str:
+    """Return what the oracle and policies without skill score on a rollout's tasks."""
+    scores = asyncio.run(rollout_floors(rollout_jobs(settings)))
+    return ", ".join(f"{score.policy} {score}" for score in scores)
 
 
 def _training(settings: RolloutSettings) -> str:

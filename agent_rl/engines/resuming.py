@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -11,6 +12,8 @@ import numpy as np
 
 from agent_rl.core.trajectory import Completion, FinishReason
 from agent_rl.engines.base import InferenceEngine, SamplingParams, Session
+
+_log = logging.getLogger(__name__)
 
 REFUSED_S = 1.0
 """How long to wait before the next request after one that sampled nothing."""
@@ -54,6 +57,7 @@ class ResumingSession:
             if left < 1 or (self._limit is not None and self._length >= self._limit):
                 pieces[-1] = replace(pieces[-1], finish_reason=FinishReason.LENGTH)
                 break
+            _log.debug("an aborted reply is sampled on, with %d tokens left", left)
             if not pieces[-1].token_ids:  # a server that shuts down rejects every request at once
                 await asyncio.sleep(REFUSED_S)
             pieces.append(await self._piece((), replace(params, max_tokens=left), stop_ids))

@@ -18,18 +18,31 @@ from typing import TypeVar
 from agent_rl.errors import ConfigError, DefinitionError, UnknownEnvError, did_you_mean
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
+from agent_rl.gym.published import publish
 from agent_rl.gym.task_files import TaskRows
 from agent_rl.gym.tasks import TaskFunction, TaskSource
 from agent_rl.registries import Registry, file_of
 
 E = TypeVar("E", bound=Env)
 
-BUILTIN = {name: f"agent_rl.envs.{name.partition('-v')[0]}" for name in ("calculator-v0", "python-v0", "search-v0")}
+BUILTIN = {
+    name: f"agent_rl.envs.{name.partition('-v')[0]}"
+    for name in (
+        "calculator-v0",
+        "frozenlake-v0",
+        "guess-v0",
+        "python-v0",
+        "search-v0",
+        "sql-v0",
+    )
+}
 """The module of each built-in environment, imported when the environment is asked for."""
 
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)
 _DEFAULT_BUDGET = Budget()
 _specs: Registry[EnvSpec] = Registry("environment", builtin=BUILTIN)
+for _id in BUILTIN:
+    publish(_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +131,7 @@ def register(
         file = file_of(cls)
         source = TaskSource(tasks, splits=splits, base=file.parent if file else Path.cwd())
         _specs.add(id, EnvSpec(*parts, cls, source, budget, nondeterministic), cls)
+        publish(id, nondeterministic)
         return cls
 
     return add
@@ -194,8 +208,10 @@ def load_file(path: str | Path) -> ModuleType:
 
 @functools.cache
 def load_once(path: str | Path) -> ModuleType:
-    """Run a user's file as `load_file` does, unless this process has already done so."""
-    return load_file(path)
+    """Run a user's file as `load_file` does, unless this process has imported or is running it already."""
+    file = str(Path(path).resolve())
+    loaded = (module for module in list(sys.modules.values()) if vars(module).get("__file__") == file)
+    return next(loaded, None) or load_file(path)
 
 
 def _versions(name: str) -> list[str]:

@@ -27,6 +27,10 @@ POLICIES: Registry[PolicyFactory] = Registry(
     builtin={
         "oracle": "agent_rl.policy.scripted",
         "demonstrator": "agent_rl.policy.scripted",
+        "random": "agent_rl.policy.baselines",
+        "constant": "agent_rl.policy.baselines",
+        "empty": "agent_rl.policy.baselines",
+        "nothing": "agent_rl.policy.baselines",
         "checkpoint": "agent_rl.policy.checkpoint",
         "vllm": "agent_rl.policy.vllm",
     },
@@ -62,6 +66,12 @@ class PolicyConfig(Section):
     name: str = "oracle"
     """A registered name, or the folder of a checkpoint or run."""
 
+    @property
+    def folder(self) -> str:
+        """The model's folder, if it has one; otherwise any text."""
+        settings = self.model_extra or {}
+        return str(settings.get("folder") or settings.get("model") or self.name)
+
 
 class _Settings(Section):
     model_config = ConfigDict(arbitrary_types_allowed=True, use_attribute_docstrings=False)
@@ -69,7 +79,7 @@ class _Settings(Section):
 
 def sampling_params(policy: PolicyConfig, temperature: float = 1.0, max_tokens: int | None = None) -> SamplingParams:
     """Return how to sample a policy that is chosen by name; a checkpoint may say how long its replies are."""
-    file = model_folder(str((policy.model_extra or {}).get("folder", policy.name))) / "generation_config.json"
+    file = model_folder(policy.folder) / "generation_config.json"
     try:
         own = json.loads(file.read_text(encoding="utf-8")).get("max_new_tokens") if file.is_file() else None
     except (ValueError, AttributeError) as error:

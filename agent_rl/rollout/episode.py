@@ -6,6 +6,7 @@ import asyncio
 import copy
 import functools
 import inspect
+import logging
 import os
 import reprlib
 import time
@@ -27,6 +28,8 @@ from agent_rl.rollout.job import Branch, Job
 from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
 
+_log = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -36,20 +39,11 @@ async def run_episode(job: Job, policy: AnyPolicy, *, scored: bool = True) -> Ep
 
     Only a cancellation from outside propagates, after the environment was closed. Without `scored` no reward is asked.
     """
-    run = _Run(job, policy)
-    try:
-        episode = run.ended_by(await run.run_within_budget())
-        return await run.score(episode) if scored else episode
-    except (Exception, asyncio.CancelledError) as error:
-        if _from_outside(error):
-            raise
-        return run.failed(error)
-    finally:
-        await run.close()
+    return await EpisodeRun(job, policy).play(scored=scored)
 
 
-class _Run:
-    """The growing record of one episode."""
+class EpisodeRun:
+    """One episode under way, and its growing record."""
 
     def __init__(self, job: Job, policy: AnyPolicy) -> None:
         self.job, self.policy = job, policy
@@ -67,7 +61,20 @@ class _Run:
         """What a failure is reported to have broken."""
         self.started = time.perf_counter()
 
+    async def play(self, *, scored: bool = True) -> Episode:
+        """Run the episode as `run_episode` does; once."""
+        try:
+            episode = self.ended_by(await self.run_within_budget())
+            return await self.score(episode) if scored else episode
+        except (Exception, asyncio.CancelledError) as error:
+            if _from_outside(error):
+                raise
+            return self.failed(error)
+        finally:
+            await self.close()
+
     async def run_within_budget(self) -> StopReason:
+        """Make the environment and play; return what ended it."""
         self.env = env = self.job.spec.make(**self.job.env_args)
         try:
             return await self.interact(env)
@@ -75,6 +82,7 @@ class _Run:
             return StopReason.SECONDS
 
     async def interact(self, env: Env) -> StopReason:
+        """Play from the opening, or from the branch."""
         generator = rng(Stream.ENVIRONMENT, self.job.seed)
         task = copy.deepcopy(self.job.task)  # the data set's own, which others are given, too
         observation = messages_of(await self.call("reset", env.reset, task, generator))
@@ -201,6 +209,7 @@ class _Run:
         self.steps.append(StepRecord(messages, reward, terminated, truncated, self.state))
 
     def ended(self, terminated: bool, truncated: bool) -> StopReason | None:
+        """Return why there is no further turn; None if there is one."""
         if terminated:
             return StopReason.DONE
         if truncated:
@@ -212,9 +221,11 @@ class _Run:
         return None
 
     def ended_by(self, stop: StopReason) -> Episode:
+        """Return the episode, not scored yet."""
         return self.episode(stop, Outcome.TERMINATED if stop is StopReason.DONE else Outcome.TRUNCATED)
 
     async def score(self, episode: Episode) -> Episode:
+        """Return the episode with its rewards."""
         assert self.env is not None
         self.stage = "score"
         rewards = await self.env.score(episode, self.budget.score_seconds)
@@ -222,11 +233,15 @@ class _Run:
         return replace(episode, rewards=(*rewards, *steps))
 
     def failed(self, error: BaseException) -> Episode:
+        """Return the episode with what broke it."""
         trace = "".join(traceback.format_exception(error))
         failure = Failure(self.stage, type(error).__name__, str(error), trace)
+        where = (self.job.spec.id, self.job.group_id, failure.where)
+        _log.warning("%s, group %s: %s failed: %s: %.300s", *where, failure.type, failure.message)
         return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure)
 
     def episode(self, stop: StopReason, outcome: Outcome) -> Episode:
+        """Return what happened so far."""
         job = self.job
         if len(self.steps) < self.replies:  # the environment never got to answer the last reply
             self.record(0, 0.0, terminated=False, truncated=outcome is Outcome.TRUNCATED)
@@ -252,6 +267,7 @@ class _Run:
 
     @property
     def seconds(self) -> float:
+        """How long it has taken."""
         return time.perf_counter() - self.started
 
     async def close(self) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pydantic import BaseModel
 
 from agent_rl.config import check_config
-from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.errors import CheckpointError, ConfigError, InfrastructureError
+from agent_rl.gym.registry import load_once
 from agent_rl.version import __version__
+
+_log = logging.getLogger(__name__)
 
 CONFIG, METRICS, EPISODES, SUMMARY, REPORT, WARNINGS = (
     "config.yaml",
@@ -25,6 +29,8 @@ CONFIG, METRICS, EPISODES, SUMMARY, REPORT, WARNINGS = (
     "warnings.txt",
 )
 """What every run's folder holds; backends add their checkpoints."""
+_MODELS = ((), ("checkpoint",), ("checkpoints",))
+"""Where in a run's folder its models are, on either backend."""
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -41,19 +47,48 @@ def read_config(folder: Path, schema: type[M], name: str = CONFIG) -> M:
     Raises:
         CheckpointError: if the folder is no run, or another version's.
     """
-    from omegaconf import OmegaConf
-
     file = folder / name
     if not file.exists():
         raise CheckpointError(f"'{folder}' is no run: it has no {name}")
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except Exception as error:  # of YAML, OmegaConf and the encoding
-        raise CheckpointError(f"{file} is damaged: {' '.join(str(error).split())[:200]}") from error
+    values = _read_yaml(file)
     try:
         return check_config(schema, values)
     except ConfigError as error:
         raise CheckpointError(f"{file} is not one of this version, {__version__}: {error}") from error
+
+
+def load_imports(model: str | Path, instead: Iterable[str] = ()) -> tuple[str, ...]:
+    """Load the files that a run was started with, given its folder or a checkpoint in it; return those loaded.
+
+    A file in `instead` replaces one of its name. A folder that is in no run has none.
+
+    Raises:
+        CheckpointError: if a file is not there, or the run's settings can't be read.
+    """
+    path, others = Path(model).absolute(), {Path(file).name for file in instead}
+    inside = ((folder, path.relative_to(folder).parts) for folder in (path, *path.parents))
+    runs = (folder for folder, below in inside if below[:1] in _MODELS and (folder / METRICS).exists())
+    file = next(runs, Path()) / CONFIG
+    stored = _read_yaml(file).get("imports") if file != Path(CONFIG) else None
+    files = tuple(str(name) for name in cast(list[object], stored or []) if Path(str(name)).name not in others)
+    for name in files:
+        if not Path(name).exists():
+            way_out = "put it back, or write its new place into that config.yaml"
+            raise CheckpointError(f"{file} imports {name}, which is not there: {way_out}")
+        load_once(name)
+    return files
+
+
+def _read_yaml(file: Path) -> Mapping[str, object]:
+    from omegaconf import OmegaConf
+
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except Exception as error:  # of YAML, OmegaConf and the encoding
+        raise CheckpointError(f"{file} is damaged: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file} is damaged: it holds no settings")
+    return {str(name): value for name, value in values.items()}
 
 
 def warn(folder: Path, text: str, say: Callable[[str], object]) -> None:
@@ -81,6 +116,7 @@ def new_folder(runs_dir: str, name: str) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
+        _log.info("the run is in %s", folder)
         return folder
     raise ConfigError(f"no free folder name below {runs}/{stamp}-{name}")
 
@@ -95,9 +131,14 @@ def make_latest(folder: Path) -> None:
 
 @contextmanager
 def removed_if_unused(folder: Path) -> Iterator[None]:
-    """Remove a run's folder if the start fails before a metric or an episode is in it."""
+    """Remove a run's folder if the start fails before a metric or an episode is in it.
+
+    One that the machine failed stays: it can be continued.
+    """
     try:
         yield
+    except InfrastructureError:
+        raise
     except BaseException:
         if not any(file.exists() and file.stat().st_size for file in (folder / METRICS, folder / EPISODES)):
             shutil.rmtree(folder, ignore_errors=True)

@@ -25,7 +25,7 @@ from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_param
 from agent_rl.rollout import Job, split_jobs, stream_finished
 from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.runs.commands import command
-from agent_rl.runs.folder import read_config, save_config
+from agent_rl.runs.folder import load_imports, read_config, save_config
 from agent_rl.runs.stop import Interrupted, Stop
 from agent_rl.store.episodes import EpisodeWriter, episode_file, episode_ids, read_episodes
 from agent_rl.view.progress import Progress
@@ -58,6 +58,8 @@ class RolloutSettings(Section):
     """Instead of the environment's own limits."""
     concurrency: int = Field(64, ge=1)
     """Episodes under way at a time."""
+    floors: bool = False
+    """Whether to print, beside the result, what the oracle and policies without skill score on the same tasks."""
     out: str | None = None
     """Where the episodes go; null for runs/<time>-rollout/episodes.jsonl."""
 
@@ -75,6 +77,8 @@ def start_rollout(settings: RolloutSettings, progress: Progress) -> tuple[Path, 
             f"{file} has {stored} episodes already: name another file, or continue it: "
             f"{command('rollout', f'resume={file}')}"
         )
+    imports = [*settings.imports, *load_imports(settings.policy.folder, settings.imports)]
+    settings = settings.model_copy(update={"imports": imports})
     with _open(settings, file, progress) as rollout:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_config(file.parent, settings, _settings_of(file).name)
@@ -143,7 +147,7 @@ class _Rollout:
 def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator[_Rollout]:
     for imported in settings.imports:
         load_once(imported)
-    jobs = _jobs(settings)
+    jobs = rollout_jobs(settings)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
     tasks = jobs[0].spec.tasks
     if settings.split == EVAL and (note := tasks.describe_held_out()):
@@ -158,7 +162,12 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
         yield _Rollout(jobs, policy, settings.concurrency, file, progress)
 
 
-def _jobs(settings: RolloutSettings) -> list[Job]:
+def rollout_jobs(settings: RolloutSettings) -> list[Job]:
+    """Return the jobs of a rollout.
+
+    Raises:
+        ConfigError: if there is no such environment or split, or it takes no such arguments.
+    """
     env = spec(settings.env)
     env.check_arguments(settings.env_args)
     return split_jobs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import time
@@ -24,6 +25,8 @@ from agent_rl.sandboxes.base import (
     check_call,
 )
 from agent_rl.sandboxes.client.interpreter import DirectInterpreter
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 GRACE = 10.0
@@ -306,6 +309,7 @@ class AgentSandbox(Sandbox):
         if self._lost is not None:
             return
         self._lost = reason
+        _log.info("%s: %s", self.name, reason)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(SandboxError(f"the sandbox was lost: {reason}"))
         if self._loop is not None and not self._loop.is_closed():

@@ -168,7 +168,7 @@ def test_warm_pool_lease_ends_with_its_lifetime() -> None:
     pooled(use)
 
 
-def test_warm_pool_reports_backend_failures() -> None:
+def test_warm_pool_reports_backend_failures(caplog: pytest.LogCaptureFixture) -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         backend.fails = True
         with pytest.raises(SandboxError, match="none to be had"):
@@ -179,6 +179,7 @@ def test_warm_pool_reports_backend_failures() -> None:
         await pool.open()
 
     pooled(use)
+    assert "no warm sandbox could be opened: none to be had" in caplog.messages
 
 
 def test_warm_pool_open_cancelled_frees_its_place() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 from agent_rl.backends.embedded.rollouts import load_sampled, save_sampled
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
 
 STATE, AHEAD = "trainer_state.pt", "sampled_ahead.pt"
 
@@ -33,6 +36,7 @@ def save_checkpoint(folder: Path, trainer: Trainer) -> None:
         folder.rename(old)
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+    _log.info("checkpoint of step %d written to %s", trainer.step, folder)
 
 
 def find_checkpoint(folder: Path) -> Path:
@@ -61,6 +65,7 @@ def restore(folder: Path, trainer: Trainer) -> None:
             trainer.critic.load(folder)
         if (folder / AHEAD).exists():
             trainer.ahead.extend(load_sampled(folder / AHEAD))
+        _log.info("step %d restored from %s", trainer.step, folder)
     except Exception as error:  # of pickle, zip, torch and numpy
         raise CheckpointError(
             f"the checkpoint in '{folder}' is damaged, {type(error).__name__}: {str(error)[:200]}; start from its "

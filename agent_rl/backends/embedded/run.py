@@ -24,9 +24,8 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, warm_start
-from agent_rl.backends.group_sampling import held_out_tasks
+from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
 from agent_rl.core.episode import Episode
-from agent_rl.core.messages import Task
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.gym.registry import EnvSpec
@@ -94,6 +93,8 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
             stored.save(folder / STORED)
         trainer = Trainer(env, actor, config, _reference(folder, config), stored)
         make_latest(folder)
+        if run.held_out.warning:
+            warn(folder, run.held_out.warning, run.say)
         run.evaluate(trainer, "before")
         save_checkpoint(folder / CHECKPOINT, trainer)
         run.train(trainer)
@@ -165,13 +166,13 @@ class _Run:
     """The last evaluation during training, in words."""
 
     @cached_property
-    def held_out(self) -> tuple[list[Task], str]:
-        """The tasks that the run reports on, and which they are in words."""
+    def held_out(self) -> HeldOut:
+        """The tasks that the run reports on."""
         config = self.config
         if config.episodes is None:
             return held_out_tasks(self.env, config, 0 if config.start_from else config.warm_start.demonstrations)
         tasks = distinct_tasks(self.env.tasks, config.eval.split, config.eval.n)
-        return tasks, f"{len(tasks)} tasks of '{config.eval.split}', left out of the stored groups"
+        return HeldOut(tasks, f"{len(tasks)} tasks of '{config.eval.split}', left out of the stored groups")
 
     def prepare(self) -> Actor:
         """Make a model and warm it up on demonstrations."""
@@ -216,7 +217,7 @@ class _Run:
 
     def evaluate(self, trainer: Trainer, when: str) -> None:
         """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
-        config, (tasks, which) = self.config, self.held_out
+        config, (tasks, which, _) = self.config, self.held_out
         split, sampled, low = config.eval.split, config.rollout.temperature, config.eval.low_temperature
         self.progress.say(f"\n[bold]Evaluation {when} RL[/bold] on {which}:")
         for name, temperature in (("sampled", sampled), ("low-temperature", low), ("greedy", 0.0)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ from agent_rl.rollout import Evaluation, summarise
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.stored_groups import StoredGroups
 from agent_rl.seeds import Stream, rng
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Trainer:
             "perf/update_s": done - started,
             "perf/sampled_tokens_per_s": sampled.tokens / sampled.seconds,
         }
+        _log.debug("step %d: rollout %.2f s, update %.2f s", self.step, sampled.seconds, done - started)
         return StepResult(episodes, metrics)
 
     def _next(self) -> StepBatch:
@@ -109,6 +113,7 @@ class Trainer:
         metrics = self.update(self.algorithm.experience(group_episodes(episodes)))
         self.step += 1
         metrics |= {"perf/read_s": read - started, "perf/update_s": time.perf_counter() - read}
+        _log.debug("step %d: read %.2f s, update %.2f s", self.step, read - started, metrics["perf/update_s"])
         return StepResult([], metrics)
 
     def update(self, x: Experience) -> dict[str, float]:

@@ -8,6 +8,7 @@ below a gate); a tool-using model that can't copy a number from one message to t
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from agent_rl.rendering.base import Renderer
 from agent_rl.rollout.job import Job
 from agent_rl.rollout.pool import run_jobs
 from agent_rl.seeds import Stream, rng
+
+_log = logging.getLogger(__name__)
 
 
 def demonstrate(
@@ -94,6 +97,7 @@ def warm_start(
     """
     if not demonstrations:
         raise ConfigError("there are no demonstrations to clone")
+    _log.info("warm start on %d demonstrations", len(demonstrations))
     random = rng(Stream.WARM_START, seed)
     rows = [(t.token_ids.tolist(), np.where(t.loss_mask, 1.0, config.env_weight).tolist()) for t in demonstrations]
     blanks = [i for text in (" ", "\n") for i in tokenizer.encode(text, add_special_tokens=False)]

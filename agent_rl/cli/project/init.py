@@ -49,4 +49,6 @@ def init(arguments: argparse.Namespace) -> int:
         (folder / template.replace("environment", module)).write_text(text, encoding="utf-8")
     print(f"Wrote {folder}: read its README.md. Next, check that the oracle solves the environment:")
     print(f"  agent-rl rollout --import {shown}/{module}.py env={values['env']} policy=oracle")
+    print("What else may be wrong with it, and what luck scores in it:")
+    print(f"  agent-rl check --import {shown}/{module}.py {values['env']}")
     return 0

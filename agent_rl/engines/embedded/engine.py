@@ -12,6 +12,7 @@ The same sequences opened in the same order give the same ids, bit for bit.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -27,6 +28,8 @@ from agent_rl.engines.embedded.kv_cache import Feed, KVCache
 from agent_rl.engines.embedded.token_sampler import sample
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.seeds import Stream, rng
+
+_log = logging.getLogger(__name__)
 
 YIELDS = 4
 """Turns of the event loop between two steps, so that an episode whose reply is done can come back with its next one."""
@@ -202,6 +205,7 @@ class Engine:
         """
         self.forward.refresh()
         self.version = version
+        _log.debug("weights of version %d are in use, with %d sequences open", version, len(self._open))
         if recompute:
             for sequence in self._open:
                 sequence.rewind()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from agent_rl.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
     import httpx
+
+_log = logging.getLogger(__name__)
 
 TRIES = 6
 """Of one request."""
@@ -134,6 +137,7 @@ class Server:
         problem, pause = "", PAUSE
         for tried in range(TRIES):
             if tried:
+                _log.warning("%s%s: %.300s; attempt %d of %d in %g s", self.url, path, problem, tried + 1, TRIES, pause)
                 await asyncio.sleep(pause)
                 pause *= 2
             try:

@@ -8,6 +8,7 @@ what was stored of them is cut.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,12 +19,15 @@ from agent_rl.runs.metrics import MetricsFile, rewind_metrics, rows_of_verl
 from agent_rl.store.episodes import EpisodeWriter, episode_file
 from agent_rl.store.tail import cut
 
+_log = logging.getLogger(__name__)
+
 STATE = "agent_rl.json"
 """Beside verl's files in a checkpoint."""
 
 
 def record_position(checkpoint: Path, store: EpisodeWriter) -> None:
     """Record in a checkpoint the size of the episode file."""
+    _log.info("a checkpoint is written to %s", checkpoint)
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / STATE).write_text(json.dumps({"episodes_bytes": store.path.stat().st_size}))
 
@@ -55,6 +59,7 @@ def rewind_to_checkpoint(folder: Path) -> int:
         if file.seek(0, os.SEEK_END) > stored:
             cut(file.fileno(), store.path, stored, "undone")
     rewind_metrics(folder / METRICS, step)
+    _log.info("the record in %s ends with the checkpoint of step %d", folder, step)
     return step
 
 

@@ -28,7 +28,7 @@ from agent_rl.errors import AgentRLError, ConfigError, InfrastructureError
 from agent_rl.rendering import load_renderer
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.runs.commands import command
-from agent_rl.runs.folder import CONFIG, make_latest, new_folder, read_config, warn
+from agent_rl.runs.folder import CONFIG, make_latest, new_folder, read_config, removed_if_unused, warn
 from agent_rl.runs.report import write_reports
 from agent_rl.view.progress import Progress
 
@@ -70,13 +70,12 @@ def start(config: VerlConfig) -> Path:
     Raises:
         ConfigError: if the environment, verl's config or the cluster can't do what is asked.
     """
-    require_cluster(config)
-    warning = check_fit(config)
+    warnings = require_cluster(config)
     folder = new_folder(config.runs_dir, config.name or config.env.replace("/", "-"))
-    make_latest(folder)
-    if warning:
-        warn(folder, warning, print)
-    return run(config, folder)
+    with removed_if_unused(folder):
+        for warning in warnings:
+            warn(folder, warning, print)
+        return run(config, folder)
 
 
 def check_fit(config: VerlConfig) -> str | None:
@@ -89,8 +88,12 @@ def check_fit(config: VerlConfig) -> str | None:
 
     try:
         renderer = load_renderer(AutoTokenizer.from_pretrained(config.start_from))
-    except (OSError, ValueError):  # verl may be told of another tokenizer or template
-        return None
+    except (OSError, ValueError) as error:  # verl may be told of another tokenizer or template
+        return (
+            f"start_from={config.start_from}: rollout.context={config.rollout.context} and budget.tokens were not "
+            f"compared with the openings of {config.env}, as its tokenizer can't be read "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        )
     context = config.rollout.context
     return check_run_fit(config.load_env(), config.split, config.env_args, renderer, context, "rollout.context")
 
@@ -113,12 +116,16 @@ def resume(folder: Path, *, steps: int | None = None) -> Path:
         config = config.model_copy(update={"steps": steps})
     if (done := last_checkpoint(folder / "checkpoints")) >= config.steps:
         raise ConfigError(f"the run is at step {done} already: give more with steps=N")
-    require_cluster(config)
+    for warning in require_cluster(config):
+        warn(folder, warning, print)
     return run(config, folder, rewind_to_checkpoint(folder))
 
 
-def require_cluster(config: VerlConfig) -> None:
+def require_cluster(config: VerlConfig) -> list[str]:
     """Join Ray and check that it can run a config, before anything is written; print what checkpoints will take.
+
+    Returns:
+        Warnings, to be stored with the run.
 
     Raises:
         ConfigError: naming all that is missing, and what to set.
@@ -127,10 +134,12 @@ def require_cluster(config: VerlConfig) -> None:
     say, env = Progress().say, config.load_env()
     if note := env.tasks.describe_held_out():
         say(f"[yellow]{env.id}: {note}.[/yellow]")
-    say(f"Evaluation on {held_out_tasks(env, config)[1]}.")
+    held_out = held_out_tasks(env, config)
+    say(f"Evaluation on {held_out.which}.")
     print(describe_checkpoint(verl), flush=True)
     if problems := preflight(config, verl):
         raise ConfigError("; ".join(problems))
+    return [warning for warning in (held_out.warning, check_fit(config)) if warning]
 
 
 def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
@@ -208,6 +217,8 @@ class Runner:
                 reward_loop_worker_handles=trainer.get_reward_handles(),
             )
             folder = Path(config.data.agent_rl.episodes).parent
+            if config.trainer.val_before_train:  # a new run, whose models and servers are there
+                make_latest(folder)
             watched = watched_processes(trainer, manager, config.data.agent_rl.env)
             with Watchdog(watched, stop_with(folder)):
                 try:

@@ -1,0 +1,52 @@
+# What `import agent_rl` exports, by area: type checkers read this file, and so does __init__.py.
+# isort: off
+from .version import __version__ as __version__
+
+# environments
+from .gym.env import Env as Env, ToolEnv as ToolEnv, Observation as Observation, Script as Script
+from .gym.sandboxed import SandboxedEnv as SandboxedEnv
+from .gym.budget import Budget as Budget
+from .gym.registry import register as register, make as make, spec as spec, EnvSpec as EnvSpec
+from .gym.registry import env_ids as env_ids, load_file as load_file
+from .gym.from_gym import from_gym as from_gym, GymnasiumEnv as GymnasiumEnv
+from .api import check as check
+from .checks.report import CheckReport as CheckReport, Finding as Finding
+
+# what an environment declares
+from .gym.tool import tool as tool, Tool as Tool, ToolSpec as ToolSpec
+from .gym.reward import reward as reward, group_reward as group_reward
+
+# nouns
+from .core.messages import Message as Message, ToolCall as ToolCall, Step as Step, Task as Task, JSON as JSON
+from .core.episode import Episode as Episode, EpisodeGroup as EpisodeGroup, Origin as Origin, Reward as Reward
+from .core.episode import Failure as Failure, Outcome as Outcome, StopReason as StopReason
+from .core.trajectory import Trajectory as Trajectory, Span as Span, Source as Source, Fork as Fork
+from .core.trajectory import Completion as Completion, FinishReason as FinishReason
+
+# running and training
+from .api import run as run, evaluate as evaluate, train as train, load as load
+from .backends.run import Run as Run
+from .rollout import Evaluation as Evaluation, Job as Job, run_jobs as run_jobs
+from .policy import Policy as Policy, AnyPolicy as AnyPolicy, TokenPolicy as TokenPolicy
+from .policy import oracle as oracle, demonstrator as demonstrator
+from .engines.base import SamplingParams as SamplingParams
+from .rendering import load_renderer as load_renderer, train_tokenizer as train_tokenizer
+
+# stored episodes
+from .store.episodes import read_episodes as read_episodes, EpisodeWriter as EpisodeWriter
+
+# parts of one's own
+from .algorithms.components import advantage as advantage, objective as objective
+from .algorithms.components import shaping as shaping, filter as filter
+from .policy.by_name import register_policy as register_policy
+from .rendering.by_name import register_renderer as register_renderer
+from .sandboxes.registry import register_sandbox as register_sandbox
+
+# errors
+from .errors import AgentRLError as AgentRLError, ConfigError as ConfigError, RegistryError as RegistryError
+from .errors import UnknownEnvError as UnknownEnvError, NameCollisionError as NameCollisionError
+from .errors import DefinitionError as DefinitionError, TrajectoryError as TrajectoryError
+from .errors import RenderError as RenderError, StoreError as StoreError, DamagedEpisodeError as DamagedEpisodeError
+from .errors import CheckpointError as CheckpointError, InfrastructureError as InfrastructureError
+from .errors import PolicyError as PolicyError, SandboxError as SandboxError
+from .runs.stop import Interrupted as Interrupted

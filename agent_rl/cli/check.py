@@ -1,0 +1,61 @@
+"""`agent-rl check`: find what is wrong with an environment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from agent_rl.checks.check import CheckSettings, check_env
+from agent_rl.checks.report import CheckReport
+from agent_rl.cli.settings import settings_of
+from agent_rl.config import list_settings, load_config
+from agent_rl.errors import ConfigError
+from agent_rl.gym.registry import load_once, spec
+
+EXAMPLES = """
+examples:
+  agent-rl check search-v0
+  agent-rl check --import shop.py shop-v0 n=32 --json
+  agent-rl check python-v0 env_args.sandbox=docker"""
+
+
+def check_help() -> str:
+    """Return the settings of a check and examples, for `--help`."""
+    return f"\n\nsettings:\n{list_settings(load_config('check', CheckSettings))}\n{EXAMPLES}"
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Check an environment; return 1 if there is a finding."""
+    given = settings_of(arguments)
+    if "env" in given:
+        raise ConfigError(f"env={given['env']}: name the environment without `env=`, as in agent-rl check search-v0")
+    settings = load_config("check", CheckSettings, settings=given | {"env": arguments.env})
+    for file in settings.imports:
+        load_once(file)
+    report = check_env(
+        spec(settings.env), n=settings.n, seed=settings.seed, seconds=settings.seconds, env_args=settings.env_args
+    )
+    if arguments.json:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        _print(report)
+    return 0 if report.ok else 1
+
+
+def _print(report: CheckReport) -> None:
+    policies = list(dict.fromkeys(score.policy for score in report.scores))
+    table = Table("split", *policies, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for split in dict.fromkeys(score.split for score in report.scores):
+        table.add_row(split, *(str(report.score(policy, split)) for policy in policies))
+    console = Console()
+    console.print(table)
+    print(f"{report.microseconds_per_turn:.0f} microseconds of CPU a turn, without a model")
+    for name, why in report.skipped.items():
+        print(f"{name} is not checked: {why}")
+    for finding in report.findings:
+        print(f"\n{finding}")
+    count = len(report.findings)
+    print(f"{report.env}: {'no finding' if report.ok else f'{count} finding' + 's' * (count > 1)}")

@@ -1,0 +1,230 @@
+"""Gymnasium's environments as text: `from_gym("FrozenLake-v1")` makes an `Env` of one for a language model."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, ClassVar, cast
+
+import gymnasium
+import numpy as np
+
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import Message, Step, Task
+from agent_rl.errors import ConfigError
+from agent_rl.gym.classic import CLASSIC, Known
+from agent_rl.gym.env import Env, Script
+from agent_rl.gym.reward import reward
+from agent_rl.gym.spaces import describe, explain, read, write
+from agent_rl.gym.tasks import task_key
+
+_ANSI = re.compile(r"\x1b\[([\d;]*)m([^\x1b]*)(?:\x1b\[0?m)?")
+
+
+class GymnasiumEnv(Env):
+    """A Gymnasium environment, `gym_id`, that is described in words and played by words.
+
+    A task's `seed` is that of Gymnasium's `reset`, else a hash of the task: all samples of a task meet the same world.
+    Its `options` are those of `reset`, its `gym_args` those of `gymnasium.make`. An answer without a legal action gets
+    a complaint, and moves nothing. Rewards are Gymnasium's own, step by step; `solved` (weight 0) says whether they
+    reached the environment's stated threshold.
+    """
+
+    gym_id: ClassVar[str]
+    gym_args: ClassVar[Mapping[str, object]] = {}
+    action_names: ClassVar[Sequence[str]] = ()
+    """Of a `Discrete` space, in order; found out where the environment, or `CLASSIC`, knows them."""
+    instructions: ClassVar[str] = ""
+    """What the opening begins with; what is known of the environment if left out."""
+    illegal_reward: ClassVar[float] = 0.0
+    """For an answer that means no legal action."""
+    snapshot_attributes = ("gym", "earned", "mask", "shown")
+
+    def __init__(self, **gym_args: object) -> None:
+        self._made_with = {**self.gym_args, **gym_args}
+        self.gym: gymnasium.Env[Any, Any] | None = None
+        self.earned = 0.0
+        self.mask: object = None
+        self.shown = ""
+        """The last observation."""
+
+    def make(self, task: Task) -> gymnasium.Env[Any, Any]:
+        """Make the Gymnasium environment of a task, one that renders text if it can."""
+        of_task = cast("Mapping[str, object]", task.get("gym_args", {}))
+        mode = {"render_mode": "ansi"} if _renders_text(self.gym_id) else {}
+        arguments: dict[str, Any] = {"disable_env_checker": True, **mode, **self._made_with, **of_task}
+        return gymnasium.make(self.gym_id, **arguments)
+
+    def describe(self, observation: object) -> str:
+        """Return an observation as text, with the rendered text if there is any, or that alone for a state's number."""
+        game = self._game
+        said = describe(game.observation_space, observation, self._known.features)
+        if game.render_mode != "ansi":
+            return said
+        drawn = _ANSI.sub(_without_colour, str(game.render())).strip()
+        return drawn if isinstance(game.observation_space, gymnasium.spaces.Discrete) else f"{said}\n{drawn}"
+
+    def parse(self, text: str) -> object:
+        """Return the action that the policy's text means.
+
+        Raises:
+            ValueError: if it means none; the policy reads the message. A LookupError is as good.
+        """
+        return read(self._game.action_space, text, self.names)
+
+    @functools.cached_property
+    def names(self) -> Sequence[str]:
+        """The names of the actions; empty if there are only numbers."""
+        game = self._game
+        if self.action_names or not isinstance(game.action_space, gymnasium.spaces.Discrete):
+            return self.action_names
+        meanings, actions = (getattr(game.unwrapped, name, None) for name in ("get_action_meanings", "actions"))
+        if callable(meanings):
+            return [str(name).lower() for name in meanings()]
+        if isinstance(actions, type) and issubclass(actions, Enum) and len(actions) == game.action_space.n:
+            return [action.name for action in actions]
+        return self._known.actions
+
+    @property
+    def _game(self) -> gymnasium.Env[Any, Any]:
+        assert self.gym is not None
+        return self.gym
+
+    @property
+    def _known(self) -> Known:
+        spec = self._game.spec
+        return CLASSIC.get(spec.name, Known()) if spec is not None else Known()
+
+    def reset(self, task: Task, rng: np.random.Generator) -> str:
+        """Open the environment with the task's seed; say what may be answered."""
+        self.gym = game = self.make(task)
+        seed = task.get("seed")
+        options = cast("dict[str, Any] | None", task.get("options"))
+        seed = seed if isinstance(seed, int) else int(task_key(task), 16) % 2**31
+        observation, info = game.reset(seed=seed, options=options)
+        instructions = self.instructions or self._known.rules or f"Play {self.gym_id}."
+        rule = f"Answer with {explain(game.action_space, self.names)}."
+        return f"{instructions} {rule}\n{self._observed(observation, info)}"
+
+    def step(self, action: Message) -> Step:
+        """Take the action that the answer means, or say why it means none."""
+        try:
+            meant = self.parse(action.content)
+            if not self._is_legal(meant):
+                raise ValueError(f"{write(self._game.action_space, meant, self.names)} is not possible now")
+        except (ValueError, LookupError) as error:
+            complaint = (
+                f"illegal: {error}. Answer with {self._legal() or explain(self._game.action_space, self.names)}."
+            )
+            return Step((Message("user", complaint),), self.illegal_reward)
+        observation, earned, terminated, truncated, info = self._game.step(meant)
+        self.earned += float(earned)
+        said = self._observed(observation, info)
+        return Step((Message("user", said),), float(earned), bool(terminated), bool(truncated))
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self.gym is not None:
+            self.gym.close()
+
+    @reward(weight=0.0)
+    def solved(self, episode: Episode) -> bool | None:
+        """Whether the rewards reach the threshold at which Gymnasium calls the environment solved, if it has one."""
+        threshold = self._game.spec.reward_threshold if self._game.spec is not None else None
+        return None if threshold is None else self.earned >= threshold
+
+    def state_hash(self) -> str:
+        """Return what is observed."""
+        return self.shown
+
+    def demonstrate(self, rng: np.random.Generator) -> Script:
+        """Play at random, but legally."""
+        while True:
+            yield self.random_action(rng)
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Return a legal action at random."""
+        space = self._game.action_space
+        space.seed(int(rng.integers(2**31)))
+        masked = isinstance(space, gymnasium.spaces.Discrete) and self.mask is not None
+        return write(space, space.sample(cast(Any, self.mask)) if masked else space.sample(), self.names)
+
+    def _observed(self, observation: object, info: Mapping[str, object]) -> str:
+        self.mask = info.get("action_mask")
+        self.shown = self.describe(observation)
+        legal = self._legal()
+        return f"{self.shown}\nlegal now: {legal}" if legal else self.shown
+
+    def _is_legal(self, action: object) -> bool:
+        space = self._game.action_space
+        if self.mask is None or not isinstance(space, gymnasium.spaces.Discrete):
+            return True
+        return bool(cast(Any, self.mask)[int(cast(int, action)) - int(space.start)])
+
+    def _legal(self) -> str:
+        """Return the actions possible now; empty if the environment does not say."""
+        space = self._game.action_space
+        if self.mask is None or not isinstance(space, gymnasium.spaces.Discrete):
+            return ""
+        actions = (int(space.start + offset) for offset in np.flatnonzero(cast(Any, self.mask)))
+        return ", ".join(write(space, action, self.names) for action in actions)
+
+
+def from_gym(
+    id: str,
+    *,
+    describe: Callable[[Any], str] | None = None,
+    parse: Callable[[str], object] | None = None,
+    action_names: Sequence[str] = (),
+    instructions: str = "",
+    **gym_args: object,
+) -> type[GymnasiumEnv]:
+    """Return an `Env` class that plays a Gymnasium environment by text, for `@ar.register`.
+
+    Args:
+        id: what `gymnasium.make` takes, such as "FrozenLake-v1".
+        describe: makes text of an observation; by default its space decides, and what it renders as text.
+        parse: makes an action of an answer, and raises a ValueError or LookupError on one that means none; by default
+            the last action that is named in it, or as many numbers as it takes.
+        action_names: of a `Discrete` space, in order.
+        instructions: what the opening begins with.
+        gym_args: of `gymnasium.make`; `env_args` of a run replace them.
+
+    Raises:
+        ConfigError: if Gymnasium has no such environment.
+    """
+    try:
+        found = gymnasium.spec(id)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise ConfigError(f"from_gym({id!r}): {error}") from None
+    members: dict[str, object] = {
+        "gym_id": id,
+        "gym_args": gym_args,
+        "__module__": sys._getframe(1).f_globals["__name__"],
+    }
+    members |= {"action_names": tuple(action_names), "instructions": instructions, "__doc__": f"Gymnasium's {id}."}
+    if describe is not None:
+        members["describe"] = lambda self, observation: describe(observation)
+    if parse is not None:
+        members["parse"] = lambda self, text: parse(text)
+    return type(found.name, (GymnasiumEnv,), members)
+
+
+@functools.cache
+def _renders_text(id: str) -> bool:
+    game: gymnasium.Env[Any, Any] = gymnasium.make(id, disable_env_checker=True)
+    game.close()
+    return "ansi" in game.metadata.get("render_modes", ())
+
+
+def _without_colour(found: re.Match[str]) -> str:
+    """Return coloured text in brackets: square ones for a coloured background, curly ones for magenta."""
+    codes, text = set(found[1].split(";")), found[2]
+    if any(len(code) == 2 and code[0] == "4" for code in codes):
+        return f"[{text}]"
+    if "35" in codes:
+        return f"{{{text}}}"
+    return f"({text})" if text.strip() and codes - {"", "0", "1"} else text

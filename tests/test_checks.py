@@ -1,0 +1,177 @@
+"""`agent-rl check`: every broken environment is found by name, sound ones have no finding."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tree import ROOT
+
+import agent_rl as ar
+from agent_rl.checks.check import check_env
+from agent_rl.checks.floors import rollout_floors
+from agent_rl.checks.report import CheckReport
+from agent_rl.checks.tools import schema_problem
+from agent_rl.cli import main
+from agent_rl.gym.registry import BUILTIN
+from agent_rl.gym.tasks import EVALUATION_SEED, distinct_tasks
+from agent_rl.rollout import group_jobs
+from tests.broken_envs import BROKEN, HELD, Text, Vault, spec_of
+
+ROWS = [
+    [cell.strip(" `") for cell in line.strip("|").split("|")]
+    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    if re.match(r"\| `[\w-]+-v\d+` \|", line)
+]
+"""The README's table of environments."""
+
+
+def checked(spec: ar.EnvSpec, n: int = 4, seconds: float = 60.0) -> CheckReport:
+    return check_env(spec, n=n, seed=0, seconds=seconds, env_args={})
+
+
+@pytest.fixture(autouse=True)
+def free_what_is_held() -> Iterator[None]:
+    yield
+    for held in HELD:
+        if isinstance(held, subprocess.Popen):
+            held.communicate()
+        elif isinstance(held, threading.Event):
+            held.set()
+        elif hasattr(held, "close"):
+            held.close()
+            if held.name != os.devnull:
+                Path(held.name).unlink()
+    HELD.clear()
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_check_finds_broken_environments(name: str) -> None:
+    spec, check = BROKEN[name]
+    report = checked(spec, seconds=0.05 if name == "Hangs" else 60.0)
+    assert {finding.check for finding in report.findings} == {check}, "\n".join(map(str, report.findings))
+    finding = report.findings[0]
+    assert finding.problem and finding.remedy
+    assert name in finding.where or "@register" in finding.where or "Vault" in finding.where or "Text" in finding.where
+
+
+def test_broken_environments_are_many() -> None:
+    assert len(BROKEN) >= 30 and len({check for _, check in BROKEN.values()}) >= 17
+
+
+@pytest.mark.parametrize("cls", [Vault, Text])
+def test_check_passes_sound_environments(cls: type[ar.Env]) -> None:
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    report = checked(spec_of(cls))
+    assert report.ok, "\n".join(map(str, report.findings))
+    assert report.score("oracle", "eval").success.value == 1 and report.score("nothing", "eval").success.value == 0
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+
+
+def test_finding_names_file_and_line() -> None:
+    (finding,) = checked(BROKEN["TrustsText"][0]).findings
+    source = Path(__file__).with_name("broken_envs.py").read_text().splitlines()
+    line = int(finding.where.rpartition(":")[2].rstrip(")"))
+    assert "broken_envs.py:" in finding.where and "int(action.content)" in source[line - 1]
+    assert "ValueError in step after the reply" in finding.problem
+
+
+def test_leak_is_named() -> None:
+    kinds = {"LeaksFile": "open file", "LeaksThread": "left-behind", "LeaksTask": "sleep"}
+    for name, said in kinds.items():
+        (finding,) = checked(BROKEN[name][0], n=1).findings
+        assert said in finding.problem
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"type": "objekt"}, "type 'objekt'"),
+        ({"properties": []}, "properties"),
+        ({"type": "object", "required": ["a"]}, "required"),
+        ({"properties": {"a": 3}}, "3 is no schema"),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}}}, "leads nowhere"),
+        ({"items": {"enum": []}}, "enum"),
+        ({"anyOf": 3}, "no schema"),
+        ({"default": float("nan")}, "JSON"),
+    ],
+)
+def test_schema_problem_names_mistakes(schema: dict[str, ar.JSON], problem: str) -> None:
+    assert problem in schema_problem(schema, schema)
+
+
+def test_schema_problem_passes_valid_schemas() -> None:
+    schema: dict[str, ar.JSON] = {
+        "type": "object",
+        "$defs": {"A": {"type": ["integer", "null"]}},
+        "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"anyOf": [{"enum": ["x"]}, {"items": True}]}},
+        "required": ["a"],
+    }
+    assert schema_problem(schema, schema) == ""
+
+
+def test_check_command_exits_by_its_findings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "coin.py"
+    file.write_text(
+        "import agent_rl as ar\n"
+        "@ar.register('coin-v0', tasks=[{'side': s} for s in 'abcd'])\n"
+        "class Coin(ar.ToolEnv):\n"
+        "    def reset(self, task, rng): return 'heads or tails?'\n"
+        "    @ar.reward\n"
+        "    def correct(self, episode): return bool(episode.final_text)\n"
+    )
+    assert main(["check", "--import", str(file), "coin-v0", "n=2"]) == 1
+    out = capsys.readouterr().out
+    assert "nothing 2 of 2 on 'train'" in out and "coin.py:5" in out
+    assert "oracle is not checked" in out and "1 finding" in out
+    assert main(["check", "search-v0", "n=2"]) == 0
+    assert "no finding" in capsys.readouterr().out
+    assert main(["check", "search-v0", "n=1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and report["scores"][0]["success"] == 1.0
+
+
+@pytest.mark.parametrize("env", sorted(BUILTIN))
+def test_check_passes_builtin_environments(env: str) -> None:
+    report = ar.check(env, n=1)
+    assert report.ok, "\n".join(map(str, report.findings))
+
+
+@pytest.mark.parametrize("env", [row[0] for row in ROWS])
+def test_readme_table_has_the_floors_of_each_environment(env: str) -> None:
+    spec, origin = ar.spec(env), ar.Origin("eval", "eval")
+    tasks = distinct_tasks(spec.tasks, "eval", 16)
+    jobs = [job for task in tasks for job in group_jobs(spec, task, 1, EVALUATION_SEED, origin=origin)]
+    (stated,) = [row[2:] for row in ROWS if row[0] == env]
+    assert stated == [str(score) for score in asyncio.run(rollout_floors(jobs))]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serch-v0"], "Did you mean 'search-v0'"),
+        (["search-v0", "tasks=3"], "no setting 'tasks'"),
+        (["search-v0", "env=search-v0"], "without `env=`"),
+        (["search-v0", "env_args.depth=3"], "no argument 'depth'"),
+        (["search-v0", "n=0"], "n=0"),
+    ],
+)
+def test_check_command_explains_mistakes(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *words]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_rollout_prints_floors_beside_its_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["env=calculator-v0", "policy=constant", "policy.text=4", "n=3", "samples=2", "floors=true"]
+    assert main(["rollout", *words, f"out={tmp_path}/e.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "On the same tasks: oracle 100.0%, random 0.0%, empty 0.0%, nothing 0.0%, constant" in out
