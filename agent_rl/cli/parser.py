@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from agent_rl.cli import check, episodes, listing, training, view
+from agent_rl.cli import check, compare, episodes, listing, training, view
 from agent_rl.cli import sandbox as sandbox_commands
 from agent_rl.cli.completion import print_completion
 from agent_rl.cli.failure import describe
@@ -25,6 +25,10 @@ EXAMPLES = {  # of the commands whose description has none
     "init": ("agent-rl init my-env",),
     "envs": ("agent-rl envs", "agent-rl envs --import my_envs.py"),
     "algorithms": ("agent-rl algorithms", "agent-rl algorithms --import my_parts.py"),
+    "compare": (
+        "agent-rl compare runs/20261122-101500-rollout runs/20261122-103000-rollout",
+        "agent-rl compare runs/one runs/other --where purpose=eval --where step=100",
+    ),
     "doctor": ("agent-rl doctor backend=verl", "agent-rl doctor backend=verl hardware=gpu_8x80gb start_from=MODEL"),
     "sandbox": ("agent-rl sandbox doctor", "agent-rl sandbox build-image"),
 }
@@ -89,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         parser_class=_Parser,
         required=True,
-        metavar="init | envs | check | algorithms | train | rollout | view | doctor | sandbox | completion",
+        metavar="init | envs | check | algorithms | train | rollout | view | compare | doctor | sandbox | completion",
     )
     imports = _Parser(add_help=False)
     levels = ("debug", "info", "warning", "error")
@@ -131,6 +135,10 @@ def _parser() -> argparse.ArgumentParser:
     reading = commands.add_parser("view", help="read stored episodes", description=view.HELP, formatter_class=raw)
     view.add_arguments(reading)
     reading.set_defaults(command=view.view)
+    about = "compare two rollouts by the tasks that both played: success and reward, with a paired test"
+    comparing = commands.add_parser("compare", help=about, description=about)
+    compare.add_arguments(comparing)
+    comparing.set_defaults(command=compare.compare)
     about = "write a small project: an environment, tasks, settings and a test, ready to train on"
     project = commands.add_parser("init", help=about, description=about)
     project.add_argument("folder", help="a new folder; its name is the environment's, as in my-env")
