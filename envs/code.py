@@ -2,7 +2,7 @@
 
 Task: such as "write solve(numbers) in solution.py: of the numbers above 7, each times 3, return the sum", with two
 examples. Tools: `write_file`, `python` and `run_tests`, which tries the examples. Reward: `correct` (weight 1), for a
-solution.py that returns the right value for each of five hidden inputs, all with different values. Nothing else counts:
+solution.py that returns the right value for each of four hidden inputs, all with different values. Nothing else counts:
 no file but solution.py leaves the place where the model worked, and neither the hidden inputs nor what is expected are
 ever there, so that code which lies about equality, leaves early, prints the answer or searches for tests earns nothing.
 
@@ -33,7 +33,7 @@ from agent_rl.tools.files import write_file
 from agent_rl.tools.python import python
 
 FILE = "solution.py"
-EXAMPLES, HIDDEN = 2, 5
+EXAMPLES, HIDDEN = 2, 4
 """How many inputs a task shows, and how many it hides."""
 TIMEOUT = 10.0
 """Seconds for one input."""
@@ -148,9 +148,8 @@ class Code(SandboxedEnv):
         return all(verdict.passed)
 
     def oracle(self) -> Script:
-        """Write the function, and try it."""
+        """Write the function."""
         yield one_call("write_file", path=FILE, text=self.code)
-        yield one_call("run_tests")
         yield "done"
 
     def demonstrate(self, rng: np.random.Generator) -> Script:
