@@ -7,5 +7,7 @@ import logging
 
 import lazy_loader
 
+from agent_rl.gym import published as _published  # noqa: F401 - for `gymnasium.make` after `import agent_rl`
+
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

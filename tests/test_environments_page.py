@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
-from tree import ROOT
 
 import agent_rl as ar
+from agent_rl.cli import main
+from tests.pages import blocks, commands, page
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "environments.md").read_text(), re.DOTALL)
+PAGE = page("docs/environments.md")
+BLOCKS = blocks(PAGE, "python")
 SOLVABLE = {"riddle-v0": 1.0, "stock-v0": 1.1, "sums-v0": 1.0, "python-sums-v0": 1.0}
 
 
@@ -41,3 +44,16 @@ def test_environments_page_environment_is_solved_by_its_oracle(env: str) -> None
 def test_environments_page_registers_tested_environments_only() -> None:
     named = re.findall(r'register\(\s*"([^"]+)"', "".join(BLOCKS))
     assert sorted(named) == sorted([*SOLVABLE, "brief-stock-v0", "lake-v0"])
+
+
+def test_environments_page_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("riddle.py").write_text(BLOCKS[0].replace("riddle-v0", "page-riddle-v0"), encoding="utf-8")
+    lines = [line for line in commands(PAGE) if "--import" in line]
+    assert [line.split()[1] for line in lines] == ["rollout", "train"]
+    for line in lines:
+        check = ["--dry-run"] if line.split()[1] == "train" else []
+        assert main([*line.replace("riddle-v0", "page-riddle-v0").split()[1:], *check]) == 0, line
+    assert "success 100.0%" in capsys.readouterr().out

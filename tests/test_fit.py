@@ -118,7 +118,7 @@ def test_embedded_training_compares_before_first_step(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "runs" / "latest" / "metrics.jsonl") == []
 
 
-@pytest.mark.parametrize("env", ["calculator-v0", "search-v0", "python-v0"])
+@pytest.mark.parametrize("env", ["calculator-v0", "search-v0", "python-v0", "sql-v0"])
 def test_builtin_environments_leave_tokens_to_the_policy(env: str) -> None:
     assert spec(env).budget.tokens is None
 

@@ -84,14 +84,19 @@ def test_checker_of_gymnasium_finds_nothing(name: str) -> None:
 @pytest.mark.parametrize("first", ["agent_rl", "gymnasium"])
 def test_ids_reach_gymnasium_in_either_order_of_imports(first: str) -> None:
     second = {"agent_rl": "gymnasium", "gymnasium": "agent_rl"}[first]
-    code = f"import {first}, sys; print('gymnasium' in sys.modules); import {second}\n" + (
-        "agent_rl.register('mine-v0')(agent_rl.ToolEnv)\n"
-        "print(*(i for i in gymnasium.registry if i.startswith('agent_rl/')), type(gymnasium.make('agent_rl/mine-v0')))"
-    )
+    code = f"""
+import {first}, sys
+print("gymnasium" in sys.modules)
+import {second}
+print(*gymnasium.registry, gymnasium.make("agent_rl/calculator-v0"))
+agent_rl.register("mine-v0")(agent_rl.ToolEnv)
+print(gymnasium.make("agent_rl/mine-v0"))
+"""
     ran = run_python("-c", code)
-    imported, ids = ran.stdout.splitlines()
+    assert ran.returncode == 0, ran.stderr
+    imported, ids, mine = ran.stdout.splitlines()
     assert imported == str(first == "gymnasium"), "agent_rl must not import gymnasium"
-    assert all(f"agent_rl/{name}" in ids for name in (*BUILTIN, "mine-v0")), ran.stderr
+    assert all(f"agent_rl/{name} " in ids for name in BUILTIN) and "agent_rl/mine-v0" in mine
 
 
 def test_wrong_name_is_suggested() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.cli import main
 from agent_rl.cli.settings import read_settings
 from agent_rl.config import load_config, write_config
+from tests.pages import page, shell_lines
 from tests.runs import SMALL
 
 Call = Callable[..., str]
@@ -36,34 +38,64 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
-def printed(output: str, command: str) -> list[str]:
-    """The words of a command that was printed."""
-    found = re.search(rf"agent-rl ({command} .*?)(  |$)", output, re.MULTILINE)
+def printed(output: str, command: str) -> str:
+    """A command that was printed, as it stands there."""
+    found = re.search(rf"(?:^  |[;:] )((?:\. \S+ && )?agent-rl {command}( .*?)?)(  |$)", output, re.MULTILINE)
     assert found is not None, output
-    return found[1].split()
+    return found[1]
 
 
-def after_setup(folder: Path) -> str:
-    """The output of `make setup` in a folder with everything installed."""
-    shutil.copy(ROOT / "Makefile", folder)
-    for name in ("pyproject.toml", "constraints.txt", ".venv/pyvenv.cfg", ".venv/.train"):  # each newer than the last
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).touch()
-    return subprocess.run(["make", "setup"], cwd=folder, capture_output=True, text=True, check=True).stdout
+class Clone:
+    """A checkout with everything installed: its shell runs this interpreter as `agent-rl`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.activated = folder, False
+        shutil.copy(ROOT / "Makefile", folder)
+        for name in ("pyproject.toml", "constraints.txt", ".venv/pyvenv.cfg", ".venv/.train"):  # ever newer
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).touch()
+        bin = folder / ".venv" / "bin"
+        bin.mkdir()
+        (bin / "activate").write_text(f"PATH={bin}:$PATH\n")
+        (bin / "agent-rl").write_text(f'#!/bin/sh\nexec {sys.executable} -m agent_rl "$@"\n')
+        (bin / "agent-rl").chmod(0o755)
+
+    def __call__(self, line: str) -> str:
+        path = f"{self.folder / '.venv' / 'bin'}:{os.environ['PATH']}" if self.activated else os.environ["PATH"]
+        self.activated |= "/activate " in line
+        env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        ran = subprocess.run(
+            ["bash", "-c", line], cwd=self.folder, env=env, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, f"{line}: {ran.stderr}"
+        return ran.stdout
 
 
-def test_printed_commands_lead_from_setup_to_training(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "clone").mkdir()
-    wrote = call(*printed(after_setup(tmp_path / "clone"), "init"))
-    checked = call(*printed(wrote, "rollout"))
-    assert "success 100.0%" in checked
-    assert "no finding" in call(*printed(wrote, "check"))
-    assert "what does the" in call(*printed(checked, "view"))
-    small = [f"{key}={json.dumps(value).replace(chr(34), '')}" for key, value in SMALL.items() if key != "env"]
-    trained = call(*printed(checked, "train"), *small)
-    assert "success" in trained and "reward" in call(*printed(trained, "view"))
-    checkpoint = printed(trained, "rollout")
-    assert "episodes in runs/" in call(*checkpoint, "n=1", "max_tokens=8")
+def test_five_printed_commands_lead_from_clone_to_training(call: Call, tmp_path: Path) -> None:
+    """Each is run as the one before prints it; the settings that `init` writes are made small."""
+    shell, ran = Clone(tmp_path), ["git clone", "make setup"]
+    assert "make setup" in shell_lines(page("README.md"))
+    output = shell(ran[-1])
+    for command in ("init", "rollout", "train"):
+        ran.append(printed(output, command))
+        output = shell(ran[-1])
+        if command == "init":
+            assert "no finding" in call(*words(printed(output, "check")))
+            file = tmp_path / "my-env" / "train.yaml"
+            file.write_text(yaml.safe_dump(SMALL | yaml.safe_load(file.read_text()) | {"steps": 4}))
+        elif command == "rollout":
+            assert "success 100.0%" in output and "what does the" in call(*words(printed(output, "view")))
+    assert len(ran) <= 5 and "success" in output and (tmp_path / "runs" / "latest" / "report.html").exists()
+    assert "reward" in call(*words(printed(output, "view")))
+    assert "episodes in runs/" in call(*words(printed(output, "rollout")), "n=1", "max_tokens=8")
+
+
+def words(line: str) -> list[str]:
+    return shlex.split(line)[1:]
+
+
+def test_make_train_passes_settings_on(tmp_path: Path) -> None:
+    assert "env: search-v0\n" in Clone(tmp_path)('make train ARGS="env=search-v0 --dry-run"')
 
 
 def test_project_passes_its_own_tests(call: Call, tmp_path: Path) -> None:

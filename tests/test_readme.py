@@ -1,6 +1,6 @@
 """README.md: its code and commands run as they are, and so do the commands that these print.
 
-Runs are made small by further settings; what needs a service, an installation or another library is only parsed.
+Runs are made small by further settings; what needs a server or another library is run in the file of `ELSEWHERE`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,16 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from tree import ROOT
 
 import agent_rl as ar
-from agent_rl.api import training_config
 from agent_rl.cli import main
-from agent_rl.config import load_config, parse_setting
-from agent_rl.runs.rollout import RolloutSettings
 from agent_rl.store.episodes import EpisodeWriter
+from tests.pages import blocks, commands, page, shell_lines
 from tests.runs import SMALL
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-SHELL = [line.partition("  #")[0] for line in re.findall(r"^\$ (.*)", README, re.MULTILINE)]
-INLINE = [
-    " ".join(span.split()) for span in re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", README, flags=re.DOTALL))
-]
-COMMANDS = sorted({word for word in [*SHELL, *INLINE] if re.match(r"(agent-rl|make|pip install)( |$)", word)})
+README = page("README.md")
+PYTHON = blocks(README, "python")
+SHELL = [line for line in shell_lines(README) if line.startswith("agent-rl ")]
 
 SHOP = "readme-shop-v0"
 """Its id here, as another test loads the examples' shop in the same process."""
@@ -45,15 +38,20 @@ MIXTURE = {
     "expert_intermediate": 16,
 }
 
-NOT_RUN = {
-    "agent-rl": "names the program",
-    "agent-rl view": "names the command",
-    "agent-rl doctor": "needs Ray",
-    "agent-rl init": "tests/test_project.py runs it and all that follows",
-    "agent-rl sandbox": "tests/test_cli.py and tests/e2e/test_docker.py run both",
-    "pip install": "installs",
+ELSEWHERE = {
+    "agent-rl init my-env": "Makefile",  # tests/test_project.py runs all that is printed from there on
+    "agent-rl sandbox doctor": "tests/e2e/test_docker.py",
+    "agent-rl sandbox build-image": "tests/e2e/test_docker.py",
+    "agent-rl train backend=verl start_from=MODEL": "tests/e2e/test_verl.py",
+    "agent-rl doctor backend=verl": "tests/e2e/test_verl.py",
+    "agent-rl rollout policy=vllm policy.model=DIR": "tests/e2e/test_vllm_policy.py",
+    "agent-rl train backend=verl start_from=MODEL env=search-v0 hardware=gpu_8x80gb": "tests/on_verl/test_docs.py",
+    "make setup": "tests/test_project.py",
+    "make train": "tests/test_project.py",
+    "make test": ".ci/run",
+    "make test-verl": ".ci/run",
 }
-"""What is not run, with the reason; settings of runs on verl and vLLM are checked."""
+"""Where commands that need a server, another library or a checkout are run, as they are written there, too."""
 
 
 def flat(settings: dict[str, object], prefix: str = "") -> Iterator[str]:
@@ -102,38 +100,16 @@ def printed(output: str) -> list[str]:
     return re.findall(r"(?:^ *|[;:] )(agent-rl [a-z]+ .*?)$", output, re.MULTILINE)
 
 
-def kind(command: str) -> str:
-    return next((known for known in NOT_RUN if command == known or command.startswith(f"{known} ")), "")
-
-
-def test_readme_commands_are_known() -> None:
-    """Every command is run below, parsed, or named in `NOT_RUN`."""
-    run = {*SHELL, *FOLLOWED, *PARSED}
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for command in COMMANDS:
-        program, *words = command.split()
-        assert words[0] in targets if program == "make" else command in run or kind(command), command
-
-
-PARSED = (
-    "agent-rl train backend=verl start_from=MODEL",
-    "agent-rl train backend=verl start_from=MODEL env=search-v0 hardware=gpu_8x80gb",
-    "agent-rl rollout policy=vllm policy.model=DIR",
-)
-
-
-@pytest.mark.parametrize("command", PARSED)
-def test_readme_settings_of_servers_are_valid(command: str) -> None:
-    _, name, *words = command.split()
-    settings = dict(map(parse_setting, words))
-    if name == "train":
-        assert training_config(**settings).start_from == "MODEL"  # type: ignore[arg-type]
-    else:
-        assert load_config("rollout", RolloutSettings, settings=settings).policy.name == "vllm"
+def test_readme_commands_are_run() -> None:
+    """Each is run below, or in another file; `pip install` installs, `agent-rl` and `agent-rl view` are names."""
+    run = {*SHELL, *FOLLOWED, *ELSEWHERE, "agent-rl", "agent-rl view"}
+    assert [line for line in commands(README) if line not in run and not line.startswith("pip install")] == []
+    assert [line for line, file in ELSEWHERE.items() if line not in page(file)] == []
+    assert {*ELSEWHERE} <= {*commands(README)}
 
 
 def test_readme_shop_is_played_checked_and_trained(shell: Shell) -> None:
-    outputs = [shell(command) for command in SHELL if command.startswith("agent-rl")]
+    outputs = [shell(command) for command in SHELL]
     assert len(outputs) == 4 and "success 100.0%" in outputs[0] and "held out" in outputs[-1]
     following = [command for output in outputs for command in printed(output)]
     kinds = [command.split()[1] for command in following]
@@ -157,16 +133,27 @@ FOLLOWED = (
     "agent-rl rollout env=calculator-v0 policy=runs/latest/checkpoint temperature=0",
     "agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint",
     "agent-rl rollout env=python-v0 policy=oracle",
+    "agent-rl train --config",
+    "agent-rl completion bash",
 )
 """In an order in which each finds what it reads."""
 
 
 def test_readme_commands_run(shell: Shell, tmp_path: Path) -> None:
-    assert {command for command in COMMANDS if command in FOLLOWED} >= {c for c in FOLLOWED if c in README}
+    followed, trainings = {*FOLLOWED}, set[str]()
     for command in FOLLOWED:
         if "episodes=runs/latest" in command:
             learnable(tmp_path / "runs" / "latest")
-        shell(command)
+        for line in printed(shell(command)):
+            shape = re.sub(r"\S*runs/\S+|eval-\d+", "RUN", line)  # each once: those of every training are alike
+            if line.startswith("agent-rl train"):
+                trainings |= {line} - followed
+            elif shape not in followed:
+                followed.add(shape)
+                shell(line)
+    assert trainings == {"agent-rl train env=calculator-v0", "agent-rl train env=python-v0"}
+    shell("agent-rl train env=calculator-v0")
+    shell("agent-rl train env=python-v0 --dry-run")  # its sandboxes take longer than a suite should
 
 
 def learnable(run: Path) -> None:

@@ -28,8 +28,9 @@ class GymnasiumEnv(Env):
     """A Gymnasium environment, `gym_id`, that is described in words and played by words.
 
     A task's `seed` is that of Gymnasium's `reset`, else a hash of the task: all samples of a task meet the same world.
-    Its `options` are those of `reset`. An answer without a legal action gets a complaint, and moves nothing. Rewards
-    are Gymnasium's own, step by step; `solved` (weight 0) says whether they reached the environment's stated threshold.
+    Its `options` are those of `reset`, its `gym_args` those of `gymnasium.make`. An answer without a legal action gets
+    a complaint, and moves nothing. Rewards are Gymnasium's own, step by step; `solved` (weight 0) says whether they
+    reached the environment's stated threshold.
     """
 
     gym_id: ClassVar[str]
@@ -52,8 +53,10 @@ class GymnasiumEnv(Env):
 
     def make(self, task: Task) -> gymnasium.Env[Any, Any]:
         """Make the Gymnasium environment of a task, one that renders text if it can."""
+        of_task = cast("Mapping[str, object]", task.get("gym_args", {}))
         mode = {"render_mode": "ansi"} if _renders_text(self.gym_id) else {}
-        return gymnasium.make(self.gym_id, disable_env_checker=True, **{**mode, **self._made_with})  # type: ignore[arg-type]
+        arguments: dict[str, Any] = {"disable_env_checker": True, **mode, **self._made_with, **of_task}
+        return gymnasium.make(self.gym_id, **arguments)
 
     def describe(self, observation: object) -> str:
         """Return an observation as text, with the rendered text if there is any, or that alone for a state's number."""

@@ -1,17 +1,18 @@
 """Gymnasium's registry: `gymnasium.make("agent_rl/NAME")` knows every environment, whichever is imported first.
 
-Gymnasium has no plugins, and to import it here would double what `import agent_rl` costs. So the ids wait for it.
+Gymnasium has no plugins, and to import it here would multiply what `import agent_rl` costs. So the ids wait for it.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-_REGISTRATION = "gymnasium.envs.registration"
+_REGISTRATION, _OURS = "gymnasium.envs.registration", "agent_rl.gym.registry"
 _published: dict[str, bool] = {}
 
 
@@ -50,6 +51,7 @@ class _OnImport(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            importlib.import_module(_OURS)  # publishes what is built in, if it has not yet
             for id in _published:
                 _register(module, id)
 
@@ -57,5 +59,7 @@ class _OnImport(MetaPathFinder):
         return found
 
 
-if _REGISTRATION not in sys.modules:
+if _REGISTRATION in sys.modules:
+    importlib.import_module(_OURS)
+else:
     sys.meta_path.insert(0, _OnImport())

@@ -25,7 +25,17 @@ from agent_rl.registries import Registry, file_of
 
 E = TypeVar("E", bound=Env)
 
-BUILTIN = {name: f"agent_rl.envs.{name.partition('-v')[0]}" for name in ("calculator-v0", "python-v0", "search-v0")}
+BUILTIN = {
+    name: f"agent_rl.envs.{name.partition('-v')[0]}"
+    for name in (
+        "calculator-v0",
+        "frozenlake-v0",
+        "guess-v0",
+        "python-v0",
+        "search-v0",
+        "sql-v0",
+    )
+}
 """The module of each built-in environment, imported when the environment is asked for."""
 
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.runs.metrics import read_metrics
+from tests.e2e.verl_cpu.settings import ENVIRONMENT
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -25,7 +26,7 @@ RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 @dataclass(frozen=True)
 class Running:
-    """A run, from `verl_cpu.run`."""
+    """A run on verl."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -90,14 +91,14 @@ class Running:
         return self.log.read_text(errors="replace")[-6000:]
 
 
-def begin(python: Path, folder: Path, *arguments: str) -> Running:
-    """Start `verl_cpu.run`."""
+def begin(python: Path, folder: Path, *arguments: str, module: str = "verl_cpu.run") -> Running:
+    """Start a module as a program: `verl_cpu.run`, or `agent_rl`."""
     mark = uuid.uuid4().hex
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}", MARK: mark}
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": f"{ROOT}:{HERE}", MARK: mark}
     log = folder / f"log-{mark}.txt"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(python), "-m", "verl_cpu.run", *arguments],
+            [str(python), "-m", module, *arguments],
             cwd=folder,
             env=environment,
             stdout=output,
@@ -108,7 +109,11 @@ def begin(python: Path, folder: Path, *arguments: str) -> Running:
 
 def complete(python: Path, folder: Path, settings: dict[str, Any], timeout: float = 900) -> Running:
     """Run to a successful end."""
-    running = begin(python, folder, json.dumps(settings))
+    return finished(begin(python, folder, json.dumps(settings)), timeout)
+
+
+def finished(running: Running, timeout: float = 900) -> Running:
+    """Return a run after its successful end."""
     try:
         assert running.finish(timeout) == 0, running.tail()
     finally:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -27,6 +28,7 @@ from tests.e2e.skips import not_run
 
 pytestmark = pytest.mark.e2e
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = Limits(memory=128 * 2**20, processes=16, disk=8 * 2**20, files=256)
 
 
@@ -57,6 +59,29 @@ async def opened(host: str, limits: Limits = SMALL, **options: object):  # type:
         yield await sandboxes.open(owner="test", limits=limits)
     finally:
         await sandboxes.close()
+
+
+README = (
+    "agent-rl sandbox doctor",
+    "agent-rl sandbox build-image",
+    "agent-rl rollout env=python-v0 policy=oracle",  # with the setting that the README adds
+)
+
+
+def test_readme_commands_use_docker(engine: Engine, tmp_path: Path) -> None:
+    said = []
+    for line in README:
+        words = [*line.split()[1:], *(("env_args.sandbox=docker", "n=2") if "rollout" in line else ())]
+        ran = subprocess.run(
+            [sys.executable, "-m", "agent_rl", *words],
+            cwd=tmp_path,
+            env={**os.environ, "DOCKER_HOST": engine.host, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0 or "doctor" in line, ran.stdout + ran.stderr  # not every machine guarantees all
+        said.append(ran.stdout)
+    assert "jail" in said[0] and IMAGE in said[1] and "success 100.0%" in said[2]
 
 
 def in_container(engine: Engine, use: Callable[[Sandbox], Awaitable[None]], limits: Limits = SMALL) -> None:

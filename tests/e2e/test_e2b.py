@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,7 @@ else:
     LACKING = None
 
 pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).resolve().parents[2]
 Use = Callable[["Service", E2BSandboxes], Awaitable[None]]
 
 
@@ -77,6 +79,31 @@ def test_e2b_passes_the_suites_of_every_backend(backend: str, suite: str) -> Non
         server.stdin.close()
     print(ran.stdout)
     assert ran.returncode == 0 and int(re.findall(r"(\d+) passed", ran.stdout)[0]) > 10
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [("env_args.sandbox=e2b",), ("env_args.sandbox=e2b", "env_args.sandbox_args.interpreter=jupyter")],
+    ids=["agent", "jupyter"],
+)
+def test_readme_command_uses_e2b(settings: tuple[str, ...], tmp_path: Path) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.sandbox.e2b_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with server:
+        assert server.stdout is not None and server.stdin is not None
+        address = server.stdout.readline().strip()
+        e2b = {"API_URL": address, "SANDBOX_URL": address, "HTTP_VERSION": "1.1", "API_KEY": E2B_KEY}
+        words = ["rollout", "env=python-v0", "policy=oracle", *settings, "n=2"]
+        ran = subprocess.run(
+            [sys.executable, "-m", "agent_rl", *words],
+            cwd=tmp_path,
+            env={**os.environ, **{f"E2B_{name}": value for name, value in e2b.items()}, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        server.stdin.close()
+    assert ran.returncode == 0 and "success 100.0%" in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_e2b_sandbox_keeps_variables_and_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from agent_rl.core.episode import Episode
 from agent_rl.store.episodes import read_episodes
 from tests.doubles import assert_plays_again
-from tests.e2e.servers import ROOT, complete
+from tests.e2e.servers import ROOT, begin, finished
+from tests.e2e.verl_cpu.settings import SETTINGS
 from tests.metrics_page import EMBEDDED, ON_VERL, undocumented
 
+TRAIN = "agent-rl train backend=verl start_from=MODEL"
+DOCTOR = "agent-rl doctor backend=verl"
+"""The README's commands; the first is made to fit on two cores by `config=FILE`."""
 RUN = {
     "env": "calculator-v0",
     "steps": 20,
@@ -34,10 +41,37 @@ pytestmark = pytest.mark.e2e
 def trained(
     verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """A run of twenty steps: its folder and its metrics."""
+    """A run of twenty steps, by the README's command: its folder and its metrics."""
     folder = tmp_path_factory.mktemp("verl")
-    running = complete(verl_python, folder, RUN | {"start_from": str(warm)})
+    here = {"hardware": "none", **{f"verl.{key}": value for key, value in SETTINGS.items()}}
+    (folder / "cpu.yaml").write_text(yaml.safe_dump(RUN | here))
+    words = [*TRAIN.replace("MODEL", str(warm)).split()[1:], "config=cpu.yaml"]
+    running = finished(begin(verl_python, folder, *words, module="agent_rl"))
     return running.run.resolve(), running.rows()
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("agent-rl view runs/latest", "eval-00000-sampled-0000"),
+        ("agent-rl view runs/latest --where 'step>=10' --sort errors --reverse", "1 to 20 of"),
+        ("agent-rl view runs/latest eval-00020-sampled-0000 --tokens", "compute"),
+    ],
+)
+def test_verl_run_opens_in_view(trained: tuple[Path, list[dict[str, Any]]], line: str, shown: str) -> None:
+    words = [sys.executable, "-m", "agent_rl", *shlex.split(line)[1:]]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    ran = subprocess.run(words, cwd=trained[0].parents[1], env=env, check=True, capture_output=True, text=True)
+    assert shown in ran.stdout
+
+
+def test_doctor_names_missing_hardware(verl_python: Path, tmp_path: Path) -> None:
+    running = begin(verl_python, tmp_path, *DOCTOR.split()[1:], module="agent_rl")
+    try:
+        assert running.finish(timeout=600) == 1, running.tail()
+    finally:
+        running.kill()
+    assert "missing: " in running.tail() and "GPU" in running.tail(), running.tail()
 
 
 def test_verl_run_raises_held_out_success(trained: tuple[Path, list[dict[str, Any]]]) -> None:
@@ -96,9 +130,6 @@ def test_verl_run_stores_replayable_episodes(trained: tuple[Path, list[dict[str,
     episodes = list(read_episodes(folder))
     whole = sum(assert_plays_again(e) for e in episodes)
     assert whole > 0.5 * len(episodes)
-    command = [sys.executable, "-m", "agent_rl", "view", str(folder), "eval-00020-sampled-0000", "--tokens"]
-    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "eval-00020-sampled-0000" in shown and "compute" in shown
 
 
 def test_verl_checkpoint_loads_in_the_embedded_engine(trained: tuple[Path, list[dict[str, Any]]], warm: Path) -> None:

@@ -16,6 +16,9 @@ from agent_rl.core.episode import Episode
 from agent_rl.store.episodes import read_episodes
 from tests.e2e.servers import RAY_AGENTS, Running, begin, complete
 
+RESUME = "agent-rl train backend=verl resume=runs/latest"
+"""The command of docs/verl.md."""
+
 pytestmark = pytest.mark.e2e
 
 GROUPS, SAMPLES, CHECKPOINT = 4, 4, 4
@@ -80,7 +83,8 @@ def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFac
         first.process.wait()
         left = first.gone(timeout=30, but=RAY_AGENTS)
         killed = {"left": left, "episodes": [e.id for e in training(first.run)], "rows": first.rows()}
-        second = begin(verl_python, folder, json.dumps({"steps": RUN["steps"]}), str(first.run))
+        words = [*RESUME.split()[1:], f"steps={RUN['steps']}"]
+        second = begin(verl_python, folder, *words, module="agent_rl")
         try:
             assert second.finish(timeout=500) == 0, second.tail()
         finally:

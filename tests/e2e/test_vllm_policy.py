@@ -27,6 +27,7 @@ from tests.e2e.verl_cpu.settings import ENVIRONMENT
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
+OF_THE_README = "agent-rl rollout policy=vllm policy.model=DIR"
 CONTEXT, N = 128, 24
 GREEDY = SamplingParams(temperature=0, max_tokens=56)
 TIE = 1e-3
@@ -52,11 +53,12 @@ def model(checkpoint: Path) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def local(verl_python: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ar.Episode]:
-    """Greedy episodes of vLLM inside `agent-rl rollout`."""
+    """Greedy episodes of vLLM inside the README's `agent-rl rollout`."""
     out = tmp_path_factory.mktemp("local") / "episodes.jsonl"
     engine = {"dtype": "float32", "enforce_eager": "true"}
+    words = OF_THE_README.replace("DIR", str(checkpoint)).split()[1:]
     command = [
-        *(str(verl_python), "-m", "agent_rl", "rollout", "policy=vllm", f"policy.model={checkpoint}", f"out={out}"),
+        *(str(verl_python), "-m", "agent_rl", *words, f"out={out}"),
         *(f"policy.context={CONTEXT}", "temperature=0", f"n={N}", "max_tokens=56"),
         *(f"policy.engine.{key}={value}" for key, value in engine.items()),
     ]
@@ -115,6 +117,14 @@ def remote(url: str) -> list[ar.Episode]:
     with vllm_policy(url=url, params=GREEDY) as policy:
         assert policy.engine.context_limit == CONTEXT
         return ar.run("calculator-v0", policy, n=N, split="eval")
+
+
+def test_readme_command_rolls_out_a_server(url: str, tmp_path: Path) -> None:
+    words = ["rollout", "policy=vllm", f"policy.url={url}", "n=2", "max_tokens=8", f"out={tmp_path / 'episodes.jsonl'}"]
+    command = [sys.executable, "-m", "agent_rl", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert len(trajectories(list(read_episodes(tmp_path / "episodes.jsonl")))) >= 2
 
 
 def test_server_endpoints_agree(url: str, remote: list[ar.Episode], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig
+from agent_rl.cli import main
 from agent_rl.config import _keys, choices, load_config
 from agent_rl.runs.rollout import RolloutSettings
 
@@ -25,6 +26,16 @@ COMMANDS = [
     if line
 ]
 QUOTED = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"```.*?```", "", PAGE, flags=re.S))
+
+
+OF_THE_README = "agent-rl train backend=verl start_from=MODEL env=search-v0 hardware=gpu_8x80gb"
+
+
+def test_readme_command_passes_its_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert OF_THE_README in (ROOT / "README.md").read_text()
+    assert main([*shlex.split(OF_THE_README)[1:], "--dry-run"]) == 0
+    composed = OmegaConf.create(capsys.readouterr().out)
+    assert composed.trainer.n_gpus_per_node == 8 and composed.actor_rollout_ref.model.path == "MODEL"
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

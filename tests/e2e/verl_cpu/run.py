@@ -1,4 +1,4 @@
-"""Run verl on two CPU cores: python -m verl_cpu.run SETTINGS [FOLDER to resume]; of settings, `steps` can change."""
+"""Run verl on two CPU cores: python -m verl_cpu.run SETTINGS."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ def main() -> None:
     from agent_rl.algorithms import Algorithm
     from agent_rl.algorithms.config import AlgorithmConfig
     from agent_rl.backends.verl.config.settings import VerlConfig
-    from agent_rl.backends.verl.driver.run import resume, start
+    from agent_rl.backends.verl.driver.run import start
 
     given = json.loads(sys.argv[1])
-    if len(sys.argv) > 2:
-        print(resume(Path(sys.argv[2]), steps=given.get("steps")))
-    else:
-        settings = SETTINGS
-        if given.get("async", {}).get("mode") == "separate":
-            settings = SETTINGS | SEPARATE | {FOLDER: str(Path.cwd())}
-        algorithm = AlgorithmConfig.model_validate(given.get("algorithm", {}))
-        settings = settings | (REFERENCE if Algorithm(algorithm).needs_reference else {})
-        print(start(VerlConfig.model_validate({**given, "verl": {**settings, **given.get("verl", {})}})))
+    settings = SETTINGS
+    if given.get("async", {}).get("mode") == "separate":
+        settings = SETTINGS | SEPARATE | {FOLDER: str(Path.cwd())}
+    algorithm = AlgorithmConfig.model_validate(given.get("algorithm", {}))
+    settings = settings | (REFERENCE if Algorithm(algorithm).needs_reference else {})
+    print(start(VerlConfig.model_validate({**given, "verl": {**settings, **given.get("verl", {})}})))
 
 
 if __name__ == "__main__":

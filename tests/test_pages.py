@@ -1,0 +1,249 @@
+"""README.md, CHANGELOG.md and docs/: each piece of code inside a sentence or a table names what exists.
+
+Its form says what it claims to be: a command, an option, a setting, Python, a path, a name or a message. Blocks of code
+are run by other tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import shlex
+from collections.abc import Callable, Mapping
+
+import pytest
+from tree import ROOT, SOURCES, files_in
+
+import agent_rl as ar
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.verl.config.config_keys import domain_of, readable_keys
+from agent_rl.backends.verl.config.settings import VerlConfig
+from agent_rl.cli.completion import subcommands
+from agent_rl.cli.parser import TRACEBACK, _parser
+from agent_rl.config import FREE, choices, load_config, setting_names
+from agent_rl.errors import ConfigError
+from agent_rl.runs.rollout import RolloutSettings
+from tests.metrics_page import EMBEDDED, ON_VERL, pattern
+from tests.pages import OF_VERL, inline, page
+
+PAGES = ["README.md", "CHANGELOG.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
+PIECES = [(name, piece) for name in PAGES for piece in dict.fromkeys(inline(page(name)))]
+SCHEMAS = {"backend/embedded": TrainConfig, "backend/verl": VerlConfig, "rollout": RolloutSettings}
+NEEDED = {"backend/embedded": (), "backend/verl": ("start_from=/m",), "rollout": ("env=search-v0",)}
+SETTINGS = {name: {*setting_names(schema)} for name, schema in SCHEMAS.items()}
+PRESETS = {preset for group in ("algorithm", "hardware", "model") for preset in choices(group)}
+OWN = ("backend", "config", "resume", "verl.KEY", "budget.KEY")
+"""Keys that the command line reads itself, and those to be filled in."""
+TO_FILL_IN = re.compile(r"[A-Z]+|\.\.\.|name|http:.*|runs/\S*|(eval|train)-\d\S*")
+EXAMPLES = {"riddle.py", "my-env", "name-v0", "lab/shop-v0", "agent_rl/lab.shop-v0", "agent_rl/NAME"}
+"""Names that a user chooses."""
+ELSEWHERE = {
+    **dict.fromkeys(("PIP_EXTRA_INDEX_URL", ".venv", ".venv/bin", ".venv-verl/bin/agent-rl"), "pip and the Makefile"),
+    **dict.fromkeys(("transformers", "flash-attn", "cupy-cuda12x"), "other packages"),
+    **dict.fromkeys(("Dataset", "DatasetDict", "save_to_disk"), "of datasets: tests/on_verl/test_data_libraries.py"),
+    **dict.fromkeys(("numpy.random.Generator", "await", "(split, index) -> dict"), "Python's own, and a type"),
+    **dict.fromkeys(("$PAGER", "kill -9", "ray start --head", "ray start --address=HEAD:6379"), "other programs"),
+    **dict.fromkeys(("vllm serve MODEL --logprobs-mode processed_logprobs", "--no-enable-chunked-prefill"), "of vLLM"),
+    **dict.fromkeys(("4+", "8+", "staleness_4+", "+", "mfu/...", "algorithm:", "agent_rl.…"), "parts"),
+    **dict.fromkeys(("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Text", "Dict", "Tuple"), "gymnasium.spaces"),
+    **dict.fromkeys(("gymnasium", 'gymnasium.make("agent_rl/NAME")', "reward_threshold"), "Gymnasium's"),
+    **dict.fromkeys(("logging", 'info["action_mask"]'), "Python's, and a key of an environment's"),
+    **dict.fromkeys(("repr", "renderers", "generation_config.max_new_tokens"), "Python's, another package's, vLLM's"),
+    **dict.fromkeys(("lr=", "GRPO", "Completion.raw_logprobs"), "mistakes, and what is no longer there"),
+    "algorithm.advantage={name: ..., knob: ...}": "a form",
+    **dict.fromkeys(OF_VERL, "tests/on_verl/test_page.py finds them in verl"),
+}
+"""Pieces that are not ours, with the reason."""
+
+
+# --- what exists ---
+
+
+@functools.cache
+def commands() -> Mapping[str, set[str]]:
+    """Return the options and choices of every command."""
+    return {
+        name: {str(word) for action in parser._actions for word in (*action.option_strings, *(action.choices or ()))}
+        for name, parser in subcommands(_parser()).items()
+    }
+
+
+@functools.cache
+def source() -> tuple[frozenset[str], str]:
+    """Return the names that the source defines, with its whole strings, and all text in its strings."""
+    names, texts = set[str](), []
+    for file in SOURCES.values():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    names.add(name)
+                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    names.add(name)
+                case ast.Constant(value=str(text)):
+                    texts.append(text)
+    parts = {part for name in (*SOURCES, *readable_keys()) for part in name.split(".")}
+    return frozenset(names | parts | PRESETS | {*texts, *commands(), *ar.env_ids()}), "\n".join(texts)
+
+
+@functools.cache
+def file_names() -> set[str]:
+    return {file.name for folder in ("agent_rl", "examples") for file in files_in(ROOT / folder, symlinks=True)}
+
+
+# --- one check for each form ---
+
+
+def is_command(piece: str) -> bool:
+    program, *given = shlex.split(piece)
+    if program == "make":
+        return not given or f"\n{given[0]}:" in (ROOT / "Makefile").read_text()
+    if program == "pip":
+        extras = re.findall(r"\[(\w+)\]", piece)
+        return all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras)
+    if not given:
+        return True
+    name, *words = given
+    return name in commands() and all(map(functools.partial(is_argument, command=name), words))
+
+
+def is_argument(word: str, command: str = "") -> bool:
+    """Whether an option, a setting or a value stands in a command's place."""
+    if word.startswith("--"):
+        return word == TRACEBACK or any(word in found for name, found in commands().items() if command in ("", name))
+    if command == "view" and re.match(r"\w+[<>=]", word):  # a filter
+        return True
+    if "=" in word:
+        return is_setting(word)
+    known = word in commands() or any(word in found for found in commands().values())
+    return known or word in EXAMPLES or TO_FILL_IN.fullmatch(word) is not None
+
+
+def is_setting(piece: str) -> bool:
+    key, equals, value = piece.partition("=")
+    if key in OWN:
+        return True
+    if key.startswith("verl."):
+        return domain_of(key.removeprefix("verl.").removesuffix(".NAME")) is not None
+    if not equals or TO_FILL_IN.fullmatch(value):
+        return any(key in settings for settings in SETTINGS.values()) or key.startswith(FREE) or bool(choices(key))
+    if choices(key) or key.startswith(FREE):
+        return value in choices(key) or key.startswith(FREE)
+    return any(key in settings and loads(name, piece) for name, settings in SETTINGS.items())
+
+
+@functools.cache
+def loads(name: str, setting: str) -> bool:
+    """Whether a config takes a value, if perhaps only together with other settings."""
+    try:
+        load_config(name, SCHEMAS[name], [*NEEDED[name], setting])
+    except ConfigError as error:
+        return not str(error).startswith(f"{setting.partition('=')[0]}=")
+    return True
+
+
+def is_argument_of_python(piece: str) -> bool:
+    """`timeout=5`: some function has such a parameter."""
+    return piece.partition("=")[0].strip() in source()[0]
+
+
+def is_keyword_or_setting(piece: str) -> bool:
+    key = piece.partition("=")[0]
+    ours = choices(key) or "." in key or any(key in settings for settings in SETTINGS.values())
+    return is_setting(piece) or (not ours and is_argument_of_python(piece))
+
+
+def is_python(piece: str) -> bool:
+    """`@ar.tool(timeout=5)`, `ar.Step`, `close()`: the name exists, and the function has these parameters."""
+    tree = ast.parse(piece.removeprefix("@"), mode="eval").body
+    called = tree.func if isinstance(tree, ast.Call) else tree
+    path = ast.unparse(called).split(".")
+    if path[0] != "ar":
+        return all(part in source()[0] for part in path)
+    thing = functools.reduce(getattr, path[1:], ar) if hasattr(ar, path[1]) else None
+    given = {keyword.arg for keyword in tree.keywords} if isinstance(tree, ast.Call) else set[str | None]()
+    return thing is not None and (not given or takes(thing, given))
+
+
+def takes(thing: object, given: set[str | None]) -> bool:
+    parameters = inspect.signature(thing).parameters.values()  # type: ignore[arg-type]
+    return given <= {parameter.name for parameter in parameters} or any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def is_path(piece: str) -> bool:
+    """`docs/verl.md`, `runs/latest/checkpoint`, `.jsonl`, `mismatch/`, `rollout/kept`."""
+    metrics = [*EMBEDDED, *ON_VERL]
+    if any(pattern(name).fullmatch(piece) for name in metrics):
+        return True
+    if piece.endswith(("/", "/...")):
+        prefix = piece.removesuffix("...")
+        if any(name.startswith(prefix) for name in metrics):
+            return True
+    places = ("", "docs", "agent_rl", "agent_rl/backends/verl")
+    if any((ROOT / place / piece).exists() for place in places) or piece in file_names() | EXAMPLES:
+        return True
+    of_a_run = re.sub(r"^runs/(latest|<time>-<name>)/?", "", piece).rstrip("/")
+    return all(part in source()[0] or re.fullmatch(r"global_step_\d+", part) for part in of_a_run.split("/") if part)
+
+
+def is_name(piece: str) -> bool:
+    """`Budget.score_seconds`, `rollout.groups`, `kl.coefficient`, `group-relative`, `train-...`."""
+    settings = {key for found in SETTINGS.values() for key in found}
+    if piece in settings or any(key.endswith(f".{piece}") for key in settings):
+        return True
+    last = [name.split("/")[-1] for name in (*EMBEDDED, *ON_VERL)]
+    metrics = {*last, *(re.sub("N$", "0", name) for name in last)}
+    parts = piece.removesuffix("-...").split(".")
+    return piece in metrics | source()[0] or all(part in source()[0] or part.startswith("agent_rl") for part in parts)
+
+
+def is_text(piece: str) -> bool:
+    """Words of a command line, or a message."""
+    words = [word.strip("[]") for word in piece.split()]
+    return all(map(is_argument, words)) or piece in source()[1]
+
+
+FORMS: Mapping[str, tuple[re.Pattern[str], Callable[[str], bool]]] = {
+    "command": (re.compile(r"(agent-rl|make|pip)( .*)?"), is_command),
+    "option": (re.compile(r"--\S+( .*)?"), lambda piece: is_argument(piece.split()[0])),
+    "setting": (re.compile(r"[a-z][\w.]*=\S*"), is_keyword_or_setting),
+    "assignment": (re.compile(r"\w+ = .*"), is_argument_of_python),
+    "python": (re.compile(r"@?[A-Za-z_][\w.]*\(.*\)|@[\w.]+|ar\.[\w.]+"), is_python),
+    "path": (re.compile(r"[^ ]*/[^ ]*|[\w.-]*\.(py|md|yaml|jsonl|json|html|txt|csv|parquet|ipynb)"), is_path),
+    "name": (re.compile(r"[\w.-]+"), is_name),
+    "text": (re.compile(r".*"), is_text),
+}
+
+
+def exists(piece: str) -> bool:
+    if piece.startswith("source <("):
+        piece = piece[9:-1]
+    return next(check for form, check in FORMS.values() if form.fullmatch(piece))(piece)
+
+
+# --- the tests ---
+
+
+def test_pages_name_what_exists() -> None:
+    assert [(where, piece) for where, piece in PIECES if piece not in ELSEWHERE and not exists(piece)] == []
+
+
+def test_exceptions_are_in_use() -> None:
+    assert not {*ELSEWHERE} - {piece for _, piece in PIECES}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("agent-rl trian", "agent-rl train --dryrun", "agent-rl train algorithm=gsop", "agent-rl rollout n=0"),
+        *("make tset", "pip install '.[dcoker]'", "--imports", "ID --tokns", "source <(agent-rl completoin bash)"),
+        *("rollout.grops", "rollout.groups=many", "rollout.grops=3", "async.mode=twostep", "stpes=3", "hardware=gpu_8"),
+        *("verl.trainer.nnods=1", "algorithm.advantage=grpo", "model=tiny_mole", "snapshot_atributes = (...)"),
+        *("ar.trian", "@ar.rewrd", "@ar.tool(timeot=5)", "ar.Budget(turn=1)", "closed_()", "Budget.score_second"),
+        *("docs/verl2.md", "runs/latest/episode.jsonl", "mismatchs/", "rollout/keptt", "settings.yaml", ".jsnl"),
+        *("grouprelative", "Outcomee", "which does not divde", "envs2/"),
+    ],
+)
+def test_wrong_piece_is_found(wrong: str) -> None:
+    assert not exists(wrong)
