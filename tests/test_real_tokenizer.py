@@ -92,7 +92,9 @@ def test_budget_for_real_tokenizer_is_too_small_for_letters(qwen3: Renderer) -> 
 
 
 def test_opening_beyond_budget_is_refused_in_its_tokens(qwen3: Renderer) -> None:
-    with pytest.raises(ar.ConfigError, match=r"an opening takes [\d.]+ .* tokens of this policy, and budget.tokens=100"):
+    with pytest.raises(
+        ar.ConfigError, match=r"an opening takes [\d.]+ .* tokens of this policy, and budget.tokens=100"
+    ):
         fit("calculator-v0", qwen3, 100)
 
 
