@@ -39,6 +39,8 @@ class Stream(IntEnum):
     """What `Env.reset` and later steps draw: numbers of its own, so that the tokens sampled say nothing about them."""
     BASELINE = 9
     """What the random policy says, and the arguments of its calls."""
+    COMPARISON = 10
+    """Resampled tasks and signs, where two rollouts are compared."""
 
 
 def rng(stream: Stream, *key: int) -> np.random.Generator:

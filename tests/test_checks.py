@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -12,14 +14,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tree import ROOT
 
 import agent_rl as ar
 from agent_rl.checks.check import check_env
+from agent_rl.checks.floors import rollout_floors
 from agent_rl.checks.report import CheckReport
 from agent_rl.checks.tools import schema_problem
 from agent_rl.cli import main
 from agent_rl.gym.registry import BUILTIN
+from agent_rl.gym.tasks import EVALUATION_SEED, distinct_tasks
+from agent_rl.rollout import group_jobs
 from tests.broken_envs import BROKEN, HELD, Text, Vault, spec_of
+
+ROWS = [
+    [cell.strip(" `") for cell in line.strip("|").split("|")]
+    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    if re.match(r"\| `[\w-]+-v\d+` \|", line)
+]
+"""The README's table of environments."""
 
 
 def checked(spec: ar.EnvSpec, n: int = 4, seconds: float = 60.0) -> CheckReport:
@@ -131,6 +144,15 @@ def test_check_command_exits_by_its_findings(capsys: pytest.CaptureFixture[str],
 def test_check_passes_builtin_environments(env: str) -> None:
     report = ar.check(env, n=1)
     assert report.ok, "\n".join(map(str, report.findings))
+
+
+@pytest.mark.parametrize("env", [row[0] for row in ROWS])
+def test_readme_table_has_the_floors_of_each_environment(env: str) -> None:
+    spec, origin = ar.spec(env), ar.Origin("eval", "eval")
+    tasks = distinct_tasks(spec.tasks, "eval", 16)
+    jobs = [job for task in tasks for job in group_jobs(spec, task, 1, EVALUATION_SEED, origin=origin)]
+    (stated,) = [row[2:] for row in ROWS if row[0] == env]
+    assert stated == [str(score) for score in asyncio.run(rollout_floors(jobs))]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import copy
 import json
 import multiprocessing
 import warnings
-from collections.abc import Callable
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -173,6 +173,20 @@ def test_reset_and_close_end_an_open_episode() -> None:
     assert len(closed) == 2
 
 
+def test_open_episode_is_closed_at_exit() -> None:
+    code = """
+import agent_rl as ar, gymnasium
+@ar.register("left-open-v0", tasks=[{"n": 1}])
+class LeftOpen(ar.ToolEnv):
+    def reset(self, task, rng): return "hello"
+    async def close(self): print("closed")
+env = gymnasium.make("agent_rl/left-open-v0")
+env.reset()
+"""
+    ran = run_python("-c", code)
+    assert (ran.stdout.strip(), ran.stderr) == ("closed", "")
+
+
 def test_text_env_works_beside_a_running_loop() -> None:
     async def play() -> float:
         env = made()
@@ -206,6 +220,10 @@ def test_failed_stage_truncates_without_a_score(stage: str) -> None:
     env.close()
 
 
+def faulty(stage: str) -> gymnasium.Env[str, str]:
+    return gymnasium.make("agent_rl/gymnasium-test.faulty-v0", stage=stage)
+
+
 def play_vector(envs: VectorEnv[object, object, object]) -> tuple[list[float], list[str]]:
     """Return the sum of each environment's rewards over an episode, and its outcome."""
     envs.reset(seed=0)
@@ -220,10 +238,7 @@ def play_vector(envs: VectorEnv[object, object, object]) -> tuple[list[float], l
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.filterwarnings("ignore:.*close.* failed.*:RuntimeWarning")
 def test_sync_vector_scores_the_other_seven(stage: str) -> None:
-    def one(index: int) -> Callable[[], gymnasium.Env[str, str]]:
-        return lambda: gymnasium.make("agent_rl/gymnasium-test.faulty-v0", stage=stage if index == 3 else "")
-
-    totals, outcomes = play_vector(SyncVectorEnv([one(index) for index in range(8)]))
+    totals, outcomes = play_vector(SyncVectorEnv([partial(faulty, stage if index == 3 else "") for index in range(8)]))
     others = [index for index in range(8) if index != 3 or stage == "close"]
     assert [totals[index] for index in others] == [2.5] * len(others)
     assert [outcomes[index] for index in others] == ["terminated"] * len(others)
@@ -232,14 +247,12 @@ def test_sync_vector_scores_the_other_seven(stage: str) -> None:
 ASYNC = """
 import sys
 sys.path.append("tests")
-import gymnasium, test_gymnasium
+from functools import partial
 from gymnasium.vector import AsyncVectorEnv
-
-def one(stage):
-    return lambda: gymnasium.make("agent_rl/gymnasium-test.faulty-v0", stage=stage)
+from test_gymnasium import faulty
 
 if __name__ == "__main__":
-    envs = AsyncVectorEnv([one(""), one("step"), one("reset"), one("")])
+    envs = AsyncVectorEnv([partial(faulty, stage) for stage in ("", "step", "reset", "")])
     openings, _ = envs.reset(seed=0)
     heard = envs.step(["é日a"] * 4)[0]
     _, rewards, terminated, _, infos = envs.step(["end"] * 4)

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "agent-rl init my-env": "Makefile",  # tests/test_project.py runs all that is printed from there on
     "agent-rl sandbox doctor": "tests/e2e/test_docker.py",
     "agent-rl sandbox build-image": "tests/e2e/test_docker.py",
+    "agent-rl compare A B": "tests/test_comparison.py",
     "agent-rl train backend=verl start_from=MODEL": "tests/e2e/test_verl.py",
     "agent-rl doctor backend=verl": "tests/e2e/test_verl.py",
     "agent-rl rollout policy=vllm policy.model=DIR": "tests/e2e/test_vllm_policy.py",
@@ -80,7 +81,7 @@ class Shell:
         self.capsys = capsys
 
     def __call__(self, command: str) -> str:
-        program, *words = shlex.split(command.replace("env=shop-v0", f"env={SHOP}"))
+        program, *words = shlex.split(re.sub(r"(?<![\w-])shop-v0", SHOP, command))
         assert program == "agent-rl"
         status = main(smaller(words))
         out, err = self.capsys.readouterr()
@@ -110,7 +111,8 @@ def test_readme_commands_are_run() -> None:
 
 def test_readme_shop_is_played_checked_and_trained(shell: Shell) -> None:
     outputs = [shell(command) for command in SHELL]
-    assert len(outputs) == 4 and "success 100.0%" in outputs[0] and "held out" in outputs[-1]
+    assert len(outputs) == 5 and "success 100.0%" in outputs[0] and "held out" in outputs[-1]
+    assert "no finding" in outputs[1]
     following = [command for output in outputs for command in printed(output)]
     kinds = [command.split()[1] for command in following]
     assert kinds.count("view") == 4 and kinds.count("train") == 2 and kinds.count("rollout") == 1
@@ -121,6 +123,7 @@ def test_readme_shop_is_played_checked_and_trained(shell: Shell) -> None:
 
 FOLLOWED = (
     "agent-rl envs",
+    "agent-rl check search-v0",
     "agent-rl train env=search-v0",
     "agent-rl algorithms",
     "agent-rl train model=tiny_moe rollout.weights=int4 algorithm.proximal=recompute algorithm.routing.replay=R3",

@@ -37,10 +37,10 @@ async def play_floors(bench: Bench) -> None:
 
 async def rollout_floors(jobs: Sequence[Job]) -> tuple[Score, ...]:
     """Return what the oracle and the policies without skill score on the tasks of some jobs, of one environment."""
-    first = {job.group_id: job for job in reversed(jobs)}
+    first = {job.group_id: job for job in reversed(jobs)}  # one of each task
     example = jobs[0]
     bench = Bench(example.spec, example.env_args, len(first), 0, math.inf)
-    await _play_split(bench, example.origin.split, list(first.values()))
+    await _play_split(bench, example.origin.split, [*reversed(first.values())])
     return floor_table(bench)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `agent-rl init | envs | check | algorithms | train | rollout | view | doctor | sandbox`."""
+"""The command line, `agent-rl COMMAND`."""
 
 from agent_rl.cli.parser import main
 

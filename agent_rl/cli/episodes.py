@@ -15,6 +15,7 @@ from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
 from agent_rl.errors import ConfigError
 from agent_rl.rollout import summarise
+from agent_rl.rollout.comparison import pass_rates
 from agent_rl.runs.commands import command
 from agent_rl.runs.folder import read_config
 from agent_rl.runs.rollout import RolloutSettings, resume_rollout, rollout_jobs, start_rollout
@@ -67,6 +68,9 @@ def rollout(arguments: argparse.Namespace) -> int:
     result = summarise(episodes)
     print(f"{episodes[0].env}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
     ran = read_config(file.parent, RolloutSettings, file.with_suffix(".yaml").name)
+    if ran.samples > 1:
+        at, hat = pass_rates(episodes, ran.samples)
+        print(f"pass@{ran.samples} {at:.1%}, pass^{ran.samples} {hat:.1%}")
     if ran.floors:
         print(f"On the same tasks: {_floors(ran)}")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")

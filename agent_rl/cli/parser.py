@@ -15,6 +15,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
 
+from agent_rl.cli.arguments import add_comparison, add_selection
 from agent_rl.cli.failure import describe
 from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.version import __version__
@@ -23,6 +24,10 @@ EXAMPLES = {  # of the commands whose description has none
     "init": ("agent-rl init my-env",),
     "envs": ("agent-rl envs", "agent-rl envs --import my_envs.py"),
     "algorithms": ("agent-rl algorithms", "agent-rl algorithms --import my_parts.py"),
+    "compare": (
+        "agent-rl compare runs/20261122-101500-rollout runs/20261122-103000-rollout",
+        "agent-rl compare runs/one runs/other --where purpose=eval --where step=100",
+    ),
     "doctor": ("agent-rl doctor backend=verl", "agent-rl doctor backend=verl hardware=gpu_8x80gb start_from=MODEL"),
     "sandbox": ("agent-rl sandbox doctor", "agent-rl sandbox build-image"),
 }
@@ -94,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         parser_class=_Parser,
         required=True,
-        metavar="init | envs | check | algorithms | train | rollout | view | doctor | sandbox | completion",
+        metavar="init | envs | check | algorithms | train | rollout | view | compare | doctor | sandbox | completion",
     )
     imports = _Parser(add_help=False)
     levels = ("debug", "info", "warning", "error")
@@ -131,15 +136,16 @@ def _parser() -> argparse.ArgumentParser:
     played.settings = "episodes:rollout_help"
     about = "say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
     add("doctor", "training:doctor", about, settings="settings, as of train")
-    add(
-        "algorithms",
-        "listing:list_algorithms",
-        "list the algorithms and the parts that they are made of, with formulas",
-    )
+    about = "list the algorithms and the parts that they are made of, with formulas"
+    add("algorithms", "listing:list_algorithms", about)
     reading = commands.add_parser("view", help="read stored episodes", formatter_class=raw)
-    _add_selection(reading)
+    add_selection(reading)
     reading.set_defaults(command="view:view")
     reading.settings = "view:view_help"
+    about = "compare two rollouts by the tasks that both played: success and reward, with a paired test"
+    comparing = commands.add_parser("compare", help=about, description=about)
+    add_comparison(comparing)
+    comparing.set_defaults(command="compare:compare")
     about = "write a small project: an environment, tasks, settings and a test, ready to train on"
     project = commands.add_parser("init", help=about, description=about)
     project.add_argument("folder", help="a new folder; its name is the environment's, as in my-env")
@@ -161,24 +167,3 @@ def _parser() -> argparse.ArgumentParser:
         commands.choices[name].epilog = "\n  ".join(("examples:", *lines))
         commands.choices[name].formatter_class = raw
     return parser
-
-
-def _add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `view`."""
-    parser.add_argument("file", help="an episodes.jsonl, or a run's folder")
-    parser.add_argument("id", nargs="?", help="an episode's id, or a beginning that only one has")
-    parser.add_argument("--tokens", action="store_true", help="show which tokens were sampled")
-    parser.add_argument("--full", action="store_true", help="show long texts whole")
-    where = "only episodes for which this holds, such as 'reward<0.5' (in quotes) or id=train-*; all of several hold"
-    parser.add_argument("--where", action="append", default=[], metavar="FIELD=VALUE", help=where)
-    parser.add_argument("--search", default="", metavar="TEXT", help="only episodes in which this was said")
-    parser.add_argument("--sort", metavar="FIELD", help="smallest first, instead of in the order of the file")
-    parser.add_argument("--reverse", action="store_true", help="largest or last first")
-    parser.add_argument("--limit", type=_count, default=20, metavar="N", help="rows of the table (20)")
-    parser.add_argument("--offset", type=_count, default=0, metavar="N", help="rows to leave out before")
-
-
-def _count(text: str) -> int:
-    if (count := int(text)) < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return count

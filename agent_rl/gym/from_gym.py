@@ -71,7 +71,7 @@ class GymnasiumEnv(Env):
         """Return the action that the policy's text means.
 
         Raises:
-            ValueError: if it means none; the policy reads the message.
+            ValueError: if it means none; the policy reads the message. A LookupError is as good.
         """
         return read(self._game.action_space, text, self.names)
 
@@ -115,7 +115,7 @@ class GymnasiumEnv(Env):
             meant = self.parse(action.content)
             if not self._is_legal(meant):
                 raise ValueError(f"{write(self._game.action_space, meant, self.names)} is not possible now")
-        except ValueError as error:
+        except (ValueError, LookupError) as error:
             complaint = (
                 f"illegal: {error}. Answer with {self._legal() or explain(self._game.action_space, self.names)}."
             )
@@ -187,8 +187,8 @@ def from_gym(
     Args:
         id: what `gymnasium.make` takes, such as "FrozenLake-v1".
         describe: makes text of an observation; by default its space decides, and what it renders as text.
-        parse: makes an action of an answer, and raises a ValueError on one that means none; by default the last action
-            that is named in it, or as many numbers as it takes.
+        parse: makes an action of an answer, and raises a ValueError or LookupError on one that means none; by default
+            the last action that is named in it, or as many numbers as it takes.
         action_names: of a `Discrete` space, in order.
         instructions: what the opening begins with.
         gym_args: of `gymnasium.make`; `env_args` of a run replace them.

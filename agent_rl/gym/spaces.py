@@ -103,19 +103,21 @@ def _meant(space: Space[Any], text: str, names: Sequence[str]) -> object:
     if len(numbers) < size:
         return None
     values = np.array(numbers[len(numbers) - size :]).reshape(shape)
+    if not np.isfinite(values).all() or (np.abs(values) > 2**62).any():
+        return None
     if isinstance(space, Box):
         inside = np.clip(values, space.low, space.high)
         values = np.where(np.abs(values - inside) <= _EDGE, inside, values)
-    elif (values != np.round(values)).any() or (np.abs(values) > 2**31).any():
-        return None
-    return values.astype(space.dtype)
+    action = values.astype(space.dtype)
+    is_float = np.issubdtype(action.dtype, np.floating)
+    return action if is_float or (action == values).all() else None  # else 0.5 were 0, and 300 a byte
 
 
 def _parts(space: Dict | Tuple[Any], text: str) -> object:
     first, last = "{}" if isinstance(space, Dict) else "[]"
     try:
         value = json.loads(text[text.index(first) : text.rindex(last) + 1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(space, Tuple):
         if len(value) != len(space.spaces):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, cast
@@ -96,6 +98,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self._stop()
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
+            _open.add(self)
         job = Job(self._ours, task, episode_seed, budget=self._budget, env_args=self._env_args)
         self._game = game = _Game(job, self._loop)
         game.advance(None)
@@ -135,6 +138,7 @@ class TextEnv(gymnasium.Env[str, str]):
         if self._loop is not None:
             self._loop.close()
             self._loop = None
+            _open.discard(self)
 
     def _stop(self) -> None:
         if self._game is not None:
@@ -158,6 +162,15 @@ class TextEnv(gymnasium.Env[str, str]):
         if options:
             raise ConfigError(f"reset takes the options task, index and seed, not {', '.join(map(repr, options))}")
         return task if isinstance(task, Mapping) else self._ours.tasks.get(self._split, index), seed
+
+
+_open: weakref.WeakSet[TextEnv] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for env in list(_open):
+        env.close()
 
 
 class _Game:

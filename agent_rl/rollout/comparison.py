@@ -1,0 +1,138 @@
+"""Several samples of a task, and two policies on the same tasks: pass@k, pass^k, a paired test."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_rl.core.episode import Episode
+from agent_rl.errors import ConfigError
+from agent_rl.gym.tasks import task_key
+from agent_rl.seeds import Stream, rng
+
+EXACT = 12
+"""Up to so many tasks that differ, all signs are tried."""
+DRAWS = 10_000
+"""Random signs, and resampled sets of tasks."""
+
+
+def pass_at_k(successes: int, n: int, k: int) -> float:
+    """Return the chance that one of `k` samples succeeds, without bias from `n` samples (Chen et al. 2021)."""
+    return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
+
+
+def pass_hat_k(successes: int, n: int, k: int) -> float:
+    """Return the chance that all of `k` samples succeed, without bias from `n` samples (Yao et al. 2024)."""
+    return math.comb(successes, k) / math.comb(n, k)
+
+
+def pass_rates(episodes: Iterable[Episode], k: int) -> tuple[float, float]:
+    """Return pass@k and pass^k, means over the tasks with at least `k` samples of known success; NaN without any."""
+    counts = [
+        (sum(value > 0 for value in known), len(known))
+        for known in _by_task(episodes, _success).values()
+        if len(known) >= k
+    ]
+    if not counts:
+        return math.nan, math.nan
+    at, hat = ([estimate(c, n, k) for c, n in counts] for estimate in (pass_at_k, pass_hat_k))
+    return float(np.mean(at)), float(np.mean(hat))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sets of episodes, A and B, by the tasks that are in both; a task's value is the mean of its samples."""
+
+    measure: str
+    tasks: int
+    only_first: int
+    """Tasks of A that B has not, or not scored."""
+    only_second: int
+    first: float
+    second: float
+    difference: float
+    """Of B to A."""
+    interval: tuple[float, float]
+    """The 95 % bootstrap interval of the difference, over tasks."""
+    p: float
+    """How likely a difference of this size is if it does not matter which is A, by flipping the tasks' signs."""
+
+
+def compare(first: Iterable[Episode], second: Iterable[Episode]) -> tuple[Comparison, ...]:
+    """Compare two sets of episodes by task: success, where it is known, and reward.
+
+    Raises:
+        ConfigError: if they have no scored task in common.
+    """
+    one, other = list(first), list(second)
+    found = [_compared(name, one, other, value) for name, value in (("success", _success), ("reward", _reward))]
+    compared = tuple(comparison for comparison in found if comparison is not None)
+    if not compared:
+        raise ConfigError(
+            "the two have no task in common that is scored: compare rollouts of one environment and split"
+        )
+    return compared
+
+
+def _success(episode: Episode) -> float | None:
+    return None if episode.success is None else float(episode.success)
+
+
+def _reward(episode: Episode) -> float | None:
+    return episode.reward
+
+
+def _by_task(episodes: Iterable[Episode], value: Callable[[Episode], float | None]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        if (known := value(episode)) is not None:
+            found[task_key(episode.task)].append(known)
+    return found
+
+
+def _compared(
+    name: str, first: Sequence[Episode], second: Sequence[Episode], value: Callable[[Episode], float | None]
+) -> Comparison | None:
+    one, other = _by_task(first, value), _by_task(second, value)
+    both = sorted(one.keys() & other.keys())
+    if not both:
+        return None
+    a = np.array([np.mean(one[task]) for task in both])
+    b = np.array([np.mean(other[task]) for task in both])
+    low, high = _interval(b - a)
+    return Comparison(
+        name,
+        len(both),
+        len(one) - len(both),
+        len(other) - len(both),
+        float(a.mean()),
+        float(b.mean()),
+        float((b - a).mean()),
+        (low, high),
+        _p_value(b - a),
+    )
+
+
+def _interval(differences: npt.NDArray[np.float64]) -> tuple[float, float]:
+    n = len(differences)
+    generator = rng(Stream.COMPARISON, 0)
+    means = [float(differences[generator.integers(n, size=n)].mean()) for _ in range(DRAWS)]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _p_value(differences: npt.NDArray[np.float64]) -> float:
+    differing = differences[differences != 0]
+    n, size = len(differing), abs(float(differing.sum())) - 1e-12
+    if n <= EXACT:
+        signs = np.array(list(product((-1, 1), repeat=n))).reshape(2**n, n)
+        return float(np.mean(np.abs(signs @ differing) >= size))
+    generator = rng(Stream.COMPARISON, 1)
+    larger = sum(abs(float(generator.choice((-1, 1), n) @ differing)) >= size for _ in range(DRAWS))
+    return (larger + 1) / (DRAWS + 1)
