@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 
+import gymnasium
 import pytest
 from tree import ROOT, SOURCES, files_in
 
@@ -48,7 +49,8 @@ ELSEWHERE = {
     **dict.fromkeys(("vllm serve MODEL --logprobs-mode processed_logprobs", "--no-enable-chunked-prefill"), "of vLLM"),
     **dict.fromkeys(("4+", "8+", "staleness_4+", "+", "mfu/...", "algorithm:", "agent_rl.…"), "parts"),
     **dict.fromkeys(("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Text", "Dict", "Tuple"), "gymnasium.spaces"),
-    **dict.fromkeys(("gymnasium", 'gymnasium.make("agent_rl/NAME")', "reward_threshold"), "Gymnasium's"),
+    **dict.fromkeys(("gymnasium", "reward_threshold", "agent_rl:agent_rl/NAME"), "Gymnasium's"),
+    **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
     **dict.fromkeys(("logging", 'info["action_mask"]'), "Python's, and a key of an environment's"),
     **dict.fromkeys(("repr", "renderers", "generation_config.max_new_tokens"), "Python's, another package's, vLLM's"),
     **dict.fromkeys(("lr=", "GRPO", "Completion.raw_logprobs"), "mistakes, and what is no longer there"),
@@ -117,7 +119,7 @@ def is_argument(word: str, command: str = "") -> bool:
     if "=" in word:
         return is_setting(word)
     known = word in commands() or any(word in found for found in commands().values())
-    return known or word in EXAMPLES or TO_FILL_IN.fullmatch(word) is not None
+    return known or word in {*ar.env_ids(), *EXAMPLES} or TO_FILL_IN.fullmatch(word) is not None
 
 
 def is_setting(piece: str) -> bool:
@@ -159,6 +161,8 @@ def is_python(piece: str) -> bool:
     tree = ast.parse(piece.removeprefix("@"), mode="eval").body
     called = tree.func if isinstance(tree, ast.Call) else tree
     path = ast.unparse(called).split(".")
+    if path[0] == "gymnasium":
+        return hasattr(gymnasium, path[1])
     if path[0] != "ar":
         return all(part in source()[0] for part in path)
     thing = functools.reduce(getattr, path[1:], ar) if hasattr(ar, path[1]) else None

@@ -16,6 +16,9 @@ from omegaconf import OmegaConf
 
 import agent_rl as ar
 from agent_rl.cli import main
+from agent_rl.cli.completion import subcommands
+from agent_rl.cli.parser import _parser
+from agent_rl.gym.registry import BUILTIN
 from agent_rl.store.episodes import EpisodeWriter
 from tests.pages import blocks, commands, page, shell_lines
 from tests.runs import SMALL
@@ -109,13 +112,19 @@ def test_readme_commands_are_run() -> None:
     assert {*ELSEWHERE} <= {*commands(README)}
 
 
+def test_readme_has_every_command_and_environment() -> None:
+    text = " ".join(commands(README))
+    assert [name for name in subcommands(_parser()) if f"agent-rl {name}" not in text] == []
+    assert re.findall(r"^\| `([\w-]+-v\d+)` \|", README, re.MULTILINE) == sorted(BUILTIN)
+
+
 def test_readme_shop_is_played_checked_and_trained(shell: Shell) -> None:
     outputs = [shell(command) for command in SHELL]
-    assert len(outputs) == 5 and "success 100.0%" in outputs[0] and "held out" in outputs[-1]
+    assert len(outputs) == 4 and "success 100.0%" in outputs[0] and "held out" in outputs[-1]
     assert "no finding" in outputs[1]
     following = [command for output in outputs for command in printed(output)]
     kinds = [command.split()[1] for command in following]
-    assert kinds.count("view") == 4 and kinds.count("train") == 2 and kinds.count("rollout") == 1
+    assert kinds.count("view") == 3 and kinds.count("train") == 2 and kinds.count("rollout") == 1
     for command in following:
         if command != "agent-rl train env=search-v0":  # the next test runs it
             shell(command)
@@ -123,7 +132,7 @@ def test_readme_shop_is_played_checked_and_trained(shell: Shell) -> None:
 
 FOLLOWED = (
     "agent-rl envs",
-    "agent-rl check search-v0",
+    "agent-rl check calculator-v0",
     "agent-rl train env=search-v0",
     "agent-rl algorithms",
     "agent-rl train model=tiny_moe rollout.weights=int4 algorithm.proximal=recompute algorithm.routing.replay=R3",
@@ -134,6 +143,7 @@ FOLLOWED = (
     "agent-rl view runs/latest --where 'reward<0.5'",
     "agent-rl view runs/latest eval-00002-sampled-0000 --tokens",
     "agent-rl rollout env=calculator-v0 policy=runs/latest/checkpoint temperature=0",
+    "agent-rl compare runs/one runs/other",
     "agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint",
     "agent-rl rollout env=python-v0 policy=oracle",
     "agent-rl train --config",
@@ -147,6 +157,8 @@ def test_readme_commands_run(shell: Shell, tmp_path: Path) -> None:
     for command in FOLLOWED:
         if "episodes=runs/latest" in command:
             learnable(tmp_path / "runs" / "latest")
+        for name in ("one", "other") if "compare" in command else ():
+            (tmp_path / "runs" / name).symlink_to((tmp_path / "runs" / "latest").resolve())
         for line in printed(shell(command)):
             shape = re.sub(r"\S*runs/\S+|eval-\d+", "RUN", line)  # each once: those of every training are alike
             if line.startswith("agent-rl train"):
