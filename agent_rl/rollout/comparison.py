@@ -134,6 +134,6 @@ def _p_value(differences: npt.NDArray[np.float64]) -> float:
         signs = np.array(list(product((-1, 1), repeat=n))).reshape(2**n, n)
         return float(np.mean(np.abs(signs @ differing) >= size))
     generator = rng(Stream.COMPARISON, 1)
-    signs = (2 * generator.integers(2, size=(AT_ONCE, n)) - 1 for _ in range(DRAWS // AT_ONCE))
-    larger = sum(int(np.sum(np.abs(drawn @ differing) >= size)) for drawn in signs)
+    draws = (2 * generator.integers(2, size=(AT_ONCE, n)) - 1 for _ in range(DRAWS // AT_ONCE))
+    larger = sum(int(np.sum(np.abs(drawn @ differing) >= size)) for drawn in draws)
     return (larger + 1) / (DRAWS + 1)
