@@ -150,7 +150,7 @@ def train(
         env: a registered id or class; calculator-v0 if left out.
         backend: "embedded", which makes a small model unless `start_from` names one, or "verl", on Ray with vLLM. Left
             out, it is the resumed run's, otherwise "embedded".
-        resume: the folder of a run to continue, with its own settings but for `steps`.
+        resume: the folder of a run to continue, with its own settings but for `steps`, and `device` of an embedded one.
         imports: files that register environments and parts of algorithms.
         progress: whether to show it.
         settings: any other setting, by its name in `agent-rl train --config`: of a section as a dictionary, or by its
@@ -167,12 +167,16 @@ def train(
     for file in imports:  # of a run that began before its imports were stored
         load_once(str(Path(file).resolve()))
     given = {"env": env} | settings
-    if odd := ", ".join(sorted(name for name, value in given.items() if value is not None and name != "steps")):
-        raise ConfigError(f"{odd} can't change when a run is resumed: it keeps its own settings (but for steps)")
-    steps = given.get("steps")
+    backend = backend or backend_of(folder)
+    free = ("steps", "device") if backend == "embedded" else ("steps",)
+    changes = {name: value for name, value in given.items() if value is not None}
+    if odd := ", ".join(sorted({*changes} - {*free})):
+        but = " and ".join(free)
+        raise ConfigError(f"{odd} can't change when a run is resumed: it keeps its own settings (but for {but})")
+    steps, device = changes.get("steps"), changes.get("device")
     if not (steps is None or (isinstance(steps, int) and steps >= 0)):
         raise ConfigError(f"steps={steps} must be a whole number")
-    return Run(_resume(folder, backend or backend_of(folder), steps, progress))
+    return Run(_resume(folder, backend, steps, None if device is None else str(device), progress))
 
 
 def training_config(
@@ -224,9 +228,14 @@ def checked_config(config: TrainConfig | VerlConfig) -> str:
 
 
 def load(
-    folder: str | Path, temperature: float = 1.0, *, max_tokens: int | None = None, context: int | None = None
+    folder: str | Path,
+    temperature: float = 1.0,
+    *,
+    max_tokens: int | None = None,
+    context: int | None = None,
+    device: str = "cpu",
 ) -> TokenPolicy:
-    """Return the model of a run, a checkpoint or any folder in Hugging Face's format as a policy, on the CPU.
+    """Return the model of a run, a checkpoint or any folder in Hugging Face's format as a policy.
 
     Example::
 
@@ -237,9 +246,10 @@ def load(
         temperature: 0 is greedy.
         max_tokens: of one reply; None for the run's or the model's own limit.
         context: the longest sequence, in tokens; None for the run's, otherwise 1024.
+        device: "cpu", "cuda", "cuda:1", or "auto", a GPU if there is one.
 
     Raises:
-        ConfigError: if torch or transformers are missing.
+        ConfigError: if torch or transformers are missing, or the device.
         CheckpointError: if the folder holds no model, or its run's imports are not there.
     """
     load_imports(folder)
@@ -247,10 +257,10 @@ def load(
     folder = Path(folder)
     run = folder.parent if folder.name == "checkpoint" else folder
     if (run / CONFIG).exists():
-        return Run(run).policy(temperature, max_tokens=max_tokens, context=context)
+        return Run(run).policy(temperature, max_tokens=max_tokens, context=context, device=device)
     from agent_rl.backends.embedded.actor import load_actor
 
-    actor = load_actor(folder, context=context or UNBOUNDED_CONTEXT)
+    actor = load_actor(folder, context=context or UNBOUNDED_CONTEXT, device=device)
     return actor.policy(actor.params(temperature, max_tokens))
 
 
@@ -298,7 +308,7 @@ def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
     return outside_loop(partial(start, config))
 
 
-def _resume(folder: Path, backend: str, steps: int | None, progress: bool) -> Path:
+def _resume(folder: Path, backend: str, steps: int | None, device: str | None, progress: bool) -> Path:
     from agent_rl.runs.folder import read_config
 
     load_imports(folder)
@@ -307,7 +317,7 @@ def _resume(folder: Path, backend: str, steps: int | None, progress: bool) -> Pa
     if backend == "embedded":
         from agent_rl.backends.embedded.run import resume_run
 
-        return _shown(partial(resume_run, folder, steps=steps), progress)
+        return _shown(partial(resume_run, folder, steps=steps, device=device), progress)
     require_verl()
     from agent_rl.backends.verl.driver.run import resume
 

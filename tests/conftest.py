@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,26 @@ def _refuse_network(event: str, args: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse_network)  # below every library; it can't be removed, so a flag turns it on
+
+
+def pytest_configure() -> None:
+    """Put the models of tests where AGENT_RL_TEST_DEVICE says: `cuda` tests the embedded backend on a GPU."""
+    if device := os.environ.get("AGENT_RL_TEST_DEVICE"):
+        from torch import Tensor
+
+        from agent_rl.backends.embedded import scoring
+        from agent_rl.backends.embedded.actor import load_actor
+        from agent_rl.backends.embedded.scoring import Scores
+        from tests import runs
+
+        score = scoring.score_tokens
+
+        def score_anywhere(model: object, ids: Tensor, *args: float, **knobs: bool) -> Scores:
+            scores = score(model, ids.to(model.device), *args, **knobs)  # type: ignore[attr-defined]
+            return replace(scores, **{name: getattr(scores, name).to(ids.device) for name in Scores.__slots__})
+
+        scoring.score_tokens = score_anywhere
+        load_actor.__kwdefaults__["device"] = runs.SMALL["device"] = device
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
@@ -28,6 +29,8 @@ TINY = {
     "experts": 4, "expert_intermediate": 16, "max_positions": 256,
 }  # fmt: skip
 """Arguments of `ModelConfig`."""
+DEVICE = os.environ.get("AGENT_RL_TEST_DEVICE", "cpu")
+"""Where the models of tests are."""
 GREEDY = SamplingParams(temperature=0.0)
 NEVER: frozenset[int] = frozenset()
 Plan = list[tuple[list[int], int]]
@@ -40,12 +43,12 @@ def shaken(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
-                weight += 0.25 * torch.randn(weight.shape, generator=generator)
+                weight += 0.25 * torch.randn(weight.shape, generator=generator).to(weight.device)
     return model
 
 
 def tiny(architecture: Architecture = "qwen3") -> PreTrainedModel:
-    return shaken(make_model(ModelConfig(architecture=architecture, **TINY), VOCAB, seed=0))
+    return shaken(make_model(ModelConfig(architecture=architecture, **TINY), VOCAB, seed=0)).to(DEVICE)
 
 
 @dataclass

@@ -138,13 +138,15 @@ def test_old_values_precede_the_update(where: str, folder: Path, tmp_path: Path)
     chosen = config(tmp_path, algorithm=settings(where, clip_eps=1e-4), updates_per_batch=3)
     trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), chosen)
     assert trainer.critic is not None
-    torch.nn.init.normal_(trainer.critic.head.weight, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        weight = trainer.critic.head.weight
+        weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
     episodes = trainer.train_step().episodes
     x = trainer.algorithm.experience(group_episodes(episodes))
     scored, _ = trainer._score(x.rows)
     with torch.no_grad():
-        states = score_tokens(trainer.actor.model, x.rows.token_ids).hidden
-        values = trainer.critic(x.rows.token_ids, states)
+        ids = x.rows.token_ids.to(weight.device)
+        values = trainer.critic(ids, score_tokens(trainer.actor.model, ids).hidden).cpu()
     torch.testing.assert_close(scored.values, torch.where(x.rows.loss_mask, values, 0.0), rtol=0, atol=1e-5)
     assert scored.values is not None and scored.values.any()
     assert trainer.update(x)["critic/vf_clipfrac"] > 0  # by the third update

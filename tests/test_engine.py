@@ -45,7 +45,7 @@ def test_engine_greedy_tokens_match_the_training_argmax(architecture: str, forwa
     engine = Engine(model, slots=5, max_len=160, forward=forward)
     for record in play_all(engine, ragged_plans(12)):
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([record.ids])).logits[0]
+            logits = model(input_ids=torch.tensor([record.ids], device=model.device)).logits[0]
         best = logits.argmax(-1)
         assert [record.ids[p] for p in record.sampled] == [int(best[p - 1]) for p in record.sampled]
         assert set(record.column("logprobs")) == {0.0}
@@ -76,8 +76,10 @@ def test_engine_reports_experts_of_every_fed_position(architecture: str, forward
 
 def router_choices(model: PreTrainedModel, ids: Sequence[int]) -> np.ndarray:
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([list(ids)]), output_router_logits=True).router_logits
-    return torch.stack([layer.topk(2, -1).indices for layer in logits], 1).numpy()
+        logits = model(
+            input_ids=torch.tensor([list(ids)], device=model.device), output_router_logits=True
+        ).router_logits
+    return torch.stack([layer.topk(2, -1).indices for layer in logits], 1).cpu().numpy()
 
 
 def test_engine_runs_other_architectures_through_their_modules() -> None:
@@ -127,7 +129,8 @@ def test_engine_draws_one_seeded_number_per_token() -> None:
     model = tiny()
     record = play_all(Engine(model, slots=1, max_len=160), [[([1, 2], 20), ([3], 30)]], SamplingParams())[0]
     with torch.no_grad():
-        cumulative = torch.softmax(model(input_ids=torch.tensor([record.ids])).logits[0].double(), -1).cumsum(-1)
+        logits = model(input_ids=torch.tensor([record.ids], device=model.device)).logits[0]
+        cumulative = torch.softmax(logits.double(), -1).cumsum(-1)
     numbers = np.random.default_rng(0).random(50)
     for position, number in zip(record.sampled, numbers, strict=True):
         assert record.ids[position] == int((cumulative[position - 1] <= number).sum())

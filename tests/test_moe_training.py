@@ -67,7 +67,7 @@ class Forward:
 
 
 def key(ids: Tensor) -> tuple[int, ...]:
-    return tuple(np.trim_zeros(ids.numpy(), "b").tolist())  # padding is 0
+    return tuple(np.trim_zeros(ids.cpu().numpy(), "b").tolist())  # padding is 0
 
 
 def watched(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Forward], list[Episode]]:
@@ -116,7 +116,8 @@ def test_forward_takes_the_configured_routes(
         assert (forward.given is None) == (replay == "none")
         for row, given in forward.by_row(forward.given).items() if forward.given is not None else ():
             fed = len(row) - 1
-            assert torch.equal(given[:fed].long(), expected[row][:fed].long()) and (given[:fed] >= 0).all()
+            given = given.cpu()
+            assert torch.equal(given[:fed].long(), expected[row].cpu()[:fed].long()) and (given[:fed] >= 0).all()
             assert (given[fed + 1 :] == -1).all()
 
 

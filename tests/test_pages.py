@@ -111,7 +111,7 @@ def is_command(piece: str) -> bool:
 
 
 def is_argument(word: str, command: str = "") -> bool:
-    """Whether an option, a setting or a value stands in a command's place."""
+    """Whether a word can follow a command: an option, a setting or a value."""
     if word.startswith("--"):
         return word == TRACEBACK or any(word in found for name, found in commands().items() if command in ("", name))
     if command == "view" and re.match(r"\w+[<>=]", word):  # a filter

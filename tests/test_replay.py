@@ -90,9 +90,9 @@ def test_replayed_routes_match_a_dense_computation(normalise: bool) -> None:
         score_tokens(model, IDS)
     hook.remove()
     ((h, output),) = seen
-    expected = dense_mixture(block, h, given[:, :FED, 1].long(), normalise)
+    expected = dense_mixture(block, h, given[:, :FED, 1].long().to(h.device), normalise)
     assert torch.allclose(output, expected, atol=1e-5)
-    weights = torch.linspace(-1, 1, output.numel()).view_as(output)
+    weights = torch.linspace(-1, 1, output.numel(), device=output.device).view_as(output)
     for parameter in (block.gate.weight, block.experts.down_proj):  # the gates are the present router's
         one, two = (
             torch.autograd.grad((x * weights).sum(), parameter, retain_graph=True)[0] for x in (output, expected)
@@ -111,10 +111,10 @@ def test_replay_covers_whole_routes_only() -> None:
         score_tokens(model, IDS)
     for hook in hooks:
         hook.remove()
-    chosen = torch.stack(taken, 1).view(3, FED, 2, 2)
+    chosen, own = (torch.stack(x, 1).view(3, FED, 2, 2).cpu() for x in (taken, routes.own))
     free = (given[:, :FED] < 0).any(-1)
     assert torch.equal(chosen[~free].short(), given[:, :FED][~free])
-    assert torch.equal(chosen[free], torch.stack(routes.own, 1).view(3, FED, 2, 2)[free])
+    assert torch.equal(chosen[free], own[free])
 
 
 def test_routes_reach_no_other_position() -> None:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
-from tests.engines import VOCAB, tiny
+from tests.engines import DEVICE, VOCAB, tiny
 
-IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))
+IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1)).to(DEVICE)
 EXACT = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
@@ -26,7 +26,7 @@ def plain(hidden: Tensor, weight: Tensor, temperature: float) -> tuple[Tensor, T
 @pytest.mark.parametrize("chunk", [0, 1, 7, 33, 1000])  # 33 tokens are predicted
 def test_score_tokens_in_chunks_is_exact(dtype: torch.dtype, entropic: bool, chunk: int) -> None:
     model, error = tiny().to(dtype), EXACT[dtype]
-    a, b = torch.randn(2, 3, 11, dtype=dtype, generator=torch.Generator().manual_seed(2)) / 10
+    a, b = (torch.randn(2, 3, 11, dtype=dtype, generator=torch.Generator().manual_seed(2)) / 10).to(DEVICE)
     temperature = 1.3
 
     model.zero_grad()
@@ -51,7 +51,7 @@ def test_score_tokens_in_chunks_is_exact(dtype: torch.dtype, entropic: bool, chu
 
 def test_score_tokens_differentiates_a_head_bias() -> None:
     model = tiny().double()
-    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, VOCAB, dtype=torch.float64))
+    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, VOCAB, dtype=torch.float64, device=DEVICE))
     loss = score_tokens(model, IDS, 2.0, precision=PrecisionConfig(chunk=5)).logprobs.sum()
     loss.backward()
     found = model.lm_head.bias.grad

@@ -67,7 +67,7 @@ def test_checkpoint_loads_in_transformers(folder: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(folder / "checkpoint")
     tokenizer = AutoTokenizer.from_pretrained(folder / "checkpoint")
-    actor = load_actor(folder / "checkpoint")
+    actor = load_actor(folder / "checkpoint", device="cpu")
     ids = torch.tensor([tokenizer.encode("compute 3*4+5")])
     with torch.no_grad():
         assert torch.equal(model(ids).logits, actor.model(ids).logits)

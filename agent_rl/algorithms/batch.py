@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
@@ -49,15 +50,15 @@ class Stage:
     def __len__(self) -> int:
         return len(self.rows.lengths)
 
-    def select(self, indices: Sequence[int] | Tensor) -> Self:
-        """Return some rows, with the padding that they don't need cut off."""
+    def select(self, indices: Sequence[int] | Tensor, device: torch.device | None = None) -> Self:
+        """Return some rows, with the padding that they don't need cut off, on a device."""
         lengths = self.rows.lengths
         index = torch.as_tensor(indices, dtype=torch.int64, device=lengths.device)
-        return _select(self, index, int(lengths[index].max()) if len(index) else 0)
+        return _select(self, index, int(lengths[index].max()) if len(index) else 0, device)
 
-    def cut(self, token_budget: int) -> list[Self]:
-        """Cut into micro-batches as `cut_rows` says."""
-        return list(map(self.select, self.cut_rows(token_budget)))
+    def cut(self, token_budget: int, device: torch.device | None = None) -> list[Self]:
+        """Cut into micro-batches as `cut_rows` says, on a device."""
+        return list(map(partial(self.select, device=device), self.cut_rows(token_budget)))
 
     def cut_rows(self, token_budget: int) -> list[list[int]]:
         """Return the rows of micro-batches of at most `token_budget` padded tokens, similar lengths together.
@@ -76,17 +77,17 @@ class Stage:
 S = TypeVar("S")
 
 
-def _select(stage: S, index: Tensor, width: int) -> S:
+def _select(stage: S, index: Tensor, width: int, device: torch.device | None) -> S:
     """Index every tensor of a dataclass by row, and those of tokens to a width; of dataclasses in it, too."""
     chosen: dict[str, object] = {}
     for name in stage.__slots__:  # type: ignore[attr-defined]
         part = getattr(stage, name)
         if isinstance(part, Tensor):
-            chosen[name] = part[index][:, :width] if part.dim() > 1 else part[index]
+            chosen[name] = (part[index][:, :width] if part.dim() > 1 else part[index]).to(device)
         elif isinstance(part, RouteAgreement):
             chosen[name] = part.select(index, width)
         else:
-            chosen[name] = None if part is None else _select(part, index, width)
+            chosen[name] = None if part is None else _select(part, index, width, device)
     return type(stage)(**chosen)
 
 

@@ -130,14 +130,20 @@ class Run:
         return read_episodes(self.folder)
 
     def policy(
-        self, temperature: float = 1.0, *, max_tokens: int | None = None, context: int | None = None
+        self,
+        temperature: float = 1.0,
+        *,
+        max_tokens: int | None = None,
+        context: int | None = None,
+        device: str = "cpu",
     ) -> TokenPolicy:
-        """Return the trained model as a policy that the embedded engine samples, on the CPU.
+        """Return the trained model as a policy that the embedded engine samples.
 
         Args:
             temperature: 0 is greedy.
             max_tokens: of one reply; None for the run's own limit.
             context: the longest sequence, in tokens; None for the run's own.
+            device: "cpu", "cuda", "cuda:1", or "auto", a GPU if there is one.
 
         Raises:
             CheckpointError: if there is no checkpoint.
@@ -150,5 +156,5 @@ class Run:
             own, interrupt = config.context(config.load_env().budget.tokens), config.rollout.interrupt
         else:
             own = config.rollout.context
-        actor = load_actor(self.checkpoint, context=context or own)
+        actor = load_actor(self.checkpoint, context=context or own, device=device)
         return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), interrupt)

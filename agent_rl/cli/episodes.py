@@ -33,6 +33,7 @@ policies: oracle, demonstrator, vllm, the folder of a checkpoint or run, or your
   policy.concurrency=64    of vllm: requests under way at a server
   policy.tokenizer=DIR     of vllm: if it is not with the model
   policy.slots=64          of a checkpoint: sequences that are sampled at a time
+  policy.device=cuda       of a checkpoint: cpu, cuda, cuda:N or auto
   policy.renderer=NAME     of both: instead of the one that fits the tokenizer
   policy.context=N         of both: the longest sequence in tokens
 

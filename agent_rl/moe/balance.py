@@ -26,7 +26,7 @@ class RouteLog:
         """Take in a forward pass over some rows."""
         if not routes.own:
             return
-        own = torch.stack(routes.own, 1)
+        own = torch.stack(routes.own, 1).cpu()
         own = own.view(len(rows), -1, *own.shape[1:])
         if self.own is None:
             self.own = torch.full((len(self.lengths), self.width, *own.shape[2:]), -1, dtype=torch.int16)

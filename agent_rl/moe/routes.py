@@ -71,6 +71,7 @@ def replayed(model: nn.Module, given: Tensor) -> Iterator[None]:
     """
     layers = routers(model)
     _check(given, layers)
+    given = given.to(layers[0].weight.device)
     with _hooked([(router, _replay(given[:, :, index])) for index, router in enumerate(layers)]):
         yield
 

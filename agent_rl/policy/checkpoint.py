@@ -26,6 +26,7 @@ def checkpoint_policy(
     renderer: str | None = None,
     context: Annotated[int, Field(ge=2)] | None = None,
     slots: Annotated[int, Field(ge=1)] = 64,
+    device: str = "cpu",
 ) -> TokenPolicy:
     """Return a policy over a model's folder in Hugging Face's format.
 
@@ -36,16 +37,17 @@ def checkpoint_policy(
         renderer: as in `load_renderer`; None for the one that fits the tokenizer.
         context: the longest sequence, in tokens, instead.
         slots: sequences that are sampled at a time.
+        device: as in `device_of`.
 
     Raises:
         CheckpointError: if the folder holds no model.
-        ConfigError: if torch or transformers are missing.
+        ConfigError: if torch or transformers are missing, or the device.
     """
     try:
         from agent_rl.engines.embedded.model_folder import load_model, make_engine
     except ImportError as error:
         raise ConfigError(f"a checkpoint's policy needs {error.name}: pip install -e '.[train]'") from error
-    model, tokenizer = load_model(folder)
+    model, tokenizer = load_model(folder, device)
     context = context or env.budget.tokens or UNBOUNDED_CONTEXT
     engine = make_engine(model, tokenizer, slots=slots, context=context)
     return TokenPolicy(engine, load_renderer(tokenizer, renderer), params)

@@ -69,13 +69,21 @@ def make_actor(
     return Actor(model, tokenizer, load_renderer(tokenizer), engine)
 
 
-def load_actor(folder: str | Path, *, slots: int = 64, context: int = 512, weights: WeightFormat = "float32") -> Actor:
+def load_actor(
+    folder: str | Path,
+    *,
+    slots: int = 64,
+    context: int = 512,
+    weights: WeightFormat = "float32",
+    device: str = "cpu",
+) -> Actor:
     """Load a checkpoint in Hugging Face's format, as `Actor.save`, or another tool, wrote it; see `make_actor`.
 
     Raises:
         CheckpointError: if there is none in the folder.
+        ConfigError: if this machine has no such device.
     """
-    return make_actor(*load_model(folder), slots=slots, context=context, weights=weights)
+    return make_actor(*load_model(folder, device), slots=slots, context=context, weights=weights)
 
 
 def new_tokenizer(episodes: Iterable[Episode], vocab_size: int) -> PreTrainedTokenizerBase:

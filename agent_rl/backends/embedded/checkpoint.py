@@ -58,7 +58,7 @@ def restore(folder: Path, trainer: Trainer) -> None:
         CheckpointError: if a file is missing or damaged.
     """
     try:
-        state = torch.load(folder / STATE, weights_only=True)
+        state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         trainer.step = int(state["step"])
         trainer.optimizer.load_state_dict(state["optimizer"])
         if trainer.critic is not None:

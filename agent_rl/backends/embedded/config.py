@@ -21,6 +21,9 @@ MAX_TOKENS = 56
 """Of one reply of a model made here: what the built-in environments' demonstrations need. It is in the checkpoint."""
 
 
+DEVICES = r"^(auto|cpu|mps|cuda(:\d+)?)$"
+
+
 class ModelConfig(Section):
     """Shape of the model; the default has 0.7 M parameters."""
 
@@ -133,6 +136,9 @@ class TrainConfig(RunConfig):
     """An earlier run's folder or episode file to learn from, instead of rollouts; `rollout.groups` of it a step."""
     threads: int = Field(0, ge=0)
     """Of torch; 0 for torch's own choice, but at most 4."""
+    device: str = Field("cpu", pattern=DEVICES)
+    """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, or `auto`, a GPU if there is one. A run may be
+    resumed on another."""
     vocab_size: int = Field(576, ge=432)
     """Of a fresh model's tokenizer."""
     micro_batch_tokens: int = Field(4096, ge=1)

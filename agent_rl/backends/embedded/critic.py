@@ -67,7 +67,7 @@ class Critic(nn.Module):
         """
         whole = torch.zeros_like(rows.rollout_logprobs)
         for indices in rows.cut_rows(token_budget):
-            part = rows.select(indices)
+            part = rows.select(indices, policy.device)
             if self.trunk is not None:
                 states = _states(self.trunk, part.token_ids)
             else:
@@ -75,7 +75,7 @@ class Critic(nn.Module):
                 with precision.region(part.token_ids.device), routed(policy, routes):
                     states = _states(policy.model, part.token_ids)
             values = self._read(states)
-            whole[indices, : values.shape[1]] = torch.where(part.loss_mask, values, 0.0)
+            whole[indices, : values.shape[1]] = torch.where(part.loss_mask, values, 0.0).to(whole.device)
         return whole
 
     def loss(self, states: Tensor, token_ids: Tensor, targets: CriticTargets, whole: Denominators) -> Tensor:
@@ -97,7 +97,7 @@ class Critic(nn.Module):
 
     def load(self, folder: Path) -> None:
         """Load the state that `save` wrote."""
-        state = torch.load(folder / FILE, weights_only=True)
+        state = torch.load(folder / FILE, map_location="cpu", weights_only=True)
         self.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
 

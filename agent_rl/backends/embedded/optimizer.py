@@ -68,8 +68,13 @@ class Optimizer:
         return float(self._scaler.get_scale())
 
     def backward(self, loss: Tensor) -> None:
-        """Add a loss's gradients to those that the next step takes."""
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        """Add a loss's gradients to those that the next step takes; the same every time, also on a GPU."""
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(before or loss.is_cuda)
+        try:
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        finally:
+            torch.use_deterministic_algorithms(before)
 
     def step(self, scale: float) -> float:
         """Clip the gradients, update, clear them; return their norm before clipping.

@@ -26,6 +26,7 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, warm_start
 from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
 from agent_rl.core.episode import Episode
+from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks
@@ -72,6 +73,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         Interrupted: if the run was asked to stop.
     """
     env = env or check_run(config)
+    device_of(config.device)
     stored = index_stored(config, env)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     with removed_if_unused(folder), _open(folder, env, config, progress, stop) as run:
@@ -79,7 +81,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         if note := env.tasks.describe_held_out():
             progress.say(f"[yellow]{env.id}: {note}.[/yellow]")
         if config.start_from:
-            actor = _actor(env, config, *load_model(config.start_from))
+            actor = _actor(env, config, *load_model(config.start_from, config.device))
             run.check_fit(actor)
             progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
         else:
@@ -89,7 +91,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         if stored is not None:
             stored.check_tokens(len(actor.tokenizer), actor.decode)
             stored.save(folder / STORED)
-        trainer = Trainer(env, actor, config, _reference(folder), stored)
+        trainer = Trainer(env, actor, config, _reference(folder, config), stored)
         make_latest(folder)
         if run.held_out.warning:
             warn(folder, run.held_out.warning, run.say)
@@ -99,26 +101,31 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         return run.finish(trainer)
 
 
-def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, *, steps: int | None = None) -> Path:
+def resume_run(
+    folder: Path, progress: Progress, stop: Stop | None = None, *, steps: int | None = None, device: str | None = None
+) -> Path:
     """Continue a run from its last checkpoint; bit for bit what it would have been, on the same machine.
 
-    `steps` is a new total, instead of the configured one.
+    `steps` is a new total, and `device` another device, instead of the configured ones.
 
     Raises:
         CheckpointError: if the folder is no run, or has no checkpoint.
     """
     folder = folder.resolve()
     config = read_config(folder, TrainConfig)
-    if steps is not None:
-        config = config.model_copy(update={"steps": steps})
+    config = config.model_copy(
+        update={"steps": config.steps if steps is None else steps, "device": device or config.device}
+    )
+    device_of(config.device)
+    if steps is not None or device is not None:
         save_config(folder, config)
     env = config.load_env()
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     existing_file(folder / EPISODES)
     with _open(folder, env, config, progress, stop) as run:
-        actor = _actor(env, config, *load_model(checkpoint))
+        actor = _actor(env, config, *load_model(checkpoint, config.device))
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
-        trainer = Trainer(env, actor, config, _reference(folder), stored)
+        trainer = Trainer(env, actor, config, _reference(folder, config), stored)
         restore(checkpoint, trainer)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
         run.train(trainer)
@@ -137,7 +144,7 @@ def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
         prompt = load_renderer(tokenizer).prompt
         longest = max((len(prompt(e.messages, ())) for e in demonstrations[:MEASURED]), default=0)
         tokens = min(max(SHORTEST_CONTEXT, 2 * longest), config.model.max_positions)
-    model = make_model(config.model, len(tokenizer), config.seed)
+    model = make_model(config.model, len(tokenizer), config.seed).to(device_of(config.device))
     return _actor(replace(env, budget=replace(env.budget, tokens=tokens)), config, model, tokenizer)
 
 
@@ -307,9 +314,9 @@ def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Rendere
     return demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
 
 
-def _reference(folder: Path) -> PreTrainedModel | None:
+def _reference(folder: Path, config: TrainConfig) -> PreTrainedModel | None:
     """Load the policy that the run's algorithm compares with, if it does."""
-    return load_model(folder / REFERENCE)[0] if (folder / REFERENCE).exists() else None
+    return load_model(folder / REFERENCE, config.device)[0] if (folder / REFERENCE).exists() else None
 
 
 def _minutes(config: TrainConfig) -> str:

@@ -92,7 +92,7 @@ def score_rows(
     """
     whole = [torch.zeros_like(rows.rollout_logprobs) for _ in names]
     for indices in rows.cut_rows(token_budget):
-        part = rows.select(indices)
+        part = rows.select(indices, model.device)
         width = part.token_ids.shape[1]
         with routed(model, None if given is None else given[indices, :width]) as routes:
             scores = score_tokens(model, part.token_ids, temperature, precision=precision)
@@ -100,7 +100,7 @@ def score_rows(
             log.add(indices, routes)
         for out, name in zip(whole, names, strict=True):
             values = getattr(scores, name)
-            out[indices, :width] = torch.where(part.loss_mask, values, values.new_zeros(()))
+            out[indices, :width] = torch.where(part.loss_mask, values, values.new_zeros(())).to(out.device)
     return whole
 
 

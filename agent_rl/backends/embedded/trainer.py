@@ -137,7 +137,7 @@ class Trainer:
         for _ in range(config.updates_per_batch):
             prepared, of_objective = self._prepare(batch) if self.algorithm.preparation else (batch, {})
             sums = dict[str, float]()
-            for micro_batch in prepared.cut(config.micro_batch_tokens):
+            for micro_batch in prepared.cut(config.micro_batch_tokens, self.actor.model.device):
                 for name, value in self._accumulate(micro_batch, whole).items():
                     sums[name] = sums.get(name, 0.0) + value
             norm = self.optimizer.step(scale)

@@ -111,15 +111,18 @@ def warm_start(
         total, whole = 0.0, sum(sum(weights[1:]) for _, weights in batch)
         cut, tokens = (len(batch) + 1) // 2, sum(len(ids) for ids, _ in batch)
         for part in filter(None, (batch[:cut], batch[cut:])):  # the short half is not padded to the long one's width
-            ids, weights = _padded(part)
+            ids, weights = (x.to(model.device) for x in _padded(part))
             with routed(model) as routes:
                 logprobs = score_tokens(model, ids).logprobs
             loss = -(logprobs * weights).sum() / whole
             if config.balance and routes.logits:
-                lengths = torch.tensor([len(row_ids) for row_ids, _ in part])
-                real, share = torch.arange(ids.shape[1] - 1) < lengths[:, None], int(lengths.sum()) / tokens
+                lengths = torch.tensor([len(row_ids) for row_ids, _ in part], device=ids.device)
+                real, share = (
+                    torch.arange(ids.shape[1] - 1, device=ids.device) < lengths[:, None],
+                    int(lengths.sum()) / tokens,
+                )
                 loss = loss + config.balance * share * balance_loss(routes, real, model.config.num_experts_per_tok)
-            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.backward(loss)
             total += float(loss.detach())
         optimizer.step(scale)
         return total

@@ -213,12 +213,13 @@ class FusedForward:
         gates, experts = probabilities.topk(self.top_k, -1)
         if self.normalise_gates:
             gates = gates / gates.sum(-1, keepdim=True)
-        gates, y = gates.to(h.dtype), torch.zeros_like(h)
-        for index, expert in enumerate(layer.experts):
-            rows, choice = torch.where(experts == index)
-            if len(rows):
-                part = _swiglu(h[rows], *expert)
-                y.index_add_(0, rows, part * gates[rows, choice, None])
+        picks, y = experts.flatten(), torch.zeros_like(h)
+        order = picks.argsort(stable=True)
+        counts = picks.bincount(minlength=len(layer.experts)).tolist()  # a GPU is waited for here only
+        rows, gates = order // self.top_k, gates.to(h.dtype).flatten()[order, None]
+        for expert, row, gate in zip(layer.experts, torch.split(rows, counts), torch.split(gates, counts), strict=True):
+            if len(row):
+                y.index_add_(0, row, _swiglu(h[row], *expert) * gate)
         return y, experts
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

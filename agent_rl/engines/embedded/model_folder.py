@@ -8,22 +8,25 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.engines.base import WeightFormat
+from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.quantization import forward_in
 from agent_rl.engines.model_files import require_model
 from agent_rl.errors import CheckpointError
 
 
-def load_model(folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a folder's model, in float32, and its tokenizer.
+def load_model(folder: str | Path, device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return a folder's model, in float32 on a device, and its tokenizer.
 
     Raises:
         CheckpointError: if the folder holds no model, or a damaged one.
+        ConfigError: if this machine has no such device.
     """
     require_model(folder)
+    place = device_of(device)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return model, AutoTokenizer.from_pretrained(folder)
+        return model.to(place), AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # what its many readers raise about a file that is cut short or missing
         raise CheckpointError(
             f"the model in '{folder}' can't be loaded, {type(error).__name__}: {str(error)[:200]}; take another folder"
