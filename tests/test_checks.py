@@ -142,7 +142,7 @@ def test_check_command_exits_by_its_findings(capsys: pytest.CaptureFixture[str],
 
 @pytest.mark.parametrize("env", sorted(BUILTIN))
 def test_check_passes_builtin_environments(env: str) -> None:
-    report = ar.check(env, n=1)
+    report = ar.check(env, n=1, seconds=600)
     assert report.ok, "\n".join(map(str, report.findings))
 
 
