@@ -12,6 +12,7 @@ import pytest
 import agent_rl as ar
 from agent_rl.backends.embedded import run as embedded
 from agent_rl.cli import main
+from agent_rl.gym import registry
 from agent_rl.gym.tasks import TaskSource
 from agent_rl.gym.tool import call_tools
 from agent_rl.runs.folder import removed_if_unused
@@ -103,6 +104,30 @@ def test_blocking_async_tool_times_out() -> None:
 
     (answer,) = asyncio.run(call_tools({"block": block}, [ar.ToolCall("1", "block")], None))
     assert answer.tool_error == "timeout" and "without an await; make it a sync function" in answer.content
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "message"),
+    [
+        ("reset", ("hi", {}), "a pair with a dict, as Gymnasium's: return it alone, without info"),
+        ("reset", [{"role": "user", "content": "hi"}], "'role': 'user'}: write ar.Message(role, content)"),
+        ("oracle", "hi", "such as its oracle, is a str: a plain `def` that yields its answers"),
+        ("oracle", [3], "such as its oracle, is a list: a plain `def`"),
+        ("oracle", (x for x in [3]), "a script yielded 3: yield a str or ar.Message('assistant', ...)"),
+    ],
+)
+def test_episode_names_wrong_answers(method: str, value: object, message: str) -> None:
+    body = {"__module__": f"mistaken_{message}", "oracle": lambda self: (x for x in ["hi"])}
+    env = type("Wrong", (Mistaken,), body | {method: lambda *arguments: value})
+    ar.register("wrong-v0", tasks=[{"n": 1}])(env)
+    (episode,) = ar.run(env)
+    registry._specs._parts.pop("wrong-v0")
+    assert episode.error is not None and message in episode.error.message
+
+
+def test_run_refuses_an_instance() -> None:
+    with pytest.raises(ar.ConfigError, match="give the class or its id; every episode makes an instance of its own"):
+        ar.run(Mistaken())  # type: ignore[arg-type]
 
 
 # --- files ---
