@@ -111,8 +111,8 @@ def test_blocking_async_tool_times_out() -> None:
     [
         ("reset", ("hi", {}), "a pair with a dict, as Gymnasium's: return it alone, without info"),
         ("reset", [{"role": "user", "content": "hi"}], "'role': 'user'}: write ar.Message(role, content)"),
-        ("oracle", "hi", "such as its oracle, is a str: a plain `def` that yields its answers"),
-        ("oracle", [3], "such as its oracle, is a list: a plain `def`"),
+        ("oracle", "hi", "such as its oracle, is a str: write a plain `def` that yields its answers"),
+        ("oracle", [3], "such as its oracle, is a list: write a plain `def`"),
         ("oracle", (x for x in [3]), "a script yielded 3: yield a str or ar.Message('assistant', ...)"),
     ],
 )
@@ -160,11 +160,11 @@ def test_main_reports_unusable_places(
     assert "choose a shorter name" in said(capsys, "rollout", "n=1", f"out={tmp_path}/{'x' * 300}")
 
     def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "episodes.jsonl")
+        raise OSError(errno.ENOSPC, "No space left on device")  # as os.write does, without the file's name
 
     monkeypatch.setattr("agent_rl.store.episodes._append", full)
     err = said(capsys, "rollout", "n=1", f"out={tmp_path}/out")
-    assert "episodes.jsonl: No space left on device; free some space" in err
+    assert f"{tmp_path}/out/episodes.jsonl: No space left on device; free some space" in err
 
 
 def test_main_calls_the_unexpected_a_defect(

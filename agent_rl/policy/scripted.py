@@ -68,7 +68,7 @@ class ScriptedConversation:
         if not isinstance(played, Generator):
             name, kind = type(env).__name__, type(played).__name__
             raise TypeError(
-                f"a script of {name}, such as its oracle, is a {kind}: a plain `def` that yields its answers"
+                f"a script of {name}, such as its oracle, is a {kind}: write a plain `def` that yields its answers"
             )
         with closing(played) as answers:
             answer = next(answers, None)
