@@ -339,6 +339,8 @@ def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:
 def _id_of(env: str | type[Env]) -> str:
     if isinstance(env, str):
         return env
+    if not isinstance(env, type):
+        raise ConfigError(f"env={env!r}: give the class or its id; every episode makes an instance of its own")
     found = next((id for id in env_ids() if spec(id).cls is env), None)
     if found is None:
         raise ConfigError(f"{env.__name__} is not registered: decorate it with @agent_rl.register('name-v0', ...)")
