@@ -41,7 +41,7 @@ test: setup-dev  ## run the tests: offline
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-sandbox: setup-dev  ## test the other kinds of sandboxes, too; ARGS="tests/e2e/test_docker.py" adds Docker's
-	@$(BIN)/python -m pytest -m 'sandbox or e2e' tests/sandbox $(ARGS)
+	@$(BIN)/python -m pytest -m 'sandbox or e2e' tests/sandbox tests/test_checks.py $(ARGS)
 
 test-verl: setup-verl  ## compare the algorithms with verl's and TRL's, and both backends
 	@AGENT_RL_REFERENCE=1 $(VENV_VERL)/bin/python -m pytest tests/reference tests/on_verl $(ARGS)

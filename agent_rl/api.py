@@ -28,7 +28,7 @@ from agent_rl.policy.by_name import require_policy
 from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
 from agent_rl.rollout.fit import check_policy_fit
-from agent_rl.runs.folder import CONFIG, load_imports
+from agent_rl.runs.folder import CONFIG, check_place, load_imports
 
 if TYPE_CHECKING:
     from agent_rl.backends.embedded.config import TrainConfig
@@ -295,11 +295,12 @@ def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
         from agent_rl.backends.embedded.check import check_run
 
         env = check_run(config)  # a mistake shows before torch is imported
+        check_place(config.runs_dir, config.name or env.name)
         require_torch()
         from agent_rl.backends.embedded.run import start_run
 
         return _shown(partial(start_run, config, env=env), progress)
-    config.load_env()
+    check_place(config.runs_dir, config.name or config.load_env().name)
     require_torch()
     require_verl()
     from agent_rl.backends.verl.driver.run import start
@@ -338,6 +339,8 @@ def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:
 def _id_of(env: str | type[Env]) -> str:
     if isinstance(env, str):
         return env
+    if not isinstance(env, type):
+        raise ConfigError(f"env={env!r}: give the class or its id; every episode makes an instance of its own")
     found = next((id for id in env_ids() if spec(id).cls is env), None)
     if found is None:
         raise ConfigError(f"{env.__name__} is not registered: decorate it with @agent_rl.register('name-v0', ...)")

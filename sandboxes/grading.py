@@ -8,11 +8,14 @@ part.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError
@@ -25,6 +28,8 @@ MAX_SOURCE = 1024 * 1024
 """Bytes of one file that is graded."""
 
 _CALL = Path(call_function.__file__).read_text()
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+"""Of each event loop: as many tests run at a time as there are processors, so that none is late as others run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ async def grade(
             large or no regular file fails every test.
         tests: each runs in a sandbox of its own, so that none can leave a word for the next.
         sandboxes: where the fresh ones come from.
-        timeout: seconds of each test.
+        timeout: seconds of each test, once it runs: it waits while as many others run as there are processors.
         limits: of the fresh sandboxes.
 
     Raises:
@@ -97,7 +102,11 @@ async def grade(
         copies = {name: await sandbox.read_file(name, max_bytes=MAX_SOURCE) for name in files}
     except FileAccessError as error:
         return Verdict((False,) * len(tests), (str(error),) * len(tests))
-    reasons = [await _judge(copies, test, sandboxes, timeout, limits) for test in tests]
+    turns = _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
+    reasons = []
+    for test in tests:
+        async with turns:
+            reasons.append(await _judge(copies, test, sandboxes, timeout, limits))
     return Verdict(tuple(not reason for reason in reasons), tuple(reasons))
 
 

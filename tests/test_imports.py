@@ -267,7 +267,8 @@ from agent_rl.cli import main
 for line in ("algorithms", "train --config", "train --explain algorithm=ppo", "train --dry-run"):
     assert main(line.split()) == 0
 for line in ("lr=3", "algorithm=GRPO", "hardware=gpu_80gb", "env=calculater", "steps=many",
-             "start_from=nowhere --dry-run", "backend=verl env=calculater start_from=x"):
+             "start_from=nowhere --dry-run", "backend=verl env=calculater start_from=x", "name=a/b",
+             "runs_dir=/dev/null/runs", "resume=nowhere", "episodes=nowhere algorithm=dpo"):
     assert main(["train", *line.split()]) == 1
 """
 
@@ -277,8 +278,27 @@ def test_command_line_needs_no_torch_until_it_trains(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     said = [line.partition("agent-rl: ")[2] for line in ran.stderr.splitlines() if line.startswith("agent-rl: ")]
     wrong = ("optimizer.lr", "Did you mean 'grpo'", "backend=verl", "calculator-v0", "steps='many'", "nowhere", "or-v0")
+    wrong += ("a folder's name", "a part of the path is a file", "is no run", "no episode file")
     assert all(word in line for word, line in zip(wrong, said, strict=True)), said
     assert ran.stdout.count("grpo") > 1 and "Tasks per step" in ran.stdout
+
+
+MISTYPED = """
+import sys
+from agent_rl.cli import main
+for line in ("tran", "--stepz", "sandbox doctr", "completion fish", "view", "compare", "train --dry_run=3"):
+    try:
+        raise AssertionError(main(line.split()))
+    except SystemExit as stop:
+        assert stop.code == 2, line
+assert main(["init", "json"]) == 1
+print(*(name for name in ("torch", "transformers", "hydra", "numpy", "pydantic", "rich") if name in sys.modules))
+"""
+
+
+def test_mistyped_commands_import_nothing_heavy() -> None:
+    ran = run_python("-c", MISTYPED)
+    assert (ran.returncode, ran.stdout.strip()) == (0, ""), ran.stderr
 
 
 @pytest.mark.parametrize("name", ["agent_rl.algorithms.batch", "matplotlib.figure"])

@@ -12,6 +12,7 @@ import pytest
 import agent_rl as ar
 from agent_rl.backends.embedded import run as embedded
 from agent_rl.cli import main
+from agent_rl.gym import registry
 from agent_rl.gym.tasks import TaskSource
 from agent_rl.gym.tool import call_tools
 from agent_rl.runs.folder import removed_if_unused
@@ -105,6 +106,30 @@ def test_blocking_async_tool_times_out() -> None:
     assert answer.tool_error == "timeout" and "without an await; make it a sync function" in answer.content
 
 
+@pytest.mark.parametrize(
+    ("method", "value", "message"),
+    [
+        ("reset", ("hi", {}), "a pair with a dict, as Gymnasium's: return it alone, without info"),
+        ("reset", [{"role": "user", "content": "hi"}], "'role': 'user'}: write ar.Message(role, content)"),
+        ("oracle", "hi", "such as its oracle, is a str: write a plain `def` that yields its answers"),
+        ("oracle", [3], "such as its oracle, is a list: write a plain `def`"),
+        ("oracle", (x for x in [3]), "a script yielded 3: yield a str or ar.Message('assistant', ...)"),
+    ],
+)
+def test_episode_names_wrong_answers(method: str, value: object, message: str) -> None:
+    body = {"__module__": f"mistaken_{message}", "oracle": lambda self: (x for x in ["hi"])}
+    env = type("Wrong", (Mistaken,), body | {method: lambda *arguments: value})
+    ar.register("wrong-v0", tasks=[{"n": 1}])(env)
+    (episode,) = ar.run(env)
+    registry._specs._parts.pop("wrong-v0")
+    assert episode.error is not None and message in episode.error.message
+
+
+def test_run_refuses_an_instance() -> None:
+    with pytest.raises(ar.ConfigError, match="give the class or its id; every episode makes an instance of its own"):
+        ar.run(Mistaken())  # type: ignore[arg-type]
+
+
 # --- files ---
 
 
@@ -135,11 +160,11 @@ def test_main_reports_unusable_places(
     assert "choose a shorter name" in said(capsys, "rollout", "n=1", f"out={tmp_path}/{'x' * 300}")
 
     def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "episodes.jsonl")
+        raise OSError(errno.ENOSPC, "No space left on device")  # as os.write does, without the file's name
 
     monkeypatch.setattr("agent_rl.store.episodes._append", full)
     err = said(capsys, "rollout", "n=1", f"out={tmp_path}/out")
-    assert "episodes.jsonl: No space left on device; free some space" in err
+    assert f"{tmp_path}/out/episodes.jsonl: No space left on device; free some space" in err
 
 
 def test_main_calls_the_unexpected_a_defect(

@@ -37,7 +37,7 @@ SETTINGS = {name: {*setting_names(schema)} for name, schema in SCHEMAS.items()}
 PRESETS = {preset for group in ("algorithm", "hardware", "model") for preset in choices(group)}
 OWN = ("backend", "config", "resume", "verl.KEY", "budget.KEY")
 """Keys that the command line reads itself, and those to be filled in."""
-TO_FILL_IN = re.compile(r"[A-Z]+|\.\.\.|name|http:.*|runs/\S*|(eval|train)-\d\S*")
+TO_FILL_IN = re.compile(r"[A-Z]+|\.\.\.|name|http:.*|\S+\|\S+|runs/\S*|(eval|train)-\d\S*")
 EXAMPLES = {"riddle.py", "my-env", "name-v0", "lab/shop-v0", "agent_rl/lab.shop-v0", "agent_rl/NAME"}
 """Names that a user chooses."""
 ELSEWHERE = {
@@ -111,7 +111,7 @@ def is_command(piece: str) -> bool:
 
 
 def is_argument(word: str, command: str = "") -> bool:
-    """Whether an option, a setting or a value stands in a command's place."""
+    """Whether a word can follow a command: an option, a setting or a value."""
     if word.startswith("--"):
         return word == TRACEBACK or any(word in found for name, found in commands().items() if command in ("", name))
     if command == "view" and re.match(r"\w+[<>=]", word):  # a filter
@@ -208,9 +208,15 @@ def is_text(piece: str) -> bool:
     return all(map(is_argument, words)) or piece in source()[1]
 
 
+def is_variable(piece: str) -> bool:
+    """`AGENT_RL_TEST_DEVICE=cuda`: the tests read it."""
+    return any(piece.partition("=")[0] in file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("*.py"))
+
+
 FORMS: Mapping[str, tuple[re.Pattern[str], Callable[[str], bool]]] = {
     "command": (re.compile(r"(agent-rl|make|pip)( .*)?"), is_command),
     "option": (re.compile(r"--\S+( .*)?"), lambda piece: is_argument(piece.split()[0])),
+    "variable": (re.compile(r"AGENT_RL_\w+(=\S*)?"), is_variable),
     "setting": (re.compile(r"[a-z][\w.]*=\S*"), is_keyword_or_setting),
     "assignment": (re.compile(r"\w+ = .*"), is_argument_of_python),
     "python": (re.compile(r"@?[A-Za-z_][\w.]*\(.*\)|@[\w.]+|ar\.[\w.]+"), is_python),

@@ -49,6 +49,7 @@ async def sleeper() -> str: ...
         lambda: tool(inline=True, timeout=5)(lambda: 1),
         lambda: tool(inline=True)(sleeper),
         lambda: tool(timeout=0)(sleeper),
+        lambda: tool(max_output=0)(sleeper),
         lambda: tool(timeout=float("nan"))(sleeper),
         lambda: tool(name="two words")(sleeper),
     ],
@@ -342,3 +343,21 @@ def test_tool_still_works_as_function_and_method():
     assert isinstance(Shop.price, Tool)
     assert Shop.price.__doc__ == "Price it."
     assert list(Shop.price.spec.parameters["properties"]) == ["item"]
+
+
+@pytest.mark.parametrize("options", [{}, {"inline": True}], ids=["thread", "inline"])
+def test_tool_cuts_long_results_in_the_middle(options):
+    @tool(max_output=11, **options)
+    def say(text: str) -> str:
+        return text
+
+    assert call(say, text="x" * 11).content == "x" * 11
+    assert call(say, text="abcdefghijklmnop").content == "abcdef\n[... 5 characters left out ...]\nlmnop"
+
+
+def test_tool_floods_are_cut_by_default():
+    @tool
+    async def flood() -> str:
+        return "x" * 10_000_000
+
+    assert len(call(flood).content) < 70_000

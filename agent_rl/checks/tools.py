@@ -22,6 +22,8 @@ TEXTS = ("", HUGE, "żółć 日本 \U0001f600 \u202e\u0000", "\ud800", "'; DROP
 """What a policy may say at any time; all can come from a tokenizer or a JSON decoder."""
 ODD: tuple[JSON, ...] = (None, True, -1, 10**30, 0.5, float("inf"), *TEXTS, [], [[]], {}, {"a": [None]})
 """Values of any type, for arguments of any type."""
+REPLIES = 16
+"""Of one episode, so that slow tools stay within its time."""
 FAILURES = 3
 """After so many failed episodes the rest is not tried."""
 
@@ -106,7 +108,7 @@ async def check_fuzz(bench: Bench) -> None:
     failures = 0
 
     def say(env: Env, seed: int) -> Script:
-        while left:
+        for _ in range(min(REPLIES, len(left))):
             yield left.popleft()
 
     while left and failures < FAILURES:

@@ -15,15 +15,6 @@ from agent_rl.rollout.comparison import compare as compared
 from agent_rl.view.selection import select
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to its parser."""
-    parser.add_argument("first", help="an episodes.jsonl, or a run's folder")
-    parser.add_argument("second", help="another, with the same tasks")
-    where = "only episodes for which this holds, such as purpose=eval; all of several hold"
-    parser.add_argument("--where", action="append", default=[], metavar="FIELD=VALUE", help=where)
-    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
-
-
 def compare(arguments: argparse.Namespace) -> int:
     """Print how two rollouts differ.
 

@@ -1,4 +1,7 @@
-"""The parser of the command line, and `main`, which runs a command."""
+"""The parser of the command line, and `main`, which runs a command.
+
+A command's module is imported when the command runs: a mistyped one is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,14 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from pkgutil import resolve_name
+from typing import Any, cast
 
-from agent_rl.cli import check, compare, episodes, listing, training, view
-from agent_rl.cli import sandbox as sandbox_commands
-from agent_rl.cli.completion import print_completion
+from agent_rl.cli.arguments import add_comparison, add_selection
 from agent_rl.cli.failure import describe
-from agent_rl.cli.project.init import init
 from agent_rl.errors import AgentRLError, ConfigError
-from agent_rl.gym.registry import load_once
 from agent_rl.version import __version__
 
-Command: TypeAlias = Callable[[argparse.Namespace], int]
 EXAMPLES = {  # of the commands whose description has none
     "init": ("agent-rl init my-env",),
     "envs": ("agent-rl envs", "agent-rl envs --import my_envs.py"),
@@ -39,10 +38,11 @@ TRACEBACK = "--traceback"
 class _Parser(argparse.ArgumentParser):
     """Adds a command's settings to its help when it is asked for."""
 
-    list_settings: Callable[[], str] = staticmethod(str)
+    settings = ""
+    """The name of the function that returns them."""
 
     def format_help(self) -> str:
-        self.description = f"{self.description or ''}{self.list_settings()}"
+        self.description = f"{self.description or ''}{_resolve(self.settings)() if self.settings else ''}"
         return super().format_help()
 
 
@@ -51,13 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     with_traceback = TRACEBACK in given
     arguments = _parser().parse_args([word for word in given if word != TRACEBACK])
-    command: Command = arguments.command
     if level := getattr(arguments, "log_level", None):
         logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         for file in getattr(arguments, "imports", None) or []:
             _load(file)
-        status = command(arguments)
+        status: int = _resolve(arguments.command)(arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # as of `agent-rl view FOLDER | head`
@@ -74,7 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _resolve(name: str) -> Callable[..., Any]:
+    """Import a function of the command line, `module:function`."""
+    return cast(Callable[..., Any], resolve_name(f"agent_rl.cli.{name}"))
+
+
 def _load(file: str) -> None:
+    from agent_rl.gym.registry import load_once
+
     try:
         load_once(str(Path(file).resolve()))
     except (AgentRLError, KeyboardInterrupt):
@@ -102,23 +108,23 @@ def _parser() -> argparse.ArgumentParser:
         "--import", dest="imports", action="append", metavar="FILE", help="a Python file that registers environments"
     )
 
-    def add(name: str, command: Command, text: str, *, description: str | None = None, settings: str = "") -> _Parser:
+    def add(name: str, command: str, text: str, *, description: str | None = None, settings: str = "") -> _Parser:
         added = commands.add_parser(name, parents=[imports], help=text, description=description, formatter_class=raw)
         added.set_defaults(command=command)
         if settings:
             added.add_argument("overrides", nargs="*", metavar="key=value", help=settings)
         return added
 
-    add("envs", listing.list_envs, "list the registered environments")
+    add("envs", "listing:list_envs", "list the registered environments")
     about = "Find what is wrong with an environment, and what policies without skill score in it, without a model."
-    checked = add("check", check.check, about, description=about)
+    checked = add("check", "check:check", about, description=about)
     checked.add_argument("env", help="the id of a registered environment")
     checked.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
     checked.add_argument("--json", action="store_true", help="print the report as JSON")
-    checked.list_settings = check.check_help
+    checked.settings = "check:check_help"
     about = "Train a model on an environment; by default a small one: warm start, then reinforcement learning."
-    trained = add("train", training.train, about, description=about, settings="settings; backend=verl; resume=FOLDER")
-    trained.list_settings = training.train_help
+    trained = add("train", "training:train", about, description=about, settings="settings; backend=verl; resume=FOLDER")
+    trained.settings = "training:train_help"
     for option, text in {
         "--config": "print every setting and its meaning; train nothing",
         "--explain": "print the algorithm's formula; train nothing",
@@ -126,36 +132,37 @@ def _parser() -> argparse.ArgumentParser:
     }.items():
         trained.add_argument(option, action="store_true", help=text)
     about = "Run episodes without training, print them as a table, and store them."
-    add(
-        "rollout", episodes.rollout, about, description=about, settings="settings; resume=FILE"
-    ).list_settings = episodes.rollout_help
+    played = add("rollout", "episodes:rollout", about, description=about, settings="settings; resume=FILE")
+    played.settings = "episodes:rollout_help"
     about = "say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
-    add("doctor", training.doctor, about, settings="settings, as of train")
-    add("algorithms", listing.list_algorithms, "list the algorithms and the parts that they are made of, with formulas")
-    reading = commands.add_parser("view", help="read stored episodes", description=view.HELP, formatter_class=raw)
-    view.add_arguments(reading)
-    reading.set_defaults(command=view.view)
+    add("doctor", "training:doctor", about, settings="settings, as of train")
+    about = "list the algorithms and the parts that they are made of, with formulas"
+    add("algorithms", "listing:list_algorithms", about)
+    reading = commands.add_parser("view", help="read stored episodes", formatter_class=raw)
+    add_selection(reading)
+    reading.set_defaults(command="view:view")
+    reading.settings = "view:view_help"
     about = "compare two rollouts by the tasks that both played: success and reward, with a paired test"
     comparing = commands.add_parser("compare", help=about, description=about)
-    compare.add_arguments(comparing)
-    comparing.set_defaults(command=compare.compare)
+    add_comparison(comparing)
+    comparing.set_defaults(command="compare:compare")
     about = "write a small project: an environment, tasks, settings and a test, ready to train on"
     project = commands.add_parser("init", help=about, description=about)
     project.add_argument("folder", help="a new folder; its name is the environment's, as in my-env")
-    project.set_defaults(command=init)
+    project.set_defaults(command="project.init:init")
     about = "print a script that completes commands: source <(agent-rl completion bash)"
     completing = commands.add_parser("completion", help=about, description=about)
     completing.add_argument("shell", choices=["bash", "zsh"])
-    completing.set_defaults(command=print_completion, parser=parser)
+    completing.set_defaults(command="completion:print_completion", parser=parser)
     sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
     actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
     sandboxes = actions.add_parser(
         "doctor", help="say what sandboxes guarantee on this machine, and what to do about it"
     )
-    sandboxes.set_defaults(command=sandbox_commands.sandbox_doctor)
+    sandboxes.set_defaults(command="sandbox:sandbox_doctor")
     image = actions.add_parser("build-image", help="make Docker's base image of this interpreter, offline")
     image.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")
-    image.set_defaults(command=sandbox_commands.build_image)
+    image.set_defaults(command="sandbox:build_image")
     for name, lines in EXAMPLES.items():
         commands.choices[name].epilog = "\n  ".join(("examples:", *lines))
         commands.choices[name].formatter_class = raw

@@ -62,7 +62,9 @@ def doctor(arguments: argparse.Namespace) -> int:
     if settings.pop("backend", None) != "verl":
         raise ConfigError("doctor looks at Ray's cluster: write agent-rl doctor backend=verl, and settings as of train")
     from agent_rl.backends.verl.config.settings import VerlConfig
-    from agent_rl.backends.verl.driver import run as verl_run
 
     config = load_config("backend/verl", VerlConfig, settings={"start_from": "MODEL", **settings})
+    api.require_verl()
+    from agent_rl.backends.verl.driver import run as verl_run
+
     return verl_run.doctor(config, print)

@@ -248,9 +248,13 @@ def messages_of(observation: Observation) -> tuple[Message, ...]:
         return (Message("user", observation),)
     if isinstance(observation, tuple):
         messages = observation
+        if len(messages) == 2 and isinstance(messages[1], dict):
+            raise TypeError("an observation is a pair with a dict, as Gymnasium's: return it alone, without info")
     else:
         messages = tuple(observation) if isinstance(observation, Sequence) else (observation,)
     for message in messages:
         if not isinstance(message, Message):
-            raise TypeError(f"an observation is a str, a Message or a sequence of them, not {reprlib.repr(message)}")
+            hint = ": write ar.Message(role, content)" if isinstance(message, dict) else ""
+            shown = reprlib.repr(message)
+            raise TypeError(f"an observation is a str, a Message or a sequence of them, not {shown}{hint}")
     return messages

@@ -29,10 +29,12 @@ BUILTIN = {
     name: f"agent_rl.envs.{name.partition('-v')[0]}"
     for name in (
         "calculator-v0",
+        "code-v0",
         "frozenlake-v0",
         "guess-v0",
         "python-v0",
         "search-v0",
+        "shell-v0",
         "sql-v0",
     )
 }

@@ -29,6 +29,8 @@ Owner = TypeVar("Owner")
 R_co = TypeVar("R_co", covariant=True)
 
 DEFAULT_TIMEOUT = 30.0
+MAX_OUTPUT = 65536
+"""Characters of a result that the model gets to read by default."""
 BLOCKED = 0.5
 """Seconds beyond its timeout that an async tool may take, as the event loop may be busy elsewhere."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI's API takes
@@ -60,6 +62,7 @@ class Tool(Generic[P, R_co]):
         name: str | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
         inline: bool = False,
+        max_output: int = MAX_OUTPUT,
     ) -> None:
         update_wrapper(cast(Callable[..., object], self), function)
         parameters = list(inspect.signature(function).parameters.values())
@@ -67,9 +70,12 @@ class Tool(Generic[P, R_co]):
         self.function = function
         self.timeout = timeout
         self.inline = inline
+        self.max_output = max_output
         self.is_async = inspect.iscoroutinefunction(function)
         self.is_method = bool(parameters) and parameters[0].name == "self"
         _check_options(name, timeout, inline, self.is_async)
+        if not max_output > 0:
+            raise DefinitionError(f"tool '{name}' has max_output={max_output}; give a positive number of characters")
         if self.is_method:
             del parameters[0]
         self.parameters = tuple(p.name for p in parameters)
@@ -112,7 +118,11 @@ _Start: TypeAlias = Callable[[], Awaitable[Message]]
 def tool(function: Callable[P, T], /) -> Tool[P, T]: ...
 @overload
 def tool(
-    *, name: str | None = None, timeout: float | None = DEFAULT_TIMEOUT, inline: bool = False
+    *,
+    name: str | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    inline: bool = False,
+    max_output: int = MAX_OUTPUT,
 ) -> Callable[[Callable[P, T]], Tool[P, T]]: ...
 def tool(
     function: Callable[P, T] | None = None,
@@ -121,6 +131,7 @@ def tool(
     name: str | None = None,
     timeout: float | None = DEFAULT_TIMEOUT,
     inline: bool = False,
+    max_output: int = MAX_OUTPUT,
 ) -> Tool[P, T] | Callable[[Callable[P, T]], Tool[P, T]]:
     """Make a tool of a free function or of a `ToolEnv` method, sync or async.
 
@@ -135,6 +146,8 @@ def tool(
             function that is late is abandoned and continues in the background until it returns.
         inline: run a sync function straight on the event loop: much the fastest, and in order, but nothing else runs
             meanwhile and no timeout applies. For pure computation of microseconds.
+        max_output: characters of a result that the model gets to read: half from the head, half from the tail, with a
+            line in the gap that says how many were left out.
 
     Raises:
         DefinitionError: if no schema can be read off the signature, or the options contradict each other.
@@ -143,7 +156,7 @@ def tool(
         if not callable(function):
             raise DefinitionError(f"@ar.tool({function!r}): options have names, such as @ar.tool(timeout=30)")
         return Tool(function)
-    return lambda function: Tool(function, name=name, timeout=timeout, inline=inline)
+    return lambda function: Tool(function, name=name, timeout=timeout, inline=inline, max_output=max_output)
 
 
 def _check_options(name: str, timeout: float | None, inline: bool, is_async: bool) -> None:
@@ -202,7 +215,7 @@ def _begin(tools: Mapping[str, AnyTool], call: ToolCall, instance: object) -> Me
             return partial(_wait, called, call, running.result)
         bound = running.finished
     try:
-        return _result(call, bound())
+        return _result(called, call, bound())
     except (Exception, SystemExit) as error:
         return _raised(call, error)
 
@@ -220,7 +233,7 @@ async def _wait(called: AnyTool, call: ToolCall, start: Callable[[], Awaitable[o
         ):
             why = f"it took {seconds:.1f} s without an await; make it a sync function, which runs in a thread"
             return _failure(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} has {called.timeout:g} s: {why}")
-        return _result(call, value)
+        return _result(called, call, value)
     except (Exception, SystemExit) as error:
         if isinstance(error, TimeoutError) and clock.expired():  # not one that the tool itself raised
             return _failure(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} took more than {called.timeout:g} s")
@@ -251,8 +264,13 @@ def _plain(value: object) -> object:
     raise TypeError(f"a result of type {type(value).__name__} has no JSON form; return text, numbers or containers")
 
 
-def _result(call: ToolCall, value: object) -> Message:
-    return Message("tool", as_text(value), tool_call_id=call.id, name=call.name)
+def _result(called: AnyTool, call: ToolCall, value: object) -> Message:
+    text, most = as_text(value), called.max_output
+    if len(text) > most:
+        tail = most // 2
+        gap = f"\n[... {len(text) - most} characters left out ...]\n"
+        text = text[: most - tail] + gap + text[len(text) - tail :]
+    return Message("tool", text, tool_call_id=call.id, name=call.name)
 
 
 def _failure(call: ToolCall, kind: ToolErrorKind, complaint: str) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -63,9 +64,19 @@ class ScriptedConversation:
             self._tokens = TokenPolicy(engine, policy.renderer, _WHOLE_REPLIES).start(env.tools, seed)
 
     def _play(self, script: Callable[[Env, int], Script], env: Env, seed: int) -> Generator[Message]:
-        with closing(script(env, seed)) as answers:
+        played: object = script(env, seed)
+        if not isinstance(played, Generator):
+            name, kind = type(env).__name__, type(played).__name__
+            raise TypeError(
+                f"a script of {name}, such as its oracle, is a {kind}: write a plain `def` that yields its answers"
+            )
+        with closing(played) as answers:
             answer = next(answers, None)
             while answer is not None:
+                if not isinstance(answer, str | Message):
+                    raise TypeError(
+                        f"a script yielded {reprlib.repr(answer)}: yield a str or ar.Message('assistant', ...)"
+                    )
                 yield Message("assistant", answer) if isinstance(answer, str) else answer
                 try:
                     answer = answers.send(self._observed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -100,20 +101,35 @@ def warn(folder: Path, text: str, say: Callable[[str], object]) -> None:
         say(f"warning: {text}")
 
 
+def check_place(runs_dir: str, name: str) -> None:
+    """Check that a run's folder can be made, and make the folder of runs.
+
+    Raises:
+        ConfigError: if the name can't be a folder's.
+        OSError: if there can be no folder of runs, or none in it.
+    """
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise ConfigError(f"name={name!r} can't be a folder's name: use letters, digits, '-', '_' and '.'")
+    runs = Path(runs_dir)
+    runs.mkdir(parents=True, exist_ok=True)
+    if not os.access(runs, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(runs))
+
+
 def new_folder(runs_dir: str, name: str) -> Path:
     """Make a run's folder.
 
     Raises:
         ConfigError: if the name can't be a folder's.
+        OSError: if it can't be made.
     """
-    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise ConfigError(f"name={name!r} can't be a folder's name: use letters, digits, '-', '_' and '.'")
+    check_place(runs_dir, name)
     runs = Path(runs_dir)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for attempt in range(100):
         folder = runs / (f"{stamp}-{name}" if not attempt else f"{stamp}-{name}-{attempt}")
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir()
         except FileExistsError:
             continue
         _log.info("the run is in %s", folder)

@@ -69,7 +69,11 @@ class EpisodeWriter:
         """
         line = dump_line(episode, experts=self.experts)
         with self._lock:
-            _append(self._open_fd(), line)
+            try:
+                _append(self._open_fd(), line)
+            except OSError as error:
+                error.filename = error.filename or str(self.path)
+                raise
 
     def flush(self) -> None:
         """Wait until everything written so far is on the disk itself."""

@@ -91,7 +91,7 @@ def check_fit(config: VerlConfig) -> str | None:
     except (OSError, ValueError) as error:  # verl may be told of another tokenizer or template
         return (
             f"start_from={config.start_from}: rollout.context={config.rollout.context} and budget.tokens were not "
-            f"compared with the openings of {config.env}, as its tokenizer can't be read "
+            f"compared with the openings of {config.env}, as its tokenizer or template can't be used "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         )
     context = config.rollout.context
