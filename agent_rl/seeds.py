@@ -41,6 +41,8 @@ class Stream(IntEnum):
     """What the random policy says, and the arguments of its calls."""
     COMPARISON = 10
     """Resampled tasks and signs, where two rollouts are compared."""
+    WORLD = 11
+    """What a built-in environment makes of a task's seed, such as a database or files."""
 
 
 def rng(stream: Stream, *key: int) -> np.random.Generator:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent_rl import seeds
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Task
 from agent_rl.envs.quiz import draw_task, one_call
@@ -26,6 +27,7 @@ from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
 from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.sandboxes.base import FileAccessError, Limits
+from agent_rl.seeds import Stream
 from agent_rl.tools.files import MAX_FILE, read_file
 from agent_rl.tools.shell import shell
 
@@ -131,7 +133,7 @@ class Shell(SandboxedEnv):
 
     async def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Open a sandbox, write its files, and ask."""
-        self.world = KINDS[int(str(task["kind"]))](np.random.default_rng(int(str(task["seed"]))))
+        self.world = KINDS[int(str(task["kind"]))](seeds.rng(Stream.WORLD, int(str(task["seed"]))))
         sandbox = await self.open_sandbox()
         for path, text in self.world.files.items():
             await sandbox.write_file(path, text.encode())

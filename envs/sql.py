@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent_rl import seeds
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message, Task
 from agent_rl.envs.quiz import Quiz, draw_task, one_call
@@ -28,6 +29,7 @@ from agent_rl.gym.env import Script
 from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
 from agent_rl.gym.tool import tool
+from agent_rl.seeds import Stream
 from agent_rl.tools.sql import make_read_only
 from agent_rl.tools.sql import query as run_query
 
@@ -92,7 +94,7 @@ FAMILIES = (
 
 def generate(seed: int, theme: Theme) -> sqlite3.Connection:
     """Return the database of a seed."""
-    rng = np.random.default_rng(seed)
+    rng = seeds.rng(Stream.WORLD, seed)
     pairs = rng.choice(len(_SYLLABLES) ** 2, PEOPLE + THINGS + 3, replace=False)
     names = [_SYLLABLES[i // len(_SYLLABLES)] + _SYLLABLES[i % len(_SYLLABLES)] for i in pairs.tolist()]
     places = names[-3:]

@@ -79,7 +79,7 @@ def test_absent_device_is_refused_before_run(folder: Path, tmp_path: Path, monke
     ):
         with pytest.raises(ConfigError, match=r"device=cuda: this machine has auto, cpu$"):
             call()
-    assert not (tmp_path / "runs").exists() and (again / "config.yaml").read_text() == stored
+    assert not any((tmp_path / "runs").glob("*")) and (again / "config.yaml").read_text() == stored
 
 
 def test_resumed_run_stores_its_device(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
