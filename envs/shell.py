@@ -124,6 +124,11 @@ def make_task(split: str, index: int) -> Task:
     return draw_task(split, index, draw, "seed")
 
 
+def world_of(task: Task) -> World:
+    """Return the files of a task, and what is asked of them."""
+    return KINDS[int(str(task["kind"]))](seeds.rng(Stream.WORLD, int(str(task["seed"]))))
+
+
 @register("shell-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=8, seconds=120))
 class Shell(SandboxedEnv):
     """Bring the files of a sandbox into the state that is asked for."""
@@ -133,7 +138,7 @@ class Shell(SandboxedEnv):
 
     async def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Open a sandbox, write its files, and ask."""
-        self.world = KINDS[int(str(task["kind"]))](seeds.rng(Stream.WORLD, int(str(task["seed"]))))
+        self.world = world_of(task)
         sandbox = await self.open_sandbox()
         for path, text in self.world.files.items():
             await sandbox.write_file(path, text.encode())

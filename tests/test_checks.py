@@ -9,11 +9,12 @@ import random
 import re
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from tree import ROOT
 
 import agent_rl as ar
@@ -34,7 +35,11 @@ ROWS = [
 ]
 """The README's table of environments."""
 SLOW = ("code-v0", "shell-v0")
-"""Their floors take hundreds of programs in sandboxes: left to `make test-sandbox`."""
+"""Checks of them run hundreds of programs in sandboxes: left to `make test-sandbox`."""
+
+
+def _slow_marked(ids: Iterable[str]) -> list[ParameterSet]:
+    return [pytest.param(id, marks=[pytest.mark.sandbox] if id in SLOW else []) for id in ids]
 
 
 def checked(spec: ar.EnvSpec, n: int = 4, seconds: float = 60.0) -> CheckReport:
@@ -142,15 +147,13 @@ def test_check_command_exits_by_its_findings(capsys: pytest.CaptureFixture[str],
     assert report["ok"] and report["scores"][0]["success"] == 1.0
 
 
-@pytest.mark.parametrize("env", sorted(BUILTIN))
+@pytest.mark.parametrize("env", _slow_marked(sorted(BUILTIN)))
 def test_check_passes_builtin_environments(env: str) -> None:
     report = ar.check(env, n=1, seconds=600)
     assert report.ok, "\n".join(map(str, report.findings))
 
 
-@pytest.mark.parametrize(
-    "env", [pytest.param(row[0], marks=[pytest.mark.sandbox] if row[0] in SLOW else []) for row in ROWS]
-)
+@pytest.mark.parametrize("env", _slow_marked(row[0] for row in ROWS))
 def test_readme_table_has_the_floors_of_each_environment(env: str) -> None:
     spec, origin = ar.spec(env), ar.Origin("eval", "eval")
     tasks = distinct_tasks(spec.tasks, "eval", 16)

@@ -161,7 +161,7 @@ SHELL = {kind: next(t for t in tasks("shell-v0", "train", 50) if t["kind"] == ki
 
 
 def world(kind: int) -> shell.World:
-    return shell.KINDS[kind](shell.np.random.default_rng(int(str(SHELL[kind]["seed"]))))
+    return shell.world_of(SHELL[kind])
 
 
 @pytest.mark.parametrize("kind", SHELL)
@@ -192,6 +192,6 @@ def test_shell_mistakes_are_mostly_wrong() -> None:
     questions = {shell.KINDS[int(str(t["kind"]))].__name__ for t in tasks("shell-v0", "eval", 40)}
     assert questions == {"_count", "_find", "_rename", "_fix"}
     for task in tasks("shell-v0", "eval", 40):
-        made = shell.KINDS[int(str(task["kind"]))](shell.np.random.default_rng(int(str(task["seed"]))))
+        made = shell.world_of(task)
         assert any(made.files.get(path) != text for path, text in made.changes.items())
         assert made.command != made.mistake
