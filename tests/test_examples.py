@@ -48,6 +48,7 @@ def test_example_uses_public_names_only(file: Path) -> None:
             assert node.attr in ar.__all__, f"{file.name}:{node.lineno}"
 
 
+@pytest.mark.sandbox
 def test_grpo_in_one_file_learns() -> None:
     curve = example("grpo_in_one_file.py").main(steps=20)
     print("success by step:", curve)

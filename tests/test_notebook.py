@@ -58,6 +58,7 @@ def settings(tmp_path: Path, **changes: object) -> str:
     return repr(SMALL | {"runs_dir": str(tmp_path)} | changes)
 
 
+@pytest.mark.sandbox
 def test_train_in_a_notebook_shows_its_progress(kernel: Kernel, tmp_path: Path) -> None:
     code = (
         f"import agent_rl as ar\nrun = ar.train(**{settings(tmp_path)})\nprint(len(run.metrics), run.folder.exists())"

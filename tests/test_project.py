@@ -71,6 +71,7 @@ class Clone:
         return ran.stdout
 
 
+@pytest.mark.sandbox
 def test_five_printed_commands_lead_from_clone_to_training(call: Call, tmp_path: Path) -> None:
     """Each is run as the one before prints it; the settings that `init` writes are made small."""
     shell, ran = Clone(tmp_path), ["git clone", "make setup"]

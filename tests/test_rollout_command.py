@@ -151,6 +151,7 @@ def test_rollout_takes_a_budget(tmp_path: Path) -> None:
     assert [str(e.stop_reason) for e in read_episodes(tmp_path / "e.jsonl")] == ["turns", "turns"]
 
 
+@pytest.mark.sandbox
 def test_train_stopped_by_sigterm_says_how_to_continue(tmp_path: Path) -> None:
     settings = {**SMALL, "runs_dir": str(tmp_path), "steps": 500}
     process = agent_rl("train", *(f"{key}={json.dumps(value)}".replace('"', "") for key, value in settings.items()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -70,9 +71,10 @@ def capabilities(sandboxes: Sandboxes, runner: asyncio.Runner) -> Capabilities:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the suites on all backends but the default: like the twins, they are left to `make test-sandbox`."""
-    for item in items:
+    here = Path(__file__).parent
+    for item in items:  # of all folders
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if parameters.get("backend", DEFAULT) != DEFAULT:
+        if item.path.is_relative_to(here) and parameters.get("backend", DEFAULT) != DEFAULT:
             item.add_marker("sandbox")
 
 
