@@ -67,7 +67,7 @@ class Critic(nn.Module):
         """
         whole = torch.zeros_like(rows.rollout_logprobs)
         for indices in rows.cut_rows(token_budget):
-            part = rows.select(indices, policy.device)
+            part = rows.select(indices, self.head.weight.device)
             if self.trunk is not None:
                 states = _states(self.trunk, part.token_ids)
             else:
