@@ -30,7 +30,8 @@ class Slow(ar.Env):
         return str(self.n)
 
     async def step(self, action):
-        await asyncio.sleep(0.05)
+        Path(__file__).with_suffix(".stepping").touch()
+        await asyncio.sleep(STEP)
         return ar.Step(terminated=True)
 
     async def close(self):
@@ -47,10 +48,17 @@ class Slow(ar.Env):
 N = 60
 
 
-def start(folder: Path, held: float = 0.0) -> subprocess.Popen[str]:
-    (folder / "slow.py").write_text(SLOW.replace("HELD", str(held)))
+def start(folder: Path, step: float = 0.05, held: float = 0.0) -> subprocess.Popen[str]:
+    (folder / "slow.py").write_text(SLOW.replace("STEP", str(step)).replace("HELD", str(held)))
     settings = [f"n={N}", "concurrency=2", f"out={folder}/kept.jsonl"]
     return agent_rl("rollout", "--import", f"{folder}/slow.py", "env=slow-v0", *settings)
+
+
+def wait_for_file(file: Path) -> None:
+    until = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def agent_rl(*argv: str) -> subprocess.Popen[str]:
@@ -88,17 +96,13 @@ def test_rollout_stopped_by_a_signal_continues_with_the_printed_command(tmp_path
 
 
 def test_rollout_stopped_twice_does_not_wait_for_environments(tmp_path: Path) -> None:
-    process = start(tmp_path, held=20.0)
-    until = time.monotonic() + 60
-    while not (tmp_path / "slow.closing").exists():  # signals are handled by then, however busy the machine is
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    process = start(tmp_path, step=60.0, held=60.0)
+    wait_for_file(tmp_path / "slow.stepping")  # signals are handled by then
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    began = time.monotonic()
+    wait_for_file(tmp_path / "slow.closing")  # what is under way is being closed
+    assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert time.monotonic() - began < 10
+    out, err = process.communicate(timeout=50)
     assert process.returncode == 130 and "agent-rl rollout resume=" in out
     assert len(err.splitlines()) <= 3, err
 
@@ -139,7 +143,9 @@ def test_rollout_explains_what_cannot_be_resumed(
 def test_rollout_stores_groups_with_their_group_rewards(tmp_path: Path) -> None:
     ranks = "    @ar.group_reward\n    def first(self, group):\n"
     ranks += "        return [e is group.episodes[0] for e in group.episodes]\n"
-    (tmp_path / "ranked.py").write_text(SLOW.replace("slow-v0", "ranked-v0").replace("HELD", "0") + ranks)
+    (tmp_path / "ranked.py").write_text(
+        SLOW.replace("slow-v0", "ranked-v0").replace("HELD", "0").replace("STEP", "0.05") + ranks
+    )
     settings = ["env=ranked-v0", "n=3", "samples=2", f"out={tmp_path}/e.jsonl"]
     assert main(["rollout", "--import", f"{tmp_path}/ranked.py", *settings]) == 0
     rewards = [[r.value for r in e.rewards if r.name == "first"] for e in read_episodes(tmp_path / "e.jsonl")]
