@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,13 +55,6 @@ def start(folder: Path, step: float = 0.05, held: float = 0.0) -> subprocess.Pop
     return agent_rl("rollout", "--import", f"{folder}/slow.py", "env=slow-v0", *settings)
 
 
-def wait_for_file(file: Path) -> None:
-    until = time.monotonic() + 60
-    while not file.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def agent_rl(*argv: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "agent_rl", *argv]
     return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -71,17 +65,17 @@ def stored(folder: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def wait_for(folder: Path, episodes: int) -> None:
+def wait_until(condition: Callable[[], bool], missing: str) -> None:
     until = time.monotonic() + 60
-    while stored(folder) < episodes:
-        assert time.monotonic() < until, "no episode was stored"
+    while not condition():
+        assert time.monotonic() < until, missing
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_rollout_stopped_by_a_signal_continues_with_the_printed_command(tmp_path: Path, number: int) -> None:
     process = start(tmp_path)
-    wait_for(tmp_path, 4)
+    wait_until(lambda: stored(tmp_path) >= 4, "no episode was stored")
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     kept = stored(tmp_path)
@@ -97,9 +91,9 @@ def test_rollout_stopped_by_a_signal_continues_with_the_printed_command(tmp_path
 
 def test_rollout_stopped_twice_does_not_wait_for_environments(tmp_path: Path) -> None:
     process = start(tmp_path, step=60.0, held=60.0)
-    wait_for_file(tmp_path / "slow.stepping")  # signals are handled by then
+    wait_until((tmp_path / "slow.stepping").exists, "no episode began")  # signals are handled by then
     process.send_signal(signal.SIGINT)
-    wait_for_file(tmp_path / "slow.closing")  # what is under way is being closed
+    wait_until((tmp_path / "slow.closing").exists, "no episode was closed")  # what is under way is being closed
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=50)
