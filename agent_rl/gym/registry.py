@@ -39,7 +39,9 @@ BUILTIN = {
     )
 }
 """The module of each built-in environment, imported when the environment is asked for."""
-NAMESPACES: dict[str, str] = {}
+NAMESPACES: dict[str, str] = {
+    "reasoning_gym": "generated puzzles with exact answers",
+}
 """The packages whose environments an adapter of `envs/adapters` registers, by namespace, with what they are."""
 
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)
