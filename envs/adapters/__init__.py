@@ -1,1 +1,1 @@
-"""Adapters: environments of other libraries and protocols, one file each, imported when one of theirs is asked for."""
+"""Environments of other packages and protocols, a file for each; the registry finds packages by their namespace."""
