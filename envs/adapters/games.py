@@ -6,7 +6,7 @@ import copy
 import functools
 import importlib
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -37,7 +37,7 @@ class GameEnv(Env):
     """Makes a game of the arguments."""
     game_args: ClassVar[Mapping[str, object]] = {}
     solved_at: ClassVar[float] = 1.0
-    snapshot_attributes = ("game", "last", "over", "own_random")
+    snapshot_attributes: ClassVar[Sequence[str]] = ("game", "last", "over", "own_random")
 
     def __init__(self, **game_args: object) -> None:
         self._made_with = {**self.game_args, **game_args}
@@ -201,9 +201,11 @@ def _adapted(
     base: type[Any], game: object, library: str, package: str, game_args: Mapping[str, object], members: dict[str, Any]
 ) -> type[Any]:
     name = game if isinstance(game, str) else getattr(game, "__name__", type(game).__name__)
-    members |= {"game_args": game_args, "__doc__": f"The game {name}.", "make": staticmethod(_maker(game, library, package))}
+    members["make"] = staticmethod(_maker(game, library, package))
+    members |= {"game_args": game_args, "__doc__": f"The game {name}."}
     members["__module__"] = sys._getframe(2).f_globals["__name__"]
-    return type(name.rpartition(":")[2].partition("-")[0] or "Game", (base,), members)
+    short = name.rpartition(":")[2].partition("-")[0]
+    return type(short if short.isidentifier() else "Game", (base,), members)
 
 
 def _maker(game: object, library: str, package: str) -> Callable[..., object]:

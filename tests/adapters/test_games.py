@@ -47,9 +47,7 @@ def test_number_is_guessed_and_seeds_replay(adapted: type[ar.Env], form: str) ->
 
 
 def test_opponent_moves_and_check_finds_nothing() -> None:
-    ar.register("games-test/three-v0", tasks=SEEDS)(
-        ar.from_textarena("TicTacToe-v0-raw", player=1, opponents=any_move)
-    )
+    ar.register("games-test/three-v0", tasks=SEEDS)(ar.from_textarena("TicTacToe-v0-raw", player=1, opponents=any_move))
 
     def best(env: ar.Env, seed: int) -> ar.Script:
         said = env.game.get_observation()  # type: ignore[attr-defined]
@@ -77,5 +75,5 @@ def _best_cell(cells: list[str]) -> int:
 
 
 def test_unknown_game_is_named() -> None:
-    with pytest.raises(ar.ConfigError, match="textarena has no game 'TicTacTo-v0'. Did you mean 'TicTacToe-v0'"):
+    with pytest.raises(ar.ConfigError, match=r"textarena has no game 'TicTacTo-v0'\. Did you mean 'TicTacToe-v0'"):
         ar.from_textarena("TicTacTo-v0")
