@@ -25,6 +25,7 @@ from agent_rl.cli.completion import subcommands
 from agent_rl.cli.parser import TRACEBACK, _parser
 from agent_rl.config import FREE, choices, load_config, setting_names
 from agent_rl.errors import ConfigError
+from agent_rl.gym.registry import NAMESPACES
 from agent_rl.runs.rollout import RolloutSettings
 from tests.metrics_page import EMBEDDED, ON_VERL, pattern
 from tests.pages import OF_VERL, inline, page
@@ -52,6 +53,17 @@ ELSEWHERE = {
     **dict.fromkeys(("gymnasium", "reward_threshold", "agent_rl:agent_rl/NAME"), "Gymnasium's"),
     **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
     **dict.fromkeys(("get_observation", "TicTacToe-v0-raw"), "TextArena's"),
+    **dict.fromkeys(
+        (
+            "reasoning_gym/chain_sum-v0",
+            "reasoning_gym/NAME-v0",
+            "env_args.max_terms=9",
+            "<answer>",
+            "</answer>",
+            "eval",
+        ),
+        "reasoning-gym's, and Python's",
+    ),
     **dict.fromkeys(("logging", 'info["action_mask"]'), "Python's, and a key of an environment's"),
     **dict.fromkeys(("repr", "renderers", "generation_config.max_new_tokens"), "Python's, another package's, vLLM's"),
     **dict.fromkeys(("lr=", "GRPO", "Completion.raw_logprobs"), "mistakes, and what is no longer there"),
@@ -120,7 +132,7 @@ def is_argument(word: str, command: str = "") -> bool:
     if "=" in word:
         return is_setting(word)
     known = word in commands() or any(word in found for found in commands().values())
-    return known or word in {*ar.env_ids(), *EXAMPLES} or TO_FILL_IN.fullmatch(word) is not None
+    return known or word in {*ar.env_ids(), *NAMESPACES, *EXAMPLES} or TO_FILL_IN.fullmatch(word) is not None
 
 
 def is_setting(piece: str) -> bool:

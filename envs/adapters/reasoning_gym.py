@@ -105,7 +105,7 @@ class Puzzle(Env):
 
     @reward
     def correct(self, episode: Episode) -> float:
-        """Return the data set's own score; 0 for an answer that would run as Python where only a value is due."""
+        """Return the data set's own score; code in the place of a value scores 0."""
         text = episode.final_text
         answer = extract_answer(text) or text.strip()
         if answer != self.entry["answer"] and not is_harmless(self.dataset, answer):

@@ -35,7 +35,7 @@ def play(name: str, answer: str | None, task: ar.Task) -> ar.Episode:
 
 
 def faults(name: str) -> Iterator[str]:
-    """Yield what is wrong with a data set: the word that its reason has to name."""
+    """Yield the faults of a data set, each as a word of its reason."""
     try:
         entries = open_dataset(name, 7)
         asked = [entries[i] for i in range(TASKS)]
