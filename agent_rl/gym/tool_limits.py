@@ -7,13 +7,10 @@ import math
 import re
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from agent_rl.errors import DefinitionError
 from agent_rl.gym.budget import sleep_uncounted
-
-if TYPE_CHECKING:
-    from agent_rl.gym.tool import AnyTool
 
 DEFAULT_TIMEOUT = 30.0
 FIRST_PAUSE = 0.5
@@ -23,7 +20,18 @@ MOST_PAUSE = 60.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI's API takes
 
 
-def check_options(tool: AnyTool, name: str, rate: float | None) -> None:
+class Declared(Protocol):
+    """What a tool declares: see `tool`."""
+
+    is_async: bool
+    timeout: float | None
+    inline: bool
+    max_output: int
+    retries: int
+    retry_on: tuple[type[Exception], ...]
+
+
+def check_options(tool: Declared, name: str, rate: float | None) -> None:
     """Check what a tool declares.
 
     Raises:
