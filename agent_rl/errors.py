@@ -68,6 +68,10 @@ class PolicyError(InfrastructureError):
     """The policy could not answer."""
 
 
+class UserError(InfrastructureError):
+    """The simulated user of a dialogue could not answer."""
+
+
 class SandboxError(InfrastructureError):
     """The place where the model's code runs was lost."""
 

@@ -26,7 +26,8 @@ from agent_rl.view.progress import Progress
 from agent_rl.view.text import failure_lines, print_table, short_id
 
 ROLLOUT_EXAMPLES = """
-policies: oracle, demonstrator, vllm, the folder of a checkpoint or run, or your own (@ar.register_policy);
+policies: oracle, demonstrator, vllm, openai (any OpenAI-compatible server), the folder of a checkpoint or run, or your
+          own (@ar.register_policy);
           without skill: random, constant, empty (answers), nothing (calls no tool)
   policy.text=TEXT         of constant: what it says in every turn
   policy.model=DIR         of vllm: run vLLM here, on this folder or name
@@ -34,6 +35,11 @@ policies: oracle, demonstrator, vllm, the folder of a checkpoint or run, or your
   policy.engine.KEY=VALUE  of vllm: more of vLLM's engine arguments, such as tensor_parallel_size
   policy.concurrency=64    of vllm: requests under way at a server
   policy.tokenizer=DIR     of vllm: if it is not with the model
+  policy.model=NAME        of openai; its key is read from OPENAI_API_KEY (policy.api_key_env=OTHER)
+  policy.base_url=URL      of openai: the server, such as http://localhost:8000/v1; OpenAI's own if left out
+  policy.retries=5         of openai: attempts after the first; policy.timeout=600: seconds of each
+  policy.requests_per_minute=N, policy.tokens_per_minute=N   of openai
+  policy.extra.KEY=VALUE   of openai: more of the request, such as reasoning_effort
   policy.slots=64          of a checkpoint: sequences that are sampled at a time
   policy.device=cuda       of a checkpoint: cpu, cuda, cuda:N or auto
   policy.renderer=NAME     of both: instead of the one that fits the tokenizer
@@ -44,6 +50,7 @@ examples:
   agent-rl rollout policy=runs/latest/checkpoint temperature=0 n=64
   agent-rl rollout policy=vllm policy.model=Qwen/Qwen3-4B max_tokens=1024 policy.context=8192
   agent-rl rollout policy=vllm policy.url=http://localhost:8000
+  agent-rl rollout policy=openai policy.model=gpt-5-mini n=100 samples=4 max_tokens=8192
   agent-rl rollout resume=runs/20261122-101500-rollout         continue one that was interrupted"""
 
 

@@ -142,7 +142,7 @@ class Env:
         return cls.snapshot_attributes is not None or cls.snapshot is not Env.snapshot
 
     async def score(self, episode: Episode, seconds: float | None = None) -> tuple[Reward, ...]:
-        """Run the `@reward` methods on the finished episode, the async ones together, the sync ones in a thread.
+        """Run the `@reward` methods on the finished episode: inline ones, then sync ones in a thread beside async ones.
 
         Raises:
             TypeError: if one returns something that is no number.
@@ -150,12 +150,21 @@ class Env:
             TimeoutError: if they take more than `seconds` together.
         """
         components = self.reward_components
-        sync = [] if self.blocking else [c for c in components if not c.is_async]
         scores: dict[str, Reward] = {}
 
         def keep(component: RewardComponent, value: object) -> None:
             checked = checked_reward(value, f"{type(self).__name__}.{component.attribute}")
             scores[component.name] = Reward(component.name, checked, component.weight)
+
+        left = []
+        for c in components:
+            if c.inline:
+                keep(c, getattr(self, c.attribute)(episode))
+            else:
+                left.append(c)
+        if not left:
+            return tuple(scores.values())
+        sync = [] if self.blocking else [c for c in left if not c.is_async]
 
         async def score_one(c: RewardComponent) -> None:
             thread = None if c.is_async else f"{type(self).__name__}.{c.attribute}"
@@ -166,7 +175,7 @@ class Env:
                 keep(c, await maybe_await(value))
 
         waiting: list[Callable[[], Awaitable[None]]]
-        waiting = [functools.partial(score_one, c) for c in components if c not in sync]
+        waiting = [functools.partial(score_one, c) for c in left if c not in sync]
         if sync:  # one after the other in a thread, as one may never return
             methods: list[RewardMethod] = [getattr(self, c.attribute) for c in sync]
             running = WorkerCall(lambda: [m(episode) for m in methods], f"{type(self).__name__}.{sync[0].attribute}")

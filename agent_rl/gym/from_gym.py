@@ -128,7 +128,7 @@ class GymnasiumEnv(Env):
         if self.gym is not None:
             self.gym.close()
 
-    @reward(weight=0.0)
+    @reward(weight=0.0, inline=True)
     def solved(self, episode: Episode) -> bool | None:
         """Whether the rewards reach the threshold at which Gymnasium calls the environment solved, if it has one."""
         threshold = self._game.spec.reward_threshold if self._game.spec is not None else None

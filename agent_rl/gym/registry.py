@@ -36,6 +36,7 @@ BUILTIN = {
         "search-v0",
         "shell-v0",
         "sql-v0",
+        "support-v0",
     )
 }
 """The module of each built-in environment, imported when the environment is asked for."""

@@ -262,6 +262,7 @@ class EpisodeRun:
             parent=(job.branch.episode.id, job.branch.turn) if job.branch else None,
             env_args=job.env_args,
             seconds=self.seconds,
+            usage=getattr(self.conversation, "usage", ()),  # of a served model
             snapshots=tuple(self.snapshots),
         )
 
