@@ -14,6 +14,8 @@ from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
 from agent_rl.errors import ConfigError
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import TRAIN
 from agent_rl.rollout import summarise
 from agent_rl.rollout.comparison import pass_rates
 from agent_rl.runs.commands import command
@@ -83,7 +85,8 @@ def rollout(arguments: argparse.Namespace) -> int:
         print(f"On the same tasks: {_floors(ran)}")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
     print(f"{len(episodes)} episodes in {file}; read one: {command('view', str(file), short_id(episodes[0].id))}")
-    if ran.policy.name == "oracle" and all(e.success for e in episodes) and not ran.env_args:
+    can_train = TRAIN in spec(ran.env).tasks.splits and not ran.env_args
+    if ran.policy.name == "oracle" and can_train and all(e.success for e in episodes):
         print(f"The oracle solves all of them; train on them: {_training(ran)}")
     return 0
 
