@@ -52,11 +52,14 @@ ELSEWHERE = {
     **dict.fromkeys(("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Text", "Dict", "Tuple"), "gymnasium.spaces"),
     **dict.fromkeys(("gymnasium", "reward_threshold", "agent_rl:agent_rl/NAME"), "Gymnasium's"),
     **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
+    **dict.fromkeys(
+        ("bfcl-eval", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
+        "bfcl-eval's",
+    ),
     **dict.fromkeys(("get_observation", "TicTacToe-v0-raw"), "TextArena's"),
     **dict.fromkeys(
         (
             "reasoning_gym/chain_sum-v0",
-            "reasoning_gym/NAME-v0",
             "env_args.max_terms=9",
             "<answer>",
             "</answer>",
