@@ -107,8 +107,9 @@ class TextWorld(Env):
 
     def step(self, action: Message) -> Step:
         """Give the game the command."""
-        command = re.split(r"[.,;]| then ", (action.content.strip().splitlines() or [""])[-1].strip("> "))[0][:100]
-        if command.lower().split()[:1] and command.lower().split()[0] in META:
+        line = (action.content.strip().splitlines() or [""])[-1].strip("> ")
+        command = re.split(r"[.,;]| then ", line)[0].encode("ascii", "ignore").decode()[:150]  # of 197 bytes at most
+        if {*command.lower().split()[:1]} & META:
             return Step((Message("user", f"That's not a verb I recognise.{self._possible()}"),))
         with _one_at_a_time:
             self.now, _, done = self.world.step(command)
