@@ -6,6 +6,7 @@ from .version import __version__ as __version__
 from .gym.env import Env as Env, ToolEnv as ToolEnv, Observation as Observation, Script as Script
 from .gym.sandboxed import SandboxedEnv as SandboxedEnv
 from .gym.dialogue import DialogueEnv as DialogueEnv, User as User, ScriptedUser as ScriptedUser
+from .gym.game import Game as Game
 from .policy.user import ModelUser as ModelUser
 from .gym.budget import Budget as Budget
 from .gym.registry import register as register, make as make, spec as spec, EnvSpec as EnvSpec

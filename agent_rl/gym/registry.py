@@ -32,6 +32,7 @@ BUILTIN = {
         "code-v0",
         "frozenlake-v0",
         "guess-v0",
+        "nim-v0",
         "python-v0",
         "search-v0",
         "shell-v0",

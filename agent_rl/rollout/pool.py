@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON, Task
@@ -16,6 +17,7 @@ from agent_rl.gym.tasks import episode_seed, task_key
 from agent_rl.policy.base import AnyPolicy
 from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.job import ROLLOUT, Job
+from agent_rl.rollout.match import run_match, seats_of
 
 
 def group_jobs(
@@ -101,6 +103,8 @@ async def stream_jobs(
 ) -> AsyncGenerator[tuple[int, Episode], None]:
     """Yield `(index of the job, episode)` as episodes end; jobs are drawn as there is room for them.
 
+    A match is drawn whole, and counts once in `concurrency`.
+
     A caller that may stop early closes the generator (`contextlib.aclosing`): that cancels what is under way.
 
     Raises:
@@ -114,7 +118,12 @@ async def stream_jobs(
     async def work() -> None:
         try:
             for index, job in source:
-                ended.put_nowait((index, await run_episode(job, policy)))
+                if job.in_match:
+                    match = [job, *(other for _, other in islice(source, seats_of(job.spec) - 1))]
+                    for seat, episode in enumerate(await run_match(match, policy)):
+                        ended.put_nowait((index + seat, episode))
+                else:
+                    ended.put_nowait((index, await run_episode(job, policy if job.policy is None else job.policy)))
         finally:
             ended.put_nowait(None)
 
