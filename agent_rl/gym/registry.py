@@ -39,6 +39,8 @@ BUILTIN = {
     )
 }
 """The module of each built-in environment, imported when the environment is asked for."""
+NAMESPACES: dict[str, str] = {}
+"""The packages whose environments an adapter of `envs/adapters` registers, by namespace, with what they are."""
 
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)
 _DEFAULT_BUDGET = Budget()
@@ -156,7 +158,11 @@ def spec(id: str) -> EnvSpec:
 
     Raises:
         UnknownEnvError: if there is nothing of that name.
+        ConfigError: if it is another package's environment, and that is not installed.
     """
+    namespace, slash, _ = id.partition("/")
+    if slash and namespace in NAMESPACES:
+        load_namespace(namespace)
     found = _specs.find(id)
     if found is None and (versions := _versions(id)):
         found = _specs.find(versions[-1])
@@ -175,8 +181,26 @@ def make(id: str, /, **env_args: object) -> Env:
     return spec(id).make(**env_args)
 
 
+def load_namespace(name: str) -> None:
+    """Register the environments of one of `NAMESPACES`, once.
+
+    Raises:
+        ConfigError: if there is no such namespace, or the package is not installed.
+    """
+    if name not in NAMESPACES:
+        known = ", ".join(NAMESPACES) or "none"
+        raise ConfigError(f"no namespace '{name}'.{did_you_mean(name, NAMESPACES)} There are: {known}.")
+    try:
+        importlib.import_module(f"agent_rl.envs.adapters.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("agent_rl"):
+            raise
+        extra = name.replace("_", "-")
+        raise ConfigError(f"{name}/... needs {error.name}: pip install 'agent-rl[{extra}]'") from error
+
+
 def env_ids() -> tuple[str, ...]:
-    """Return every id, sorted; the built-in ones too, whose modules may not be imported yet."""
+    """Return every id, sorted: built-in ones before their modules are imported, a namespace's once it is loaded."""
     return tuple(sorted(_specs))
 
 

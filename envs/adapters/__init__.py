@@ -1,0 +1,1 @@
+"""Environments of other packages, a file for each; the registry finds them by their namespace."""
