@@ -48,5 +48,5 @@ from .errors import UnknownEnvError as UnknownEnvError, NameCollisionError as Na
 from .errors import DefinitionError as DefinitionError, TrajectoryError as TrajectoryError
 from .errors import RenderError as RenderError, StoreError as StoreError, DamagedEpisodeError as DamagedEpisodeError
 from .errors import CheckpointError as CheckpointError, InfrastructureError as InfrastructureError
-from .errors import PolicyError as PolicyError, SandboxError as SandboxError
+from .errors import PolicyError as PolicyError, SandboxError as SandboxError, RemoteError as RemoteError
 from .runs.stop import Interrupted as Interrupted

@@ -72,6 +72,10 @@ class SandboxError(InfrastructureError):
     """The place where the model's code runs was lost."""
 
 
+class RemoteError(InfrastructureError):
+    """The server of a remote environment was lost, is full or said no: another try may go well."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
     plain = {each.lower(): each for each in known}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from agent_rl.errors import ConfigError, DefinitionError, UnknownEnvError, did_you_mean
 from agent_rl.gym.budget import Budget
@@ -41,6 +41,9 @@ BUILTIN = {
 """The module of each built-in environment, imported when the environment is asked for."""
 NAMESPACES: dict[str, str] = {}
 """The packages whose environments an adapter of `envs/adapters` registers, by namespace, with what they are."""
+
+REMOTE = "agent_rl.remote.client"
+"""The module that plays the environments of a server, whose ids are addresses."""
 
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)
 _DEFAULT_BUDGET = Budget()
@@ -163,6 +166,8 @@ def spec(id: str) -> EnvSpec:
     namespace, slash, _ = id.partition("/")
     if slash and namespace in NAMESPACES:
         load_namespace(namespace)
+    if "://" in id:
+        return cast(EnvSpec, importlib.import_module(REMOTE).remote_spec(id))
     found = _specs.find(id)
     if found is None and (versions := _versions(id)):
         found = _specs.find(versions[-1])

@@ -1,1 +1,1 @@
-"""Environments on another machine: a server that plays them, and the client that makes one of its address."""
+"""Environments on another machine: the server and its clients."""

@@ -7,7 +7,9 @@ instance of an environment; `step`, `score` and `play` use it, and `close` frees
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,10 +19,10 @@ from pydantic_core import PydanticSerializationError
 from agent_rl import errors
 from agent_rl.core.episode import Reward
 from agent_rl.core.messages import JSON, Message, Step, Task
-from agent_rl.errors import RemoteError
+from agent_rl.errors import ConfigError, RemoteError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.tool import ToolSpec
-from agent_rl.store.codec import escaped, plain, unescaped
+from agent_rl.store.codec import ESCAPE, escape, plain, unescape, with_strings
 
 PATH = "/v1"
 """Where the server takes connections; the number rises when frames change."""
@@ -30,7 +32,7 @@ MAX_BYTES = 32 * 2**20
 """Of one frame."""
 MAX_TASKS = 64
 """That one request may ask for."""
-T = TypeVar("T")
+F = TypeVar("F")
 
 
 class _Frame(BaseModel):
@@ -38,15 +40,12 @@ class _Frame(BaseModel):
 
 
 class Random(_Frame):
-    """A generator of random numbers, with its state and what it was seeded by, so that it can spawn."""
+    """A generator of random numbers: its state, and its seed, to spawn from."""
 
-    entropy: int | list[int]
+    entropy: list[int]
     spawn_key: list[int]
     spawned: int
-    state: int
-    inc: int
-    has_uint32: int
-    uinteger: int
+    state: Mapping[str, JSON]
 
     @classmethod
     def of(cls, rng: np.random.Generator) -> Random:
@@ -54,34 +53,26 @@ class Random(_Frame):
         state, seeds = rng.bit_generator.state, rng.bit_generator.seed_seq
         if state["bit_generator"] != "PCG64" or not isinstance(seeds, np.random.SeedSequence):
             raise TypeError(f"a remote environment takes NumPy's default generator, not {rng.bit_generator!r}")
-        entropy = seeds.entropy
+        entropy = np.atleast_1d(np.asarray(seeds.entropy, object)).tolist()
         return cls(
-            entropy=[int(n) for n in entropy] if isinstance(entropy, list | tuple | np.ndarray) else int(entropy or 0),
+            entropy=[int(n) for n in entropy],
             spawn_key=[int(n) for n in seeds.spawn_key],
             spawned=seeds.n_children_spawned,
-            **state["state"],
-            has_uint32=state["has_uint32"],
-            uinteger=state["uinteger"],
+            state=state,
         )
 
     def generator(self) -> np.random.Generator:
         """Return a generator that gives the same numbers."""
         seeds = np.random.SeedSequence(self.entropy, spawn_key=self.spawn_key, n_children_spawned=self.spawned)
         bits = np.random.PCG64(seeds)
-        state = {"state": self.state, "inc": self.inc}
-        bits.state = {
-            "bit_generator": "PCG64",
-            "state": state,
-            "has_uint32": self.has_uint32,
-            "uinteger": self.uinteger,
-        }
+        bits.state = self.state  # type: ignore[assignment]
         return np.random.Generator(bits)
 
 
 class Describe(_Frame):
     """Ask what an environment is."""
 
-    op: Literal["describe"] = "describe"
+    op: Literal["describe"]
     call: int
     env: str
 
@@ -89,7 +80,7 @@ class Describe(_Frame):
 class Tasks(_Frame):
     """Ask for some of its tasks."""
 
-    op: Literal["tasks"] = "tasks"
+    op: Literal["tasks"]
     call: int
     env: str
     split: str
@@ -100,8 +91,10 @@ class Tasks(_Frame):
 class Open(_Frame):
     """Take a lease, and reset an instance."""
 
-    op: Literal["open"] = "open"
+    op: Literal["open"]
     call: int
+    lease: str = Field(max_length=64)
+    """The client's own name for it."""
     env: str
     env_args: dict[str, JSON]
     task: Task
@@ -111,7 +104,7 @@ class Open(_Frame):
 class Act(_Frame):
     """Take a step."""
 
-    op: Literal["step"] = "step"
+    op: Literal["step"]
     call: int
     lease: str
     action: Message
@@ -120,7 +113,7 @@ class Act(_Frame):
 class Score(_Frame):
     """Ask for the rewards of the finished episode: a line of an episode file."""
 
-    op: Literal["score"] = "score"
+    op: Literal["score"]
     call: int
     lease: str
     episode: str
@@ -130,7 +123,7 @@ class Score(_Frame):
 class Compare(_Frame):
     """Ask what a group reward gives the episodes of a task."""
 
-    op: Literal["compare"] = "compare"
+    op: Literal["compare"]
     call: int
     env: str
     env_args: dict[str, JSON]
@@ -142,7 +135,7 @@ class Compare(_Frame):
 class Play(_Frame):
     """Ask for the next answer of the environment's own script."""
 
-    op: Literal["play"] = "play"
+    op: Literal["play"]
     call: int
     lease: str
     script: Literal["oracle", "demonstrate"]
@@ -150,16 +143,24 @@ class Play(_Frame):
     observed: tuple[Message, ...] = ()
 
 
+class Cancel(_Frame):
+    """Stop what is done for a lease: its client no longer waits."""
+
+    op: Literal["cancel"]
+    call: int
+    lease: str
+
+
 class Close(_Frame):
     """Give the lease back, whatever it is doing."""
 
-    op: Literal["close"] = "close"
+    op: Literal["close"]
     call: int
     lease: str
 
 
 Request: TypeAlias = Annotated[
-    Describe | Tasks | Open | Act | Score | Compare | Play | Close, Field(discriminator="op")
+    Describe | Tasks | Open | Act | Score | Compare | Play | Cancel | Close, Field(discriminator="op")
 ]
 
 
@@ -190,9 +191,8 @@ class Described(_Frame):
 
 
 class Opened(_Frame):
-    """A lease, and the opening of its episode."""
+    """The opening of an episode."""
 
-    lease: str
     observation: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
 
@@ -237,34 +237,78 @@ _REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 _REPLY = TypeAdapter(Reply)
 
 
-def dump(frame: BaseModel) -> str:
-    """Return a frame as text.
+def require_websockets() -> None:
+    """Check that the extra [serve] is installed.
 
     Raises:
-        TypeError: if it holds something that JSON can't.
+        ConfigError: if it is not.
+    """
+    if find_spec("websockets") is None:
+        raise ConfigError("remote environments need websockets: pip install 'agent-rl[serve]', here and at the server")
+
+
+def dump(frame: Request | Reply) -> bytes:
+    """Return a frame as JSON.
+
+    Raises:
+        RemoteError: if it holds something that JSON can't, or is too large.
     """
     try:
-        return _json(frame)
+        data = _json(frame)
+        unsafe = ESCAPE.encode() in data
     except PydanticSerializationError as error:
-        if "surrogates not allowed" not in str(error):
-            raise TypeError(f"{type(frame).__name__} holds something that JSON can't: {error}") from error
-    values = {name: escaped(getattr(frame, name)) for name in type(frame).model_fields}
-    return _json(type(frame).model_construct(None, **values))
+        if not (unsafe := "surrogates not allowed" in str(error)):
+            raise RemoteError(f"what is sent holds something that JSON can't: {error}") from error
+    if unsafe:
+        data = _json(_with_strings(frame, escape))
+    if len(data) > MAX_BYTES:
+        raise RemoteError(f"a frame of {len(data)} bytes is too large: at most {MAX_BYTES}")
+    return data
 
 
-def load_request(text: str | bytes) -> Request:
+def load_request(data: str | bytes) -> Request:
     """Return the request of a frame.
 
     Raises:
         RemoteError: if it is none.
     """
-    return _load(_REQUEST, text)
+    return _load(_REQUEST, data)
 
 
-def load_reply(text: str | bytes) -> Reply:
+def load_reply(data: str | bytes) -> Reply:
     """Return the reply of a frame.
 
     Raises:
         RemoteError: if it is none.
     """
-    return _load(_REPLY, text)
+    return _load(_REPLY, data)
+
+
+def call_of(data: str | bytes) -> int | None:
+    """Return the number of the call in a frame that could not be read, if it can be found."""
+    head = data[:200] if isinstance(data, bytes) else data[:200].encode()
+    found = re.match(rb'{"op":"[a-z]+","call":(\d{1,18}),', head)
+    return int(found[1]) if found else None
+
+
+def _json(frame: Request | Reply) -> bytes:
+    return frame.__pydantic_serializer__.to_json(frame, exclude_defaults=True, warnings=False, fallback=plain)
+
+
+def _load(adapter: TypeAdapter[F], data: str | bytes) -> F:
+    try:
+        frame = adapter.validate_json(data)
+    except ValidationError as error:
+        detail = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, detail["loc"]))
+        raise RemoteError(f"a frame that can't be read: {where}: {detail['msg']}") from None
+    has_escapes = ESCAPE in data if isinstance(data, str) else ESCAPE.encode() in data
+    return _with_strings(frame, unescape) if has_escapes else frame
+
+
+def _with_strings(value: F, change: Callable[[str], str]) -> F:
+    """Return the same frame with all of its strings changed, at any depth."""
+    if not isinstance(value, BaseModel):
+        return with_strings(value, change)
+    changed = {name: _with_strings(getattr(value, name), change) for name in type(value).model_fields}
+    return value.model_construct(None, **changed)
