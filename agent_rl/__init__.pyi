@@ -24,6 +24,7 @@ from .gym.reward import reward as reward, group_reward as group_reward
 from .core.messages import Message as Message, ToolCall as ToolCall, Step as Step, Task as Task, JSON as JSON
 from .core.episode import Episode as Episode, EpisodeGroup as EpisodeGroup, Origin as Origin, Reward as Reward
 from .core.episode import Failure as Failure, Outcome as Outcome, StopReason as StopReason
+from .core.episode import Usage as Usage
 from .core.trajectory import Trajectory as Trajectory, Span as Span, Source as Source, Fork as Fork
 from .core.trajectory import Completion as Completion, FinishReason as FinishReason
 
@@ -32,6 +33,7 @@ from .api import run as run, evaluate as evaluate, train as train, load as load
 from .backends.run import Run as Run
 from .rollout import Evaluation as Evaluation, Job as Job, run_jobs as run_jobs
 from .policy import Policy as Policy, AnyPolicy as AnyPolicy, TokenPolicy as TokenPolicy
+from .policy.openai import OpenAIPolicy as OpenAIPolicy
 from .policy import oracle as oracle, demonstrator as demonstrator
 from .engines.base import SamplingParams as SamplingParams
 from .rendering import load_renderer as load_renderer, train_tokenizer as train_tokenizer
@@ -53,4 +55,5 @@ from .errors import DefinitionError as DefinitionError, TrajectoryError as Traje
 from .errors import RenderError as RenderError, StoreError as StoreError, DamagedEpisodeError as DamagedEpisodeError
 from .errors import CheckpointError as CheckpointError, InfrastructureError as InfrastructureError
 from .errors import PolicyError as PolicyError, SandboxError as SandboxError, UserError as UserError
+from .errors import ToolServerError as ToolServerError
 from .runs.stop import Interrupted as Interrupted

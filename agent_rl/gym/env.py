@@ -220,7 +220,7 @@ class ToolEnv(Env):
     """An environment whose steps are tool calls: its own `@tool` methods and the functions in `extra_tools`.
 
     A message with calls is answered with their results; one without is the final answer, unless `on_answer` says
-    otherwise.
+    otherwise. A tool with `ends=True` ends the episode, too.
     """
 
     extra_tools: ClassVar[Sequence[AnyTool]] = ()
@@ -244,7 +244,12 @@ class ToolEnv(Env):
     async def step(self, action: Message) -> Step:
         """Make the message's tool calls, or take it as an answer."""
         if action.tool_calls:
-            return Step(await call_tools(self.toolbox, action.tool_calls, self))
+            toolbox = self.toolbox
+            results = await call_tools(toolbox, action.tool_calls, self)
+            ends = any(
+                m.tool_error is None and toolbox[c.name].ends for m, c in zip(results, action.tool_calls, strict=True)
+            )
+            return Step(results, terminated=ends)
         thread = f"{type(self).__name__}.on_answer" if self.blocking else None
         return await call(functools.partial(self.on_answer, action), thread=thread)
 

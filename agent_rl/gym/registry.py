@@ -40,7 +40,10 @@ BUILTIN = {
     )
 }
 """The module of each built-in environment, imported when the environment is asked for."""
-NAMESPACES: dict[str, str] = {}
+NAMESPACES: dict[str, str] = {
+    "bfcl": "multi-turn function calling, Berkeley's leaderboard",
+    "tau2": "tau2-bench: customer service with tools, a policy and a simulated user",
+}
 """The packages whose environments an adapter of `envs/adapters` registers, by namespace, with what they are."""
 
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)

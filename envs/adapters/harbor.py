@@ -96,15 +96,15 @@ def read_task(folder: Path) -> TaskFolder:
                 about=settings.get("metadata", {}),
             )
         else:
-            told = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(folder / "task.yaml")))
+            settings = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(folder / "task.yaml")))
             found = TaskFolder(
                 folder,
-                str(told["instruction"]).strip(),
+                str(settings["instruction"]).strip(),
                 folder,
                 script="run-tests.sh",
                 solution=folder / "solution.sh",
-                timeout=float(told.get("max_test_timeout_sec", 600.0)),
-                about=told,
+                timeout=float(settings.get("max_test_timeout_sec", 600.0)),
+                about=settings,
             )
     except (OSError, LookupError, ValueError) as error:
         raise ConfigError(f"{folder} is no task: {error!r}") from error
