@@ -68,12 +68,23 @@ class PolicyError(InfrastructureError):
     """The policy could not answer."""
 
 
+class UserError(InfrastructureError):
+    """The simulated user of a dialogue could not answer."""
+
+
 class SandboxError(InfrastructureError):
     """The place where the model's code runs was lost."""
 
 
 class RemoteError(InfrastructureError):
     """The server of a remote environment was lost, is full or said no: another try may go well."""
+
+
+class ToolServerError(InfrastructureError):
+    """The server that a tool depends on could not answer."""
+
+    retry_after: float | None = None
+    """Seconds after which it asks to be called again."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
