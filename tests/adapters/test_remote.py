@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -162,7 +161,7 @@ def test_group_rewards_compare_on_the_server(url: str) -> None:
 
 
 def test_arguments_and_ids_are_checked_at_once(url: str) -> None:
-    with pytest.raises(ar.ConfigError, match="no argument 'nme'. Did you mean 'name'"):
+    with pytest.raises(ar.ConfigError, match=r"no argument 'nme'\. Did you mean 'name'"):
         ar.spec(f"{url}/remote-tests/odd-v0").check_arguments({"nme": 1})
     with pytest.raises(ar.UnknownEnvError, match="Did you mean 'guess-v0'"):
         ar.spec(f"{url}/gess-v0")
