@@ -51,6 +51,8 @@ ELSEWHERE = {
     **dict.fromkeys(("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Text", "Dict", "Tuple"), "gymnasium.spaces"),
     **dict.fromkeys(("gymnasium", "reward_threshold", "agent_rl:agent_rl/NAME"), "Gymnasium's"),
     **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
+    **dict.fromkeys(("environment/Dockerfile", "Dockerfile", "/logs/verifier/reward.txt", "reward.json"), "Harbor's"),
+    "$LOGS_DIR": "a variable that scripts of a task are given",
     **dict.fromkeys(
         ("bfcl-eval", "agent-rl envs bfcl", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
         "bfcl-eval's",
