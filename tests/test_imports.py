@@ -303,6 +303,13 @@ print(*(name for name in ("torch", "transformers", "hydra", "numpy", "pydantic",
 """
 
 
+def test_wrong_values_of_a_rollout_need_no_hydra() -> None:
+    lines = ["rollout env=calculater-v0", "rollout n=x", "check calculater-v0", "check calculator-v0 n=x"]
+    played = f"print(*(main(line.split()) for line in {lines}), 'hydra' in sys.modules)"
+    ran = run_python("-c", f"import sys; from agent_rl.cli import main; {played}")
+    assert ran.stdout.split() == ["1", "1", "1", "1", "False"], ran.stderr
+
+
 def test_mistyped_commands_import_nothing_heavy() -> None:
     ran = run_python("-c", MISTYPED)
     assert (ran.returncode, ran.stdout.strip()) == (0, ""), ran.stderr

@@ -31,8 +31,8 @@ from tests.pages import OF_VERL, inline, page
 
 PAGES = ["README.md", "CHANGELOG.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
 PIECES = [(name, piece) for name in PAGES for piece in dict.fromkeys(inline(page(name)))]
-SCHEMAS = {"backend/embedded": TrainConfig, "backend/verl": VerlConfig, "rollout": RolloutSettings}
-NEEDED = {"backend/embedded": (), "backend/verl": ("start_from=/m",), "rollout": ("env=search-v0",)}
+SCHEMAS = {"backend/embedded": TrainConfig, "backend/verl": VerlConfig, None: RolloutSettings}
+NEEDED = {"backend/embedded": (), "backend/verl": ("start_from=/m",), None: ()}
 SETTINGS = {name: {*setting_names(schema)} for name, schema in SCHEMAS.items()}
 PRESETS = {preset for group in ("algorithm", "hardware", "model") for preset in choices(group)}
 OWN = ("backend", "config", "resume", "verl.KEY", "budget.KEY")
@@ -145,7 +145,7 @@ def is_setting(piece: str) -> bool:
 
 
 @functools.cache
-def loads(name: str, setting: str) -> bool:
+def loads(name: str | None, setting: str) -> bool:
     """Whether a config takes a value, if perhaps only together with other settings."""
     try:
         load_config(name, SCHEMAS[name], [*NEEDED[name], setting])
