@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -18,6 +19,10 @@ from agent_rl.policy.base import AnyPolicy
 from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.job import ROLLOUT, Job
 from agent_rl.rollout.match import run_match, seats_of
+
+GARBAGE = 10
+"""Objects that an episode under way may leave to the garbage collector before it looks. At its own threshold it would
+look at everything that thousands of episodes hold, again and again, which took half of their time."""
 
 
 def group_jobs(
@@ -127,13 +132,16 @@ async def stream_jobs(
         finally:
             ended.put_nowait(None)
 
+    thresholds = gc.get_threshold()
     workers = [asyncio.create_task(work()) for _ in range(concurrency)]
     try:
+        gc.set_threshold(thresholds[0] and max(thresholds[0], GARBAGE * concurrency), *thresholds[1:])
         for _ in workers:
             while (entry := await ended.get()) is not None:
                 yield entry
         await asyncio.gather(*workers)  # raises what broke a worker: not an episode, but the source of jobs
     finally:
+        gc.set_threshold(*thresholds)
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
