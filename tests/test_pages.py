@@ -32,8 +32,8 @@ from tests.pages import OF_VERL, inline, page
 
 PAGES = ["README.md", "CHANGELOG.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
 PIECES = [(name, piece) for name in PAGES for piece in dict.fromkeys(inline(page(name)))]
-SCHEMAS = {"backend/embedded": TrainConfig, "backend/verl": VerlConfig, "rollout": RolloutSettings}
-NEEDED = {"backend/embedded": (), "backend/verl": ("start_from=/m",), "rollout": ("env=search-v0",)}
+SCHEMAS = {"backend/embedded": TrainConfig, "backend/verl": VerlConfig, None: RolloutSettings}
+NEEDED = {"backend/embedded": (), "backend/verl": ("start_from=/m",), None: ()}
 SETTINGS = {name: {*setting_names(schema)} for name, schema in SCHEMAS.items()}
 PRESETS = {preset for group in ("algorithm", "hardware", "model") for preset in choices(group)}
 OWN = ("backend", "config", "resume", "verl.KEY", "budget.KEY")
@@ -43,6 +43,8 @@ EXAMPLES = {"riddle.py", "my-env", "name-v0", "lab/shop-v0", "agent_rl/lab.shop-
 """Names that a user chooses."""
 ELSEWHERE = {
     **dict.fromkeys(("PIP_EXTRA_INDEX_URL", ".venv", ".venv/bin", ".venv-verl/bin/agent-rl"), "pip and the Makefile"),
+    **dict.fromkeys(("AGENT_RL_SERVER_TOKEN", "https://HOST/NAME"), "tests/adapters/test_remote.py"),
+    **dict.fromkeys(("GET /health", "env=http://HOST:PORT/NAME"), "tests/adapters/test_remote.py"),
     **dict.fromkeys(("transformers", "flash-attn", "cupy-cuda12x"), "other packages"),
     **dict.fromkeys(("Dataset", "DatasetDict", "save_to_disk"), "of datasets: tests/on_verl/test_data_libraries.py"),
     **dict.fromkeys(("numpy.random.Generator", "await", "(split, index) -> dict"), "Python's own, and a type"),
@@ -52,11 +54,28 @@ ELSEWHERE = {
     **dict.fromkeys(("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Text", "Dict", "Tuple"), "gymnasium.spaces"),
     **dict.fromkeys(("gymnasium", "reward_threshold", "agent_rl:agent_rl/NAME"), "Gymnasium's"),
     **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
+    **dict.fromkeys(("environment/Dockerfile", "Dockerfile", "/logs/verifier/reward.txt", "reward.json"), "Harbor's"),
+    "$LOGS_DIR": "a variable that scripts of a task are given",
     **dict.fromkeys(
         ("bfcl-eval", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
         "bfcl-eval's",
     ),
     **dict.fromkeys(("get_observation", "TicTacToe-v0-raw"), "TextArena's"),
+    **dict.fromkeys(
+        (
+            "textworld/coin_collector-v0",
+            "textworld/cooking-v0",
+            "cooking",
+            "treasure_hunter",
+            "simple",
+            "undo",
+            "~/.cache/agent_rl",
+        ),
+        "TextWorld's",
+    ),
+    **dict.fromkeys(
+        ("env_args.level=5", "env_args.hints=false", "save", "restart"), "TextWorld's settings and commands"
+    ),
     **dict.fromkeys(
         (
             "reasoning_gym/chain_sum-v0",
@@ -152,7 +171,7 @@ def is_setting(piece: str) -> bool:
 
 
 @functools.cache
-def loads(name: str, setting: str) -> bool:
+def loads(name: str | None, setting: str) -> bool:
     """Whether a config takes a value, if perhaps only together with other settings."""
     try:
         load_config(name, SCHEMAS[name], [*NEEDED[name], setting])
@@ -226,7 +245,7 @@ def is_text(piece: str) -> bool:
 
 def is_variable(piece: str) -> bool:
     """`AGENT_RL_TEST_DEVICE=cuda`: the tests read it."""
-    return any(piece.partition("=")[0] in file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("*.py"))
+    return any(piece.partition("=")[0] in file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py"))
 
 
 FORMS: Mapping[str, tuple[re.Pattern[str], Callable[[str], bool]]] = {

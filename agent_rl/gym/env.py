@@ -16,8 +16,10 @@ from agent_rl.concurrency import WorkerCall, call, maybe_await, run_together
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.messages import Message, Step, Task
 from agent_rl.errors import DefinitionError
-from agent_rl.gym.budget import overdue
+from agent_rl.gym.budget import Budget, overdue
 from agent_rl.gym.reward import RewardComponent, RewardMethod, checked_reward, collect_rewards, declared_members
+from agent_rl.gym.task_files import TaskRows
+from agent_rl.gym.tasks import TaskFunction
 from agent_rl.gym.tool import AnyTool, Tool, ToolSpec, call_tools
 
 Observation: TypeAlias = str | Message | Sequence[Message]
@@ -47,6 +49,10 @@ def _is_tool(member: object) -> bool:
 class Env:
     """One episode's world: `reset` opens it, `step` answers the policy, `@reward` methods judge how it went."""
 
+    default_tasks: ClassVar[Mapping[str, TaskRows] | TaskRows | TaskFunction | None] = None
+    """What `register` takes where it is given no tasks."""
+    default_budget: ClassVar[Budget] = Budget()
+    """What `register` takes where it is given no budget."""
     reward_components: ClassVar[tuple[RewardComponent, ...]] = ()
     group_reward_components: ClassVar[tuple[RewardComponent, ...]] = ()
     snapshot_attributes: ClassVar[Sequence[str] | None] = None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from agent_rl.errors import ConfigError, DefinitionError, UnknownEnvError, did_you_mean
 from agent_rl.gym.budget import Budget
@@ -32,6 +32,7 @@ BUILTIN = {
         "code-v0",
         "frozenlake-v0",
         "guess-v0",
+        "nim-v0",
         "python-v0",
         "search-v0",
         "shell-v0",
@@ -48,8 +49,10 @@ NAMESPACES: dict[str, str] = {
 }
 """The packages whose environments an adapter of `envs/adapters` registers, by namespace, with what they are."""
 
+REMOTE = "agent_rl.remote.client"
+"""The module that plays the environments of a server, whose ids are addresses."""
+
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)
-_DEFAULT_BUDGET = Budget()
 _specs: Registry[EnvSpec] = Registry("environment", builtin=BUILTIN)
 for _id in BUILTIN:
     publish(_id)
@@ -108,7 +111,7 @@ def register(
     id: str,
     *,
     tasks: Mapping[str, TaskRows] | TaskRows | TaskFunction | None = None,
-    budget: Budget = _DEFAULT_BUDGET,
+    budget: Budget | None = None,
     splits: Sequence[str] | None = None,
     nondeterministic: bool = False,
 ) -> Callable[[type[E]], type[E]]:
@@ -118,10 +121,10 @@ def register(
         id: such as "shop-v0" or "me/shop-v0". Raise the version when scores stop being comparable.
         tasks: the rows of each split, or of "train": a .jsonl, .json, .csv or .parquet file or a saved data set's
             folder (relative to the file of the class), or an iterable of dicts, such as a Hugging Face `Dataset`; or a
-            function `(split, index) -> Task` that makes any number of them; or None, for environments that draw all
-            they need from `rng`. Training takes `train` and evaluation `eval`, a part of `train` if it is not named;
-            other splits are used where they are asked for.
-        budget: what an episode may use unless the caller says otherwise.
+            function `(split, index) -> Task` that makes any number of them; or None: the class's `default_tasks`, or
+            none, for environments that draw all they need from `rng`. Training takes `train` and evaluation `eval`, a
+            part of `train` if it is not named; other splits are used where they are asked for.
+        budget: what an episode may use unless the caller says otherwise; the class's `default_budget` if left out.
         splits: the names of the splits of a task function; "train" and "eval" if left out.
         nondeterministic: whether the same answers may meet different observations.
 
@@ -139,8 +142,9 @@ def register(
         if not (isinstance(cls, type) and issubclass(cls, Env)):
             raise DefinitionError(f"'{id}' is registered for {cls!r}, which is no subclass of agent_rl.Env")
         file = file_of(cls)
-        source = TaskSource(tasks, splits=splits, base=file.parent if file else Path.cwd())
-        _specs.add(id, EnvSpec(*parts, cls, source, budget, nondeterministic), cls)
+        given = cls.default_tasks if tasks is None else tasks
+        source = TaskSource(given, splits=splits, base=file.parent if file else Path.cwd())
+        _specs.add(id, EnvSpec(*parts, cls, source, budget or cls.default_budget, nondeterministic), cls)
         publish(id, nondeterministic)
         return cls
 
@@ -169,6 +173,8 @@ def spec(id: str) -> EnvSpec:
     namespace, slash, _ = id.partition("/")
     if slash and namespace in NAMESPACES:
         load_namespace(namespace)
+    if "://" in id:
+        return cast(EnvSpec, importlib.import_module(REMOTE).remote_spec(id))
     found = _specs.find(id)
     if found is None and (versions := _versions(id)):
         found = _specs.find(versions[-1])
