@@ -28,14 +28,16 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 class Section(BaseModel):
     """A part of a config: it can't be changed, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
 
-def load_config(name: str, schema: type[M], overrides: Sequence[str] = (), settings: Mapping[str, object] = _NONE) -> M:
+def load_config(
+    name: str | None, schema: type[M], overrides: Sequence[str] = (), settings: Mapping[str, object] = _NONE
+) -> M:
     """Compose `configs/<name>.yaml` with settings and check it.
 
     Args:
-        name: of the file.
+        name: of the file; None for a config that has no presets.
         schema: what it must fit; all defaults are there.
         overrides: settings as text, such as `steps=20`, `algorithm=grpo`, `rollout.groups=8`.
         settings: settings as values, such as `{"steps": 20, "rollout": {"groups": 8}}` or `{"rollout.groups": 8}`.
@@ -51,6 +53,8 @@ def load_config(name: str, schema: type[M], overrides: Sequence[str] = (), setti
                 presets[leaf] = str(found)
             else:
                 values.append((leaf, found))
+    if name is None and not presets:
+        return check_config(schema, _nested(values))
     from hydra import compose, initialize_config_module  # not above: a wrong key shows before they are imported
     from hydra.errors import HydraException
     from omegaconf import OmegaConf, open_dict
@@ -128,6 +132,21 @@ def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tupl
         raise ConfigError(f"no setting '{key}'.{_hint(key, known)} --config lists them.")
     else:  # a section that has a name is chosen by it
         yield f"{key}.name" if known[key] and f"{key}.name" in known else key, value
+
+
+def _nested(values: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return settings by their full names as a config: a dictionary of sections."""
+    config: dict[str, object] = {}
+    for key, value in values:
+        *sections, last = key.split(".")
+        place = config
+        for section in sections:
+            inner = place.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{key}={value!r}: '{section}' is {inner!r}, which has no settings")
+            place = inner
+        place[last] = value
+    return config
 
 
 def _hint(key: str, known: Mapping[str, bool]) -> str:

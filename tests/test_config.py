@@ -92,11 +92,11 @@ def test_context_refuses_budgets_larger_than_the_model() -> None:
 
 
 def test_rollout_preset_has_exactly_the_schema_keys() -> None:
-    assert set(load_config("rollout", RolloutSettings, []).model_dump()) == set(RolloutSettings.model_fields)
+    assert set(load_config(None, RolloutSettings, []).model_dump()) == set(RolloutSettings.model_fields)
 
 
 def test_load_config_chooses_a_section_by_its_name() -> None:
-    settings = load_config("rollout", RolloutSettings, ["policy=vllm", "policy.model=m", "policy.engine.dtype=float32"])
+    settings = load_config(None, RolloutSettings, ["policy=vllm", "policy.model=m", "policy.engine.dtype=float32"])
     assert settings.policy == PolicyConfig(name="vllm", model="m", engine={"dtype": "float32"})
-    later = load_config("rollout", RolloutSettings, ["policy.url=http://h:1", "policy=vllm"])
+    later = load_config(None, RolloutSettings, ["policy.url=http://h:1", "policy=vllm"])
     assert later.policy == PolicyConfig(name="vllm", url="http://h:1")
