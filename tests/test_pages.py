@@ -42,6 +42,8 @@ EXAMPLES = {"riddle.py", "my-env", "name-v0", "lab/shop-v0", "agent_rl/lab.shop-
 """Names that a user chooses."""
 ELSEWHERE = {
     **dict.fromkeys(("PIP_EXTRA_INDEX_URL", ".venv", ".venv/bin", ".venv-verl/bin/agent-rl"), "pip and the Makefile"),
+    **dict.fromkeys(("AGENT_RL_SERVER_TOKEN", "https://HOST/NAME"), "tests/adapters/test_remote.py"),
+    **dict.fromkeys(("GET /health", "env=http://HOST:PORT/NAME"), "tests/adapters/test_remote.py"),
     **dict.fromkeys(("transformers", "flash-attn", "cupy-cuda12x"), "other packages"),
     **dict.fromkeys(("Dataset", "DatasetDict", "save_to_disk"), "of datasets: tests/on_verl/test_data_libraries.py"),
     **dict.fromkeys(("numpy.random.Generator", "await", "(split, index) -> dict"), "Python's own, and a type"),
