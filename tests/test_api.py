@@ -90,7 +90,7 @@ def test_load_takes_any_model_folder(folder: Path, tmp_path: Path) -> None:
 
 
 def test_run_of_no_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ar.CheckpointError, match="there is no run '.*nowhere'"):
+    with pytest.raises(ar.CheckpointError, match=r"there is no run '.*nowhere'"):
         ar.Run(tmp_path / "nowhere")
 
 
