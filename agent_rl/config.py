@@ -22,6 +22,37 @@ _NUMBER, _WORD = re.compile(r"-?(0|[1-9]\d*)", re.ASCII), re.compile(r"[A-Za-z][
 _CONSTANTS = ("null", "true", "false", "nan", "inf")
 SHORT = 8
 """The fields of a section whose settings a help text lists one by one."""
+ELSEWHERE = {
+    "num_generations": "rollout.samples",
+    "group_size": "rollout.samples",
+    "n_samples_per_prompt": "rollout.samples",
+    "rollouts_per_example": "rollout.samples",
+    "per_device_train_batch_size": "rollout.groups",
+    "train_batch_size": "rollout.groups",
+    "max_completion_length": "rollout.max_tokens",
+    "max_new_tokens": "rollout.max_tokens",
+    "max_response_length": "rollout.max_tokens",
+    "max_prompt_length": "budget.tokens",
+    "max_turns": "budget.turns",
+    "max_tool_calling_iterations": "budget.turns",
+    "learning_rate": "optimizer.lr",
+    "max_steps": "steps",
+    "total_training_steps": "steps",
+    "num_train_epochs": "steps",
+    "num_iterations": "updates_per_batch",
+    "ppo_epochs": "updates_per_batch",
+    "beta": "algorithm.kl.coefficient",
+    "kl_coef": "algorithm.kl.coefficient",
+    "epsilon": "algorithm.objective.clip_low_eps",
+    "epsilon_high": "algorithm.objective.clip_high_eps",
+    "loss_type": "algorithm",
+    "output_dir": "runs_dir",
+    "save_steps": "checkpoint_every",
+    "eval_steps": "eval.every",
+    "model_name_or_path": "start_from",
+    "max_concurrent": "concurrency",
+}
+"""What TRL, verl and verifiers call a setting, and its name here."""
 _NONE: Mapping[str, object] = MappingProxyType({})
 
 
@@ -151,6 +182,8 @@ def _nested(values: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 def _hint(key: str, known: Mapping[str, bool]) -> str:
     """Return what a wrong key may have meant: `lr` is the last part of `optimizer.lr`."""
+    if (ours := ELSEWHERE.get(key.rpartition(".")[2], "")) and (ours in known or choices(ours)):
+        return f" Did you mean '{ours}'?"
     if choices(key):
         return f" It is of agent-rl train{' backend=verl' if key == 'hardware' else ''}."
     ends = sorted((name for name in known if name.endswith(f".{key}")), key=len)
