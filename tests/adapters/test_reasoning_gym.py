@@ -66,7 +66,7 @@ def test_left_out_are_those_with_a_fault() -> None:
     assert all(found[name] in reason for name, reason in LEFT_OUT.items())
 
 
-def test_every_oracle_scores_one_and_seeds_repeat() -> None:
+def test_oracles_score_one_and_seeds_repeat() -> None:
     load_namespace("reasoning_gym")
     assert [id for id in env_ids() if id.startswith("reasoning_gym/")] == [f"reasoning_gym/{n}-v0" for n in INCLUDED]
     for name in INCLUDED:
