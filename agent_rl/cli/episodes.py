@@ -14,9 +14,9 @@ from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
 from agent_rl.errors import ConfigError
-from agent_rl.rollout import summarise
+from agent_rl.rollout import Job, summarise
 from agent_rl.rollout.comparison import pass_rates
-from agent_rl.runs.commands import command
+from agent_rl.runs.commands import command, env_word
 from agent_rl.runs.folder import read_config
 from agent_rl.runs.rollout import RolloutSettings, resume_rollout, rollout_jobs, start_rollout
 from agent_rl.runs.stop import Interrupted
@@ -67,8 +67,9 @@ def rollout(arguments: argparse.Namespace) -> int:
         return 130
     print_table(episodes[:20], Console())
     result = summarise(episodes)
-    print(f"{episodes[0].env}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
     ran = read_config(file.parent, RolloutSettings, file.with_suffix(".yaml").name)
+    for env, found in {ran.env_id: result, **result.of_env}.items():
+        print(f"{env}: success {found.success}, reward {found.reward:.3f}, {found.failed} failed")
     if ran.samples > 1:
         at, hat = pass_rates(episodes, ran.samples)
         print(f"pass@{ran.samples} {at:.1%}, pass^{ran.samples} {hat:.1%}")
@@ -83,8 +84,14 @@ def rollout(arguments: argparse.Namespace) -> int:
 
 def _floors(settings: RolloutSettings) -> str:
     """Return what the oracle and policies without skill score on a rollout's tasks."""
-    scores = asyncio.run(rollout_floors(rollout_jobs(settings)))
-    return ", ".join(f"{score.policy} {score}" for score in scores)
+    of_env: dict[str, list[Job]] = {}
+    for job in rollout_jobs(settings):
+        of_env.setdefault(job.spec.id, []).append(job)
+    lines = []
+    for env, jobs in of_env.items():
+        scores = ", ".join(f"{score.policy} {score}" for score in asyncio.run(rollout_floors(jobs)))
+        lines.append(f"{env}: {scores}" if len(of_env) > 1 else scores)
+    return "; ".join(lines)
 
 
 def _training(settings: RolloutSettings) -> str:
@@ -93,4 +100,4 @@ def _training(settings: RolloutSettings) -> str:
     for own in (file.with_name(SETTINGS) for file in files):
         if own.exists() and read_settings(own).get("env") == settings.env:
             return command("train", f"config={own}")
-    return command("train", f"env={settings.env}", imports=files)
+    return command("train", env_word(settings), imports=files)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 
 from agent_rl.core.display import Displayed
 from agent_rl.core.episode import Episode, Outcome
@@ -57,11 +57,20 @@ class Evaluation(Displayed):
     turns: float
     tool_calls: float
     tool_errors: float
+    of_env: Mapping[str, Evaluation] = field(default_factory=dict)
+    """The same of each environment, where the episodes are of several."""
 
     def row(self, split: str, sampling: str) -> dict[str, float | int | str]:
         """Return the evaluation as a row of metrics."""
-        names = {"split": split, "sampling": sampling}
-        return names | asdict(self.success) | asdict(self) | {"success": self.success.value}
+        names, of_env = {"split": split, "sampling": sampling}, dict[str, float | int]()
+        for env, found in self.of_env.items():
+            of_env |= {
+                f"success/{env}": found.success.value,
+                f"n/{env}": found.success.n,
+                f"reward/{env}": found.reward,
+            }
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "of_env"}
+        return names | asdict(self.success) | own | {"success": self.success.value} | of_env
 
 
 def summarise(episodes: list[Episode]) -> Evaluation:
@@ -72,6 +81,7 @@ def summarise(episodes: list[Episode]) -> Evaluation:
     def mean(values: list[float]) -> float:
         return sum(values) / len(values) if values else math.nan
 
+    own = {env: [e for e in episodes if e.env == env] for env in dict.fromkeys(e.env for e in episodes)}
     return Evaluation(
         success=Rate(sum(known), len(known)),
         reward=mean(rewards),
@@ -79,6 +89,7 @@ def summarise(episodes: list[Episode]) -> Evaluation:
         turns=mean([float(e.turns) for e in episodes]),
         tool_calls=mean([float(e.tool_calls) for e in episodes]),
         tool_errors=mean([float(sum(e.tool_errors.values())) for e in episodes]),
+        of_env={env: summarise(part) for env, part in own.items()} if len(own) > 1 else {},
     )
 
 
@@ -104,12 +115,18 @@ def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return what training reports of its episodes, `rollout/...`; failed ones count in `rollout/failed` only."""
     found = summarise([*episodes])
-    return trajectory_metrics(episodes) | {
-        "rollout/success": found.success.value,
-        "rollout/reward": found.reward,
-        "rollout/turns": found.turns,
-        "rollout/tool_calls": found.tool_calls,
-        "rollout/tool_errors": found.tool_errors,
-        "rollout/failed": float(found.failed),
-        "rollout/truncated": sum(e.outcome is Outcome.TRUNCATED for e in episodes) / max(1, len(episodes)),
-    }
+    of_env = {f"rollout/success/{env}": part.success.value for env, part in found.of_env.items()}
+    of_env |= {f"rollout/reward/{env}": part.reward for env, part in found.of_env.items()}
+    return (
+        trajectory_metrics(episodes)
+        | of_env
+        | {
+            "rollout/success": found.success.value,
+            "rollout/reward": found.reward,
+            "rollout/turns": found.turns,
+            "rollout/tool_calls": found.tool_calls,
+            "rollout/tool_errors": found.tool_errors,
+            "rollout/failed": float(found.failed),
+            "rollout/truncated": sum(e.outcome is Outcome.TRUNCATED for e in episodes) / max(1, len(episodes)),
+        }
+    )

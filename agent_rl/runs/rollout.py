@@ -12,14 +12,14 @@ from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
-from pydantic import Field, JsonValue
+from pydantic import Field, model_validator
 from rich.markup import escape
 
-from agent_rl.config import Section
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.budget import BudgetConfig
-from agent_rl.gym.registry import load_once, spec
+from agent_rl.gym.mixture import EnvironmentSettings, load_environment
+from agent_rl.gym.registry import EnvSpec, load_once
 from agent_rl.gym.tasks import EVAL
 from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_params
 from agent_rl.rollout import Job, split_jobs, stream_finished
@@ -34,19 +34,15 @@ Key: TypeAlias = tuple[str, int]
 """Which task and sample an episode is of: its group and its seed."""
 
 
-class RolloutSettings(Section):
+class RolloutSettings(EnvironmentSettings):
     """Episodes without training."""
 
-    env: str
-    """The id of a registered environment; `agent-rl envs` lists them."""
-    env_args: dict[str, JsonValue] = Field(default_factory=dict)
-    """Passed to the environment's constructor."""
     imports: list[str] = Field(default_factory=list)
     """Files that register environments and policies; --import adds one."""
     policy: PolicyConfig = PolicyConfig()
     split: str = EVAL
     n: int = Field(16, ge=1)
-    """Tasks, the first of the split."""
+    """Tasks, the first of the split; of a mixture in all, divided by the weights."""
     samples: int = Field(1, ge=1)
     """Episodes per task."""
     seed: int = Field(0, ge=0)
@@ -62,6 +58,13 @@ class RolloutSettings(Section):
     """Whether to print, beside the result, what the oracle and policies without skill score on the same tasks."""
     out: str | None = None
     """Where the episodes go; null for runs/<time>-rollout/episodes.jsonl."""
+
+    @model_validator(mode="after")
+    def _once(self) -> RolloutSettings:
+        choices = (self,) if isinstance(self.env, str) else self.env
+        if any(choice.tasks.repeats > 1 for choice in choices):
+            raise ValueError("tasks.repeats is for training: a rollout runs a task so often with samples=N")
+        return self
 
 
 def start_rollout(settings: RolloutSettings, progress: Progress) -> tuple[Path, list[Episode]]:
@@ -149,14 +152,14 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
         load_once(imported)
     jobs = rollout_jobs(settings)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
-    tasks = jobs[0].spec.tasks
-    if settings.split == EVAL and (note := tasks.describe_held_out()):
-        progress.say(f"[yellow]{settings.env}: {note}.[/yellow]")
-    if (size := tasks.size(settings.split)) is not None and size < settings.n:
+    env = _environment(settings)
+    if settings.split == EVAL and (note := env.tasks.describe_held_out()):
+        progress.say(f"[yellow]{settings.env_id}: {note}.[/yellow]")
+    if (found := len(jobs) // settings.samples) < settings.n:
         progress.say(
-            f"[yellow]n={settings.n}: split '{settings.split}' has {size} tasks, all of which are run.[/yellow]"
+            f"[yellow]n={settings.n}: split '{settings.split}' has {found} tasks, all of which are run.[/yellow]"
         )
-    with open_policy(settings.policy, params, jobs[0].spec) as policy:
+    with open_policy(settings.policy, params, env) as policy:
         if warning := check_policy_fit(jobs, policy):
             progress.say(f"warning: {escape(warning)}")
         yield _Rollout(jobs, policy, settings.concurrency, file, progress)
@@ -168,17 +171,13 @@ def rollout_jobs(settings: RolloutSettings) -> list[Job]:
     Raises:
         ConfigError: if there is no such environment or split, or it takes no such arguments.
     """
-    env = spec(settings.env)
-    env.check_arguments(settings.env_args)
-    return split_jobs(
-        env,
-        settings.n,
-        settings.samples,
-        settings.seed,
-        origin=Origin("rollout", settings.split),
-        budget=settings.budget.instead_of(env.budget),
-        env_args=settings.env_args,
-    )
+    origin = Origin("rollout", settings.split)
+    env, args = _environment(settings), settings.env_args
+    return split_jobs(env, settings.n, settings.samples, settings.seed, origin=origin, env_args=args)
+
+
+def _environment(settings: RolloutSettings) -> EnvSpec:
+    return load_environment(settings, split=settings.split, budget=settings.budget)
 
 
 def _new_folder() -> str:
