@@ -1,5 +1,6 @@
 # Everything happens in .venv, with the versions of constraints.txt. `make` lists the targets. Only what is compared with
-# verl and TRL, or runs on verl, needs .venv-verl: constraints-verl.txt, Python 3.11 or 3.12, Linux.
+# verl and TRL, or runs on verl, needs .venv-verl: constraints-verl.txt, Python 3.11 or 3.12, Linux. Only the tests of
+# adapters need .venv-adapters: constraints-adapters.txt, without PyTorch.
 #
 #   make setup PYTHON=python3.12              another interpreter
 #   make train ARGS="env=search-v0"           overrides, passed to `agent-rl train`
@@ -14,15 +15,17 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 VENV_VERL := .venv-verl
+VENV_ADAPTERS := .venv-adapters
+MCP_SERVERS := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 memory@2026.8.31 everything@2026.8.31)
 PIP := $(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev setup-verl train test test-sandbox test-verl check clean
+.PHONY: help setup setup-dev setup-verl setup-adapters train test test-sandbox test-verl test-adapters check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.train  ## make .venv with all that training needs
 	@echo 'Ready. Next, an environment of your own (or see one learn: make train):'
@@ -32,6 +35,9 @@ setup-dev: $(VENV)/.dev  ## the same, with pytest, ruff and mypy
 	@:
 
 setup-verl: $(VENV_VERL)/.verl  ## make .venv-verl: agent_rl beside verl, vLLM on CPU, Ray and TRL
+	@:
+
+setup-adapters: $(VENV_ADAPTERS)/.adapters  ## make .venv-adapters: agent_rl beside the packages that it has adapters of
 	@:
 
 train: $(VENV)/.train  ## train; ARGS="key=value ..." overrides the config
@@ -46,6 +52,9 @@ test-sandbox: setup-dev  ## test the other kinds of sandboxes of this machine, a
 test-verl: setup-verl  ## compare the algorithms with verl's and TRL's, and both backends
 	@AGENT_RL_REFERENCE=1 $(VENV_VERL)/bin/python -m pytest tests/reference tests/on_verl $(ARGS)
 
+test-adapters: setup-adapters  ## test the adapters beside the packages that they adapt
+	@AGENT_RL_ADAPTERS=1 $(VENV_ADAPTERS)/bin/python -m pytest tests/adapters $(ARGS)
+
 check: setup-dev  ## lint, format, types, house rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -53,8 +62,8 @@ check: setup-dev  ## lint, format, types, house rules
 	@$(BIN)/mypy examples
 	@$(BIN)/python -m pytest tests/test_imports.py tests/test_house.py
 
-clean:  ## remove .venv, .venv-verl, builds and caches; runs/ stays
-	rm -rf $(VENV) $(VENV_VERL) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove .venv, .venv-verl, .venv-adapters, builds and caches; runs/ stays
+	rm -rf $(VENV) $(VENV_VERL) $(VENV_ADAPTERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # the stamps: an install is done once, and again when what it installs from has changed
@@ -75,12 +84,20 @@ $(VENV_VERL)/.verl: pyproject.toml constraints-verl.txt | $(VENV_VERL)/pyvenv.cf
 	@$(VENV_VERL)/bin/python -m pip install --quiet --use-pep517 --no-deps -e .
 	@touch $@
 
+$(VENV_ADAPTERS)/.adapters: pyproject.toml constraints-adapters.txt | $(VENV_ADAPTERS)/pyvenv.cfg
+	@echo "installing agent_rl and the packages that it has adapters of into $(VENV_ADAPTERS): 1 to 2 minutes"
+	@$(VENV_ADAPTERS)/bin/python -m pip install --quiet --no-deps -r constraints-adapters.txt
+	@$(VENV_ADAPTERS)/bin/python -m pip install --quiet --use-pep517 --no-deps -e .
+	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(VENV_ADAPTERS)/npm $(MCP_SERVERS) || \
+	echo "NOT INSTALLED: npm's MCP servers, which tests/adapters/test_mcp.py leaves out: there is no npm, or no server for it"
+	@touch $@
+
 $(VENV_VERL)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null || { echo \
 	"verl needs Python 3.11 or 3.12; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.11 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV_VERL)
 
-$(VENV)/pyvenv.cfg:
+$(VENV)/pyvenv.cfg $(VENV_ADAPTERS)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo \
 	"agent_rl needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12 ..." >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(@D)

@@ -5,10 +5,14 @@ from .version import __version__ as __version__
 # environments
 from .gym.env import Env as Env, ToolEnv as ToolEnv, Observation as Observation, Script as Script
 from .gym.sandboxed import SandboxedEnv as SandboxedEnv
+from .gym.dialogue import DialogueEnv as DialogueEnv, User as User, ScriptedUser as ScriptedUser
+from .policy.user import ModelUser as ModelUser
 from .gym.budget import Budget as Budget
 from .gym.registry import register as register, make as make, spec as spec, EnvSpec as EnvSpec
 from .gym.registry import env_ids as env_ids, load_file as load_file
 from .gym.from_gym import from_gym as from_gym, GymnasiumEnv as GymnasiumEnv
+from .envs.adapters.games import from_gem as from_gem, from_textarena as from_textarena
+from .envs.adapters.harbor import from_harbor as from_harbor
 from .api import check as check
 from .checks.report import CheckReport as CheckReport, Finding as Finding
 
@@ -20,6 +24,7 @@ from .gym.reward import reward as reward, group_reward as group_reward
 from .core.messages import Message as Message, ToolCall as ToolCall, Step as Step, Task as Task, JSON as JSON
 from .core.episode import Episode as Episode, EpisodeGroup as EpisodeGroup, Origin as Origin, Reward as Reward
 from .core.episode import Failure as Failure, Outcome as Outcome, StopReason as StopReason
+from .core.episode import Usage as Usage
 from .core.trajectory import Trajectory as Trajectory, Span as Span, Source as Source, Fork as Fork
 from .core.trajectory import Completion as Completion, FinishReason as FinishReason
 
@@ -28,6 +33,7 @@ from .api import run as run, evaluate as evaluate, train as train, load as load
 from .backends.run import Run as Run
 from .rollout import Evaluation as Evaluation, Job as Job, run_jobs as run_jobs
 from .policy import Policy as Policy, AnyPolicy as AnyPolicy, TokenPolicy as TokenPolicy
+from .policy.openai import OpenAIPolicy as OpenAIPolicy
 from .policy import oracle as oracle, demonstrator as demonstrator
 from .engines.base import SamplingParams as SamplingParams
 from .rendering import load_renderer as load_renderer, train_tokenizer as train_tokenizer
@@ -48,5 +54,6 @@ from .errors import UnknownEnvError as UnknownEnvError, NameCollisionError as Na
 from .errors import DefinitionError as DefinitionError, TrajectoryError as TrajectoryError
 from .errors import RenderError as RenderError, StoreError as StoreError, DamagedEpisodeError as DamagedEpisodeError
 from .errors import CheckpointError as CheckpointError, InfrastructureError as InfrastructureError
-from .errors import PolicyError as PolicyError, SandboxError as SandboxError
+from .errors import PolicyError as PolicyError, SandboxError as SandboxError, UserError as UserError
+from .errors import ToolServerError as ToolServerError
 from .runs.stop import Interrupted as Interrupted

@@ -68,8 +68,19 @@ class PolicyError(InfrastructureError):
     """The policy could not answer."""
 
 
+class UserError(InfrastructureError):
+    """The simulated user of a dialogue could not answer."""
+
+
 class SandboxError(InfrastructureError):
     """The place where the model's code runs was lost."""
+
+
+class ToolServerError(InfrastructureError):
+    """The server that a tool depends on could not answer."""
+
+    retry_after: float | None = None
+    """Seconds after which it asks to be called again."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

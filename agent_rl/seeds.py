@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from enum import IntEnum, unique
+from typing import Any
 
 import numpy as np
 
@@ -55,3 +57,30 @@ def rng(stream: Stream, *key: int) -> np.random.Generator:
         key: non-negative numbers, such as the run's seed and the step.
     """
     return np.random.default_rng([stream, *key] if stream > 0 else key)
+
+
+class OwnRandom:
+    """Python's and NumPy's global random numbers, an owner's own inside `with`; outside they are as they were.
+
+    For code that draws from them: entered again, it meets the numbers that it left. Nothing may be awaited inside.
+    """
+
+    def __init__(self, seed: int) -> None:
+        outside = random.getstate(), np.random.get_state()
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        self._state = random.getstate(), np.random.get_state()
+        _set_random(outside)
+
+    def __enter__(self) -> None:
+        self._outside = random.getstate(), np.random.get_state()
+        _set_random(self._state)
+
+    def __exit__(self, *exception: object) -> None:
+        self._state = random.getstate(), np.random.get_state()
+        _set_random(self._outside)
+
+
+def _set_random(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])

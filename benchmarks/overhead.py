@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Text
 
-from agent_rl import Budget, Completion, FinishReason, Message, ToolCall, ToolEnv, reward, spec, tool
+from agent_rl import Budget, Completion, Env, FinishReason, Message, Step, ToolCall, ToolEnv, reward, spec, tool
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
@@ -31,7 +31,7 @@ from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.tools.calculator import calculator
 
 REPETITIONS = 9
-BARE, FULL, RENDERING, FLAT = 50.0, 100.0, 300.0, 1.5
+STEP, BARE, FULL, RENDERING, FLAT = 15.0, 50.0, 100.0, 300.0, 1.5
 """The bars: µs a turn, and how much a turn may cost at 64 turns relative to one at 4."""
 
 QUESTION, ANSWER = "compute 3*4+5-2", "15"
@@ -42,6 +42,7 @@ CALLS = tuple(
 )
 SCRIPT = (*CALLS, Message("assistant", ANSWER))
 TURNS = len(SCRIPT)
+ACTIONS = [*(f"{operator} {left} {right}" for operator, left, right in OPERATIONS), ANSWER]
 
 
 class Sums(ToolEnv):
@@ -53,19 +54,41 @@ class Sums(ToolEnv):
         """Ask."""
         return QUESTION
 
-    @reward
+    @reward(inline=True)
     def correct(self, episode: Episode) -> bool:
         """Whether the answer is right."""
         return episode.final_text == ANSWER
 
 
 class PlainSums(Sums):
-    """The same, with a tool that runs in a worker thread, as `@tool` does by default."""
+    """The same, with a tool and a reward that run in a worker thread, as they do by default."""
 
     extra_tools = (tool(calculator.function),)
 
+    @reward
+    def correct(self, episode: Episode) -> bool:
+        """Whether the answer is right."""
+        return episode.final_text == ANSWER
+
+
+class TextSums(Env):
+    """The episode without tools, step for step what `GymSums` does."""
+
+    def reset(self, task: Task, rng: np.random.Generator) -> str:
+        """Ask."""
+        return QUESTION
+
+    def step(self, action: Message) -> Step:
+        """Compute, or end with a number."""
+        text = action.content
+        if text.isdigit():
+            return Step(reward=float(text == ANSWER), terminated=True)
+        operator, left, right = text.split()
+        return Step((Message("user", str(calculator(operator, int(left), int(right)))),))
+
 
 SPEC = EnvSpec("", "sums", 0, Sums, TaskSource(), Budget(turns=None))
+TEXT = EnvSpec("", "text-sums", 0, TextSums, TaskSource(), Budget(turns=None))
 PLAIN = EnvSpec("", "plain-sums", 0, PlainSums, TaskSource(), Budget(turns=None))
 
 
@@ -112,10 +135,9 @@ class GymSums(gymnasium.Env):
 
 
 def play_gymnasium(env: gymnasium.Env, episodes: int) -> None:
-    actions = [*(f"{operator} {left} {right}" for operator, left, right in OPERATIONS), ANSWER]
     for seed in range(episodes):
         env.reset(seed=seed)
-        for action in actions:
+        for action in ACTIONS:
             _, gained, terminated, _, _ = env.step(action)
         assert terminated
         assert gained == 1
@@ -213,6 +235,7 @@ def main() -> None:
     gymnasium.register("Sums-v0", entry_point=GymSums, max_episode_steps=8)
     made, plain = gymnasium.make("Sums-v0"), GymSums()
     script = Scripted(lambda env, seed: (message for message in SCRIPT))
+    spoken = Scripted(lambda env, seed: (Message("assistant", action) for action in ACTIONS))
     renderer = ChatMLRenderer(train_tokenizer([QUESTION, ANSWER]))
     replies = [renderer.reply(m) for m in SCRIPT]
     rendered = TokenPolicy(InstantSampler(replies), renderer)
@@ -229,17 +252,20 @@ def main() -> None:
     measure("bare Python loop", lambda: bare_loop(n))
     measure("gymnasium, bare environment", lambda: play_gymnasium(plain, n))
     measure("gymnasium.make", lambda: play_gymnasium(made, n))
-    bare = measure("agent_rl, run_jobs, 64 at a time", lambda: play_pool(script, n, 64))
-    measure("agent_rl, run_jobs, one at a time", lambda: play_pool(script, n, 1))
-    measure("agent_rl, run_episode", lambda: play_singly(script, n))
-    measure("agent_rl, plain @tool", lambda: play_pool(script, n, 64, PLAIN))
+    step = measure("agent_rl, Env, 64 at a time", lambda: play_pool(spoken, n, 64, TEXT)) - costs["bare Python loop"]
+    bare = measure("agent_rl, ToolEnv, 64 at a time", lambda: play_pool(script, n, 64))
+    measure("agent_rl, ToolEnv, one at a time", lambda: play_pool(script, n, 1))
+    measure("agent_rl, ToolEnv, run_episode", lambda: play_singly(script, n))
+    measure("agent_rl, plain @tool and @reward", lambda: play_pool(script, n, 64, PLAIN))
     for id in ("calculator-v0", "search-v0"):
         measure(f"agent_rl, {id}, its oracle", *play_built_in(id, n))
     measure("agent_rl, tokens", lambda: play_pool(rendered, n, 64))
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder)
         measure("agent_rl, tokens and store", lambda: play_and_store(rendered, n, store))
-        full = measure("agent_rl, tokens, store, plain @tool", lambda: play_and_store(rendered, n, store, PLAIN))
+        full = measure(
+            "agent_rl, tokens, store, plain @tool, @reward", lambda: play_and_store(rendered, n, store, PLAIN)
+        )
     rendering = {
         turns: measure(f"rendering and reading, {turns} turns", lambda t=turns: converse(renderer, t, 1024 // t), 1024)
         for turns in (4, 16, 64)
@@ -248,8 +274,9 @@ def main() -> None:
     print()
     growth = rendering[64] / rendering[4]
     for name, value, bar in (
-        ("bare", bare, BARE),
-        ("full path without model, plain @tool", full, FULL),
+        ("a step of an Env, beyond the bare loop", step, STEP),
+        ("bare, with tools", bare, BARE),
+        ("full path without model, plain @tool and @reward", full, FULL),
         ("rendering, at worst", max(rendering.values()), RENDERING),
         ("rendering, 64 turns relative to 4", growth, FLAT),
     ):

@@ -76,12 +76,12 @@ class Guess(Env):
         """Return the numbers that are left, and whether an answer was unsound."""
         return f"{self.left}{'' if self.is_sound else ' unsound'}"
 
-    @reward
+    @reward(inline=True)
     def found(self, episode: Episode) -> bool:
         """Whether the number was guessed."""
         return self.found_it
 
-    @reward(weight=0.1)
+    @reward(weight=0.1, inline=True)
     def sound(self, episode: Episode) -> bool:
         """Whether it was, by answers that were all one possible number."""
         return self.found_it and self.is_sound

@@ -31,12 +31,12 @@ class Quiz(ToolEnv):
         self.failed = self.failed or any(message.tool_error for message in step.observation)
         return step
 
-    @reward(weight=1.0)
+    @reward(inline=True)
     def correct(self, episode: Episode) -> bool:
         """Whether the final answer is the right one."""
         return episode.final_text.strip() == self.answer
 
-    @reward(weight=0.1)
+    @reward(weight=0.1, inline=True)
     def clean(self, episode: Episode) -> bool:
         """Whether there is an answer, and no call failed on the way to it."""
         return bool(episode.final_text) and not self.failed

@@ -163,7 +163,7 @@ class Sql(Quiz):
         self.found.add(rows)
         return rows
 
-    @reward(weight=0.1)
+    @reward(weight=0.1, inline=True)
     def clean(self, episode: Episode) -> bool:
         """Whether the answer is right, and no query failed on the way to it."""
         return self.correct(episode) and not self.failed

@@ -13,7 +13,7 @@ from tests.pages import blocks, commands, page
 
 PAGE = page("docs/environments.md")
 BLOCKS = blocks(PAGE, "python")
-SOLVABLE = {"riddle-v0": 1.0, "stock-v0": 1.1, "sums-v0": 1.0, "python-sums-v0": 1.0}
+SOLVABLE = {"riddle-v0": 1.0, "stock-v0": 1.1, "sums-v0": 1.0, "python-sums-v0": 1.0, "returns-v0": 1.0}
 
 
 @pytest.fixture(scope="module", autouse=True)

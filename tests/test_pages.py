@@ -52,6 +52,13 @@ ELSEWHERE = {
     **dict.fromkeys(("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Text", "Dict", "Tuple"), "gymnasium.spaces"),
     **dict.fromkeys(("gymnasium", "reward_threshold", "agent_rl:agent_rl/NAME"), "Gymnasium's"),
     **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
+    **dict.fromkeys(("environment/Dockerfile", "Dockerfile", "/logs/verifier/reward.txt", "reward.json"), "Harbor's"),
+    "$LOGS_DIR": "a variable that scripts of a task are given",
+    **dict.fromkeys(
+        ("bfcl-eval", "agent-rl envs bfcl", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
+        "bfcl-eval's",
+    ),
+    **dict.fromkeys(("get_observation", "TicTacToe-v0-raw"), "TextArena's"),
     **dict.fromkeys(("logging", 'info["action_mask"]'), "Python's, and a key of an environment's"),
     **dict.fromkeys(("repr", "renderers", "generation_config.max_new_tokens"), "Python's, another package's, vLLM's"),
     **dict.fromkeys(("lr=", "GRPO", "Completion.raw_logprobs"), "mistakes, and what is no longer there"),

@@ -269,10 +269,26 @@ def test_builtin_environments_are_imported_lazily(monkeypatch, tmp_path):
 
 def test_builtin_table_lists_every_module():
     modules = [f"agent_rl.envs.{m.name}" for m in pkgutil.iter_modules(envs.__path__)]
-    assert sorted(registry.BUILTIN.values()) == sorted(m for m in modules if not m.endswith(".quiz"))
+    assert sorted(registry.BUILTIN.values()) == sorted(m for m in modules if not m.endswith((".quiz", ".adapters")))
     code = "import agent_rl as ar; print(*(ar.spec(id).id for id in ar.env_ids()))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == sorted(registry.BUILTIN)
+
+
+def test_namespace_imports_its_adapter_or_names_the_extra(monkeypatch, tmp_path):
+    adapters = importlib.import_module("agent_rl.envs.adapters")
+    monkeypatch.setattr(adapters, "__path__", [*adapters.__path__, str(tmp_path)])
+    monkeypatch.setattr(
+        registry, "NAMESPACES", {"far_off": "an adapter of this test", "gone": "one without its package"}
+    )
+    (tmp_path / "far_off.py").write_text(FILE.format(id="far_off/shop-v0", name="FarOff"))
+    (tmp_path / "gone.py").write_text("import no_such_package\n")
+    assert make("far_off/shop-v0").size == 3 and env_ids() == ("far_off/shop-v0",)
+    with pytest.raises(ConfigError, match=r"gone/... needs no_such_package: pip install 'agent-rl\[gone\]'"):
+        make("gone/shop-v0")
+    with pytest.raises(ConfigError, match=r"no namespace .faroff.[.] Did you mean .far_off."):
+        registry.load_namespace("faroff")
+    del sys.modules["agent_rl.envs.adapters.far_off"]
 
 
 def test_make_imports_no_other_environment():

@@ -1,6 +1,7 @@
 """agent_rl.gym.reward: signatures and results of `@reward` methods."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -77,6 +78,28 @@ def test_async_rewards_overlap_and_raise_unwrapped():
     assert [r.value for r in score(Judged())] == [1.0, 1.0]
     with pytest.raises(KeyError, match="judge"):
         score(Broken())
+
+
+def test_inline_reward_stays_in_the_thread_of_the_loop():
+    class Threads(Env):
+        @reward(inline=True)
+        def here(self, episode):
+            return threading.current_thread() is threading.main_thread()
+
+        @reward(weight=0.5)
+        def elsewhere(self, episode):
+            return threading.current_thread() is not threading.main_thread()
+
+        @reward(inline=True)
+        def unscored(self, episode):
+            return None
+
+    assert score(Threads()) == (Reward("here", 1.0), Reward("elsewhere", 1.0, 0.5), Reward("unscored", None))
+    with pytest.raises(DefinitionError, match="is async and inline: drop inline=True"):
+
+        @reward(inline=True)
+        async def judged(self, episode):
+            return 1
 
 
 def test_reward_refuses_wrong_signature_and_weight():

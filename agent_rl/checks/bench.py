@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-
-import numpy as np
 
 from agent_rl.checks.report import Finding, place, shown
 from agent_rl.core.episode import Episode, Outcome
@@ -223,19 +220,6 @@ class Bench:
         kept: list[Env] = []
         object.__setattr__(spec, "kept", kept)
         return replace(self, spec=spec), kept
-
-
-@contextmanager
-def global_seeds(seed: int) -> Iterator[None]:
-    """Seed the global generators of Python and NumPy; give them back as they were."""
-    states = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 def difference(one: Episode, other: Episode | None) -> str:

@@ -11,14 +11,14 @@ from itertools import accumulate
 
 import numpy as np
 
-from agent_rl.checks.bench import Bench, difference, global_seeds
+from agent_rl.checks.bench import Bench, difference
 from agent_rl.checks.report import place
 from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.messages import Message, Step
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.rollout.episode import close_env
-from agent_rl.seeds import Stream, rng
+from agent_rl.seeds import OwnRandom, Stream, rng
 
 _PLAIN = (int, float, str, list, dict, set, bytearray, deque, np.ndarray)
 _LARGE = 10_000
@@ -33,11 +33,11 @@ async def check_determinism(bench: Bench) -> None:
     examples = bench.examples()
     for episode in examples:
         before = shared_state(bench.cls)
-        with global_seeds(1):
+        with OwnRandom(1):
             (first,) = await bench.play_again(episode)
-        with global_seeds(1):
+        with OwnRandom(1):
             (second,) = await bench.play_again(episode)
-        with global_seeds(2):
+        with OwnRandom(2):
             (third,) = await bench.play_again(episode)
         if first is None or second is None:
             return
@@ -69,9 +69,9 @@ async def check_isolation(bench: Bench) -> None:
         bench.skipped["isolation"] = "episodes differ even alone"
         return
     examples = bench.examples()
-    with global_seeds(1):
+    with OwnRandom(1):
         alone = [(await bench.play_again(episode))[0] for episode in examples]
-    with global_seeds(1):
+    with OwnRandom(1):
         together = await bench.play_again(*examples)
     for one, other in zip(alone, together, strict=True):
         if one is not None and (problem := difference(one, other)):

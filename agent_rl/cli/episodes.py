@@ -14,6 +14,8 @@ from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
 from agent_rl.errors import ConfigError
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import TRAIN
 from agent_rl.rollout import Job, summarise
 from agent_rl.rollout.comparison import pass_rates
 from agent_rl.runs.commands import command, env_word
@@ -24,7 +26,8 @@ from agent_rl.view.progress import Progress
 from agent_rl.view.text import failure_lines, print_table, short_id
 
 ROLLOUT_EXAMPLES = """
-policies: oracle, demonstrator, vllm, the folder of a checkpoint or run, or your own (@ar.register_policy);
+policies: oracle, demonstrator, vllm, openai (any OpenAI-compatible server), the folder of a checkpoint or run, or your
+          own (@ar.register_policy);
           without skill: random, constant, empty (answers), nothing (calls no tool)
   policy.text=TEXT         of constant: what it says in every turn
   policy.model=DIR         of vllm: run vLLM here, on this folder or name
@@ -32,6 +35,11 @@ policies: oracle, demonstrator, vllm, the folder of a checkpoint or run, or your
   policy.engine.KEY=VALUE  of vllm: more of vLLM's engine arguments, such as tensor_parallel_size
   policy.concurrency=64    of vllm: requests under way at a server
   policy.tokenizer=DIR     of vllm: if it is not with the model
+  policy.model=NAME        of openai; its key is read from OPENAI_API_KEY (policy.api_key_env=OTHER)
+  policy.base_url=URL      of openai: the server, such as http://localhost:8000/v1; OpenAI's own if left out
+  policy.retries=5         of openai: attempts after the first; policy.timeout=600: seconds of each
+  policy.requests_per_minute=N, policy.tokens_per_minute=N   of openai
+  policy.extra.KEY=VALUE   of openai: more of the request, such as reasoning_effort
   policy.slots=64          of a checkpoint: sequences that are sampled at a time
   policy.device=cuda       of a checkpoint: cpu, cuda, cuda:N or auto
   policy.renderer=NAME     of both: instead of the one that fits the tokenizer
@@ -42,6 +50,7 @@ examples:
   agent-rl rollout policy=runs/latest/checkpoint temperature=0 n=64
   agent-rl rollout policy=vllm policy.model=Qwen/Qwen3-4B max_tokens=1024 policy.context=8192
   agent-rl rollout policy=vllm policy.url=http://localhost:8000
+  agent-rl rollout policy=openai policy.model=gpt-5-mini n=100 samples=4 max_tokens=8192
   agent-rl rollout resume=runs/20261122-101500-rollout         continue one that was interrupted"""
 
 
@@ -77,7 +86,9 @@ def rollout(arguments: argparse.Namespace) -> int:
         print(f"On the same tasks: {_floors(ran)}")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
     print(f"{len(episodes)} episodes in {file}; read one: {command('view', str(file), short_id(episodes[0].id))}")
-    if ran.policy.name == "oracle" and all(e.success for e in episodes) and not ran.env_args:
+    envs = dict.fromkeys(episode.env for episode in episodes)
+    can_train = all(TRAIN in spec(env).tasks.splits for env in envs) and not ran.env_args
+    if ran.policy.name == "oracle" and can_train and all(e.success for e in episodes):
         print(f"The oracle solves all of them; train on them: {_training(ran)}")
     return 0
 

@@ -9,15 +9,21 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_rl.config import choices, load_config
-from agent_rl.gym.registry import env_ids, spec
+from agent_rl.gym.registry import NAMESPACES, env_ids, load_namespace, spec
 
 
 def list_envs(arguments: argparse.Namespace) -> int:
-    """List the registered environments."""
+    """List the registered environments, and the namespaces of other packages; or those of one namespace."""
+    if arguments.namespace:
+        load_namespace(arguments.namespace)
     table = Table("id", "splits", "what it is", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for name in env_ids():
-        env = spec(name)
-        table.add_row(name, ", ".join(env.tasks.splits), (env.cls.__doc__ or "").strip().split("\n")[0])
+        if name.startswith(f"{arguments.namespace}/" if arguments.namespace else ""):
+            env = spec(name)
+            table.add_row(name, ", ".join(env.tasks.splits), (env.cls.__doc__ or "").strip().split("\n")[0])
+    if not arguments.namespace:
+        for name, text in NAMESPACES.items():
+            table.add_row(f"{name}/...", "", f"{text}; `agent-rl envs {name}` lists them")
     Console().print(table)
     return 0
 

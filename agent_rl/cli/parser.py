@@ -115,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("overrides", nargs="*", metavar="key=value", help=settings)
         return added
 
-    add("envs", "listing:list_envs", "list the registered environments")
+    listed = add("envs", "listing:list_envs", "list the registered environments")
+    listed.add_argument("namespace", nargs="?", help="list those of another package only")
     about = "Find what is wrong with an environment, and what policies without skill score in it, without a model."
     checked = add("check", "check:check", about, description=about)
     checked.add_argument("env", help="the id of a registered environment")

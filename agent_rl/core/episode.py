@@ -53,6 +53,33 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What one reply of a served model used, over all of its attempts."""
+
+    model: str
+    input_tokens: int | None = None
+    """None where the server does not say."""
+    output_tokens: int | None = None
+    cached_tokens: int = 0
+    """Of the input."""
+    reasoning_tokens: int = 0
+    """Of the output."""
+    finish_reason: str = ""
+    """In the server's words; an empty string if no attempt was answered."""
+    errors: tuple[str, ...] = ()
+    """The classes of the attempts that failed, such as "429" or "timeout"."""
+    seconds: float = 0.0
+    """The latency of the attempt that was answered."""
+    waited: float = 0.0
+    """Seconds in rate limits and between attempts."""
+
+    @property
+    def attempts(self) -> int:
+        """How often the server was asked."""
+        return len(self.errors) + bool(self.finish_reason)
+
+
+@dataclass(frozen=True, slots=True)
 class Reward:
     """One component of an episode's reward; a `value` of None is "not scored", never 0."""
 
@@ -116,6 +143,8 @@ class Episode(Displayed):
     versions: Mapping[str, str] = field(default_factory=dict)
     env_args: Mapping[str, JSON] = field(default_factory=dict)
     seconds: float = 0.0
+    usage: tuple[Usage, ...] = ()
+    """What each reply used, where a served model gave it, with one that failed."""
     snapshots: tuple[object, ...] = field(default=(), compare=False, repr=False)
     """The environment's before each turn, where the job asked for them; they are not stored."""
 

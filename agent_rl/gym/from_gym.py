@@ -19,7 +19,7 @@ from agent_rl.gym.classic import CLASSIC, Known
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.reward import reward
 from agent_rl.gym.spaces import describe, explain, read, write
-from agent_rl.gym.tasks import task_key
+from agent_rl.gym.tasks import world_seed
 
 _ANSI = re.compile(r"\x1b\[([\d;]*)m([^\x1b]*)(?:\x1b\[0?m)?")
 
@@ -101,10 +101,8 @@ class GymnasiumEnv(Env):
     def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Open the environment with the task's seed; say what may be answered."""
         self.gym = game = self.make(task)
-        seed = task.get("seed")
         options = cast("dict[str, Any] | None", task.get("options"))
-        seed = seed if isinstance(seed, int) else int(task_key(task), 16) % 2**31
-        observation, info = game.reset(seed=seed, options=options)
+        observation, info = game.reset(seed=world_seed(task), options=options)
         instructions = self.instructions or self._known.rules or f"Play {self.gym_id}."
         rule = f"Answer with {explain(game.action_space, self.names)}."
         return f"{instructions} {rule}\n{self._observed(observation, info)}"
@@ -130,7 +128,7 @@ class GymnasiumEnv(Env):
         if self.gym is not None:
             self.gym.close()
 
-    @reward(weight=0.0)
+    @reward(weight=0.0, inline=True)
     def solved(self, episode: Episode) -> bool | None:
         """Whether the rewards reach the threshold at which Gymnasium calls the environment solved, if it has one."""
         threshold = self._game.spec.reward_threshold if self._game.spec is not None else None

@@ -32,13 +32,17 @@ class RewardComponent:
     weight: float
     attribute: str
     is_async: bool
+    inline: bool = False
+    """Whether a sync method runs on the event loop."""
 
 
 @overload
 def reward(method: M, /) -> M: ...
 @overload
-def reward(*, weight: float = 1.0, name: str | None = None) -> Callable[[M], M]: ...
-def reward(method: M | None = None, /, *, weight: float = 1.0, name: str | None = None) -> M | Callable[[M], M]:
+def reward(*, weight: float = 1.0, name: str | None = None, inline: bool = False) -> Callable[[M], M]: ...
+def reward(
+    method: M | None = None, /, *, weight: float = 1.0, name: str | None = None, inline: bool = False
+) -> M | Callable[[M], M]:
     """Make a component of the reward of an `Env` method, sync or async, that takes the finished `Episode`.
 
     It returns a number or a bool; None means "not scored", and the episode is left out rather than given 0. Sync ones
@@ -48,13 +52,15 @@ def reward(method: M | None = None, /, *, weight: float = 1.0, name: str | None 
         method: the method, when used as a bare `@reward`.
         weight: its factor in the episode's reward; 0 only records it.
         name: the component's name; the method's name if left out.
+        inline: run a sync method straight on the event loop, as a tool's `inline`: the fastest, but nothing else runs
+            meanwhile, and nothing can stop it.
 
     Raises:
-        DefinitionError: if the method takes other arguments or the weight is not finite.
+        DefinitionError: if the method takes other arguments, the weight is not finite, or an async method is inline.
     """
     if method is None:
-        return lambda method: _marked(method, weight, name, _MARK, "episode")
-    return _marked(method, weight, name, _MARK, "episode")
+        return lambda method: _marked(method, weight, name, _MARK, "episode", inline)
+    return _marked(method, weight, name, _MARK, "episode", inline)
 
 
 @overload
@@ -87,11 +93,11 @@ def collect_rewards(cls: type) -> tuple[tuple[RewardComponent, ...], tuple[Rewar
 
     def collect(mark: str, decorator: str) -> Iterator[RewardComponent]:
         for attribute, method in declared_members(cls, lambda member: hasattr(member, mark), decorator):
-            name, weight = getattr(method, mark)
+            name, weight, inline = getattr(method, mark)
             if name in seen:
                 raise DefinitionError(f"{cls.__name__}.{seen[name]} and .{attribute} are both rewards called '{name}'")
             seen[name] = attribute
-            yield RewardComponent(name, weight, attribute, inspect.iscoroutinefunction(method))
+            yield RewardComponent(name, weight, attribute, inspect.iscoroutinefunction(method), inline)
 
     return tuple(collect(_MARK, "@reward")), tuple(collect(_GROUP_MARK, "@group_reward"))
 
@@ -127,12 +133,14 @@ def checked_reward(value: object, where: str) -> float | None:
     return float(value)
 
 
-def _marked(method: F, weight: float, name: str | None, mark: str, argument: str) -> F:
+def _marked(method: F, weight: float, name: str | None, mark: str, argument: str, inline: bool = False) -> F:
     label = getattr(method, "__qualname__", repr(method))
     if not callable(method):
         raise DefinitionError(f"@ar.reward({method!r}): options have names, such as @ar.reward(weight=0.5)")
     if not isinstance(weight, int | float) or not math.isfinite(weight):
         raise DefinitionError(f"reward '{label}' has weight={weight}; give a finite number")
+    if inline and inspect.iscoroutinefunction(method):
+        raise DefinitionError(f"reward '{label}' is async and inline: drop inline=True, it needs no thread")
     try:
         inspect.signature(method).bind("self", argument)
     except TypeError as error:
@@ -140,5 +148,5 @@ def _marked(method: F, weight: float, name: str | None, mark: str, argument: str
             f"reward '{label}{inspect.signature(method)}' must be a method that takes the finished {argument}: "
             f"def {getattr(method, '__name__', 'reward')}(self, {argument})"
         ) from error
-    setattr(method, mark, (name or method.__name__, weight))
+    setattr(method, mark, (name or method.__name__, weight, inline))
     return method

@@ -219,6 +219,12 @@ def task_key(task: Task) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def world_seed(task: Task) -> int:
+    """Return the seed of a task's world, which all of its samples meet: the task's `seed`, or a hash of the task."""
+    seed = task.get("seed")
+    return seed if isinstance(seed, int) else int(task_key(task), 16) % 2**31
+
+
 def episode_seed(run_seed: int, task: Task, sample: int) -> int:
     """Return the 63-bit seed of an episode's random streams.
 

@@ -34,6 +34,7 @@ POLICIES: Registry[PolicyFactory] = Registry(
         "nothing": "agent_rl.policy.baselines",
         "checkpoint": "agent_rl.policy.checkpoint",
         "vllm": "agent_rl.policy.vllm",
+        "openai": "agent_rl.policy.openai",
     },
 )
 _GIVEN = ("params", "env")

@@ -65,13 +65,23 @@ def read_call(text: str, index: int, stray: str = "", closed: bool = True) -> To
     return ToolCall(id, name, arguments)
 
 
-def _name_and_arguments(text: str) -> tuple[str, dict[str, JSON]]:
+def read_json(text: str) -> JSON:
+    """Read JSON that a model wrote.
+
+    Raises:
+        ValueError: if it is none, or holds a number or text that JSON has not.
+    """
     try:
-        value = _DECODER.decode(text)
+        value: JSON = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON ({error}): {_short(text)}") from error
+    return value
+
+
+def _name_and_arguments(text: str) -> tuple[str, dict[str, JSON]]:
+    value = read_json(text)
     if not isinstance(value, dict):
         raise ValueError(f'not a JSON object with "name" and "arguments": {_short(text)}')
     name, arguments = value.get("name"), value.get("arguments", {})

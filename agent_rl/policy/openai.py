@@ -1,0 +1,203 @@
+"""OpenAIPolicy: any model behind OpenAI's chat completions, by messages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field, JsonValue
+
+from agent_rl.concurrency import LoopThread
+from agent_rl.core.episode import Usage
+from agent_rl.core.messages import JSON, Message
+from agent_rl.core.trajectory import FinishReason, Trajectory
+from agent_rl.engines.base import SamplingParams
+from agent_rl.errors import ConfigError, PolicyError
+from agent_rl.gym.tool import ToolSpec
+from agent_rl.policy.base import Reply
+from agent_rl.policy.by_name import register_policy
+from agent_rl.policy.openai_client import ChatClient, ContextOverflowError, Tally
+from agent_rl.policy.openai_wire import ChatAnswer, read_message, request_message
+from agent_rl.policy.pacing import Pace
+from agent_rl.rendering.chat_format import tool_dicts
+
+CHARACTERS = 4
+"""Of a token, as tokens per minute are counted before a server counts them."""
+OWN = "api.openai.com"
+"""OpenAI's address: its models take `max_completion_tokens`, other servers `max_tokens`."""
+
+
+@register_policy("openai")
+@dataclass
+class OpenAIPolicy:
+    """A model of an OpenAI-compatible server; its episodes hold messages and usage, no token ids.
+
+    The key is read from the environment, and stored nowhere. A `with` block checks address, key and model at its
+    beginning and closes the connections at its end.
+
+    Example::
+
+        with ar.OpenAIPolicy("gpt-5-mini") as policy:
+            print(ar.evaluate("calculator-v0", policy, n=32).success)
+    """
+
+    model: str
+    _: KW_ONLY
+    base_url: str | None = None
+    """The server's address, such as http://host:8000/v1; None for OPENAI_BASE_URL, otherwise OpenAI's own."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the key; a server at another address may need none."""
+    params: SamplingParams | None = None
+    """Temperature, top_p and the longest reply; None for the server's own."""
+    concurrency: Annotated[int, Field(ge=1)] = 64
+    """Requests under way at most."""
+    requests_per_minute: Annotated[float, Field(gt=0)] | None = None
+    tokens_per_minute: Annotated[float, Field(gt=0)] | None = None
+    """Of prompts and replies; before an answer says them they are estimated."""
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds of one attempt."""
+    retries: Annotated[int, Field(ge=0)] = 5
+    """Attempts after the first, of one reply."""
+    send_reasoning: bool = False
+    """Whether later requests hold the reasoning of earlier replies; few servers take it."""
+    check: bool = True
+    """Whether to look for the model before the first episode."""
+    extra: Mapping[str, JsonValue] | None = None
+    """More of the request's body, such as reasoning_effort."""
+
+    def __enter__(self) -> OpenAIPolicy:
+        """Connect.
+
+        Raises:
+            ConfigError: if the server can't be reached, refuses the key or has no such model.
+        """
+        try:
+            client = self._client
+            if self.check:
+                self._loop.wait(client.check())
+            return self
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def start(self, tools: Sequence[ToolSpec], seed: int) -> OpenAIConversation:
+        """Begin an episode; the seed is not sent, as few servers take one."""
+        return OpenAIConversation(self, self._client, self._loop, tools)
+
+    def close(self) -> None:
+        """Close the connections; the policy may be used again."""
+        if (client := self.__dict__.pop("_client", None)) is not None:
+            self._loop.wait(client.api.close())
+        if (loop := self.__dict__.pop("_loop", None)) is not None:
+            loop.close()
+
+    @cached_property
+    def _loop(self) -> LoopThread:
+        return LoopThread("openai")
+
+    @cached_property
+    def _client(self) -> ChatClient:
+        try:
+            import openai
+        except ImportError as error:
+            raise ConfigError("policy=openai needs the package openai: pip install -e '.[openai]'") from error
+        address = self.base_url or os.environ.get("OPENAI_BASE_URL")
+        if address is not None and not address.startswith(("http://", "https://")):
+            raise ConfigError(f"policy.base_url={address} has no scheme: write http://{address}")
+        if not (key := os.environ.get(self.api_key_env)) and (address is None or self.api_key_env != "OPENAI_API_KEY"):
+            raise ConfigError(
+                f"policy=openai needs a key: set {self.api_key_env}, or name another variable: policy.api_key_env=NAME"
+            )
+        api = openai.AsyncOpenAI(
+            api_key=key or "none", base_url=address, max_retries=0, timeout=openai.Timeout(self.timeout, connect=10.0)
+        )
+        requests, tokens = Pace(self.requests_per_minute), Pace(self.tokens_per_minute)
+        room = asyncio.Semaphore(self.concurrency)
+        return ChatClient(api, self.model, self.api_key_env, self.timeout, self.retries, requests, tokens, room)
+
+    def body(self, most: int | None) -> dict[str, JSON]:
+        """Return what is the same in every request, and the longest reply."""
+        out: dict[str, JSON] = {"model": self.model}
+        limits = [n for n in (most, self.params.max_tokens if self.params else None) if n is not None]
+        if limits:
+            name = "max_completion_tokens" if OWN in self._client.address else "max_tokens"
+            out[name] = min(limits)
+        extra: dict[str, JSON] = {}
+        if (params := self.params) is not None:
+            out["temperature"] = params.temperature
+            cuts = {"top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p}
+            extra = {name: value for name, value in cuts.items() if value != getattr(SamplingParams(), name)}
+        return out | {"extra_body": {**extra, **(self.extra or {})}}
+
+
+class OpenAIConversation:
+    """One dialogue with a served model; every request holds all of it."""
+
+    context_limit = None
+    trajectories: tuple[Trajectory, ...] = ()
+
+    def __init__(self, policy: OpenAIPolicy, client: ChatClient, loop: LoopThread, tools: Sequence[ToolSpec]) -> None:
+        self._policy, self._client, self._loop = policy, client, loop
+        self._tools = tool_dicts(tools)
+        self._messages: list[JSON] = []
+        self._tallies: list[Tally] = []
+        self._tokens = 0
+        """Of the conversation up to the last reply, as the server counted."""
+        self._unseen = len(json.dumps(self._tools)) if self._tools else 0
+        """Characters that it has not counted yet."""
+
+    @property
+    def usage(self) -> tuple[Usage, ...]:
+        """What each reply used."""
+        return tuple(tally.usage() for tally in self._tallies)
+
+    def observe(self, messages: Sequence[Message]) -> int:
+        """Keep the messages for the next request; return the tokens up to the last reply, 0 before one."""
+        for message in messages:
+            self._messages.append(request_message(message, reasoning=self._policy.send_reasoning))
+            self._unseen += len(message.content)
+        return self._tokens
+
+    async def reply(self, max_tokens: int | None = None) -> Reply:
+        """Ask for the next message.
+
+        A conversation that has outgrown the model's context is a reply that was cut at its first token.
+
+        Raises:
+            PolicyError: if the server refuses, filters its answer, or no attempt succeeds.
+        """
+        tally = Tally(self._policy.model)
+        self._tallies.append(tally)
+        body = self._policy.body(max_tokens) | {"messages": self._messages}
+        if self._tools:
+            body["tools"] = self._tools
+        estimate = self._tokens + self._unseen / CHARACTERS
+        try:
+            answer = await self._loop.run(self._client.ask(body, estimate, tally))
+        except ContextOverflowError:
+            if len(self._tallies) == 1:  # the opening alone: no score of 0
+                raise
+            return Reply(Message("assistant"), FinishReason.LENGTH)
+        return self._read(answer, tally.finish_reason)
+
+    def _read(self, answer: ChatAnswer, finish_reason: str) -> Reply:
+        assert answer.choices is not None
+        if finish_reason == "content_filter":
+            raise PolicyError(f"{self._client.address} filtered the reply (finish_reason content_filter)")
+        message = read_message(answer.choices[0].message, len(self._tallies) - 1)
+        self._messages.append(request_message(message, reasoning=self._policy.send_reasoning))
+        if (used := answer.usage) is not None:
+            self._tokens = (used.prompt_tokens or 0) + (used.completion_tokens or 0)
+            self._unseen = 0
+        return Reply(message, FinishReason.LENGTH if finish_reason == "length" else FinishReason.STOP)
+
+    def close(self) -> None:
+        """Hold nothing."""

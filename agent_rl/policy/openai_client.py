@@ -1,0 +1,283 @@
+"""Requests to one model of an OpenAI-compatible server: paced, retried and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from agent_rl.core.episode import Usage
+from agent_rl.core.messages import JSON
+from agent_rl.errors import ConfigError, PolicyError, did_you_mean
+from agent_rl.policy.openai_wire import ChatAnswer, ModelList
+from agent_rl.policy.pacing import Pace
+
+if TYPE_CHECKING:
+    import openai
+
+_log = logging.getLogger(__name__)
+
+PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds before the second attempt; each further one waits twice as long, up to a limit."""
+LONGEST_WAIT = 300.0
+"""Seconds: a server that asks for a longer wait fails the reply."""
+CONNECT = 10.0
+"""Seconds for a connection, and for the first look at the server."""
+EXPECTED = 256
+"""Tokens of the first replies, as tokens per minute count them before the server does."""
+_TOO_LONG = re.compile("context.?(length|window|size)|prompt is too long", re.IGNORECASE)
+"""The ways of servers to refuse a prompt for its length."""
+_PASSING = (408, 409, 425, 429)
+"""Statuses below 500 that another attempt may not meet."""
+
+
+class ContextOverflowError(PolicyError):
+    """The conversation is longer than the model's context."""
+
+
+class _AttemptError(Exception):
+    """An attempt failed in a way that another may not."""
+
+    def __init__(self, kind: str, message: str, wait: float = 0.0) -> None:
+        super().__init__(message)
+        self.kind, self.wait = kind, wait
+
+
+@dataclass
+class Tally:
+    """The growing usage of one reply; it is there, too, if the reply fails or is cancelled."""
+
+    model: str
+    answers: list[ChatAnswer] = field(default_factory=list)
+    finish_reason: str = ""
+    errors: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def usage(self) -> Usage:
+        """Return what all attempts used so far, as far as their answers say it."""
+        counts = [a.usage for a in self.answers if a.usage and a.usage.prompt_tokens is not None]
+        return Usage(
+            self.model,
+            sum(c.prompt_tokens or 0 for c in counts) if counts else None,
+            sum(c.completion_tokens or 0 for c in counts) if counts else None,
+            sum(c.cached for c in counts),
+            sum(c.reasoning for c in counts),
+            self.finish_reason,
+            tuple(self.errors),
+            round(self.seconds, 4),
+            round(self.waited, 4),
+        )
+
+    async def wait(self, seconds: float) -> None:
+        """Wait, and count it."""
+        if seconds > 0:
+            started = time.monotonic()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self.waited += time.monotonic() - started
+
+
+@dataclass
+class ChatClient:
+    """A client of one model; every method runs in one event loop."""
+
+    api: openai.AsyncOpenAI
+    model: str
+    key_name: str
+    """The environment variable of the key."""
+    timeout: float
+    retries: int
+    requests: Pace
+    tokens: Pace
+    room: asyncio.Semaphore
+    expected: float = EXPECTED
+    """Tokens of a reply: a moving mean."""
+    refusal: str = ""
+    """Why the server answers nothing at all, once it has said so before the first answer."""
+    has_answered: bool = False
+
+    @property
+    def address(self) -> str:
+        """Of the server."""
+        return str(self.api.base_url).rstrip("/")
+
+    async def check(self) -> None:
+        """Look whether the server is there, takes the key and has the model.
+
+        Raises:
+            ConfigError: if not, with the way out.
+        """
+        import openai
+
+        try:
+            async with asyncio.timeout(CONNECT):
+                response = await self.api.models.with_raw_response.list()
+            ids = [model.id for model in ModelList.model_validate_json(response.text).data]
+        except (TimeoutError, openai.APITimeoutError):
+            raise ConfigError(f"{self.address} does not answer within {CONNECT:g} s: check policy.base_url") from None
+        except openai.APIConnectionError as error:
+            raise ConfigError(
+                f"{self.address} can't be reached ({_cause(error)}): check policy.base_url, and whether the server runs"
+            ) from None
+        except openai.APIStatusError as error:
+            if error.status_code in (401, 403):
+                raise ConfigError(self._refused_key(error)) from None
+            if error.status_code == 404:
+                await self._probe()
+            return  # a server without a list, or one that is busy
+        except ValidationError:
+            await self._probe()
+            return
+        if self.model not in ids:
+            listed = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+            raise ConfigError(
+                f"policy.model={self.model}: {self.address} lists no such model.{did_you_mean(self.model, ids)} "
+                f"It has: {listed}.\npolicy.check=false asks for it all the same."
+            )
+
+    async def _probe(self) -> None:
+        """Ask for one token, of a server that lists no models."""
+        body: dict[str, JSON] = {"model": self.model, "messages": [{"role": "user", "content": "1"}], "max_tokens": 1}
+        try:
+            async with asyncio.timeout(CONNECT):
+                await self._attempt(body, Tally(self.model))
+        except (_AttemptError, TimeoutError):
+            return  # busy, perhaps
+        except PolicyError as error:
+            raise ConfigError(str(error)) from None
+        finally:
+            self.has_answered, self.refusal = False, ""
+
+    async def ask(self, body: Mapping[str, JSON], tokens: float, tally: Tally) -> ChatAnswer:
+        """Return the first answer to a request.
+
+        Args:
+            body: of the request.
+            tokens: of its prompt, estimated.
+            tally: what is used is added to it.
+
+        Raises:
+            ContextOverflowError: if the prompt is longer than the model's context.
+            PolicyError: if the server refuses, or no attempt succeeds.
+        """
+        pause = PAUSE
+        for attempts in range(1, self.retries + 2):
+            if self.refusal:
+                raise PolicyError(self.refusal)
+            reserved = tokens + self.expected
+            await tally.wait(max(self.requests.take(), self.tokens.take(reserved)))
+            try:
+                async with self.room:
+                    answer = await self._attempt(body, tally)
+            except _AttemptError as error:
+                tally.errors.append(error.kind)
+                wait = max(pause, error.wait)
+                if attempts > self.retries or wait > LONGEST_WAIT:
+                    why = f"it asks to wait {wait:g} s" if wait > LONGEST_WAIT else f"failed {attempts} times"
+                    raise PolicyError(f"{self.address} {why}; at last: {error}") from None
+                _log.warning("%s: %.300s; attempt %d in %g s", self.address, error, attempts + 1, wait)
+                if error.kind == "429":
+                    self.requests.pause(error.wait)  # the others would only meet it, too
+                await tally.wait(wait)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                self._learn(answer, reserved)
+                return answer
+        raise AssertionError("the last attempt returns or raises")
+
+    def _learn(self, answer: ChatAnswer, reserved: float) -> None:
+        if (used := answer.usage) is not None:
+            self.tokens.correct((used.prompt_tokens or 0) + (used.completion_tokens or 0) - reserved)
+            self.expected += 0.1 * ((used.completion_tokens or 0) - self.expected)
+
+    async def _attempt(self, body: Mapping[str, JSON], tally: Tally) -> ChatAnswer:
+        import openai
+
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self.timeout):  # the SDK's limits the wait for the next bytes only
+                response = await self.api.chat.completions.with_raw_response.create(**body)
+            answer = ChatAnswer.model_validate_json(response.text)
+        except asyncio.CancelledError:
+            tally.errors.append("cancelled")
+            raise
+        except (TimeoutError, openai.APITimeoutError):
+            raise _AttemptError("timeout", f"no answer within policy.timeout={self.timeout:g} s") from None
+        except openai.APIConnectionError as error:
+            raise _AttemptError("connection", _cause(error)) from None
+        except openai.APIStatusError as error:
+            raise self._failure(error, tally) from None
+        except ValidationError as error:
+            raise _AttemptError("bad_answer", f"an answer that can't be read: {error.errors()[0]['msg']}") from None
+        tally.answers.append(answer)
+        if not answer.choices or answer.choices[0].finish_reason == "error":
+            said = f": {answer.error}" if answer.error else ""
+            raise _AttemptError("no_choice", f"an answer without a message{said}")
+        tally.seconds = time.monotonic() - started
+        tally.finish_reason = answer.choices[0].finish_reason or "unknown"
+        self.has_answered = True
+        return answer
+
+    def _failure(self, error: openai.APIStatusError, tally: Tally) -> Exception:
+        """Return the meaning of a status: another attempt, a refusal, or a prompt beyond the context."""
+        status, said = error.status_code, self._said(error)
+        if (status in _PASSING or status >= 500) and error.code != "insufficient_quota":
+            return _AttemptError(str(status), f"status {status}: {said}", _retry_after(error))
+        if _TOO_LONG.search(f"{error.code} {said}"):
+            tally.finish_reason = "context_length"
+            return ContextOverflowError(f"the conversation is too long for {self.model}: {said}")
+        tally.errors.append(str(status))
+        if status in (401, 403):
+            message = self._refused_key(error)
+        elif status == 404:
+            message = (
+                f"{self.address} has no model '{self.model}', or no chat completions there (status 404): check "
+                f"policy.model and policy.base_url, which mostly ends in /v1: {said}"
+            )
+        else:
+            message = f"{self.address} refused a request (status {status}): {said}"
+        if status in (401, 403, 404) and not self.has_answered:
+            self.refusal = message
+        return PolicyError(message)
+
+    def _refused_key(self, error: openai.APIStatusError) -> str:
+        said = self._said(error)
+        return f"{self.address} refuses the key of {self.key_name} (status {error.status_code}): {said}"
+
+    def _said(self, error: openai.APIStatusError) -> str:
+        """Return the server's words for an error, in a line, without the key."""
+        body = error.body
+        inner = body.get("error", body) if isinstance(body, dict) else body
+        said = inner.get("message", inner) if isinstance(inner, dict) else inner
+        return " ".join(str(said or "no reason given").replace(self.api.api_key, "[key]").split())[:300]
+
+
+def _cause(error: BaseException) -> str:
+    """Return why there is no connection: the innermost error's words."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) or type(error).__name__
+
+
+def _retry_after(error: openai.APIStatusError) -> float:
+    """Return how many seconds a server asks to wait; 0 if it does not."""
+    headers = error.response.headers
+    try:
+        if (milliseconds := headers.get("retry-after-ms")) is not None:
+            return max(0.0, float(milliseconds) / 1000)
+        return max(0.0, float(headers.get("retry-after", 0)))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time())
+    except (ValueError, KeyError):
+        return 0.0

@@ -1,0 +1,99 @@
+"""ModelUser: any policy in the place of a user, such as a model behind an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from agent_rl.core.messages import JSON, Message
+from agent_rl.core.trajectory import FinishReason
+from agent_rl.errors import ConfigError, UserError
+from agent_rl.gym.registry import spec
+from agent_rl.policy.base import AnyPolicy, EnvPolicy, Policy
+from agent_rl.policy.by_name import PolicyConfig, open_policy, sampling_params
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUser:
+    """A user played by a policy; implements `User`. A user that can't answer fails the episode, which has no score."""
+
+    policy: Policy
+    instructions: str
+    """The system message: who the user is, what they want and know, and when they say `stop`."""
+    stop: str = "###STOP###"
+    """What ends the dialogue, anywhere in a reply."""
+    greeting: str = "Hi! How can I help you today?"
+    """What the user hears before it speaks first, as chat templates need a message to answer."""
+    seed: int = 0
+    seconds: float | None = 120.0
+    """For one reply. A budget's `seconds` count it as the environment's: leave it enough."""
+
+    async def reply(self, messages: Sequence[Message]) -> str | None:
+        """Answer as the model does, in a conversation where the sides are swapped.
+
+        Raises:
+            UserError: if it fails, takes too long, or does not finish its reply.
+        """
+        try:
+            async with asyncio.timeout(self.seconds) as clock:
+                text = await self._sample(messages)
+        except UserError:
+            raise
+        except Exception as error:
+            if clock.expired():
+                raise UserError(f"the simulated user took more than {self.seconds:g} s for a reply") from error
+            raise UserError(f"the simulated user could not answer: {type(error).__name__}: {error}") from error
+        return None if self.stop in text else text
+
+    async def _sample(self, messages: Sequence[Message]) -> str:
+        swapped = [Message("user" if m.role == "assistant" else "assistant", m.content) for m in messages]
+        if not swapped or swapped[0].role == "assistant":
+            swapped.insert(0, Message("user", self.greeting))
+        conversation = self.policy.start((), self.seed + len(messages))
+        try:
+            length, limit = conversation.observe([Message("system", self.instructions), *swapped]), None
+            if conversation.context_limit is not None:
+                limit = conversation.context_limit - length
+                if limit <= 0:
+                    raise UserError(f"the dialogue's {length} tokens leave the simulated user no room for a reply")
+            reply = await conversation.reply(limit)
+        finally:
+            conversation.close()
+        if reply.finish_reason is not FinishReason.STOP:
+            raise UserError(f"the simulated user's reply was cut ({reply.finish_reason}): raise its max_tokens")
+        return reply.message.content
+
+
+def model_user(name: str, settings: Mapping[str, JSON], instructions: str, env: str, seed: int = 0) -> ModelUser:
+    """Return a user that plays by a policy's name and settings, as in `policy=NAME policy.key=value`.
+
+    Args:
+        name: of a policy, or a checkpoint's folder.
+        settings: of the policy; policies are made once for the same ones.
+        instructions: the user's system message.
+        env: the id of the environment.
+        seed: of what the user samples.
+
+    Raises:
+        ConfigError: if there is no such policy, or it is a script of the environment.
+    """
+    policy = _opened(asyncio.get_running_loop(), name, json.dumps(dict(settings), sort_keys=True), env)
+    if isinstance(policy, EnvPolicy):
+        raise ConfigError(f"user={name} plays the environment's own script: give a model, as policy= of a rollout")
+    return ModelUser(policy, instructions, seed=seed)
+
+
+_open = ExitStack()
+atexit.register(_open.close)
+
+
+@functools.lru_cache(maxsize=16)
+def _opened(loop: asyncio.AbstractEventLoop, name: str, settings: str, env: str) -> AnyPolicy:
+    """Return a policy that stays open; one for each event loop, as clients' connections belong to theirs."""
+    config = PolicyConfig.model_validate({"name": name, **json.loads(settings)})
+    return _open.enter_context(open_policy(config, sampling_params(config), spec(env)))

@@ -1,0 +1,1 @@
+"""Environments of other packages and protocols, a file for each; the registry finds packages by their namespace."""
