@@ -18,7 +18,7 @@ from rich.markup import escape
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.budget import BudgetConfig
-from agent_rl.gym.mixture import EnvironmentSettings, load_environment
+from agent_rl.gym.mixture import EnvironmentSettings, EnvSetting, load_environment
 from agent_rl.gym.registry import EnvSpec, load_once
 from agent_rl.gym.tasks import EVAL
 from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_params
@@ -37,6 +37,8 @@ Key: TypeAlias = tuple[str, int]
 class RolloutSettings(EnvironmentSettings):
     """Episodes without training."""
 
+    env: EnvSetting = "calculator-v0"
+    """The id of a registered environment; `agent-rl envs` lists them. Or a mixture, as in training."""
     imports: list[str] = Field(default_factory=list)
     """Files that register environments and policies; --import adds one."""
     policy: PolicyConfig = PolicyConfig()
