@@ -78,19 +78,27 @@ def evaluate(
     policy: PolicyChoice = "oracle",
     *,
     n: int = 256,
+    samples: int = 1,
     split: str = EVAL,
     seed: int = 0,
+    concurrency: int = 64,
     budget: Budget | None = None,
     env_args: Mapping[str, JSON] | None = None,
 ) -> Evaluation:
-    """Run the first `n` tasks of a split once each and summarise them; arguments as of `run`.
+    """Run the first `n` tasks of a split and summarise them; arguments as of `run`.
+
+    Example::
+
+        with ar.OpenAIPolicy("gpt-5-mini") as policy:
+            result = ar.evaluate("search-v0", policy, n=32, samples=4)
+        print(result.success, result.pass_at(4), result.usage, result.by("relation"))
 
     The split is all of its tasks if it has fewer; `Evaluation.success.n` counts them. A part of `train` is held out as
     `eval` where an environment names no such split; a warning says so once.
     """
     if split == EVAL and (note := spec(_id_of(env)).tasks.describe_held_out()):
         _warn_once(f"{_id_of(env)}: {note}")
-    return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, budget, env_args))
+    return summarise(_run(env, policy, n, samples, Origin("eval", split), seed, concurrency, budget, env_args))
 
 
 def check(
