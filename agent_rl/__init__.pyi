@@ -12,6 +12,7 @@ from .gym.registry import register as register, make as make, spec as spec, EnvS
 from .gym.registry import env_ids as env_ids, load_file as load_file
 from .gym.from_gym import from_gym as from_gym, GymnasiumEnv as GymnasiumEnv
 from .envs.adapters.games import from_gem as from_gem, from_textarena as from_textarena
+from .envs.adapters.harbor import from_harbor as from_harbor
 from .api import check as check
 from .checks.report import CheckReport as CheckReport, Finding as Finding
 
@@ -54,4 +55,5 @@ from .errors import DefinitionError as DefinitionError, TrajectoryError as Traje
 from .errors import RenderError as RenderError, StoreError as StoreError, DamagedEpisodeError as DamagedEpisodeError
 from .errors import CheckpointError as CheckpointError, InfrastructureError as InfrastructureError
 from .errors import PolicyError as PolicyError, SandboxError as SandboxError, UserError as UserError
+from .errors import ToolServerError as ToolServerError
 from .runs.stop import Interrupted as Interrupted

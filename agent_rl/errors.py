@@ -76,6 +76,13 @@ class SandboxError(InfrastructureError):
     """The place where the model's code runs was lost."""
 
 
+class ToolServerError(InfrastructureError):
+    """The server that a tool depends on could not answer."""
+
+    retry_after: float | None = None
+    """Seconds after which it asks to be called again."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
     plain = {each.lower(): each for each in known}

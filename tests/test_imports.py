@@ -15,6 +15,8 @@ import pytest
 from conftest import TOP_LEVEL
 from tree import ROOT, SOURCES, run_python
 
+from agent_rl.gym.registry import NAMESPACES
+
 CORE = {
     "agent_rl",
     "gymnasium",
@@ -35,6 +37,9 @@ HEAVY = {
 }
 NEEDS_TORCH = ("agent_rl.algorithms", "agent_rl.backends", "agent_rl.moe", "agent_rl.engines.embedded", "agent_rl.runs")
 """The packages that may import whatever [train] brings; all others work in a core install."""
+
+ADAPTERS = tuple(f"agent_rl.envs.adapters.{name}" for name in NAMESPACES)
+"""Imported when an environment of their package is asked for, so that they import the package as they are."""
 
 BENEATH_SANDBOXES = tuple(
     f"agent_rl.{name}" for name in ("core", "errors", "registries", "concurrency", "config", "sandboxes")
@@ -86,7 +91,7 @@ def imports_of(tree: ast.AST, package: str, eager: bool = True) -> Iterator[Impo
 def import_violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
     """What a module imports and should not."""
     folder = ".".join(module.split(".")[:2])
-    light = not f"{module}.".startswith(tuple(f"{name}." for name in NEEDS_TORCH))
+    light = not f"{module}.".startswith(tuple(f"{name}." for name in (*NEEDS_TORCH, *ADAPTERS)))
     package = module if is_package else module.rpartition(".")[0]
     found = []
     for imported in imports_of(ast.parse(source), package):
@@ -253,7 +258,8 @@ print("at top level:", *(name for name in {TOP_LEVEL!r} if name in sys.modules))
 
 
 def test_light_modules_import_without_torch() -> None:
-    light = [name for name in SOURCES if not f"{name}.".startswith(tuple(f"{heavy}." for heavy in NEEDS_TORCH))]
+    heavy = tuple(f"{name}." for name in (*NEEDS_TORCH, *ADAPTERS))
+    light = [name for name in SOURCES if not f"{name}.".startswith(heavy)]
     assert {"agent_rl.store.episodes", "agent_rl.view.text", "agent_rl.rollout.pool", "agent_rl.policy"} <= set(light)
     ran = run_python("-c", BLOCKED, *(name for name in light if not name.endswith("__main__")))
     assert ran.returncode == 0, ran.stderr

@@ -14,6 +14,8 @@ from agent_rl.policy import openai_client
 from agent_rl.store.episodes import read_episodes
 from tests.fake_openai import Answer, FakeOpenAI, failed, said
 
+OF_THE_README = "agent-rl rollout policy=openai policy.model=MODEL env=search-v0 n=100 samples=4 by=relation"
+
 
 @pytest.fixture
 def key(monkeypatch: pytest.MonkeyPatch) -> str:
@@ -33,10 +35,10 @@ def test_rollout_of_a_served_model_stores_results_and_no_key(
     (tmp_path / "prices.yaml").write_text("m: {input: 1000, output: 10000}\n")
     prices, out = f"prices={tmp_path}/prices.yaml", f"out={tmp_path}/out"
     with FakeOpenAI(lambda body: said("nothing", "length"), key=key) as server:
-        played = ["env=search-v0", "policy=openai", "policy.model=m", f"policy.base_url={server.url}"]
-        assert rollout(*played, "by=relatio", out) == 1 and rollout(*played, "prices=none.yaml", out) == 1
+        played = [*OF_THE_README.replace("MODEL", "m").split()[2:], f"policy.base_url={server.url}", out]
+        assert rollout(*played, "by=relatio") == 1 and rollout(*played, "prices=none.yaml") == 1
         assert not server.asked and not (tmp_path / "out").exists(), "refused before the first episode"
-        assert rollout(*played, "n=3", "samples=2", "by=relation", prices, "floors=true", out) == 0
+        assert rollout(*played, "n=3", "samples=2", prices, "floors=true") == 0
     shown = capsys.readouterr().out
     assert "tokens: 600 in, 60 out, cost 1.2" in shown and "oracle 100.0%" in shown and "relation  tasks" in shown
     results = json.loads((tmp_path / "out/episodes.results.json").read_text())

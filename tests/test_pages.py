@@ -35,7 +35,7 @@ SCHEMAS = {"backend/embedded": TrainConfig, "backend/verl": VerlConfig, "rollout
 NEEDED = {"backend/embedded": (), "backend/verl": ("start_from=/m",), "rollout": ("env=search-v0",)}
 SETTINGS = {name: {*setting_names(schema)} for name, schema in SCHEMAS.items()}
 PRESETS = {preset for group in ("algorithm", "hardware", "model") for preset in choices(group)}
-OWN = ("backend", "config", "resume", "verl.KEY", "budget.KEY")
+OWN = ("backend", "config", "resume", "retry_failed", "verl.KEY", "budget.KEY")
 """Keys that the command line reads itself, and those to be filled in."""
 TO_FILL_IN = re.compile(r"[A-Z]+|\.\.\.|name|http:.*|\S+\|\S+|runs/\S*|(eval|train)-\d\S*")
 EXAMPLES = {"riddle.py", "my-env", "name-v0", "lab/shop-v0", "agent_rl/lab.shop-v0", "agent_rl/NAME"}
@@ -51,11 +51,18 @@ ELSEWHERE = {
     **dict.fromkeys(("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Text", "Dict", "Tuple"), "gymnasium.spaces"),
     **dict.fromkeys(("gymnasium", "reward_threshold", "agent_rl:agent_rl/NAME"), "Gymnasium's"),
     **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
+    **dict.fromkeys(("environment/Dockerfile", "Dockerfile", "/logs/verifier/reward.txt", "reward.json"), "Harbor's"),
+    "$LOGS_DIR": "a variable that scripts of a task are given",
+    **dict.fromkeys(
+        ("bfcl-eval", "agent-rl envs bfcl", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
+        "bfcl-eval's",
+    ),
     **dict.fromkeys(("get_observation", "TicTacToe-v0-raw"), "TextArena's"),
     **dict.fromkeys(("logging", 'info["action_mask"]'), "Python's, and a key of an environment's"),
     **dict.fromkeys(("repr", "renderers", "generation_config.max_new_tokens"), "Python's, another package's, vLLM's"),
     **dict.fromkeys(("lr=", "GRPO", "Completion.raw_logprobs"), "mistakes, and what is no longer there"),
     "algorithm.advantage={name: ..., knob: ...}": "a form",
+    "episodes.results.json": "tests/test_openai_rollout.py reads it",
     **dict.fromkeys(OF_VERL, "tests/on_verl/test_page.py finds them in verl"),
 }
 """Pieces that are not ours, with the reason."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 import agent_rl as ar
+from agent_rl.envs.quiz import one_call
+from agent_rl.policy import Scripted
 
 
 class Coin:
@@ -47,3 +50,71 @@ def test_gem_arguments_and_mistakes_are_named() -> None:
         ar.from_gem(3)
     with pytest.raises(ar.ConfigError, match="pip install gem-llm"):
         ar.from_gem("game:Sudoku-v0")
+
+
+GREET = "Write a greeting to greeting.txt."
+SPLITS = {"train": 3, "eval": 1}
+GRADE = """#!/bin/sh
+if [ "$(cat greeting.txt)" = "hello $(cat who.txt)" ]; then good=1; else good=0.25; fi
+"""
+
+
+def write_task(folder: Path, name: str, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name / path).write_text(text)
+
+
+def harbor_task(folder: Path, name: str = "greet", end: str = 'echo $good > "$LOGS_DIR/verifier/reward.txt"') -> None:
+    files = {
+        "task.toml": '[metadata]\ndifficulty = "easy"\n[verifier]\ntimeout_sec = 20.0\n',
+        "instruction.md": f"{GREET}\n",
+        "environment/who.txt": "you",
+        "solution/solve.sh": '#!/bin/sh\ncat "$TASK/solution/start" who.txt > greeting.txt\n',
+        "solution/start": "hello ",
+        "tests/test.sh": GRADE + end,
+    }
+    write_task(folder, name, files)
+
+
+def test_harbor_tasks_are_solved_and_graded(tmp_path: Path) -> None:
+    harbor_task(tmp_path)
+    harbor_task(tmp_path, "more/json", 'echo "{\\"reward\\": $good}" > "$LOGS_DIR/verifier/reward.json"')
+    harbor_task(tmp_path, "more/nothing", "exit 3")
+    old = {"task.yaml": "instruction: |-\n  Greet.\ncategory: old\n", "who.txt": "me", "tests/a.txt": "!"}
+    old |= {
+        "run-tests.sh": GRADE + 'cat "$TEST_DIR/a.txt" && [ $good = 1 ]',
+        "solution.sh": "echo hello me > greeting.txt",
+    }
+    write_task(tmp_path, "old", old)
+    tasks = type("Tasks", (ar.from_harbor(tmp_path),), {})
+    ar.register("protocols-test/harbor-v0")(tasks)
+    local = {"sandbox": "local"}
+    for policy, earned in (("oracle", (1.0, 1.0, 0.0, 1.0)), ("nothing", (0.25, 0.25, 0.0, 0.0))):
+        splits = [ar.run("protocols-test/harbor-v0", policy, n=n, split=s, env_args=local) for s, n in SPLITS.items()]
+        played = {str(episode.task["name"]): episode for episodes in splits for episode in episodes}
+        assert [played[name].reward for name in ("greet", "more/json", "more/nothing", "old")] == list(earned), played
+    assert played["greet"].task == {"name": "greet", "instruction": GREET, "difficulty": "easy"}
+    assert played["old"].messages[0].content == "Greet." and played["old"].task["category"] == "old"
+    one = type("One", (ar.from_harbor(tmp_path / "greet"),), {})
+    ar.register("protocols-test/one-v0")(one)
+    assert ar.run("protocols-test/one-v0", Scripted(cheat), env_args=local)[0].reward == 0.25
+
+
+def cheat(env: ar.Env, seed: int) -> ar.Script:
+    """Leaves a reward, and folders that nothing can be written to."""
+    reward = 'mkdir -p "$LOGS_DIR/verifier" && echo 1 > "$LOGS_DIR/verifier/reward.txt"'
+    (answer,) = yield one_call("shell", command=f'{reward}; mkdir -p "$TASK/tests/test.sh"; chmod 0 "$TASK/tests"')
+    assert answer.content == ""
+    yield "done"
+
+
+def test_harbor_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ar.ConfigError, match="has no tasks"):
+        ar.from_harbor(tmp_path)
+    write_task(tmp_path, "one", {"task.toml": "", "instruction.md": "Do."})
+    with pytest.raises(ar.ConfigError, match=r"one is no task: it has no tests/test\.sh"):
+        ar.from_harbor(tmp_path)
+    write_task(tmp_path, "one", {"task.toml": "= 3"})
+    with pytest.raises(ar.ConfigError, match="one is no task: TOMLDecodeError"):
+        ar.from_harbor(tmp_path)

@@ -46,7 +46,7 @@ async def sleeper() -> str: ...
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: tool(inline=True, timeout=5)(lambda: 1),
+        lambda: tool(name="one", inline=True, timeout=5)(lambda: 1),
         lambda: tool(inline=True)(sleeper),
         lambda: tool(timeout=0)(sleeper),
         lambda: tool(max_output=0)(sleeper),

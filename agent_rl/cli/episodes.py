@@ -16,6 +16,8 @@ from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
 from agent_rl.errors import ConfigError
+from agent_rl.gym.registry import spec
+from agent_rl.gym.tasks import TRAIN
 from agent_rl.runs.commands import command
 from agent_rl.runs.rollout import (
     CHANGEABLE,
@@ -95,7 +97,7 @@ def _report(ran: RolloutResult) -> None:
     episodes = result.episodes
     print_table(episodes[:20], console)
     scores = _scores(settings) if settings.floors else ()
-    print_results(result, console, title=settings.env, by=settings.by, prices=settings.prices)
+    print_results(result, console, title=episodes[0].env, by=settings.by, prices=settings.prices)
     if scores:
         print(f"On the same tasks: {', '.join(f'{score.policy} {score}' for score in scores)}")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
@@ -104,10 +106,10 @@ def _report(ran: RolloutResult) -> None:
     floors = {score.policy: asdict(score) | {"success": score.success.value} for score in scores}
     table = result_table(result, by=settings.by, prices=settings.prices) | ({"floors": floors} if floors else {})
     ran.file.with_suffix(".results.json").write_text(dump_results(table), encoding="utf-8")
-    print(
-        f"{len(episodes)} episodes in {ran.file}; read one: {command('view', str(ran.file), short_id(episodes[0].id))}"
-    )
-    if settings.policy.name == "oracle" and all(e.success for e in episodes) and not settings.env_args:
+    view = command("view", str(ran.file), short_id(episodes[0].id))
+    print(f"{len(episodes)} episodes in {ran.file}; read one: {view}")
+    can_train = TRAIN in spec(settings.env).tasks.splits and not settings.env_args
+    if settings.policy.name == "oracle" and can_train and all(e.success for e in episodes):
         print(f"The oracle solves all of them; train on them: {_training(settings)}")
 
 

@@ -16,8 +16,10 @@ from agent_rl.concurrency import WorkerCall, call, maybe_await, run_together
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.messages import Message, Step, Task
 from agent_rl.errors import DefinitionError
-from agent_rl.gym.budget import overdue
+from agent_rl.gym.budget import Budget, overdue
 from agent_rl.gym.reward import RewardComponent, RewardMethod, checked_reward, collect_rewards, declared_members
+from agent_rl.gym.task_files import TaskRows
+from agent_rl.gym.tasks import TaskFunction
 from agent_rl.gym.tool import AnyTool, Tool, ToolSpec, call_tools
 
 Observation: TypeAlias = str | Message | Sequence[Message]
@@ -47,6 +49,10 @@ def _is_tool(member: object) -> bool:
 class Env:
     """One episode's world: `reset` opens it, `step` answers the policy, `@reward` methods judge how it went."""
 
+    default_tasks: ClassVar[Mapping[str, TaskRows] | TaskRows | TaskFunction | None] = None
+    """What `register` takes where it is given no tasks."""
+    default_budget: ClassVar[Budget] = Budget()
+    """What `register` takes where it is given no budget."""
     reward_components: ClassVar[tuple[RewardComponent, ...]] = ()
     group_reward_components: ClassVar[tuple[RewardComponent, ...]] = ()
     snapshot_attributes: ClassVar[Sequence[str] | None] = None
@@ -214,7 +220,7 @@ class ToolEnv(Env):
     """An environment whose steps are tool calls: its own `@tool` methods and the functions in `extra_tools`.
 
     A message with calls is answered with their results; one without is the final answer, unless `on_answer` says
-    otherwise.
+    otherwise. A tool with `ends=True` ends the episode, too.
     """
 
     extra_tools: ClassVar[Sequence[AnyTool]] = ()
@@ -238,7 +244,12 @@ class ToolEnv(Env):
     async def step(self, action: Message) -> Step:
         """Make the message's tool calls, or take it as an answer."""
         if action.tool_calls:
-            return Step(await call_tools(self.toolbox, action.tool_calls, self))
+            toolbox = self.toolbox
+            results = await call_tools(toolbox, action.tool_calls, self)
+            ends = any(
+                m.tool_error is None and toolbox[c.name].ends for m, c in zip(results, action.tool_calls, strict=True)
+            )
+            return Step(results, terminated=ends)
         thread = f"{type(self).__name__}.on_answer" if self.blocking else None
         return await call(functools.partial(self.on_answer, action), thread=thread)
 

@@ -40,11 +40,13 @@ BUILTIN = {
     )
 }
 """The module of each built-in environment, imported when the environment is asked for."""
-NAMESPACES: dict[str, str] = {}
+NAMESPACES: dict[str, str] = {
+    "bfcl": "multi-turn function calling, Berkeley's leaderboard",
+    "tau2": "tau2-bench: customer service with tools, a policy and a simulated user",
+}
 """The packages whose environments an adapter of `envs/adapters` registers, by namespace, with what they are."""
 
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)
-_DEFAULT_BUDGET = Budget()
 _specs: Registry[EnvSpec] = Registry("environment", builtin=BUILTIN)
 for _id in BUILTIN:
     publish(_id)
@@ -103,7 +105,7 @@ def register(
     id: str,
     *,
     tasks: Mapping[str, TaskRows] | TaskRows | TaskFunction | None = None,
-    budget: Budget = _DEFAULT_BUDGET,
+    budget: Budget | None = None,
     splits: Sequence[str] | None = None,
     nondeterministic: bool = False,
 ) -> Callable[[type[E]], type[E]]:
@@ -113,10 +115,10 @@ def register(
         id: such as "shop-v0" or "me/shop-v0". Raise the version when scores stop being comparable.
         tasks: the rows of each split, or of "train": a .jsonl, .json, .csv or .parquet file or a saved data set's
             folder (relative to the file of the class), or an iterable of dicts, such as a Hugging Face `Dataset`; or a
-            function `(split, index) -> Task` that makes any number of them; or None, for environments that draw all
-            they need from `rng`. Training takes `train` and evaluation `eval`, a part of `train` if it is not named;
-            other splits are used where they are asked for.
-        budget: what an episode may use unless the caller says otherwise.
+            function `(split, index) -> Task` that makes any number of them; or None: the class's `default_tasks`, or
+            none, for environments that draw all they need from `rng`. Training takes `train` and evaluation `eval`, a
+            part of `train` if it is not named; other splits are used where they are asked for.
+        budget: what an episode may use unless the caller says otherwise; the class's `default_budget` if left out.
         splits: the names of the splits of a task function; "train" and "eval" if left out.
         nondeterministic: whether the same answers may meet different observations.
 
@@ -134,8 +136,9 @@ def register(
         if not (isinstance(cls, type) and issubclass(cls, Env)):
             raise DefinitionError(f"'{id}' is registered for {cls!r}, which is no subclass of agent_rl.Env")
         file = file_of(cls)
-        source = TaskSource(tasks, splits=splits, base=file.parent if file else Path.cwd())
-        _specs.add(id, EnvSpec(*parts, cls, source, budget, nondeterministic), cls)
+        given = cls.default_tasks if tasks is None else tasks
+        source = TaskSource(given, splits=splits, base=file.parent if file else Path.cwd())
+        _specs.add(id, EnvSpec(*parts, cls, source, budget or cls.default_budget, nondeterministic), cls)
         publish(id, nondeterministic)
         return cls
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import re
 import reprlib
 import time
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, update_wrapper
+from itertools import count
 from typing import Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from agent_rl.concurrency import WorkerCall, run_together
+from agent_rl.concurrency import WorkerCall, in_thread, run_together
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError, InfrastructureError, did_you_mean
-from agent_rl.gym.tool_schema import arguments_model, json_schema, parse_docstring
+from agent_rl.gym.tool_limits import DEFAULT_TIMEOUT, RateLimit, check_options, pause
+from agent_rl.gym.tool_schema import arguments_model, check_arguments, json_schema, parse_docstring
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -28,12 +29,10 @@ T = TypeVar("T")
 Owner = TypeVar("Owner")
 R_co = TypeVar("R_co", covariant=True)
 
-DEFAULT_TIMEOUT = 30.0
 MAX_OUTPUT = 65536
 """Characters of a result that the model gets to read by default."""
 BLOCKED = 0.5
 """Seconds beyond its timeout that an async tool may take, as the event loop may be busy elsewhere."""
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI's API takes
 _ERROR_LENGTH = 500  # characters of an exception's message that the model gets to read
 
 
@@ -63,24 +62,54 @@ class Tool(Generic[P, R_co]):
         timeout: float | None = DEFAULT_TIMEOUT,
         inline: bool = False,
         max_output: int = MAX_OUTPUT,
+        retries: int = 0,
+        retry_on: tuple[type[Exception], ...] = (),
+        rate: float | None = None,
+        ends: bool = False,
+        spec: ToolSpec | None = None,
     ) -> None:
+        """Make a tool; `tool` explains the options.
+
+        Args:
+            function: what is called.
+            name: what the model calls it.
+            timeout: in seconds.
+            inline: whether a sync function runs on the event loop.
+            max_output: characters of a result.
+            retries: how often a failed call is made again.
+            retry_on: exceptions that it is made again after.
+            rate: calls per second.
+            ends: whether a call that succeeds ends the episode.
+            spec: what the model is told in place of what the signature says, for tools of another system. The function
+                takes any arguments by name and is given them as they are, once all that are required are there.
+        """
         update_wrapper(cast(Callable[..., object], self), function)
+        self._converted: Callable[[Mapping[str, JSON]], Mapping[str, object]]
         parameters = list(inspect.signature(function).parameters.values())
-        name = name or function.__name__
+        name = spec.name if spec else name or function.__name__
         self.function = function
         self.timeout = timeout
         self.inline = inline
         self.max_output = max_output
+        self.retries = retries
+        self.retry_on: tuple[type[Exception], ...] = (InfrastructureError, *retry_on)
+        self.ends = ends
         self.is_async = inspect.iscoroutinefunction(function)
         self.is_method = bool(parameters) and parameters[0].name == "self"
-        _check_options(name, timeout, inline, self.is_async)
-        if not max_output > 0:
-            raise DefinitionError(f"tool '{name}' has max_output={max_output}; give a positive number of characters")
+        check_options(self, name, rate)
+        self.rate_limit = RateLimit(rate) if rate else None
+        if spec:
+            self.spec = spec
+            self.parameters = tuple(cast("Mapping[str, JSON]", spec.parameters.get("properties", {})))
+            self._converted = partial(check_arguments, spec.name, spec.parameters)
+            return
         if self.is_method:
             del parameters[0]
-        self.parameters = tuple(p.name for p in parameters)
+        self.parameters = names = tuple(p.name for p in parameters)
         arguments = arguments_model(name, function, parameters)
-        self._validate = arguments.__pydantic_validator__.validate_python
+        validate = arguments.__pydantic_validator__.validate_python
+        # a model's __dict__ holds its fields in the order they were declared in
+        self._converted = lambda given: dict(zip(names, validate(dict(given)).__dict__.values(), strict=True))
         self.spec = ToolSpec(name, parse_docstring(function.__doc__)[0], json_schema(arguments))
 
     def __repr__(self) -> str:
@@ -104,8 +133,7 @@ class Tool(Generic[P, R_co]):
         Raises:
             pydantic.ValidationError: if they don't fit the schema.
         """
-        # a model's __dict__ holds its fields in the order they were declared in
-        converted = dict(zip(self.parameters, self._validate(dict(arguments)).__dict__.values(), strict=True))
+        converted = self._converted(arguments)
         function = cast(Callable[..., object], self.function)
         return partial(function, instance, **converted) if self.is_method else partial(function, **converted)
 
@@ -123,6 +151,10 @@ def tool(
     timeout: float | None = DEFAULT_TIMEOUT,
     inline: bool = False,
     max_output: int = MAX_OUTPUT,
+    retries: int = 0,
+    retry_on: tuple[type[Exception], ...] = (),
+    rate: float | None = None,
+    ends: bool = False,
 ) -> Callable[[Callable[P, T]], Tool[P, T]]: ...
 def tool(
     function: Callable[P, T] | None = None,
@@ -132,6 +164,10 @@ def tool(
     timeout: float | None = DEFAULT_TIMEOUT,
     inline: bool = False,
     max_output: int = MAX_OUTPUT,
+    retries: int = 0,
+    retry_on: tuple[type[Exception], ...] = (),
+    rate: float | None = None,
+    ends: bool = False,
 ) -> Tool[P, T] | Callable[[Callable[P, T]], Tool[P, T]]:
     """Make a tool of a free function or of a `ToolEnv` method, sync or async.
 
@@ -148,6 +184,14 @@ def tool(
             meanwhile and no timeout applies. For pure computation of microseconds.
         max_output: characters of a result that the model gets to read: half from the head, half from the tail, with a
             line in the gap that says how many were left out.
+        retries: how often a call is made again after an InfrastructureError, such as that of a server which is down.
+            Before the first there are 0.5 s, before each further one twice as much, or as long as the exception's
+            `retry_after` says. Each attempt has the timeout; one that is late is not made again, as it may have worked.
+        retry_on: more exceptions to do this after.
+        rate: calls per second, retries included, of all episodes of the process together; `rate=1 / 60` is one a
+            minute. They start at even distances. The wait for it counts neither for the timeout nor for
+            `Budget.seconds`.
+        ends: whether a call that succeeds ends the episode, once the other calls of the turn have been made.
 
     Raises:
         DefinitionError: if no schema can be read off the signature, or the options contradict each other.
@@ -156,18 +200,17 @@ def tool(
         if not callable(function):
             raise DefinitionError(f"@ar.tool({function!r}): options have names, such as @ar.tool(timeout=30)")
         return Tool(function)
-    return lambda function: Tool(function, name=name, timeout=timeout, inline=inline, max_output=max_output)
-
-
-def _check_options(name: str, timeout: float | None, inline: bool, is_async: bool) -> None:
-    if not _NAME.fullmatch(name):
-        raise DefinitionError(f"tool '{name}': a name has 1 to 64 of A-Z a-z 0-9 _ -; give another: @tool(name=...)")
-    if inline and is_async:
-        raise DefinitionError(f"tool '{name}' is async and inline: drop inline=True, an async function needs no thread")
-    if inline and timeout not in (None, DEFAULT_TIMEOUT):
-        raise DefinitionError(f"tool '{name}' has timeout={timeout} and inline=True: nothing can stop it; drop one")
-    if timeout is not None and not timeout > 0:
-        raise DefinitionError(f"tool '{name}' has timeout={timeout}; give a positive number of seconds, or None")
+    return lambda function: Tool(
+        function,
+        name=name,
+        timeout=timeout,
+        inline=inline,
+        max_output=max_output,
+        retries=retries,
+        retry_on=retry_on,
+        rate=rate,
+        ends=ends,
+    )
 
 
 async def call_tools(tools: Mapping[str, AnyTool], calls: Sequence[ToolCall], instance: object) -> tuple[Message, ...]:
@@ -207,6 +250,8 @@ def _begin(tools: Mapping[str, AnyTool], call: ToolCall, instance: object) -> Me
         return _failure(call, ToolErrorKind.BAD_ARGUMENTS, _explain(error, called))
     except Exception as error:  # a validator of the tool's own
         return _raised(call, error)
+    if called.retries or called.rate_limit:
+        return partial(_repeat, called, call, bound)
     if called.is_async:
         return partial(_wait, called, call, cast(Callable[[], Awaitable[object]], bound))
     if not called.inline:
@@ -220,8 +265,31 @@ def _begin(tools: Mapping[str, AnyTool], call: ToolCall, instance: object) -> Me
         return _raised(call, error)
 
 
-async def _wait(called: AnyTool, call: ToolCall, start: Callable[[], Awaitable[object]]) -> Message:
-    """Wait for a call, within the tool's timeout."""
+async def _repeat(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message:
+    """Make a call at its tool's rate; make it again where the tool says so."""
+    start = cast(Callable[[], Awaitable[object]], bound)
+    if not called.is_async:
+        start = partial(in_thread, bound, f"tool {call.name}", quick=True)
+    for done in count():
+        if called.rate_limit:
+            await called.rate_limit.wait()
+        try:
+            return await _wait(called, call, start, raised=called.retry_on if done < called.retries else ())
+        except called.retry_on as error:
+            if done == called.retries:
+                raise
+            await asyncio.sleep(pause(done, error))
+    raise AssertionError
+
+
+async def _wait(
+    called: AnyTool,
+    call: ToolCall,
+    start: Callable[[], Awaitable[object]],
+    *,
+    raised: tuple[type[Exception], ...] = (),
+) -> Message:
+    """Wait for a call, within the tool's timeout; some exceptions are `raised` instead of told to the model."""
     started = time.monotonic()
     try:
         async with asyncio.timeout(called.timeout) as clock:
@@ -237,6 +305,8 @@ async def _wait(called: AnyTool, call: ToolCall, start: Callable[[], Awaitable[o
     except (Exception, SystemExit) as error:
         if isinstance(error, TimeoutError) and clock.expired():  # not one that the tool itself raised
             return _failure(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} took more than {called.timeout:g} s")
+        if isinstance(error, raised):
+            raise
         return _raised(call, error)
 
 

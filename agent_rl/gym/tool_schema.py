@@ -9,7 +9,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import InitErrorDetails
 
 from agent_rl.core.messages import JSON
 from agent_rl.errors import DefinitionError, did_you_mean
@@ -59,6 +60,21 @@ def json_schema(model: type[BaseModel]) -> Mapping[str, JSON]:
     short = dict(cast(Mapping[str, JSON], _without_titles(schema)))
     short.setdefault("properties", {})  # pydantic leaves it out for no arguments; some servers insist on it
     return short
+
+
+def check_arguments(name: str, schema: Mapping[str, JSON], arguments: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Return the arguments as they are, checked for missing and unknown names: a foreign tool checks their values.
+
+    Raises:
+        pydantic.ValidationError: if one that the schema requires is missing, or one is not in a schema that is closed.
+    """
+    known, required = (cast("Mapping[str, JSON]", schema.get(key) or {}) for key in ("properties", "required"))
+    unknown = [key for key in arguments if key not in known] if schema.get("additionalProperties") is False else []
+    wrong = [InitErrorDetails(type="missing", loc=(key,), input=arguments) for key in required if key not in arguments]
+    wrong += [InitErrorDetails(type="extra_forbidden", loc=(key,), input=arguments[key]) for key in unknown]
+    if wrong:
+        raise ValidationError.from_exception_data(name, wrong)
+    return arguments
 
 
 def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:

@@ -21,7 +21,7 @@ from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord,
 from agent_rl.core.messages import Message, Step
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError, PolicyError
-from agent_rl.gym.budget import overdue
+from agent_rl.gym.budget import Meter, meter, overdue
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply, Resumable
 from agent_rl.rollout.job import Branch, Job
@@ -55,14 +55,14 @@ class EpisodeRun:
         self.env: Env | None = None
         self.conversation: Conversation | None = None
         self.replies = self.calls = 0
-        self.spent = 0.0
-        """Seconds that the environment took."""
+        self.meter = Meter()
         self.stage = "make"
         """What a failure is reported to have broken."""
         self.started = time.perf_counter()
 
     async def play(self, *, scored: bool = True) -> Episode:
         """Run the episode as `run_episode` does; once."""
+        before = meter.set(self.meter)
         try:
             episode = self.ended_by(await self.run_within_budget())
             return await self.score(episode) if scored else episode
@@ -72,6 +72,7 @@ class EpisodeRun:
             return self.failed(error)
         finally:
             await self.close()
+            meter.reset(before)
 
     async def run_within_budget(self) -> StopReason:
         """Make the environment and play; return what ended it."""
@@ -187,7 +188,8 @@ class EpisodeRun:
         try:
             if seconds is None:
                 return await self.awaited(stage, functools.partial(method, *args, **kwargs))
-            async with asyncio.timeout(seconds - self.spent) as clock:
+            async with asyncio.timeout(seconds - self.meter.spent) as clock:
+                self.meter.clock = clock
                 value = await self.awaited(stage, functools.partial(method, *args, **kwargs))
             if is_opening and time.perf_counter() - started >= seconds:  # it awaited nothing: no timeout could strike
                 raise overdue(stage, seconds)
@@ -197,7 +199,8 @@ class EpisodeRun:
                 raise
             raise (overdue(stage, seconds) if is_opening else _OutOfTimeError) from None
         finally:
-            self.spent += time.perf_counter() - started
+            self.meter.spent += time.perf_counter() - started
+            self.meter.clock = None
 
     async def awaited(self, stage: str, method: Callable[[], T | Awaitable[T]]) -> T:
         """Call a method; in a worker thread if it may hold up the event loop."""
@@ -216,7 +219,7 @@ class EpisodeRun:
             return StopReason.ENV_TRUNCATED
         if self.budget.turns is not None and self.replies >= self.budget.turns:
             return StopReason.TURNS
-        if self.budget.seconds is not None and self.spent >= self.budget.seconds:
+        if self.budget.seconds is not None and self.meter.spent >= self.budget.seconds:
             return StopReason.SECONDS  # where nothing is ever awaited, no timeout can strike
         return None
 

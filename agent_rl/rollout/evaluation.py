@@ -138,12 +138,12 @@ class Evaluation(Displayed):
     @property
     def stops(self) -> Mapping[str, int]:
         """How many episodes ended for each reason."""
-        return Counter(str(episode.stop_reason) for episode in self.episodes)
+        return dict(Counter(str(episode.stop_reason) for episode in self.episodes))
 
     @property
     def failures(self) -> Mapping[str, int]:
         """How many episodes failed, by stage and class."""
-        return Counter(f"{e.error.where}: {e.error.type}" for e in self.episodes if e.error is not None)
+        return dict(Counter(f"{e.error.where}: {e.error.type}" for e in self.episodes if e.error is not None))
 
 
 def summarise(episodes: Sequence[Episode], retried: Sequence[Episode] = ()) -> Evaluation:

@@ -6,6 +6,7 @@ Every call blocks; `backend.py` makes them in threads.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -98,6 +99,27 @@ class Engine:
         with self._asked(f"import {file} as {tag}"):
             self.api.import_image_from_file(str(file), repository=repository, tag=version or "latest")
             return cast(str, self.api.inspect_image(tag)["Id"])
+
+    def build_image(self, context: Path | str, tag: str, *, timeout: float = TIMEOUT) -> dict[str, object]:
+        """Build an image, unless there is one of that tag; return its configuration.
+
+        Args:
+            context: a folder with a Dockerfile, or a Dockerfile's text, which copies no files.
+            tag: the image's name.
+            timeout: seconds that a step may say nothing.
+        """
+        with self._asked(f"build {tag}"):
+            if not self.api.images(tag):
+                text = io.BytesIO(context.encode()) if isinstance(context, str) else None
+                path = None if text else str(context)
+                told: list[str] = []
+                for line in self.api.build(
+                    path, fileobj=text, tag=tag, rm=True, forcerm=True, decode=True, timeout=int(timeout)
+                ):
+                    told.append(str(line.get("error") or line.get("stream") or "").strip())
+                    if "error" in line:
+                        raise SandboxError(f"the image {tag} could not be built: {' | '.join(told[-5:])}")
+            return dict(cast("dict[str, object]", self.api.inspect_image(tag)["Config"]))
 
     @contextlib.contextmanager
     def _asked(self, wish: str) -> Iterator[None]:

@@ -17,6 +17,7 @@ from typing import cast
 
 import pytest
 
+import agent_rl as ar
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Guarantee, Limits, Sandbox
 from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine, backend
@@ -320,3 +321,24 @@ def test_warm_pool_serves_docker_containers(engine: Engine) -> None:
         await pool.close()
 
     asyncio.run(main())
+
+
+def test_harbor_task_runs_in_its_own_image(engine: Engine, tmp_path: Path) -> None:
+    checked = 'test "$(cat /app/out.txt)" = "$(cat /tests/expected)" && test "$PWD$MODE" = /appfast'
+    files = {
+        "task.toml": "[verifier]\ntimeout_sec = 30.0\n",
+        "instruction.md": "Copy in.txt to out.txt.",
+        "environment/Dockerfile": f"FROM {IMAGE}\nWORKDIR /app\nENV MODE=fast\nCOPY in.txt .\nRUN chmod 600 in.txt\n",
+        "environment/in.txt": "so\n",
+        "solution/solve.sh": "#!/bin/bash\ncat /app/in.txt > /app/out.txt\n",
+        "tests/expected": "so\n",
+        "tests/test.sh": f"#!/bin/bash\n({checked}) && echo 1 > /logs/verifier/reward.txt\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    ar.register("e2e-test/harbor-v0")(ar.from_harbor(tmp_path))
+    options: dict[str, ar.JSON] = {"sandbox_args": {"host": engine.host}}
+    for policy, earned in {"oracle": 1.0, "nothing": 0.0}.items():
+        (episode,) = ar.run("e2e-test/harbor-v0", policy, env_args=options)
+        assert (episode.reward, episode.error) == (earned, None), [m.content for m in episode.messages]

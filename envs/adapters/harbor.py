@@ -1,0 +1,247 @@
+"""Task folders of Harbor, or of terminal-bench before it: `from_harbor("tasks")` makes an `Env` of those in a folder.
+
+A task is an instruction, an image to work in, and tests that are added after the episode and write a reward to a file.
+Its image becomes one for our sandboxes, whose root can't be written and which have no network: the folders that tasks
+write to are links into the working folder, and are filled when a sandbox opens. So tests that install packages when
+they run have to find them in the image.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import io
+import json
+import math
+import sys
+import tarfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from agent_rl.concurrency import in_thread
+from agent_rl.core.episode import Episode
+from agent_rl.core.messages import JSON, Task
+from agent_rl.envs.quiz import one_call
+from agent_rl.errors import ConfigError
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Script
+from agent_rl.gym.reward import reward
+from agent_rl.gym.sandboxed import SandboxedEnv
+from agent_rl.gym.tool import tool
+from agent_rl.sandboxes.base import ExecResult, FileAccessError, Limits
+from agent_rl.sandboxes.registry import shared_backend
+from agent_rl.tools.python import MAX_OUTPUT
+from agent_rl.tools.shell import described
+
+FOLDERS = ("/tests", "/logs", "/solution")
+"""What Harbor's scripts read and write, in addition to the image's working folder; of links into `LINKED`."""
+LINKED = ".task"
+_RUN = (
+    'export TASK="$PWD/.task"; export TEST_DIR="$TASK/tests" LOGS_DIR="$TASK/logs"; '
+    'cd "$1" && exec "$(command -v bash || command -v sh)" -c "$2"'
+)
+
+
+@dataclass(frozen=True)
+class TaskFolder:
+    """What a task's folder says, in either layout."""
+
+    folder: Path
+    instruction: str
+    context: Path
+    """The folder of the Dockerfile."""
+    image: str = ""
+    """An image in place of the one that the Dockerfile makes."""
+    script: str = "test.sh"
+    """What grades, among the tests."""
+    solution: Path | None = None
+    """The script that solves the task."""
+    timeout: float = 600.0
+    """Seconds that grading may take."""
+    build_timeout: float = 600.0
+    about: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def tests(self) -> dict[str, bytes]:
+        """The files that grade, by their path below /tests."""
+        script = self.folder / self.script
+        return _files(self.folder / "tests") | ({self.script: script.read_bytes()} if script.is_file() else {})
+
+
+def read_task(folder: Path) -> TaskFolder:
+    """Return what a task's folder says.
+
+    Raises:
+        ConfigError: if it lacks something.
+    """
+    try:
+        if (folder / "task.toml").is_file():
+            settings = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+            environment, verifier = (settings.get(name, {}) for name in ("environment", "verifier"))
+            found = TaskFolder(
+                folder,
+                (folder / "instruction.md").read_text(encoding="utf-8").strip(),
+                folder / "environment",
+                environment.get("docker_image", ""),
+                solution=folder / "solution" / "solve.sh",
+                timeout=float(verifier.get("timeout_sec", 600.0)),
+                build_timeout=float(environment.get("build_timeout_sec", 600.0)),
+                about=settings.get("metadata", {}),
+            )
+        else:
+            settings = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(folder / "task.yaml")))
+            found = TaskFolder(
+                folder,
+                str(settings["instruction"]).strip(),
+                folder,
+                script="run-tests.sh",
+                solution=folder / "solution.sh",
+                timeout=float(settings.get("max_test_timeout_sec", 600.0)),
+                about=settings,
+            )
+    except (OSError, LookupError, ValueError) as error:
+        raise ConfigError(f"{folder} is no task: {error!r}") from error
+    if found.script not in found.tests:
+        raise ConfigError(f"{folder} is no task: it has no tests/{found.script}, which grades")
+    return found
+
+
+class HarborEnv(SandboxedEnv):
+    """Work in a container until an answer; the task's own tests give the reward.
+
+    `oracle` runs the task's own solution, where there is one.
+    """
+
+    tasks_folder: ClassVar[Path]
+    default_budget = Budget(turns=50, score_seconds=3600.0)
+    limits = Limits(memory=2 << 30, processes=256, disk=256 << 20, files=65536)
+    command_seconds: ClassVar[float] = 120.0
+    """For one command of the policy."""
+
+    def __init__(self, sandbox: str = "docker", sandbox_args: Mapping[str, JSON] | None = None) -> None:
+        super().__init__(sandbox, sandbox_args)
+        self._chosen = sandbox, dict(sandbox_args or {})
+        self.workdir, self.variables = ".", dict[str, str]()
+
+    async def reset(self, task: Task, rng: np.random.Generator) -> str:
+        """Open a sandbox of the task's image; say the instruction."""
+        self.place = place = read_task(self.tasks_folder / str(task["name"]))
+        name, options = self._chosen
+        is_docker = name == "docker"
+        if is_docker:
+            from agent_rl.sandboxes.docker.task_image import FILL, task_image
+
+            source, host = place.image or place.context, cast("str | None", options.get("host"))
+            build = functools.partial(task_image, source, FOLDERS, host, place.build_timeout)
+            image = await in_thread(build, "from_harbor: build")
+            self.workdir, self.variables = image.workdir, image.variables
+            self._backend = shared_backend(name, {**options, "image": image.name})
+        sandbox = await self.open_sandbox()
+        if is_docker:
+            await sandbox.exec(["sh", "-c", FILL])
+        else:  # what an image would have copied lies in the working folder
+            for path, data in _files(place.context).items():
+                await sandbox.write_file(path, data)
+        return place.instruction
+
+    @tool(timeout=None)  # the sandbox has one, that kills
+    async def shell(self, command: str) -> str:
+        """Run a shell command and return what it prints. Files stay from call to call, variables don't.
+
+        Args:
+            command: for bash, or sh where there is no bash.
+        """
+        return described(await self._run(command, self.command_seconds, MAX_OUTPUT))
+
+    @reward
+    async def solved(self, episode: Episode) -> float:
+        """What the task's tests wrote; terminal-bench's say it by their exit status. 0 if they wrote nothing."""
+        logs = f"{LINKED}/logs/verifier"
+        clear = (
+            'chmod -R u+rwX "$TASK"; rm -rf "$TASK/tests" "$TASK/logs"; mkdir -p "$TASK/tests" "$TASK/logs/verifier"'
+        )
+        await self._run(clear)  # whatever the policy left there
+        try:
+            for path, data in self.place.tests.items():
+                await self.sandbox.write_file(f"{LINKED}/tests/{path}", data)
+        except FileAccessError:
+            return 0.0  # it made the place unusable
+        script = f'"$TEST_DIR/{self.place.script}"'
+        result = await self._run(f"chmod +x {script}; {script}", self.place.timeout)
+        if self.place.script == "run-tests.sh":
+            return float(result.returncode == 0)
+        with contextlib.suppress(FileAccessError, ValueError):
+            return _finite(float(await self.sandbox.read_file(f"{logs}/reward.txt")))
+        with contextlib.suppress(FileAccessError, ValueError, TypeError, LookupError):
+            rewards = json.loads(await self.sandbox.read_file(f"{logs}/reward.json"))
+            return _finite(float(rewards["reward"] if "reward" in rewards else next(iter(rewards.values()))))
+        return 0.0
+
+    def oracle(self) -> Script:
+        """Run the task's own solution."""
+        solution = self.place.solution
+        if solution is None or not solution.is_file():
+            raise NotImplementedError(f"the task {self.place.folder.name} has no solution")
+        below = (
+            _files(solution.parent) if solution.parent.name == "solution" else {solution.name: solution.read_bytes()}
+        )
+        packed = base64.b64encode(_tar(below)).decode()
+        at = '"$TASK/solution"'
+        unpack = f"mkdir -p {at} && base64 -d <<'END' | tar -xz -C {at}\n{packed}\nEND\n"
+        yield one_call("shell", command=f"{unpack}{at}/{solution.name}")
+        yield "done"
+
+    async def _run(self, command: str, timeout: float = 60.0, most: int = MAX_OUTPUT) -> ExecResult:
+        argv = ["sh", "-c", _RUN, "sh", self.workdir, command]
+        return await self.sandbox.exec(argv, env=self.variables, timeout=timeout, max_output=most)
+
+
+def from_harbor(folder: str | Path) -> type[HarborEnv]:
+    """Return an `Env` class of the tasks below a folder, for `@ar.register`; they are its `default_tasks`.
+
+    Args:
+        folder: of tasks, or of one: a folder with a task.toml, or with terminal-bench's task.yaml.
+
+    Raises:
+        ConfigError: if there is none, or one lacks something.
+    """
+    root = Path(folder).resolve()
+    files = sorted(file for name in ("task.toml", "task.yaml") for file in root.rglob(name))
+    if not files:
+        raise ConfigError(f"{root} has no tasks: a task is a folder with a task.toml or a task.yaml")
+    rows = []
+    for place in (read_task(file.parent) for file in files):
+        tags = {key: value for key in ("difficulty", "category") if isinstance(value := place.about.get(key), str)}
+        rows.append({"name": place.folder.relative_to(root).as_posix(), "instruction": place.instruction, **tags})
+    members: dict[str, object] = {"tasks_folder": root, "default_tasks": rows, "__doc__": f"The tasks of {root.name}."}
+    members["__module__"] = sys._getframe(1).f_globals["__name__"]
+    return type("Harbor", (HarborEnv,), members)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()
+    }
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for path, data in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(data), 0o755
+            tar.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(value)
+    return value
