@@ -16,6 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENV_VERL := .venv-verl
 VENV_ADAPTERS := .venv-adapters
+MCP_SERVERS := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 memory@2026.8.31 everything@2026.8.31)
 PIP := $(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -87,6 +88,8 @@ $(VENV_ADAPTERS)/.adapters: pyproject.toml constraints-adapters.txt | $(VENV_ADA
 	@echo "installing agent_rl and the packages that it has adapters of into $(VENV_ADAPTERS): 1 to 2 minutes"
 	@$(VENV_ADAPTERS)/bin/python -m pip install --quiet --no-deps -r constraints-adapters.txt
 	@$(VENV_ADAPTERS)/bin/python -m pip install --quiet --use-pep517 --no-deps -e .
+	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(VENV_ADAPTERS)/npm $(MCP_SERVERS) || \
+	echo "NOT INSTALLED: npm's MCP servers, which tests/adapters/test_mcp.py leaves out: there is no npm, or no server for it"
 	@touch $@
 
 $(VENV_VERL)/pyvenv.cfg:

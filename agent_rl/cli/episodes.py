@@ -64,7 +64,7 @@ examples:
 
 def rollout_help() -> str:
     """Return the settings of a rollout and examples, for `--help`."""
-    return f"\n\nsettings:\n{list_settings(load_config('rollout', RolloutSettings))}\n{ROLLOUT_EXAMPLES}"
+    return f"\n\nsettings:\n{list_settings(load_config(None, RolloutSettings))}\n{ROLLOUT_EXAMPLES}"
 
 
 def rollout(arguments: argparse.Namespace) -> int:
@@ -83,7 +83,7 @@ def rollout(arguments: argparse.Namespace) -> int:
             if resumed is not None:
                 ran = resume_rollout(str(resumed), progress, retry_failed=bool(retry_failed), changes=settings)
             else:
-                ran = start_rollout(load_config("rollout", RolloutSettings, settings=settings), progress)
+                ran = start_rollout(load_config(None, RolloutSettings, settings=settings), progress)
     except Interrupted as hint:
         print(f"Stopped; {hint}")
         return 130
