@@ -54,6 +54,7 @@ ELSEWHERE = {
     **dict.fromkeys(("gymnasium", "reward_threshold", "agent_rl:agent_rl/NAME"), "Gymnasium's"),
     **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
     **dict.fromkeys(("environment/Dockerfile", "Dockerfile", "/logs/verifier/reward.txt", "reward.json"), "Harbor's"),
+    **dict.fromkeys(("load_environment", "SingleTurnEnv", "MultiTurnEnv", "env_response", "max_turns"), "verifiers'"),
     "$LOGS_DIR": "a variable that scripts of a task are given",
     **dict.fromkeys(
         ("bfcl-eval", "agent-rl envs bfcl", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
