@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from agent_rl.backends.run import Run, backend_of, schema_of
+from agent_rl.backends.run import Run, backend_of, require_torch, require_verl, schema_of
 from agent_rl.checks.report import CheckReport
 from agent_rl.concurrency import outside_loop
 from agent_rl.config import check_config, load_config
@@ -272,30 +271,6 @@ def load(
 
     actor = load_actor(folder, context=context or UNBOUNDED_CONTEXT, device=device)
     return actor.policy(actor.params(temperature, max_tokens))
-
-
-def require_torch() -> None:
-    """Check that [train] is installed.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    for name in ("torch", "transformers"):
-        if find_spec(name) is None:
-            raise ConfigError(f"this needs {name}: pip install -e '.[train]' in the checkout, or make setup")
-
-
-def require_verl() -> None:
-    """Check that verl is installed.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    if find_spec("verl") is None:
-        raise ConfigError(
-            "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
-            "pip install -e '.[verl]' for one with"
-        )
 
 
 def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
