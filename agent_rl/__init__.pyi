@@ -6,12 +6,14 @@ from .version import __version__ as __version__
 from .gym.env import Env as Env, ToolEnv as ToolEnv, Observation as Observation, Script as Script
 from .gym.sandboxed import SandboxedEnv as SandboxedEnv
 from .gym.dialogue import DialogueEnv as DialogueEnv, User as User, ScriptedUser as ScriptedUser
+from .gym.game import Game as Game
 from .policy.user import ModelUser as ModelUser
 from .gym.budget import Budget as Budget
 from .gym.registry import register as register, make as make, spec as spec, EnvSpec as EnvSpec
 from .gym.registry import env_ids as env_ids, load_file as load_file
 from .gym.from_gym import from_gym as from_gym, GymnasiumEnv as GymnasiumEnv
 from .envs.adapters.games import from_gem as from_gem, from_textarena as from_textarena
+from .envs.adapters.verifiers import from_verifiers as from_verifiers
 from .envs.adapters.harbor import from_harbor as from_harbor
 from .api import check as check
 from .checks.report import CheckReport as CheckReport, Finding as Finding
@@ -55,5 +57,5 @@ from .errors import DefinitionError as DefinitionError, TrajectoryError as Traje
 from .errors import RenderError as RenderError, StoreError as StoreError, DamagedEpisodeError as DamagedEpisodeError
 from .errors import CheckpointError as CheckpointError, InfrastructureError as InfrastructureError
 from .errors import PolicyError as PolicyError, SandboxError as SandboxError, UserError as UserError
-from .errors import ToolServerError as ToolServerError
+from .errors import ToolServerError as ToolServerError, RemoteError as RemoteError
 from .runs.stop import Interrupted as Interrupted

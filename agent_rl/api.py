@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -28,6 +28,7 @@ from agent_rl.policy.by_name import require_policy
 from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
 from agent_rl.rollout.fit import check_policy_fit
+from agent_rl.rollout.match import match_jobs
 from agent_rl.runs.folder import CONFIG, check_place, load_imports
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ PolicyChoice: TypeAlias = AnyPolicy | str | Path | Mapping[str, JSON]
 
 def run(
     env: str | type[Env],
-    policy: PolicyChoice = "oracle",
+    policy: PolicyChoice | list[PolicyChoice] = "oracle",
     *,
     n: int = 1,
     samples: int = 1,
@@ -57,7 +58,8 @@ def run(
     Args:
         env: a registered id or class.
         policy: any `Policy`; the name of one, such as "oracle" for the environment's own script; the folder of a
-            checkpoint or run; or a name with settings, `{"name": name, key: value}`.
+            checkpoint or run; or a name with settings, `{"name": name, key: value}`. A list is one for each player of
+            a `Game`, who have episodes and groups of their own.
         n: how many tasks, the first of the split.
         samples: episodes per task; those of a task form a group.
         split: which tasks.
@@ -349,7 +351,7 @@ def _id_of(env: str | type[Env]) -> str:
 
 def _run(
     env: str | type[Env],
-    policy: PolicyChoice,
+    policy: PolicyChoice | list[PolicyChoice],
     n: int,
     samples: int,
     origin: Origin,
@@ -362,17 +364,18 @@ def _run(
     for name, (value, least) in whole.items():
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
-    chosen = _chosen(policy)
-    if isinstance(chosen, PolicyConfig):
-        load_imports(chosen.folder)
-    env_spec = spec(_id_of(env))
+    chosen = [_chosen(each) for each in (policy if isinstance(policy, list) else [policy])]
+    env_spec = replace(own := spec(_id_of(env)), budget=budget or own.budget)
     jobs = split_jobs(env_spec, n, samples, seed, origin=origin, budget=budget, env_args=env_args)
-    with _opened(chosen, replace(env_spec, budget=budget or env_spec.budget)) as player:
-        if warning := check_policy_fit(jobs, player):
+    with ExitStack() as opened:
+        players = [opened.enter_context(_opened(each, env_spec)) for each in chosen]
+        for warning in filter(None, (check_policy_fit(jobs, player) for player in players)):
             warnings.warn(warning, RuntimeWarning, stacklevel=3)
+        if isinstance(policy, list):
+            jobs = [seated for job in jobs for seated in match_jobs(job, players)]
         if origin.purpose == "eval":
-            return outside_loop(lambda: asyncio.run(run_jobs(jobs, player, concurrency=concurrency)))
-        groups = outside_loop(lambda: asyncio.run(run_groups(jobs, player, concurrency=concurrency)))
+            return outside_loop(lambda: asyncio.run(run_jobs(jobs, players[0], concurrency=concurrency)))
+        groups = outside_loop(lambda: asyncio.run(run_groups(jobs, players[0], concurrency=concurrency)))
         return [episode for group in groups for episode in group.episodes]
 
 
@@ -385,7 +388,10 @@ def _warn_once(text: str) -> None:
 def _chosen(policy: PolicyChoice) -> AnyPolicy | PolicyConfig:
     if isinstance(policy, str | Path):
         policy = {"name": str(policy)}
-    return check_config(PolicyConfig, policy) if isinstance(policy, Mapping) else policy
+    chosen = check_config(PolicyConfig, policy) if isinstance(policy, Mapping) else policy
+    if isinstance(chosen, PolicyConfig):
+        load_imports(chosen.folder)
+    return chosen
 
 
 def _opened(policy: AnyPolicy | PolicyConfig, env: EnvSpec) -> AbstractContextManager[AnyPolicy]:

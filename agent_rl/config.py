@@ -22,20 +22,53 @@ _NUMBER, _WORD = re.compile(r"-?(0|[1-9]\d*)", re.ASCII), re.compile(r"[A-Za-z][
 _CONSTANTS = ("null", "true", "false", "nan", "inf")
 SHORT = 8
 """The fields of a section whose settings a help text lists one by one."""
+ELSEWHERE = {
+    "num_generations": "rollout.samples",
+    "group_size": "rollout.samples",
+    "n_samples_per_prompt": "rollout.samples",
+    "rollouts_per_example": "rollout.samples",
+    "per_device_train_batch_size": "rollout.groups",
+    "train_batch_size": "rollout.groups",
+    "max_completion_length": "rollout.max_tokens",
+    "max_new_tokens": "rollout.max_tokens",
+    "max_response_length": "rollout.max_tokens",
+    "max_prompt_length": "budget.tokens",
+    "max_turns": "budget.turns",
+    "max_tool_calling_iterations": "budget.turns",
+    "learning_rate": "optimizer.lr",
+    "max_steps": "steps",
+    "total_training_steps": "steps",
+    "num_train_epochs": "steps",
+    "num_iterations": "updates_per_batch",
+    "ppo_epochs": "updates_per_batch",
+    "beta": "algorithm.kl.coefficient",
+    "kl_coef": "algorithm.kl.coefficient",
+    "epsilon": "algorithm.objective.clip_low_eps",
+    "epsilon_high": "algorithm.objective.clip_high_eps",
+    "loss_type": "algorithm",
+    "output_dir": "runs_dir",
+    "save_steps": "checkpoint_every",
+    "eval_steps": "eval.every",
+    "model_name_or_path": "start_from",
+    "max_concurrent": "concurrency",
+}
+"""What TRL, verl and verifiers call a setting, and its name here."""
 _NONE: Mapping[str, object] = MappingProxyType({})
 
 
 class Section(BaseModel):
     """A part of a config: it can't be changed, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
 
-def load_config(name: str, schema: type[M], overrides: Sequence[str] = (), settings: Mapping[str, object] = _NONE) -> M:
+def load_config(
+    name: str | None, schema: type[M], overrides: Sequence[str] = (), settings: Mapping[str, object] = _NONE
+) -> M:
     """Compose `configs/<name>.yaml` with settings and check it.
 
     Args:
-        name: of the file.
+        name: of the file; None for a config that has no presets.
         schema: what it must fit; all defaults are there.
         overrides: settings as text, such as `steps=20`, `algorithm=grpo`, `rollout.groups=8`.
         settings: settings as values, such as `{"steps": 20, "rollout": {"groups": 8}}` or `{"rollout.groups": 8}`.
@@ -51,6 +84,8 @@ def load_config(name: str, schema: type[M], overrides: Sequence[str] = (), setti
                 presets[leaf] = str(found)
             else:
                 values.append((leaf, found))
+    if name is None and not presets:
+        return check_config(schema, _nested(values))
     from hydra import compose, initialize_config_module  # not above: a wrong key shows before they are imported
     from hydra.errors import HydraException
     from omegaconf import OmegaConf, open_dict
@@ -130,8 +165,25 @@ def _leaves(key: str, value: object, known: Mapping[str, bool]) -> Iterator[tupl
         yield f"{key}.name" if known[key] and f"{key}.name" in known else key, value
 
 
+def _nested(values: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return settings by their full names as a config: a dictionary of sections."""
+    config: dict[str, object] = {}
+    for key, value in values:
+        *sections, last = key.split(".")
+        place = config
+        for section in sections:
+            inner = place.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{key}={value!r}: '{section}' is {inner!r}, which has no settings")
+            place = inner
+        place[last] = value
+    return config
+
+
 def _hint(key: str, known: Mapping[str, bool]) -> str:
     """Return what a wrong key may have meant: `lr` is the last part of `optimizer.lr`."""
+    if (ours := ELSEWHERE.get(key.rpartition(".")[2], "")) and (ours in known or choices(ours)):
+        return f" Did you mean '{ours}'?"
     if choices(key):
         return f" It is of agent-rl train{' backend=verl' if key == 'hardware' else ''}."
     ends = sorted((name for name in known if name.endswith(f".{key}")), key=len)

@@ -76,6 +76,10 @@ class SandboxError(InfrastructureError):
     """The place where the model's code runs was lost."""
 
 
+class RemoteError(InfrastructureError):
+    """The server of a remote environment was lost, is full or said no: another try may go well."""
+
+
 class ToolServerError(InfrastructureError):
     """The server that a tool depends on could not answer."""
 

@@ -89,6 +89,11 @@ def test_load_takes_any_model_folder(folder: Path, tmp_path: Path) -> None:
         ar.load(tmp_path)
 
 
+def test_run_of_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ar.CheckpointError, match=r"there is no run '.*nowhere'"):
+        ar.Run(tmp_path / "nowhere")
+
+
 def test_metrics_are_plain_rows_and_series(folder: Path) -> None:
     metrics = ar.Run(str(folder)).metrics
     assert all(type(row) is dict for row in metrics)

@@ -6,7 +6,7 @@ import pytest
 
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.verl.config.settings import VerlConfig
-from agent_rl.config import Section, choices, load_config
+from agent_rl.config import ELSEWHERE, Section, choices, load_config, setting_names
 from agent_rl.errors import ConfigError
 from agent_rl.policy import PolicyConfig
 from agent_rl.runs.config import RunConfig
@@ -58,6 +58,8 @@ def test_load_config_sets_any_key_of_the_schema() -> None:
     ("override", "message"),
     [
         ("stepz=3", "no setting 'stepz'. Did you mean 'steps'?"),
+        ("num_generations=8", "no setting 'num_generations'. Did you mean 'rollout.samples'?"),
+        ("actor.ppo_epochs=2", "no setting 'actor.ppo_epochs'. Did you mean 'updates_per_batch'?"),
         ("rollout.grops=3", "Did you mean 'rollout.groups'?"),
         ("algorithm=ggrpo", "no algorithm 'ggrpo'. Did you mean 'grpo'?"),
         ("steps", "write key=value"),
@@ -92,11 +94,17 @@ def test_context_refuses_budgets_larger_than_the_model() -> None:
 
 
 def test_rollout_preset_has_exactly_the_schema_keys() -> None:
-    assert set(load_config("rollout", RolloutSettings, []).model_dump()) == set(RolloutSettings.model_fields)
+    assert set(load_config(None, RolloutSettings, []).model_dump()) == set(RolloutSettings.model_fields)
 
 
 def test_load_config_chooses_a_section_by_its_name() -> None:
-    settings = load_config("rollout", RolloutSettings, ["policy=vllm", "policy.model=m", "policy.engine.dtype=float32"])
+    settings = load_config(None, RolloutSettings, ["policy=vllm", "policy.model=m", "policy.engine.dtype=float32"])
     assert settings.policy == PolicyConfig(name="vllm", model="m", engine={"dtype": "float32"})
-    later = load_config("rollout", RolloutSettings, ["policy.url=http://h:1", "policy=vllm"])
+    later = load_config(None, RolloutSettings, ["policy.url=http://h:1", "policy=vllm"])
     assert later.policy == PolicyConfig(name="vllm", url="http://h:1")
+
+
+def test_names_of_other_trainers_are_settings_here():
+    known = {*setting_names(TrainConfig), *setting_names(RolloutSettings)}
+    assert [ours for ours in ELSEWHERE.values() if ours not in known and not choices(ours)] == []
+    assert not set(ELSEWHERE) & known

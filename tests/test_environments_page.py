@@ -13,7 +13,14 @@ from tests.pages import blocks, commands, page
 
 PAGE = page("docs/environments.md")
 BLOCKS = blocks(PAGE, "python")
-SOLVABLE = {"riddle-v0": 1.0, "stock-v0": 1.1, "sums-v0": 1.0, "python-sums-v0": 1.0, "returns-v0": 1.0}
+SOLVABLE = {
+    "riddle-v0": 1.0,
+    "stock-v0": 1.1,
+    "sums-v0": 1.0,
+    "python-sums-v0": 1.0,
+    "returns-v0": 1.0,
+    "twenty-v0": 1.0,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,9 +34,10 @@ def printed() -> str:
 
 
 def test_environments_page_prints_its_stated_output(printed: str) -> None:
-    success, episode, rewards, check, rules, *lake = printed.splitlines()
+    success, episode, players, rewards, check, rules, *lake = printed.splitlines()
     assert "100.0%" in success
     assert episode.startswith("['Which number from 1 to 32 do I think of?', '16', 'less'") and episode.endswith("] 1.0")
+    assert players == "0 1.0 1 0.0"
     assert rewards == "[('correct', 1.0), ('honest', 1.0), ('shortest', 1.0)]"
     assert check == "() 0.0"
     assert rules.endswith("Answer with left, down, right or up.") and lake == ["[S]FFF", "FHFH", "FFFH", "HFFG"]

@@ -49,7 +49,8 @@ KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.cli", "agent_
 
 FLOORS = (
     *("errors", "version", "lazy", "concurrency", "config", "registries", "seeds"),
-    *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks", "store", "view"),
+    *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks"),
+    *("store", "remote", "view"),
     *("configs", "algorithms", "runs"),
     *("backends.group_sampling", "backends.embedded", "backends.verl", "backends.run", "backends"),
     *("testing", "tools", "envs", "api", "", "cli", "__main__"),
@@ -300,6 +301,13 @@ for line in ("tran", "--stepz", "sandbox doctr", "completion fish", "view", "com
 assert main(["init", "json"]) == 1
 print(*(name for name in ("torch", "transformers", "hydra", "numpy", "pydantic", "rich") if name in sys.modules))
 """
+
+
+def test_wrong_values_of_a_rollout_need_no_hydra() -> None:
+    lines = ["rollout env=calculater-v0", "rollout n=x", "check calculater-v0", "check calculator-v0 n=x"]
+    played = f"print(*(main(line.split()) for line in {lines}), 'hydra' in sys.modules)"
+    ran = run_python("-c", f"import sys; from agent_rl.cli import main; {played}")
+    assert ran.stdout.split() == ["1", "1", "1", "1", "False"], ran.stderr
 
 
 def test_mistyped_commands_import_nothing_heavy() -> None:

@@ -31,8 +31,8 @@ from tests.pages import OF_VERL, inline, page
 
 PAGES = ["README.md", "CHANGELOG.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
 PIECES = [(name, piece) for name in PAGES for piece in dict.fromkeys(inline(page(name)))]
-SCHEMAS = {"backend/embedded": TrainConfig, "backend/verl": VerlConfig, "rollout": RolloutSettings}
-NEEDED = {"backend/embedded": (), "backend/verl": ("start_from=/m",), "rollout": ("env=search-v0",)}
+SCHEMAS = {"backend/embedded": TrainConfig, "backend/verl": VerlConfig, None: RolloutSettings}
+NEEDED = {"backend/embedded": (), "backend/verl": ("start_from=/m",), None: ()}
 SETTINGS = {name: {*setting_names(schema)} for name, schema in SCHEMAS.items()}
 PRESETS = {preset for group in ("algorithm", "hardware", "model") for preset in choices(group)}
 OWN = ("backend", "config", "resume", "verl.KEY", "budget.KEY")
@@ -42,6 +42,8 @@ EXAMPLES = {"riddle.py", "my-env", "name-v0", "lab/shop-v0", "agent_rl/lab.shop-
 """Names that a user chooses."""
 ELSEWHERE = {
     **dict.fromkeys(("PIP_EXTRA_INDEX_URL", ".venv", ".venv/bin", ".venv-verl/bin/agent-rl"), "pip and the Makefile"),
+    **dict.fromkeys(("AGENT_RL_SERVER_TOKEN", "https://HOST/NAME"), "tests/adapters/test_remote.py"),
+    **dict.fromkeys(("GET /health", "env=http://HOST:PORT/NAME"), "tests/adapters/test_remote.py"),
     **dict.fromkeys(("transformers", "flash-attn", "cupy-cuda12x"), "other packages"),
     **dict.fromkeys(("Dataset", "DatasetDict", "save_to_disk"), "of datasets: tests/on_verl/test_data_libraries.py"),
     **dict.fromkeys(("numpy.random.Generator", "await", "(split, index) -> dict"), "Python's own, and a type"),
@@ -52,6 +54,7 @@ ELSEWHERE = {
     **dict.fromkeys(("gymnasium", "reward_threshold", "agent_rl:agent_rl/NAME"), "Gymnasium's"),
     **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
     **dict.fromkeys(("environment/Dockerfile", "Dockerfile", "/logs/verifier/reward.txt", "reward.json"), "Harbor's"),
+    **dict.fromkeys(("load_environment", "SingleTurnEnv", "MultiTurnEnv", "env_response", "max_turns"), "verifiers'"),
     "$LOGS_DIR": "a variable that scripts of a task are given",
     **dict.fromkeys(
         ("bfcl-eval", "agent-rl envs bfcl", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
@@ -143,7 +146,7 @@ def is_setting(piece: str) -> bool:
 
 
 @functools.cache
-def loads(name: str, setting: str) -> bool:
+def loads(name: str | None, setting: str) -> bool:
     """Whether a config takes a value, if perhaps only together with other settings."""
     try:
         load_config(name, SCHEMAS[name], [*NEEDED[name], setting])

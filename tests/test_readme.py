@@ -46,6 +46,7 @@ ELSEWHERE = {
     "agent-rl sandbox doctor": "tests/e2e/test_docker.py",
     "agent-rl sandbox build-image": "tests/e2e/test_docker.py",
     "agent-rl compare A B": "tests/test_comparison.py",
+    "agent-rl serve guess-v0": "tests/adapters/test_remote.py",
     "agent-rl train backend=verl start_from=MODEL": "tests/e2e/test_verl.py",
     "agent-rl doctor backend=verl": "tests/e2e/test_verl.py",
     "agent-rl rollout policy=vllm policy.model=DIR": "tests/e2e/test_vllm_policy.py",

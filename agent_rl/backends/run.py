@@ -39,13 +39,19 @@ def schema_of(backend: str | None) -> type[TrainConfig] | type[VerlConfig]:
 
 @dataclass(frozen=True)
 class Run:
-    """A training run, as its folder holds it, such as `Run("runs/latest")`."""
+    """A training run, as its folder holds it, such as `Run("runs/latest")`.
+
+    Raises:
+        CheckpointError: if there is no such folder.
+    """
 
     folder: Path
 
     def __post_init__(self) -> None:
         """Take a str, too."""
         object.__setattr__(self, "folder", Path(self.folder))
+        if not self.folder.is_dir():
+            raise CheckpointError(f"there is no run '{self.folder}': name its folder, such as runs/latest")
 
     @property
     def config(self) -> TrainConfig | VerlConfig:

@@ -46,7 +46,7 @@ CHECKS = (
 class CheckSettings(Section):
     """What `agent-rl check` takes."""
 
-    env: str
+    env: str = "calculator-v0"
     """The id of a registered environment."""
     env_args: dict[str, JsonValue] = Field(default_factory=dict)
     """Passed to the environment's constructor."""

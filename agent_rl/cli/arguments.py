@@ -33,3 +33,16 @@ def _count(text: str) -> int:
     if (count := int(text)) < 0:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
     return count
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `serve`."""
+    parser.add_argument("envs", nargs="+", metavar="env", help="the id of a registered environment")
+    host = "127.0.0.1 by default; for any other, AGENT_RL_SERVER_TOKEN has to be set, to what clients have to know"
+    parser.add_argument("--host", default="127.0.0.1", help=host)
+    parser.add_argument("--port", type=int, default=8000, help="8000 by default; 0 for any that is free")
+    parser.add_argument("--capacity", type=int, default=1024, metavar="N", help="episodes at a time; 1024 by default")
+    idle = "an episode is closed that waits for its client so long; 3600 by default"
+    parser.add_argument("--ttl", type=float, default=3600.0, metavar="SECONDS", help=idle)
+    wait = "a client that finds no free place is refused after so long; 60 by default"
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=wait)

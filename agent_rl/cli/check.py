@@ -24,7 +24,7 @@ examples:
 
 def check_help() -> str:
     """Return the settings of a check and examples, for `--help`."""
-    return f"\n\nsettings:\n{list_settings(load_config('check', CheckSettings))}\n{EXAMPLES}"
+    return f"\n\nsettings:\n{list_settings(load_config(None, CheckSettings))}\n{EXAMPLES}"
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def check(arguments: argparse.Namespace) -> int:
     given = settings_of(arguments)
     if "env" in given:
         raise ConfigError(f"env={given['env']}: name the environment without `env=`, as in agent-rl check search-v0")
-    settings = load_config("check", CheckSettings, settings=given | {"env": arguments.env})
+    settings = load_config(None, CheckSettings, settings=given | {"env": arguments.env})
     for file in settings.imports:
         load_once(file)
     report = check_env(

@@ -56,7 +56,7 @@ examples:
 
 def rollout_help() -> str:
     """Return the settings of a rollout and examples, for `--help`."""
-    return f"\n\nsettings:\n{list_settings(load_config('rollout', RolloutSettings))}\n{ROLLOUT_EXAMPLES}"
+    return f"\n\nsettings:\n{list_settings(load_config(None, RolloutSettings))}\n{ROLLOUT_EXAMPLES}"
 
 
 def rollout(arguments: argparse.Namespace) -> int:
@@ -70,7 +70,7 @@ def rollout(arguments: argparse.Namespace) -> int:
             if resumed is not None:
                 file, episodes = resume_rollout(str(resumed), progress)
             else:
-                file, episodes = start_rollout(load_config("rollout", RolloutSettings, settings=settings), progress)
+                file, episodes = start_rollout(load_config(None, RolloutSettings, settings=settings), progress)
     except Interrupted as hint:
         print(f"Stopped; {hint}")
         return 130

@@ -15,7 +15,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
 
-from agent_rl.cli.arguments import add_comparison, add_selection
+from agent_rl.cli.arguments import add_comparison, add_selection, add_server
 from agent_rl.cli.failure import describe
 from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.version import __version__
@@ -29,6 +29,7 @@ EXAMPLES = {  # of the commands whose description has none
         "agent-rl compare runs/one runs/other --where purpose=eval --where step=100",
     ),
     "doctor": ("agent-rl doctor backend=verl", "agent-rl doctor backend=verl hardware=gpu_8x80gb start_from=MODEL"),
+    "serve": ("agent-rl serve search-v0 sql-v0", "agent-rl serve --import shop.py shop-v0 --port 9000 --capacity 256"),
     "sandbox": ("agent-rl sandbox doctor", "agent-rl sandbox build-image"),
 }
 TRACEBACK = "--traceback"
@@ -99,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         parser_class=_Parser,
         required=True,
-        metavar="init | envs | check | algorithms | train | rollout | view | compare | doctor | sandbox | completion",
+        metavar="init | envs | check | serve | algorithms | train | rollout | view | compare | doctor | sandbox | "
+        "completion",
     )
     imports = _Parser(add_help=False)
     levels = ("debug", "info", "warning", "error")
@@ -123,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     checked.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
     checked.add_argument("--json", action="store_true", help="print the report as JSON")
     checked.settings = "check:check_help"
+    about = "play environments for clients elsewhere: env=http://HOST:PORT/NAME there"
+    served = add("serve", "serve:serve", about)
+    add_server(served)
     about = "Train a model on an environment; by default a small one: warm start, then reinforcement learning."
     trained = add("train", "training:train", about, description=about, settings="settings; backend=verl; resume=FOLDER")
     trained.settings = "training:train_help"

@@ -181,6 +181,12 @@ class Episode(Displayed):
         return last.content if last and not last.tool_calls else ""
 
     @property
+    def seat(self) -> int:
+        """Which of a game's players it is about, counted from 0; 0 where there is one."""
+        seat = self.env_args.get("seat")
+        return seat if isinstance(seat, int) else 0
+
+    @property
     def turns(self) -> int:
         """How many times the policy replied."""
         return len(self.steps)

@@ -16,7 +16,10 @@ def require_model(folder: str | Path) -> None:
     """
     file = Path(folder) / "config.json"
     if not file.exists():
-        raise CheckpointError(f"no model in '{folder}': it has no config.json; give a folder that a run wrote")
+        raise CheckpointError(
+            f"no model in '{folder}': it has no config.json; give the folder of a run's checkpoint or of a "
+            "model in Hugging Face's format (a name there is not downloaded: fetch it with `hf download`)"
+        )
     try:
         is_config = isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
     except ValueError:

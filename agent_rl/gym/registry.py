@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from agent_rl.errors import ConfigError, DefinitionError, UnknownEnvError, did_you_mean
 from agent_rl.gym.budget import Budget
@@ -32,6 +32,7 @@ BUILTIN = {
         "code-v0",
         "frozenlake-v0",
         "guess-v0",
+        "nim-v0",
         "python-v0",
         "search-v0",
         "shell-v0",
@@ -45,6 +46,9 @@ NAMESPACES: dict[str, str] = {
     "tau2": "tau2-bench: customer service with tools, a policy and a simulated user",
 }
 """The packages whose environments an adapter of `envs/adapters` registers, by namespace, with what they are."""
+
+REMOTE = "agent_rl.remote.client"
+"""The module that plays the environments of a server, whose ids are addresses."""
 
 _ID = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)-v(\d+)", re.ASCII)
 _specs: Registry[EnvSpec] = Registry("environment", builtin=BUILTIN)
@@ -167,6 +171,8 @@ def spec(id: str) -> EnvSpec:
     namespace, slash, _ = id.partition("/")
     if slash and namespace in NAMESPACES:
         load_namespace(namespace)
+    if "://" in id:
+        return cast(EnvSpec, importlib.import_module(REMOTE).remote_spec(id))
     found = _specs.find(id)
     if found is None and (versions := _versions(id)):
         found = _specs.find(versions[-1])

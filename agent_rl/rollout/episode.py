@@ -45,14 +45,14 @@ async def run_episode(job: Job, policy: AnyPolicy, *, scored: bool = True) -> Ep
 class EpisodeRun:
     """One episode under way, and its growing record."""
 
-    def __init__(self, job: Job, policy: AnyPolicy) -> None:
+    def __init__(self, job: Job, policy: AnyPolicy, env: Env | None = None) -> None:
         self.job, self.policy = job, policy
         self.budget = job.budget or job.spec.budget
         self.messages: list[Message] = []
         self.steps: list[StepRecord] = []
         self.snapshots: list[object] = []
         self.state: str | None = None
-        self.env: Env | None = None
+        self.env = env
         self.conversation: Conversation | None = None
         self.replies = self.calls = 0
         self.meter = Meter()
@@ -76,7 +76,8 @@ class EpisodeRun:
 
     async def run_within_budget(self) -> StopReason:
         """Make the environment and play; return what ended it."""
-        self.env = env = self.job.spec.make(**self.job.env_args)
+        if (env := self.env) is None:
+            self.env = env = self.job.spec.make(**self.job.env_args)
         try:
             return await self.interact(env)
         except _OutOfTimeError:

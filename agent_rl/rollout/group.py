@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from agent_rl.concurrency import call
-from agent_rl.core.episode import Episode, EpisodeGroup, Reward
+from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
@@ -32,12 +32,13 @@ async def run_groups(
 ) -> list[EpisodeGroup]:
     """Run whole groups with `run_jobs`, and score them.
 
-    All jobs are of one environment; neighbours with the same `group_id` are a group.
+    All jobs are of one environment; neighbours with the same `group_id` are a group, in matches those of the same seat.
     """
     episodes = await run_jobs(jobs, policy, concurrency=concurrency, on_episode=on_episode)
     if not jobs:
         return []
-    groups = [EpisodeGroup(id, tuple(members)) for id, members in itertools.groupby(episodes, lambda e: e.group_id)]
+    tasks = itertools.groupby(episodes, lambda e: e.group_id.removesuffix(f"-seat{e.seat}"))
+    groups = [group for _, members in tasks for group in group_episodes(list(members))]
     return await score_groups(groups, jobs[0].spec, jobs[0].budget)
 
 

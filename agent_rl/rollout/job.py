@@ -10,7 +10,7 @@ from agent_rl.core.messages import JSON, Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.policy.base import Prefix
+from agent_rl.policy.base import AnyPolicy, Prefix
 
 ROLLOUT = Origin("rollout")
 """The origin of a job that says none."""
@@ -80,6 +80,10 @@ class Job:
     """Keep the environment's snapshot before each turn, to continue from."""
     branch: Branch | None = None
     """Where to start, instead of the beginning; see `continuation`."""
+    policy: AnyPolicy | None = None
+    """Who plays, instead of the policy that all jobs are run with."""
+    in_match: bool = False
+    """Whether it is one player's part of a match, beside its neighbours; see `match_jobs`."""
 
 
 def continuation(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON, Task
@@ -16,6 +18,11 @@ from agent_rl.gym.tasks import episode_seed, task_key
 from agent_rl.policy.base import AnyPolicy
 from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.job import ROLLOUT, Job
+from agent_rl.rollout.match import run_match, seats_of
+
+GARBAGE = 10
+"""Objects that an episode under way may leave to the garbage collector before it looks. At its own threshold it would
+look at everything that thousands of episodes hold, again and again, which took half of their time."""
 
 
 def group_jobs(
@@ -101,6 +108,8 @@ async def stream_jobs(
 ) -> AsyncGenerator[tuple[int, Episode], None]:
     """Yield `(index of the job, episode)` as episodes end; jobs are drawn as there is room for them.
 
+    A match is drawn whole, and counts once in `concurrency`.
+
     A caller that may stop early closes the generator (`contextlib.aclosing`): that cancels what is under way.
 
     Raises:
@@ -114,17 +123,25 @@ async def stream_jobs(
     async def work() -> None:
         try:
             for index, job in source:
-                ended.put_nowait((index, await run_episode(job, policy)))
+                if job.in_match:
+                    match = [job, *(other for _, other in islice(source, seats_of(job.spec) - 1))]
+                    for seat, episode in enumerate(await run_match(match, policy)):
+                        ended.put_nowait((index + seat, episode))
+                else:
+                    ended.put_nowait((index, await run_episode(job, policy if job.policy is None else job.policy)))
         finally:
             ended.put_nowait(None)
 
+    thresholds = gc.get_threshold()
     workers = [asyncio.create_task(work()) for _ in range(concurrency)]
     try:
+        gc.set_threshold(thresholds[0] and max(thresholds[0], GARBAGE * concurrency), *thresholds[1:])
         for _ in workers:
             while (entry := await ended.get()) is not None:
                 yield entry
         await asyncio.gather(*workers)  # raises what broke a worker: not an episode, but the source of jobs
     finally:
+        gc.set_threshold(*thresholds)
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)

@@ -37,7 +37,7 @@ Key: TypeAlias = tuple[str, int]
 class RolloutSettings(Section):
     """Episodes without training."""
 
-    env: str
+    env: str = "calculator-v0"
     """The id of a registered environment; `agent-rl envs` lists them."""
     env_args: dict[str, JsonValue] = Field(default_factory=dict)
     """Passed to the environment's constructor."""

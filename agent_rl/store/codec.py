@@ -24,9 +24,9 @@ from agent_rl.store.schema_1 import upgrade
 
 SCHEMA = 2
 _HEAD = b'{"schema":2,'
-_ESCAPE = "\ufdd0"  # a noncharacter, which no text should hold; where one does, it is escaped too
-_UNSAFE = re.compile(f"[\ud800-\udfff{_ESCAPE}]")
-_ESCAPED = re.compile(f"{_ESCAPE}([0-9a-f]{{4}})")
+ESCAPE = "\ufdd0"  # a noncharacter, which no text should hold; where one does, it is escaped too
+_UNSAFE = re.compile(f"[\ud800-\udfff{ESCAPE}]")
+_ESCAPED = re.compile(f"{ESCAPE}([0-9a-f]{{4}})")
 T = TypeVar("T")
 
 
@@ -59,12 +59,12 @@ def dump_line(episode: Episode, *, experts: bool = False) -> bytes:
     """
     try:
         line = _dump(episode, experts)
-        unsafe = _ESCAPE.encode() in line
+        unsafe = ESCAPE.encode() in line
     except PydanticSerializationError as error:
         if not (unsafe := "surrogates not allowed" in str(error)):
             raise StoreError(f"episode {episode.id!r} holds something that JSON can't: {error}") from error
     if unsafe:
-        line = _dump(_with_strings(episode, _escape), experts)
+        line = _dump(with_strings(episode, escape), experts)
     if b"NaN" in line or b"Infinity" in line:  # perhaps as a number, perhaps as a word
         line = _dumps(json.loads(line, parse_constant=lambda name: {"$float": name}))
     return line + b"\n"
@@ -85,7 +85,7 @@ def load_line(line: bytes) -> Episode:
         raise DamagedEpisodeError("; ".join(_explain(e["loc"], e["type"], e["msg"]) for e in error.errors())) from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise DamagedEpisodeError(f"the line is not JSON: {error}") from error
-    return _with_strings(episode, _unescape) if _ESCAPE.encode() in line else episode
+    return with_strings(episode, unescape) if ESCAPE.encode() in line else episode
 
 
 def _dump(episode: Episode, experts: bool) -> bytes:
@@ -104,9 +104,9 @@ def _dump(episode: Episode, experts: bool) -> bytes:
         exclude={"id"},
         exclude_defaults=True,
         warnings=False,
-        fallback=_plain,
+        fallback=plain,
     )
-    return to_json(head, inf_nan_mode="constants", fallback=_plain)[:-1] + b"," + row[1:]
+    return to_json(head, inf_nan_mode="constants", fallback=plain)[:-1] + b"," + row[1:]
 
 
 def _validate(line: bytes) -> BaseModel:
@@ -127,7 +127,7 @@ def _of_this_schema(row: JSON) -> JSON:
             f"the episode has schema {row['schema']}, and this agent_rl reads schemas 1 and {SCHEMA}; "
             "read it with the agent_rl that wrote it"
         )
-    return upgrade(_with_strings(row, _escape)) if row["schema"] == 1 else row
+    return upgrade(with_strings(row, escape)) if row["schema"] == 1 else row
 
 
 def _explain(path: tuple[int | str, ...], kind: str, message: str) -> str:
@@ -141,7 +141,7 @@ def _dumps(row: JSON) -> bytes:
     return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """Turn what means a JSON value into one: any mapping, and NumPy's scalars."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -155,23 +155,25 @@ def _unname_float(row: dict[str, JSON]) -> JSON:
     return float(str(name)) if len(row) == 1 and name in ("NaN", "Infinity", "-Infinity") else row
 
 
-def _escape(text: str) -> str:
-    return _UNSAFE.sub(lambda found: f"{_ESCAPE}{ord(found[0]):04x}", text)
+def escape(text: str) -> str:
+    """Return a text without halves of surrogate pairs."""
+    return _UNSAFE.sub(lambda found: f"{ESCAPE}{ord(found[0]):04x}", text)
 
 
-def _unescape(text: str) -> str:
+def unescape(text: str) -> str:
+    """Return what `escape` was given."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
 
 
-def _with_strings(value: T, change: Callable[[str], str]) -> T:
+def with_strings(value: T, change: Callable[[str], str]) -> T:
     """Return the same value with all of its strings changed, at any depth."""
     changed: object = value
     if isinstance(value, str):
         changed = type(value)(change(value))
     elif isinstance(value, Mapping):
-        changed = {_with_strings(key, change): _with_strings(item, change) for key, item in value.items()}
+        changed = {with_strings(key, change): with_strings(item, change) for key, item in value.items()}
     elif isinstance(value, list | tuple):
-        changed = type(value)(_with_strings(item, change) for item in value)
+        changed = type(value)(with_strings(item, change) for item in value)
     elif is_dataclass(value) and not isinstance(value, type):
-        changed = replace(value, **{f.name: _with_strings(getattr(value, f.name), change) for f in fields(value)})
+        changed = replace(value, **{f.name: with_strings(getattr(value, f.name), change) for f in fields(value)})
     return cast(T, changed)

@@ -34,7 +34,7 @@ def test_default_run_reaches_the_bar(env: str, tmp_path: Path) -> None:
 
 
 def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
-    short = ("shuffle_rewards=true", "steps=40", "eval.n=256", "warm_start.clone_steps=300")
+    short = ("shuffle_rewards=true", "steps=30", "eval.n=256", "warm_start.clone_steps=300")
     results = train(tmp_path, *short)["eval"]
     assert isinstance(results, dict)
     assert results["after"] - results["before"] < 0.15

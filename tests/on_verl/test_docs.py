@@ -44,7 +44,7 @@ def test_docs_commands_compose(command: list[str], mixture: str) -> None:
     assert program == "agent-rl" and name in ("train", "rollout", "view", "doctor")
     settings = [word.replace("Qwen/Qwen3-30B-A3B", mixture) for word in rest if "=" in word]  # no hub here
     if name == "rollout":
-        load_config("rollout", RolloutSettings, settings)
+        load_config(None, RolloutSettings, settings)
     elif "backend=verl" in settings:
         settings.remove("backend=verl")
         compose_verl(load_config("backend/verl", VerlConfig, settings), Path("/runs/r"))

@@ -72,9 +72,9 @@ def outside(domain: str) -> object:
     return typo(random.Random(0), domain.split("|")[0]) if "|" in domain else "fp12"
 
 
-def mutants(seed: int) -> list[tuple[str, object]]:
+def mutants() -> list[tuple[str, object]]:
     """Overrides with one mistake each: a key misspelt, unread, of a wrong type, or out of bounds."""
-    random_ = random.Random(seed)
+    random_ = random.Random(0)
     keys = sorted(key for key in readable_keys() if not key.endswith("*"))
     found: list[tuple[str, object]] = [(key, "x") for key in UNREAD]
     while len(found) < MUTANTS:
@@ -97,11 +97,10 @@ def mutants(seed: int) -> list[tuple[str, object]]:
     return found
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_compose_refuses_every_mutant(seed: int, model: str) -> None:
+def test_compose_refuses_every_mutant(model: str) -> None:
     valid = settings(model, "hardware=none", "verl.actor_rollout_ref.actor.use_dynamic_bsz=true")
     survivors, unnamed = [], []
-    for key, value in mutants(seed):
+    for key, value in mutants():
         given = valid.model_dump(by_alias=True)
         given["verl"] = {**valid.verl, key: value}
         try:

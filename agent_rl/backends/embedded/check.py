@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.group_sampling import check_environment
 from agent_rl.core.messages import JSON
@@ -12,6 +13,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import distinct_tasks, task_key
+from agent_rl.rollout.match import seats_of
 from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import existing_file
 
@@ -27,6 +29,8 @@ def check_run(config: TrainConfig) -> EnvSpec:
     env = check_environment(config)
     env.tasks.require(config.eval.during(env.tasks.splits))
     config.context(env.budget.tokens)
+    if config.rollout.self_play:
+        require_self_play(env, config)
     if config.start_from:
         require_model(config.start_from)
     else:
@@ -34,6 +38,24 @@ def check_run(config: TrainConfig) -> EnvSpec:
     if config.episodes is not None:
         existing_file(config.episodes)
     return env
+
+
+def require_self_play(env: EnvSpec, config: TrainConfig) -> None:
+    """Refuse self-play where it means nothing.
+
+    Raises:
+        ConfigError: if the environment is no game, or its episodes are needed one by one.
+    """
+    if seats_of(env) > config.rollout.slots:
+        raise ConfigError(
+            f"rollout.slots={config.rollout.slots} hold no match of {env.id}: give a slot for each player"
+        )
+    needs = Requirements(config.algorithm)
+    if needs.needs_greedy or needs.needs_values:
+        raise ConfigError(
+            f"rollout.self_play: advantage={config.algorithm.advantage['name']} plays single episodes again, and a "
+            "match has several: choose another algorithm, such as grpo"
+        )
 
 
 def index_stored(config: TrainConfig, env: EnvSpec) -> StoredGroups | None:

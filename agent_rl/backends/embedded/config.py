@@ -106,6 +106,9 @@ class EmbeddedRolloutConfig(RolloutConfig):
     weights: WeightFormat = "float32"
     """What the engine's copy of the weights is rounded to, as an inference server with such weights would; training
     keeps float32. A simulation, see `quantization`: nothing gets faster. Evaluations sample from the engine, too."""
+    self_play: bool = False
+    """Whether the policy has all seats of a game, such as `nim-v0`, and learns from each: the samples of a task's seat
+    are a group. Otherwise, and in evaluations, it plays alone, against the game's own opponent."""
     interrupt: InterruptionConfig | None = None
     """When long replies are made to answer, in training and evaluation; null lets `max_tokens` cut them. Training keeps
     the given tokens out of the loss."""

@@ -33,6 +33,7 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import RL_START, TaskStream
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rollout import Job, run_groups, run_jobs
+from agent_rl.rollout.match import match_jobs, seats_of
 from agent_rl.rollout.naming import names_of, seed_of
 from agent_rl.seeds import Stream, rng
 from agent_rl.store.codec import dump_line, load_line
@@ -123,12 +124,17 @@ class RolloutSampler:
     def _groups(self, step: int, first: int, n: int) -> list[EpisodeGroup]:
         """Sample some of a step's groups."""
         config, slots = self.config, self.actor.engine.slots
+        if config.rollout.self_play:
+            seats = seats_of(self.spec)
+            first, n, slots = first // seats, -(-n // seats), slots // seats  # a task has a group for each seat
         start = RL_START + step * int(config.rollout.groups * config.algorithm.refill.most)
         jobs = [
             self.job(Origin("train", config.split, step, sample), self.tasks.at(start + group), group)
             for group in range(first, first + n)
             for sample in range(config.rollout.samples)
         ]
+        if config.rollout.self_play:
+            jobs = [seated for job in jobs for seated in match_jobs(job)]
         groups = asyncio.run(run_groups(jobs, self._policy(self.params), concurrency=slots))
         if not config.shuffle_rewards:
             return groups

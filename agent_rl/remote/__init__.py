@@ -1,0 +1,1 @@
+"""Environments on another machine: the server and its clients."""

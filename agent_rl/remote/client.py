@@ -1,0 +1,360 @@
+"""The client: `spec("http://host:8000/shop-v0")` is an environment like any other, played by a server.
+
+All of a process's episodes share one connection to a server, which lives on an event loop of its own: it answers pings
+while the trainer computes. A lost connection fails the episodes that were on it, and the next one connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from agent_rl.concurrency import LoopThread
+from agent_rl.core.episode import Episode, EpisodeGroup, Reward
+from agent_rl.core.messages import JSON, Message, Step, Task
+from agent_rl.errors import ConfigError, RemoteError
+from agent_rl.gym.env import Env, Script
+from agent_rl.gym.registry import EnvSpec, parse_id
+from agent_rl.gym.reward import GroupRewardMethod, group_reward
+from agent_rl.gym.tasks import TaskSource
+from agent_rl.gym.tool import ToolSpec
+from agent_rl.remote import wire
+from agent_rl.remote.wire import Random, Reply, Request
+from agent_rl.store.codec import dump_line
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+PAUSES = (0.0, 0.3, 1.0)
+"""Seconds before each try to connect."""
+_MOST_PAGES = 64
+_calls = itertools.count()
+
+
+@functools.cache
+def remote_spec(id: str) -> EnvSpec:
+    """Return the environment of an address, such as http://host:8000/shop-v0.
+
+    Raises:
+        ConfigError: if it is no such address, or the server wants another token.
+        RemoteError: if no server answers.
+        UnknownEnvError: if the server has no such environment.
+    """
+    parts = urlsplit(id)
+    name = parts.path.strip("/")
+    if parts.scheme not in ("http", "https") or not parts.netloc or not name:
+        raise ConfigError(f"'{id}' is no address of an environment: write http://HOST:PORT/NAME-v0")
+    url = f"{parts.scheme}://{parts.netloc}"
+    described = connection(url).wait(wire.Describe(op="describe", call=next(_calls), env=name)).described
+    assert described is not None
+    namespace, own, version = parse_id(described.id)
+    cls = _class(url, described)
+    at = f"{url}/{namespace}" if namespace else url
+    return EnvSpec(at, own, version, cls, RemoteTasks(url, described), described.budget, described.nondeterministic)
+
+
+def connection(url: str) -> Connection:
+    """Return this process's connection to a server."""
+    return _connection(url, os.getpid())  # threads don't survive a fork
+
+
+@functools.cache
+def _connection(url: str, process: int) -> Connection:
+    wire.require_websockets()
+    return Connection(url)
+
+
+class RemoteEnv(Env):
+    """One episode's world on a server."""
+
+    server: ClassVar[str]
+    described: ClassVar[wire.Described]
+
+    def __init__(self, **env_args: JSON) -> None:
+        self._args = env_args
+        self._tools = self.described.tools
+        self._lease = secrets.token_hex(8)
+        self._link: Link | None = None
+        self._state: str | None = None
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools in the policy's prompt: after `reset`, the instance's own."""
+        return self._tools
+
+    async def reset(self, task: Task, rng: np.random.Generator) -> Sequence[Message]:
+        """Take a lease, and begin the episode there."""
+        server = connection(self.server)
+        self._link = await server.link()
+        random, env = Random.of(rng), self.described.id
+        opening = wire.Open(
+            op="open", call=next(_calls), lease=self._lease, env=env, env_args=self._args, task=task, rng=random
+        )
+        reply = await self._ask(opening)
+        assert reply.opened is not None
+        self._tools, self._state = reply.opened.tools, reply.state
+        return reply.opened.observation
+
+    async def step(self, action: Message) -> Step:
+        """Take the step there."""
+        reply = await self._ask(wire.Act(op="step", call=next(_calls), lease=self._lease, action=action))
+        assert reply.step is not None
+        self._state = reply.state
+        return reply.step
+
+    async def score(self, episode: Episode, seconds: float | None = None) -> tuple[Reward, ...]:
+        """Run the `@reward` methods there."""
+        line = dump_line(episode).decode()
+        request = wire.Score(op="score", call=next(_calls), lease=self._lease, episode=line, seconds=seconds)
+        return (await self._ask(request)).rewards or ()
+
+    async def close(self) -> None:
+        """Give the lease back; nothing is left to do where the server is gone."""
+        link, self._link = self._link, None
+        if link is not None:
+            with suppress(RemoteError):
+                await link.connection.run(link, wire.Close(op="close", call=next(_calls), lease=self._lease))
+
+    def script(self, name: Literal["oracle", "demonstrate"], rng: np.random.Generator | None = None) -> Script:
+        """Play a script of the environment's, an answer at a time, each a call that blocks."""
+        random = None if rng is None else Random.of(rng)
+        observed: tuple[Message, ...] = ()
+        while True:
+            request = wire.Play(
+                op="play", call=next(_calls), lease=self._lease, script=name, rng=random, observed=observed
+            )
+            answer = self._held.connection.wait(request, self._held).answer
+            if answer is None:
+                return
+            observed = yield answer
+
+    @property
+    def _held(self) -> Link:
+        if self._link is None:
+            raise RuntimeError(f"{self.server}: the episode has not begun, or was closed")
+        return self._link
+
+    async def _ask(self, request: Request) -> Reply:
+        return await self._held.connection.run(self._held, request)
+
+
+def _class(url: str, described: wire.Described) -> type[RemoteEnv]:
+    """Return the class of a server's environment, with those of the optional methods that are defined there."""
+
+    async def state_hash(self: RemoteEnv) -> str | None:
+        return self._state
+
+    def oracle(self: RemoteEnv) -> Script:
+        return self.script("oracle")
+
+    def demonstrate(self: RemoteEnv, rng: np.random.Generator) -> Script:
+        return self.script("demonstrate", rng)
+
+    optional = {"state_hash": state_hash, "oracle": oracle, "demonstrate": demonstrate}
+    methods: dict[str, object] = {name: optional[name] for name in described.methods}
+    for number, (name, weight) in enumerate(described.group_rewards.items()):
+        methods[f"group_reward_{number}"] = group_reward(weight=weight, name=name)(_group_reward(name))
+    about = {"server": url, "described": described, "__doc__": described.about, "__module__": url}  # of no file
+    cls = cast("type[RemoteEnv]", type(parse_id(described.id)[1], (RemoteEnv,), methods | about))
+    kinds = {True: inspect.Parameter.VAR_KEYWORD, False: inspect.Parameter.KEYWORD_ONLY}
+    parameters = [
+        inspect.Parameter(
+            argument.name,
+            kinds[argument.more],
+            default=inspect.Parameter.empty if argument.required or argument.more else None,
+        )
+        for argument in sorted(described.arguments, key=lambda argument: argument.more)
+    ]
+    cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return cls
+
+
+def _group_reward(name: str) -> GroupRewardMethod:
+    async def compare(self: RemoteEnv, group: EpisodeGroup) -> list[float | None]:
+        lines = [dump_line(episode).decode() for episode in group.episodes]
+        env, args = self.described.id, self._args
+        server = connection(self.server)
+        request = wire.Compare(
+            op="compare", call=next(_calls), env=env, env_args=args, reward=name, group=group.id, episodes=lines
+        )
+        return (await server.run(await server.link(), request)).values or []
+
+    return compare
+
+
+class RemoteTasks(TaskSource):
+    """The tasks of a server's environment, a page of them at a time."""
+
+    def __init__(self, url: str, described: wire.Described) -> None:
+        super().__init__(splits=tuple(described.splits))
+        self.holds_out = False  # the server has divided them
+        self._url, self._env = url, described
+        self._pages: OrderedDict[tuple[str, int], Sequence[Task]] = OrderedDict()
+
+    def size(self, split: str) -> int | None:
+        """Return how many tasks a split has there."""
+        return self._env.splits[self.require(split)]
+
+    def get(self, split: str, index: int) -> Task:
+        """Return one task.
+
+        Raises:
+            IndexError: if the split has no task of that index.
+            RemoteError: if the server is gone.
+        """
+        split = self.require(split)
+        size = self.size(split)
+        if index < 0 or (size is not None and index >= size):
+            raise IndexError(f"split '{split}' has the tasks 0 to {(size or 0) - 1}, not {index}")
+        page, place = divmod(index, wire.MAX_TASKS)
+        key = (split, page)
+        if key not in self._pages:
+            start, count = page * wire.MAX_TASKS, wire.MAX_TASKS
+            request = wire.Tasks(op="tasks", call=next(_calls), env=self._env.id, split=split, start=start, count=count)
+            self._pages[key] = connection(self._url).wait(request).tasks or []
+            if len(self._pages) > _MOST_PAGES:
+                self._pages.popitem(last=False)
+        return self._pages[key][place]
+
+    def describe_held_out(self) -> str:
+        """Describe what the server holds out as `eval`."""
+        return self._env.held_out
+
+
+class Connection:
+    """This process's way to a server: connects when it is first used, and again after a loss."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.thread = LoopThread(f"agent_rl {url}")
+        self._link: Link | None = None
+        self._connecting: asyncio.Lock | None = None
+
+    async def link(self) -> Link:
+        """Return the connection, made if there is none.
+
+        Raises:
+            RemoteError: if no server answers.
+            ConfigError: if it wants another token.
+        """
+        if (link := self._link) is not None and not link.lost:
+            return link
+        return await self.thread.run(self._connected())
+
+    async def run(self, link: Link, request: Request) -> Reply:
+        """Return the reply to a request; wait on the caller's event loop."""
+        return await self.thread.run(link.ask(request))
+
+    def wait(self, request: Request, link: Link | None = None) -> Reply:
+        """Return the reply to a request; block until it is there."""
+
+        async def ask() -> Reply:
+            return await (link or await self._connected()).ask(request)
+
+        return self.thread.wait(ask())
+
+    async def _connected(self) -> Link:
+        if self._connecting is None:
+            self._connecting = asyncio.Lock()
+        async with self._connecting:
+            if self._link is None or self._link.lost:
+                self._link = await self._connect()
+            return self._link
+
+    async def _connect(self) -> Link:
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidHandshake, InvalidStatus
+
+        failure: Exception | None = None
+        token = os.environ.get(wire.TOKEN, "")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        for pause in PAUSES:
+            await asyncio.sleep(pause)
+            try:
+                socket = await connect(
+                    self.url.replace("http", "ws", 1) + wire.PATH,
+                    additional_headers=headers,
+                    compression=None,
+                    max_size=wire.MAX_BYTES,
+                    proxy=None,
+                )
+                return Link(self, socket)
+            except InvalidStatus as error:
+                said = (error.response.body or b"").decode(errors="replace").strip()
+                raise ConfigError(f"{self.url} answers {error.response.status_code}: {said}") from None
+            except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
+                failure = error
+        raise RemoteError(f"no server of environments answers at {self.url} ({failure}): agent-rl serve starts one")
+
+
+class Link:
+    """One WebSocket, and the calls that wait for their replies on it; all but the constructor's caller is its loop."""
+
+    def __init__(self, connection: Connection, socket: ClientConnection) -> None:
+        self.connection = connection
+        self.lost = False
+        self._socket = socket
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    async def ask(self, request: Request) -> Reply:
+        """Send a request and return the reply.
+
+        Raises:
+            RemoteError: if the connection is lost, or the server says no. What an environment raised is raised again.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        data = wire.dump(request)
+        if self.lost:
+            raise self._loss()
+        waiting: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[request.call] = waiting
+        try:
+            await self._socket.send(data)
+            found = await waiting
+        except ConnectionClosed:
+            raise self._loss() from None
+        except asyncio.CancelledError:
+            if (lease := getattr(request, "lease", None)) is not None:
+                with suppress(ConnectionClosed):
+                    await self._socket.send(wire.dump(wire.Cancel(op="cancel", call=next(_calls), lease=lease)))
+            raise
+        finally:
+            self._waiting.pop(request.call, None)
+        if found.error is not None:
+            error = found.error.error()
+            error.add_note(f"on {self.connection.url}:\n{found.error.traceback}")
+            raise error
+        return found
+
+    async def _read(self) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            async for data in self._socket:
+                reply = wire.load_reply(data)
+                if (waiting := self._waiting.get(reply.call)) is not None and not waiting.done():
+                    waiting.set_result(reply)
+        except (ConnectionClosed, RemoteError):
+            pass
+        finally:
+            self.lost = True
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(self._loss())
+            self._socket.transport.abort()
+
+    def _loss(self) -> RemoteError:
+        return RemoteError(f"the server at {self.connection.url} was lost")

@@ -1,0 +1,151 @@
+"""Leases and frames of remote environments; tests/adapters/test_remote.py has servers and clients."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+import agent_rl as ar
+from agent_rl.remote import wire
+from agent_rl.remote.leases import Lease, Leases, Owner
+from agent_rl.seeds import Stream, rng
+
+SPEC = ar.spec("guess-v0")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lease(owner: Owner, number: int) -> Lease:
+    made = owner.leases[str(number)] = Lease(str(number), owner, SPEC)
+    return made
+
+
+def test_places_are_taken_in_order_and_freed_once() -> None:
+    async def main() -> None:
+        places, owner = Leases(2, 60), Owner()
+        first, second, third, fourth = (lease(owner, n) for n in range(4))
+        await places.take(first, 1)
+        await places.take(second, 1)
+        got: list[Lease] = []
+
+        async def wait(one: Lease) -> None:
+            await places.take(one, 60)
+            got.append(one)
+
+        waiting = [asyncio.create_task(wait(one)) for one in (third, fourth)]
+        await asyncio.sleep(0)
+        assert (places.taken, places.waiting) == (2, 2)
+        assert places.drop(first) and not places.drop(first)
+        assert places.taken == 2  # until it is closed
+        places.free()
+        await waiting[0]
+        assert got == [third] and places.taken == 2
+        with pytest.raises(ar.RemoteError, match="all 2 places are taken"):
+            await places.take(lease(owner, 9), 0.001)
+        waiting[1].cancel()
+        await asyncio.wait(waiting)
+        for one in (second, third):
+            places.drop(one)
+            places.free()
+        assert (places.taken, places.waiting, places.opened, places.refused) == (0, 0, 3, 1)
+
+    asyncio.run(main())
+
+
+def test_places_survive_cancelled_and_late_clients() -> None:
+    """However tasks are cancelled, all places come back."""
+
+    async def main(chance: random.Random) -> None:
+        places, owner = Leases(3, 60), Owner()
+
+        async def client(number: int) -> None:
+            one = lease(owner, number)
+            try:
+                await places.take(one, 0.001 if chance.random() < 0.2 else 60)
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+            finally:
+                if places.drop(one):
+                    places.free()
+
+        tasks = [asyncio.create_task(client(n)) for n in range(40)]
+        while not all(task.done() for task in tasks):
+            chance.choice(tasks).cancel()
+            assert places.taken <= 3
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (places.taken, places.waiting) == (0, 0)
+
+    for seed in range(20):
+        asyncio.run(main(random.Random(seed)))
+
+
+def test_leases_run_out_only_while_idle() -> None:
+    async def main() -> None:
+        clock, owner = Clock(), Owner()
+        places = Leases(2, 10, clock)
+        one, other = lease(owner, 1), lease(owner, 2)
+        await places.take(one, 1)
+        await places.take(other, 1)
+        clock.now = 9
+        places.renew(other)
+        clock.now = 11
+        assert places.overdue() == [one]
+        one.work = asyncio.current_task()
+        assert places.overdue() == []
+        with pytest.raises(ar.RemoteError, match="at work"):
+            await owner.idle("1")
+        with pytest.raises(ar.RemoteError, match="gone"):
+            await owner.idle("3")
+
+    asyncio.run(main())
+
+
+def test_random_generators_continue_on_the_other_side() -> None:
+    here = rng(Stream.ENVIRONMENT, 2**62)
+    here.integers(10, dtype=np.uint32)
+    here.spawn(2)
+    frame = wire.Open(op="open", call=1, lease="x", env="e", env_args={}, task={}, rng=wire.Random.of(here))
+    sent = wire.load_request(wire.dump(frame))
+    assert isinstance(sent, wire.Open)
+    there = sent.rng.generator()
+    assert here.integers(2**32, size=9).tolist() == there.integers(2**32, size=9).tolist()
+    assert [g.random() for g in here.spawn(2)] == [g.random() for g in there.spawn(2)]
+    with pytest.raises(TypeError, match="NumPy's default generator"):
+        wire.Random.of(np.random.Generator(np.random.Philox(1)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "same"), [("ValueError", ValueError), ("SandboxError", ar.SandboxError), ("Odd", None), ("print", None)]
+)
+def test_errors_keep_the_class_that_both_sides_know(kind: str, same: type[Exception] | None) -> None:
+    error = wire.Problem(type=kind, message="why").error()
+    assert (type(error), str(error)) == ((same, "why") if same else (RuntimeError, f"{kind}: why"))
+
+
+def test_frames_have_a_limit_and_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ar.Message("assistant", "x" * 100, tool_calls=(ar.ToolCall("c", "t", {"n": float("nan"), "s": "\ud800"}),))
+    frame = wire.Act(op="step", call=3, lease="x", action=said)
+    data = wire.dump(frame)
+    sent = wire.load_request(data)
+    assert wire.call_of(data) == 3 and isinstance(sent, wire.Act)
+    assert sent.action.tool_calls[0].arguments["s"] == "\ud800" and sent.action.content == said.content
+    with pytest.raises(ar.RemoteError, match=r"lease: Field required"):
+        wire.load_request(data.replace(b'"lease"', b'"leese"'))
+    monkeypatch.setattr(wire, "MAX_BYTES", 100)
+    with pytest.raises(ar.RemoteError, match="too large: at most 100"):
+        wire.dump(frame)
+
+
+def test_address_without_websockets_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "find_spec", lambda name: None)
+    with pytest.raises(ar.ConfigError, match=r"pip install 'agent-rl\[serve\]'"):
+        ar.spec("http://127.0.0.1:1/shop-v0")
