@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from agent_rl.backends.run import Run, backend_of, schema_of
+from agent_rl.backends.run import Run, backend_of, require_torch, require_verl, schema_of
 from agent_rl.checks.report import CheckReport
 from agent_rl.concurrency import outside_loop
 from agent_rl.config import check_config, load_config
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from agent_rl.view.progress import Progress
 
 BACKENDS = ("embedded", "verl")
+EnvNames: TypeAlias = str | type[Env] | Sequence[str | type[Env] | Mapping[str, object]]
 PolicyChoice: TypeAlias = AnyPolicy | str | Path | Mapping[str, JSON]
 
 
@@ -80,19 +80,27 @@ def evaluate(
     policy: PolicyChoice = "oracle",
     *,
     n: int = 256,
+    samples: int = 1,
     split: str = EVAL,
     seed: int = 0,
+    concurrency: int = 64,
     budget: Budget | None = None,
     env_args: Mapping[str, JSON] | None = None,
 ) -> Evaluation:
-    """Run the first `n` tasks of a split once each and summarise them; arguments as of `run`.
+    """Run the first `n` tasks of a split and summarise them; arguments as of `run`.
+
+    Example::
+
+        with ar.OpenAIPolicy("gpt-5-mini") as policy:
+            result = ar.evaluate("search-v0", policy, n=32, samples=4)
+        print(result.success, result.pass_at(4), result.usage, result.by("relation"))
 
     The split is all of its tasks if it has fewer; `Evaluation.success.n` counts them. A part of `train` is held out as
     `eval` where an environment names no such split; a warning says so once.
     """
     if split == EVAL and (note := spec(_id_of(env)).tasks.describe_held_out()):
         _warn_once(f"{_id_of(env)}: {note}")
-    return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, budget, env_args))
+    return summarise(_run(env, policy, n, samples, Origin("eval", split), seed, concurrency, budget, env_args))
 
 
 def check(
@@ -131,7 +139,7 @@ def check(
 
 
 def train(
-    env: str | type[Env] | None = None,
+    env: EnvNames | None = None,
     *,
     backend: str | None = None,
     resume: Path | str | None = None,
@@ -149,7 +157,8 @@ def train(
         print(ar.evaluate("calculator-v0", run.policy(temperature=0)).success)
 
     Args:
-        env: a registered id or class; calculator-v0 if left out.
+        env: a registered id or class, or a mixture, a list of them and of `{"env": ..., "weight": 3}`; calculator-v0 if
+            left out.
         backend: "embedded", which makes a small model unless `start_from` names one, or "verl", on Ray with vLLM. Left
             out, it is the resumed run's, otherwise "embedded".
         resume: the folder of a run to continue, with its own settings but for `steps`, and `device` of an embedded one.
@@ -182,7 +191,7 @@ def train(
 
 
 def training_config(
-    env: str | type[Env] | None = None,
+    env: EnvNames | None = None,
     *,
     backend: str | None = None,
     imports: Sequence[str | Path] = (),
@@ -197,7 +206,7 @@ def training_config(
         raise ConfigError(f"no backend '{backend}'.{did_you_mean(backend, BACKENDS)} There are: {', '.join(BACKENDS)}")
     given = {name.rstrip("_"): value for name, value in settings.items()}
     if env is not None:
-        given["env"] = _id_of(env)
+        given["env"] = _id_of(env) if isinstance(env, str | type) else [*map(_member, env)]
     if imports:
         given["imports"] = [str(Path(file).resolve()) for file in imports]
     if backend == "verl" and "episodes" in given:
@@ -266,30 +275,6 @@ def load(
     return actor.policy(actor.params(temperature, max_tokens))
 
 
-def require_torch() -> None:
-    """Check that [train] is installed.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    for name in ("torch", "transformers"):
-        if find_spec(name) is None:
-            raise ConfigError(f"this needs {name}: pip install -e '.[train]' in the checkout, or make setup")
-
-
-def require_verl() -> None:
-    """Check that verl is installed.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    if find_spec("verl") is None:
-        raise ConfigError(
-            "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
-            "pip install -e '.[verl]' for one with"
-        )
-
-
 def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
     from agent_rl.backends.embedded.config import TrainConfig
 
@@ -338,7 +323,7 @@ def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:
         return outside_loop(lambda: work(shown, stop), stop.interrupt)
 
 
-def _id_of(env: str | type[Env]) -> str:
+def _id_of(env: object) -> str:
     if isinstance(env, str):
         return env
     if not isinstance(env, type):
@@ -377,6 +362,10 @@ def _run(
             return outside_loop(lambda: asyncio.run(run_jobs(jobs, players[0], concurrency=concurrency)))
         groups = outside_loop(lambda: asyncio.run(run_groups(jobs, players[0], concurrency=concurrency)))
         return [episode for group in groups for episode in group.episodes]
+
+
+def _member(choice: str | type[Env] | Mapping[str, object]) -> object:
+    return {**choice, "env": _id_of(choice.get("env"))} if isinstance(choice, Mapping) else _id_of(choice)
 
 
 @cache
