@@ -136,12 +136,12 @@ def _definitions(index: Path, dictionary: Path) -> Iterator[Task]:
 def _passages(synsets: Mapping[Key, Synset]) -> Iterator[Task]:
     names = {short: long for long, short in PARTS_OF_SPEECH.items()}
     for key, synset in synsets.items():
-        told = [
+        said = [
             f" It is {relation} {', '.join(synsets[other].words[0] for other in synset.related[relation][:4])}."
             for relation in RELATIONS.values()
             if relation in synset.related
         ]
-        text = f"{', '.join(synset.words)} ({names[key[0]]}): {synset.gloss}{''.join(told)}"
+        text = f"{', '.join(synset.words)} ({names[key[0]]}): {synset.gloss}{''.join(said)}"
         yield {"id": _id(key), "title": synset.words[0], "text": text}
 
 
@@ -164,7 +164,7 @@ def _tasks(synsets: Mapping[Key, Synset]) -> Iterator[Task]:
         return {"kind": kind, "question": question, "answers": list(answers), **path}
 
     def only(key: Key, relation: str) -> Key | None:
-        """Return what a synset is related to, if that is one thing with a clear name."""
+        """Return the only thing that a synset is related to, if its name is clear."""
         found = synsets[key].related.get(relation, [])
         return found[0] if len(found) == 1 and is_clear(found[0]) else None
 
