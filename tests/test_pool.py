@@ -1,6 +1,7 @@
 """agent_rl.rollout.pool: many episodes at once, and a failure that costs only its own."""
 
 import asyncio
+import gc
 from dataclasses import replace
 
 import pytest
@@ -211,6 +212,17 @@ def test_stream_jobs_draws_jobs_lazily():
     asyncio.run(main())
     assert drawn == [0, 1, 2, 3, 4]
     assert len(Dice.closed) == 5
+
+
+def test_stream_jobs_looks_for_garbage_less_often():
+    """While they run: at Python's own threshold, thousands of episodes would be looked through again and again."""
+    before, seen = gc.get_threshold(), []
+    for n in (1, 200):
+        jobs = [Job(dice_spec(), {}, i) for i in range(n)]
+        note = lambda episode: seen.append(gc.get_threshold())  # noqa: E731
+        asyncio.run(run_jobs(jobs, play("6"), concurrency=n, on_episode=note))
+        assert gc.get_threshold() == before
+    assert (seen[0], seen[-1]) == (before, (2000, *before[1:]))
 
 
 def test_run_jobs_takes_no_jobs():
