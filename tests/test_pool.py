@@ -214,15 +214,23 @@ def test_stream_jobs_draws_jobs_lazily():
     assert len(Dice.closed) == 5
 
 
-def test_stream_jobs_looks_for_garbage_less_often():
-    """While they run: at Python's own threshold, thousands of episodes would be looked through again and again."""
-    before, seen = gc.get_threshold(), []
-    for n in (1, 200):
-        jobs = [Job(dice_spec(), {}, i) for i in range(n)]
-        note = lambda episode: seen.append(gc.get_threshold())  # noqa: E731
-        asyncio.run(run_jobs(jobs, play("6"), concurrency=n, on_episode=note))
-        assert gc.get_threshold() == before
-    assert (seen[0], seen[-1]) == (before, (2000, *before[1:]))
+@pytest.mark.parametrize("first", [0, 1])
+def test_overlapping_streams_give_the_garbage_collector_back(first):
+    usual = gc.get_threshold()
+
+    async def main():
+        streams = [
+            stream_jobs([Job(dice_spec(), {}, i) for i in range(2)], play("6"), concurrency=n) for n in (300, 500)
+        ]
+        for stream in streams:
+            await anext(stream)
+        assert gc.get_threshold() == (8000, *usual[1:])
+        await streams[first].aclose()
+        assert usual[0] < gc.get_threshold()[0] < 8000
+        await streams[1 - first].aclose()
+
+    asyncio.run(main())
+    assert gc.get_threshold() == usual
 
 
 def test_run_jobs_takes_no_jobs():
