@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from doubles import small_renderer
+from fake_openai import FakeOpenAI
+from fake_openai import failed as down
+from fake_openai import said as served
 
 import agent_rl as ar
 from agent_rl.engines.scripted import ScriptedEngine
@@ -233,3 +236,18 @@ def test_support_customer_is_any_policy_by_name() -> None:
     assert episode.outcome is ar.Outcome.TERMINATED
     refused = play(SPEC, TASKS["open"], "Number?", user="oracle")
     assert refused.error is not None and refused.error.type == "ConfigError" and "script" in refused.error.message
+
+
+def test_support_customer_is_served_by_openai(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    number, name, *_ = facts("open")
+    talk = ["I do not want it.", f"{number}, {name}.", "Thanks ###STOP###"]
+    with FakeOpenAI([*map(served, talk), served(talk[0]), down(500)]) as server:
+        args = {"user": "openai", "user_args": {"model": "m", "base_url": server.url, "retries": 0}}
+        episode = play(SPEC, TASKS["open"], ASK, one_call("cancel_order", number=number), "cancelled", **args)
+        failed = play(SPEC, TASKS["open"], ASK, "cancelled", **args)
+    assert episode.reward == 1.0 and episode.outcome is ar.Outcome.TERMINATED
+    system, greeting, own, heard = server.asked[1]["messages"]
+    assert name in system["content"] and greeting["role"] == heard["role"] == "user" and heard["content"] == ASK
+    assert own == {"role": "assistant", "content": "I do not want it."}
+    assert failed.error is not None and failed.error.type == "UserError" and failed.reward is None
