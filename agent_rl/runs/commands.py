@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from agent_rl.gym.mixture import EnvironmentSettings, members_of
 from agent_rl.gym.registry import BUILTIN, EnvSpec
 from agent_rl.runs.config import RunConfig
 
@@ -30,16 +31,27 @@ def rollout_command(config: RunConfig, env: EnvSpec, policy: Path) -> str:
     if _is_of_this_session(config, env):
         return f"ar.run({env.id!r}, {str(policy)!r}, split={config.eval.split!r})"
     args = (f"env_args.{name}={json.dumps(value)}" for name, value in config.env_args.items())
-    words = (f"env={env.id}", f"split={config.eval.split}", *args, f"policy={policy}")
+    words = (env_word(config), f"split={config.eval.split}", *args, f"policy={policy}")
     return command("rollout", *words, imports=_imports(config, env))
+
+
+def env_word(settings: EnvironmentSettings) -> str:
+    """Return the setting `env` as it is written on a command line."""
+    if isinstance(settings.env, str):
+        return f"env={settings.env}"
+    choices = (choice.model_dump(exclude_defaults=True) for choice in settings.env)
+    return f"env=[{','.join(_written(choice) for choice in choices)}]"
+
+
+def _written(choice: Mapping[str, object]) -> str:
+    return str(choice["env"]) if len(choice) == 1 else json.dumps(choice)
 
 
 def _is_of_this_session(config: RunConfig, env: EnvSpec) -> bool:
     """Whether a script or notebook defines the environment, so that only it can use it."""
-    return not config.imports and env.cls.__module__ == "__main__"
+    return not config.imports and any(m.spec.cls.__module__ == "__main__" for m in members_of(env, {}))
 
 
 def _imports(config: RunConfig, env: EnvSpec) -> tuple[str | Path, ...]:
-    if config.imports or env.id in BUILTIN or env.file is None:
-        return config.imports
-    return (env.file,)
+    own = [env for env, _, _ in members_of(env, {}) if env.id not in BUILTIN and env.file is not None]
+    return config.imports or tuple(dict.fromkeys(env.file for env in own if env.file is not None))
