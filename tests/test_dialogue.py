@@ -29,9 +29,12 @@ def said(*texts: str) -> list[ar.Message]:
     return [ar.Message("assistant" if i % 2 else "user", text) for i, text in enumerate(texts)]
 
 
-def play(env: ar.EnvSpec, task: ar.Task, *answers: str | ar.Message, **env_args: ar.JSON) -> ar.Episode:
+def play(
+    env: ar.EnvSpec, task: ar.Task, *answers: str | ar.Message, seconds: float | None = None, **env_args: ar.JSON
+) -> ar.Episode:
     script = Scripted(lambda env, seed: (answer for answer in answers))
-    return asyncio.run(run_episode(Job(env, task, 0, env_args=env_args, budget=ar.Budget(turns=len(answers))), script))
+    budget = ar.Budget(turns=len(answers), seconds=seconds)
+    return asyncio.run(run_episode(Job(env, task, 0, env_args=env_args, budget=budget), script))
 
 
 # scripted users
@@ -123,7 +126,9 @@ def test_failing_model_user_is_named() -> None:
 def test_failed_user_fails_the_episode_without_a_score() -> None:
     class Talk(ar.DialogueEnv):
         async def reset(self, task: ar.Task, rng: np.random.Generator) -> tuple[ar.Message, ...]:
-            self.user = ar.ModelUser(Recorded(["hello", ConnectionError("refused")]), "You are Ada.")
+            self.user = ar.ModelUser(
+                Recorded(["hello", "slow" if task else ConnectionError("refused")]), "You are Ada."
+            )
             return await self.open_dialogue()
 
         @ar.reward
@@ -135,6 +140,8 @@ def test_failed_user_fails_the_episode_without_a_score() -> None:
     assert (episode.outcome, episode.reward, episode.rewards) == (ar.Outcome.FAILED, None, ())
     assert episode.error is not None and episode.error.type == "UserError"
     assert [m.content for m in episode.messages] == ["hello", "hello"]
+    hung = play(spec("dialogue-test/talk-v0"), {"slow": True}, "hello", "bye", seconds=0.2)
+    assert (hung.outcome, hung.reward) == (ar.Outcome.FAILED, None)  # in spite of the budget, which cuts others
 
 
 def test_token_policy_plays_a_user() -> None:
