@@ -25,6 +25,7 @@ from agent_rl.cli.completion import subcommands
 from agent_rl.cli.parser import TRACEBACK, _parser
 from agent_rl.config import FREE, choices, load_config, setting_names
 from agent_rl.errors import ConfigError
+from agent_rl.gym.registry import NAMESPACES
 from agent_rl.runs.rollout import RolloutSettings
 from tests.metrics_page import EMBEDDED, ON_VERL, pattern
 from tests.pages import OF_VERL, inline, page
@@ -58,10 +59,35 @@ ELSEWHERE = {
     "environment_factory": "TRL's: tests/on_verl/test_trl.py",
     "$LOGS_DIR": "a variable that scripts of a task are given",
     **dict.fromkeys(
-        ("bfcl-eval", "agent-rl envs bfcl", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
+        ("bfcl-eval", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
         "bfcl-eval's",
     ),
     **dict.fromkeys(("get_observation", "TicTacToe-v0-raw"), "TextArena's"),
+    **dict.fromkeys(
+        (
+            "textworld/coin_collector-v0",
+            "textworld/cooking-v0",
+            "cooking",
+            "treasure_hunter",
+            "simple",
+            "undo",
+            "~/.cache/agent_rl",
+        ),
+        "TextWorld's",
+    ),
+    **dict.fromkeys(
+        ("env_args.level=5", "env_args.hints=false", "save", "restart"), "TextWorld's settings and commands"
+    ),
+    **dict.fromkeys(
+        (
+            "reasoning_gym/chain_sum-v0",
+            "env_args.max_terms=9",
+            "<answer>",
+            "</answer>",
+            "eval",
+        ),
+        "reasoning-gym's, and Python's",
+    ),
     **dict.fromkeys(("logging", 'info["action_mask"]'), "Python's, and a key of an environment's"),
     **dict.fromkeys(("repr", "renderers", "generation_config.max_new_tokens"), "Python's, another package's, vLLM's"),
     **dict.fromkeys(("lr=", "GRPO", "Completion.raw_logprobs"), "mistakes, and what is no longer there"),
@@ -130,7 +156,7 @@ def is_argument(word: str, command: str = "") -> bool:
     if "=" in word:
         return is_setting(word)
     known = word in commands() or any(word in found for found in commands().values())
-    return known or word in {*ar.env_ids(), *EXAMPLES} or TO_FILL_IN.fullmatch(word) is not None
+    return known or word in {*ar.env_ids(), *NAMESPACES, *EXAMPLES} or TO_FILL_IN.fullmatch(word) is not None
 
 
 def is_setting(piece: str) -> bool:
@@ -221,7 +247,7 @@ def is_text(piece: str) -> bool:
 
 def is_variable(piece: str) -> bool:
     """`AGENT_RL_TEST_DEVICE=cuda`: the tests read it."""
-    return any(piece.partition("=")[0] in file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("*.py"))
+    return any(piece.partition("=")[0] in file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py"))
 
 
 FORMS: Mapping[str, tuple[re.Pattern[str], Callable[[str], bool]]] = {

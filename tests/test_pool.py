@@ -1,6 +1,7 @@
 """agent_rl.rollout.pool: many episodes at once, and a failure that costs only its own."""
 
 import asyncio
+import gc
 from dataclasses import replace
 
 import pytest
@@ -211,6 +212,25 @@ def test_stream_jobs_draws_jobs_lazily():
     asyncio.run(main())
     assert drawn == [0, 1, 2, 3, 4]
     assert len(Dice.closed) == 5
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_overlapping_streams_give_the_garbage_collector_back(first):
+    usual = gc.get_threshold()
+
+    async def main():
+        streams = [
+            stream_jobs([Job(dice_spec(), {}, i) for i in range(2)], play("6"), concurrency=n) for n in (300, 500)
+        ]
+        for stream in streams:
+            await anext(stream)
+        assert gc.get_threshold() == (8000, *usual[1:])
+        await streams[first].aclose()
+        assert usual[0] < gc.get_threshold()[0] < 8000
+        await streams[1 - first].aclose()
+
+    asyncio.run(main())
+    assert gc.get_threshold() == usual
 
 
 def test_run_jobs_takes_no_jobs():

@@ -43,7 +43,9 @@ BUILTIN = {
 """The module of each built-in environment, imported when the environment is asked for."""
 NAMESPACES: dict[str, str] = {
     "bfcl": "multi-turn function calling, Berkeley's leaderboard",
+    "reasoning_gym": "generated puzzles with exact answers",
     "tau2": "tau2-bench: customer service with tools, a policy and a simulated user",
+    "textworld": "generated text games",
 }
 """The packages whose environments an adapter of `envs/adapters` registers, by namespace, with what they are."""
 

@@ -132,16 +132,41 @@ async def stream_jobs(
         finally:
             ended.put_nowait(None)
 
-    thresholds = gc.get_threshold()
     workers = [asyncio.create_task(work()) for _ in range(concurrency)]
     try:
-        gc.set_threshold(thresholds[0] and max(thresholds[0], GARBAGE * concurrency), *thresholds[1:])
+        _streams.begin(concurrency)
         for _ in workers:
             while (entry := await ended.get()) is not None:
                 yield entry
         await asyncio.gather(*workers)  # raises what broke a worker: not an episode, but the source of jobs
     finally:
-        gc.set_threshold(*thresholds)
+        _streams.end(concurrency)
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+
+
+class _Streams:
+    """How many episodes all streams may have under way, and the garbage collector's thresholds meanwhile."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._usual = gc.get_threshold()
+
+    def begin(self, concurrency: int) -> None:
+        """Look for garbage less often."""
+        if not self._running:
+            self._usual = gc.get_threshold()
+        self._change(concurrency)
+
+    def end(self, concurrency: int) -> None:
+        """Look as often as the other streams allow; as before, if there are none."""
+        self._change(-concurrency)
+
+    def _change(self, by: int) -> None:
+        self._running += by
+        first, *later = self._usual
+        gc.set_threshold(first and max(first, GARBAGE * self._running), *later)
+
+
+_streams = _Streams()
