@@ -132,7 +132,7 @@ def test_trl_class_plays_tools_answers_and_ends() -> None:
         for call in message.tool_calls:
             said = env.calculator(**call.arguments)  # type: ignore[attr-defined]
             assert said == next(results)
-    assert env.answer(solution.final_text) == "The episode is over." and env.get_reward() == 1.0
+    assert env.answer(solution.final_text) == "The episode is over." and env.get_reward() == solution.reward
     assert env.reset(**other) != question and "error" in env.calculator(expression=())  # type: ignore[attr-defined]
     assert env.get_reward() == 0.0 and env.answer("1") == "The episode is over."
     with pytest.raises(ar.ConfigError, match="no split 'evil'"):
