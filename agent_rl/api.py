@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from agent_rl.backends.run import Run, backend_of, schema_of
+from agent_rl.backends.run import Run, backend_of, require_torch, require_verl, schema_of
 from agent_rl.checks.report import CheckReport
 from agent_rl.concurrency import outside_loop
 from agent_rl.config import check_config, load_config
@@ -80,19 +79,27 @@ def evaluate(
     policy: PolicyChoice = "oracle",
     *,
     n: int = 256,
+    samples: int = 1,
     split: str = EVAL,
     seed: int = 0,
+    concurrency: int = 64,
     budget: Budget | None = None,
     env_args: Mapping[str, JSON] | None = None,
 ) -> Evaluation:
-    """Run the first `n` tasks of a split once each and summarise them; arguments as of `run`.
+    """Run the first `n` tasks of a split and summarise them; arguments as of `run`.
+
+    Example::
+
+        with ar.OpenAIPolicy("gpt-5-mini") as policy:
+            result = ar.evaluate("search-v0", policy, n=32, samples=4)
+        print(result.success, result.pass_at(4), result.usage, result.by("relation"))
 
     The split is all of its tasks if it has fewer; `Evaluation.success.n` counts them. A part of `train` is held out as
     `eval` where an environment names no such split; a warning says so once.
     """
     if split == EVAL and (note := spec(_id_of(env)).tasks.describe_held_out()):
         _warn_once(f"{_id_of(env)}: {note}")
-    return summarise(_run(env, policy, n, 1, Origin("eval", split), seed, 64, budget, env_args))
+    return summarise(_run(env, policy, n, samples, Origin("eval", split), seed, concurrency, budget, env_args))
 
 
 def check(
@@ -264,30 +271,6 @@ def load(
 
     actor = load_actor(folder, context=context or UNBOUNDED_CONTEXT, device=device)
     return actor.policy(actor.params(temperature, max_tokens))
-
-
-def require_torch() -> None:
-    """Check that [train] is installed.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    for name in ("torch", "transformers"):
-        if find_spec(name) is None:
-            raise ConfigError(f"this needs {name}: pip install -e '.[train]' in the checkout, or make setup")
-
-
-def require_verl() -> None:
-    """Check that verl is installed.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    if find_spec("verl") is None:
-        raise ConfigError(
-            "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
-            "pip install -e '.[verl]' for one with"
-        )
 
 
 def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:

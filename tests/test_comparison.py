@@ -83,4 +83,11 @@ def test_compare_command_reads_rollouts(
     assert main([*command, "--json"]) == 0
     success, reward = json.loads(capsys.readouterr().out)
     assert (success["first"], success["second"]) == (0, 1) and reward["difference"] == pytest.approx(1)
+    assert main([*command, "--json", "--by", "relation"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row.get("tag"), row["tasks"]) for row in rows[::2]] == [(None, 6), ("born", 4), ("lives", 2)]
+    assert main([*command, "--by", "relation"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1][:5] == ["success", "all", "6", "0.000", "1.000"]
+    assert lines[3][:5] == ["success", "born", "4", "0.000", "1.000"]
     assert main(["compare", "A", "none.jsonl"]) == 1

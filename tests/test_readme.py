@@ -50,6 +50,10 @@ ELSEWHERE = {
     "agent-rl train backend=verl start_from=MODEL": "tests/e2e/test_verl.py",
     "agent-rl doctor backend=verl": "tests/e2e/test_verl.py",
     "agent-rl rollout policy=vllm policy.model=DIR": "tests/e2e/test_vllm_policy.py",
+    "agent-rl rollout policy=openai policy.model=MODEL": "tests/test_openai_rollout.py",
+    "agent-rl rollout policy=openai policy.model=MODEL env=search-v0 n=100 samples=4 by=relation": (
+        "tests/test_openai_rollout.py"
+    ),
     "agent-rl train backend=verl start_from=MODEL env=search-v0 hardware=gpu_8x80gb": "tests/on_verl/test_docs.py",
     "make setup": "tests/test_project.py",
     "make train": "tests/test_project.py",

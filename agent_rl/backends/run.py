@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_rl.core.episode import Episode
-from agent_rl.errors import CheckpointError, StoreError
+from agent_rl.errors import CheckpointError, ConfigError, StoreError
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.runs.folder import METRICS, SUMMARY
 from agent_rl.store.episodes import read_episodes
@@ -35,6 +36,30 @@ def schema_of(backend: str | None) -> type[TrainConfig] | type[VerlConfig]:
     from agent_rl.backends.embedded.config import TrainConfig
 
     return TrainConfig
+
+
+def require_torch() -> None:
+    """Check that [train] is installed.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    for name in ("torch", "transformers"):
+        if find_spec(name) is None:
+            raise ConfigError(f"this needs {name}: pip install -e '.[train]' in the checkout, or make setup")
+
+
+def require_verl() -> None:
+    """Check that verl is installed.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if find_spec("verl") is None:
+        raise ConfigError(
+            "backend=verl needs verl, vLLM and Ray: `make setup-verl` installs them for a machine without a GPU, "
+            "pip install -e '.[verl]' for one with"
+        )
 
 
 @dataclass(frozen=True)
@@ -157,10 +182,11 @@ class Run:
         from agent_rl.backends.embedded.actor import load_actor
         from agent_rl.backends.embedded.config import TrainConfig
 
-        config, interrupt = self.config, None
+        config, interrupt, shorten = self.config, None, None
         if isinstance(config, TrainConfig):
-            own, interrupt = config.context(config.load_env().budget.tokens), config.rollout.interrupt
+            own = config.context(config.load_env().budget.tokens)
+            interrupt, shorten = config.rollout.interrupt, config.rollout.shorten
         else:
             own = config.rollout.context
         actor = load_actor(self.checkpoint, context=context or own, device=device)
-        return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), interrupt)
+        return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), interrupt, shorten)

@@ -11,6 +11,7 @@ def add_comparison(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("second", help="another, with the same tasks")
     where = "only episodes for which this holds, such as purpose=eval; all of several hold"
     parser.add_argument("--where", action="append", default=[], metavar="FIELD=VALUE", help=where)
+    parser.add_argument("--by", metavar="KEY", help="compare each value of this key of the tasks, too")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
 

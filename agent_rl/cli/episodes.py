@@ -5,24 +5,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
 from agent_rl.checks.floors import rollout_floors
+from agent_rl.checks.report import Score
 from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TRAIN
-from agent_rl.rollout import summarise
-from agent_rl.rollout.comparison import pass_rates
 from agent_rl.runs.commands import command
-from agent_rl.runs.folder import read_config
-from agent_rl.runs.rollout import RolloutSettings, resume_rollout, rollout_jobs, start_rollout
+from agent_rl.runs.rollout import (
+    CHANGEABLE,
+    RolloutResult,
+    RolloutSettings,
+    resume_rollout,
+    rollout_jobs,
+    start_rollout,
+)
 from agent_rl.runs.stop import Interrupted
 from agent_rl.view.progress import Progress
+from agent_rl.view.results import dump_results, print_results, result_table
 from agent_rl.view.text import failure_lines, print_table, short_id
 
 ROLLOUT_EXAMPLES = """
@@ -51,7 +58,8 @@ examples:
   agent-rl rollout policy=vllm policy.model=Qwen/Qwen3-4B max_tokens=1024 policy.context=8192
   agent-rl rollout policy=vllm policy.url=http://localhost:8000
   agent-rl rollout policy=openai policy.model=gpt-5-mini n=100 samples=4 max_tokens=8192
-  agent-rl rollout resume=runs/20261122-101500-rollout         continue one that was interrupted"""
+  agent-rl rollout resume=runs/20261122-101500-rollout         continue one that was interrupted
+  agent-rl rollout resume=runs/20261122-101500-rollout retry_failed=true"""
 
 
 def rollout_help() -> str:
@@ -62,39 +70,52 @@ def rollout_help() -> str:
 def rollout(arguments: argparse.Namespace) -> int:
     """Run episodes and store them."""
     settings = settings_of(arguments)
-    resumed = settings.pop("resume", None)
-    if resumed is not None and settings:
-        raise ConfigError(f"{', '.join(settings)} can't change when a rollout is resumed: it keeps its own settings")
+    resumed, retry_failed = settings.pop("resume", None), settings.pop("retry_failed", None)
+    if retry_failed is not None and (resumed is None or not isinstance(retry_failed, bool)):
+        raise ConfigError("retry_failed=true belongs to resume=FILE: it runs the rollout's failed episodes again")
+    if resumed is not None and (fixed := [name for name in settings if name not in CHANGEABLE]):
+        raise ConfigError(
+            f"{', '.join(fixed)} can't change when a rollout is resumed: it keeps its own settings "
+            f"(but for {', '.join(CHANGEABLE)}; retry_failed=true runs its failures again)"
+        )
     try:
         with Progress() as progress:
             if resumed is not None:
-                file, episodes = resume_rollout(str(resumed), progress)
+                ran = resume_rollout(str(resumed), progress, retry_failed=bool(retry_failed), changes=settings)
             else:
-                file, episodes = start_rollout(load_config(None, RolloutSettings, settings=settings), progress)
+                ran = start_rollout(load_config(None, RolloutSettings, settings=settings), progress)
     except Interrupted as hint:
         print(f"Stopped; {hint}")
         return 130
-    print_table(episodes[:20], Console())
-    result = summarise(episodes)
-    print(f"{episodes[0].env}: success {result.success}, reward {result.reward:.3f}, {result.failed} failed")
-    ran = read_config(file.parent, RolloutSettings, file.with_suffix(".yaml").name)
-    if ran.samples > 1:
-        at, hat = pass_rates(episodes, ran.samples)
-        print(f"pass@{ran.samples} {at:.1%}, pass^{ran.samples} {hat:.1%}")
-    if ran.floors:
-        print(f"On the same tasks: {_floors(ran)}")
-    print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
-    print(f"{len(episodes)} episodes in {file}; read one: {command('view', str(file), short_id(episodes[0].id))}")
-    can_train = TRAIN in spec(ran.env).tasks.splits and not ran.env_args
-    if ran.policy.name == "oracle" and can_train and all(e.success for e in episodes):
-        print(f"The oracle solves all of them; train on them: {_training(ran)}")
+    _report(ran)
     return 0
 
 
-def _floors(settings: RolloutSettings) -> str:
+def _report(ran: RolloutResult) -> None:
+    """Print a rollout's episodes and results, and store the results beside the episodes."""
+    result, settings, console = ran.evaluation, ran.settings, Console()
+    episodes = result.episodes
+    print_table(episodes[:20], console)
+    scores = _scores(settings) if settings.floors else ()
+    print_results(result, console, title=episodes[0].env, by=settings.by, prices=settings.prices)
+    if scores:
+        print(f"On the same tasks: {', '.join(f'{score.policy} {score}' for score in scores)}")
+    print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
+    if result.failed:
+        print(f"Run them again: {command('rollout', f'resume={ran.file}', 'retry_failed=true')}")
+    floors = {score.policy: asdict(score) | {"success": score.success.value} for score in scores}
+    table = result_table(result, by=settings.by, prices=settings.prices) | ({"floors": floors} if floors else {})
+    ran.file.with_suffix(".results.json").write_text(dump_results(table), encoding="utf-8")
+    view = command("view", str(ran.file), short_id(episodes[0].id))
+    print(f"{len(episodes)} episodes in {ran.file}; read one: {view}")
+    can_train = TRAIN in spec(settings.env).tasks.splits and not settings.env_args
+    if settings.policy.name == "oracle" and can_train and all(e.success for e in episodes):
+        print(f"The oracle solves all of them; train on them: {_training(settings)}")
+
+
+def _scores(settings: RolloutSettings) -> tuple[Score, ...]:
     """Return what the oracle and policies without skill score on a rollout's tasks."""
-    scores = asyncio.run(rollout_floors(rollout_jobs(settings)))
-    return ", ".join(f"{score.policy} {score}" for score in scores)
+    return asyncio.run(rollout_floors(rollout_jobs(settings)))
 
 
 def _training(settings: RolloutSettings) -> str:

@@ -27,6 +27,7 @@ EXAMPLES = {  # of the commands whose description has none
     "compare": (
         "agent-rl compare runs/20261122-101500-rollout runs/20261122-103000-rollout",
         "agent-rl compare runs/one runs/other --where purpose=eval --where step=100",
+        "agent-rl compare runs/one runs/other --by level",
     ),
     "doctor": ("agent-rl doctor backend=verl", "agent-rl doctor backend=verl hardware=gpu_8x80gb start_from=MODEL"),
     "serve": ("agent-rl serve search-v0 sql-v0", "agent-rl serve --import shop.py shop-v0 --port 9000 --capacity 256"),

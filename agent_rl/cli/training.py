@@ -6,6 +6,7 @@ import argparse
 
 from agent_rl import api
 from agent_rl.api import checked_config, training_config
+from agent_rl.backends.run import require_verl
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import list_settings, load_config, write_config
 from agent_rl.errors import ConfigError
@@ -64,7 +65,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     from agent_rl.backends.verl.config.settings import VerlConfig
 
     config = load_config("backend/verl", VerlConfig, settings={"start_from": "MODEL", **settings})
-    api.require_verl()
+    require_verl()
     from agent_rl.backends.verl.driver import run as verl_run
 
     return verl_run.doctor(config, print)

@@ -1,10 +1,10 @@
-"""Several samples of a task, and two policies on the same tasks: pass@k, pass^k, a paired test."""
+"""Several samples of a task, and two policies on the same tasks: pass@k, pass^k, intervals, a paired test."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_rl.core.episode import Episode
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.gym.tasks import task_key
 from agent_rl.seeds import Stream, rng
 
@@ -20,6 +20,8 @@ EXACT = 12
 """Up to so many tasks that differ, all signs are tried."""
 DRAWS, AT_ONCE = 10_000, 500
 """Random signs, and resampled sets of tasks; how many are held at once."""
+TAG_KEYS = ("tags", "tag")
+"""The keys of a task by which results are split, if no other is asked for."""
 
 
 def pass_at_k(successes: int, n: int, k: int) -> float:
@@ -36,13 +38,25 @@ def pass_rates(episodes: Iterable[Episode], k: int) -> tuple[float, float]:
     """Return pass@k and pass^k, means over the tasks with at least `k` samples of known success; NaN without any."""
     counts = [
         (sum(value > 0 for value in known), len(known))
-        for known in _by_task(episodes, _success).values()
+        for known in values_by_task(episodes, success_of).values()
         if len(known) >= k
     ]
     if not counts:
         return math.nan, math.nan
     at, hat = ([estimate(c, n, k) for c, n in counts] for estimate in (pass_at_k, pass_hat_k))
     return float(np.mean(at)), float(np.mean(hat))
+
+
+def mean_interval(groups: Collection[Sequence[float]]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the mean of all values, by drawing whole groups: the samples of a task."""
+    if not groups:
+        return math.nan, math.nan
+    sums, sizes = (np.array([f(group) for group in groups], float) for f in (sum, len))
+    n, generator = len(sums), rng(Stream.COMPARISON, 0)
+    drawn = (generator.integers(n, size=(AT_ONCE, n)) for _ in range(DRAWS // AT_ONCE))
+    means = [sums[tasks].sum(axis=1) / sizes[tasks].sum(axis=1) for tasks in drawn]
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
+    return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +85,7 @@ def compare(first: Iterable[Episode], second: Iterable[Episode]) -> tuple[Compar
         ConfigError: if they have no scored task in common.
     """
     one, other = list(first), list(second)
-    found = [_compared(name, one, other, value) for name, value in (("success", _success), ("reward", _reward))]
+    found = [_compared(name, one, other, value) for name, value in (("success", success_of), ("reward", reward_of))]
     compared = tuple(comparison for comparison in found if comparison is not None)
     if not compared:
         raise ConfigError(
@@ -80,15 +94,18 @@ def compare(first: Iterable[Episode], second: Iterable[Episode]) -> tuple[Compar
     return compared
 
 
-def _success(episode: Episode) -> float | None:
+def success_of(episode: Episode) -> float | None:
+    """Return 1 or 0; None if it is not known."""
     return None if episode.success is None else float(episode.success)
 
 
-def _reward(episode: Episode) -> float | None:
+def reward_of(episode: Episode) -> float | None:
+    """Return the reward; None if it is not scored."""
     return episode.reward
 
 
-def _by_task(episodes: Iterable[Episode], value: Callable[[Episode], float | None]) -> dict[str, list[float]]:
+def values_by_task(episodes: Iterable[Episode], value: Callable[[Episode], float | None]) -> dict[str, list[float]]:
+    """Return the known values of each task's samples."""
     found: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         if (known := value(episode)) is not None:
@@ -96,16 +113,40 @@ def _by_task(episodes: Iterable[Episode], value: Callable[[Episode], float | Non
     return found
 
 
+def episodes_by_tag(episodes: Iterable[Episode], key: str | None = None) -> dict[str, list[Episode]]:
+    """Return episodes by a key of their tasks, sorted; one with a list of tags is in each of them.
+
+    Args:
+        episodes: whose tasks have tags.
+        key: of a task; None for `tags` or `tag`, without which there is nothing.
+
+    Raises:
+        ConfigError: if no task has the key.
+    """
+    found: dict[str, list[Episode]] = defaultdict(list)
+    played = list(episodes)
+    keys = dict.fromkeys(name for episode in played for name in episode.task)
+    key = key or next((name for name in TAG_KEYS if name in keys), None)
+    if key is None or not played:
+        return {}
+    if key not in keys:
+        raise ConfigError(f"by={key}: no task has such a key.{did_you_mean(key, keys)} They have: {', '.join(keys)}.")
+    for episode in played:
+        tags = episode.task.get(key)
+        for tag in dict.fromkeys(map(str, tags if isinstance(tags, list | tuple) else [tags])):
+            found[tag].append(episode)
+    return dict(sorted(found.items()))
+
+
 def _compared(
     name: str, first: Sequence[Episode], second: Sequence[Episode], value: Callable[[Episode], float | None]
 ) -> Comparison | None:
-    one, other = _by_task(first, value), _by_task(second, value)
+    one, other = values_by_task(first, value), values_by_task(second, value)
     both = sorted(one.keys() & other.keys())
     if not both:
         return None
     a = np.array([np.mean(one[task]) for task in both])
     b = np.array([np.mean(other[task]) for task in both])
-    low, high = _interval(b - a)
     return Comparison(
         name,
         len(both),
@@ -114,17 +155,9 @@ def _compared(
         float(a.mean()),
         float(b.mean()),
         float((b - a).mean()),
-        (low, high),
+        mean_interval([[d] for d in (b - a).tolist()]),
         _p_value(b - a),
     )
-
-
-def _interval(differences: npt.NDArray[np.float64]) -> tuple[float, float]:
-    n = len(differences)
-    generator = rng(Stream.COMPARISON, 0)
-    means = [differences[generator.integers(n, size=(AT_ONCE, n))].mean(axis=1) for _ in range(DRAWS // AT_ONCE)]
-    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
-    return float(low), float(high)
 
 
 def _p_value(differences: npt.NDArray[np.float64]) -> float:

@@ -1,14 +1,26 @@
-"""Evaluation: success rate and reward over a split's tasks, with confidence intervals."""
+"""Evaluation: success, reward, use and failures over a split's tasks, with confidence intervals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from agent_rl.core.display import Displayed
 from agent_rl.core.episode import Episode, Outcome
+from agent_rl.gym.tasks import task_key
 from agent_rl.policy.interruption import interruptions
+from agent_rl.rollout.comparison import (
+    episodes_by_tag,
+    mean_interval,
+    pass_rates,
+    reward_of,
+    success_of,
+    values_by_task,
+)
+from agent_rl.rollout.usage import Prices, Quantiles, UsageTotals, load_prices, total_cost, total_usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +69,85 @@ class Evaluation(Displayed):
     turns: float
     tool_calls: float
     tool_errors: float
+    episodes: tuple[Episode, ...] = field(default=(), repr=False, compare=False)
+    retried: tuple[Episode, ...] = field(default=(), repr=False, compare=False)
+    """Failures that were run again: they count in what was used, and in nothing else."""
 
     def row(self, split: str, sampling: str) -> dict[str, float | int | str]:
         """Return the evaluation as a row of metrics."""
-        names = {"split": split, "sampling": sampling}
-        return names | asdict(self.success) | asdict(self) | {"success": self.success.value}
+        means = {name: getattr(self, name) for name in ("reward", "failed", "turns", "tool_calls", "tool_errors")}
+        return {"split": split, "sampling": sampling, **asdict(self.success), "success": self.success.value, **means}
+
+    def pass_at(self, k: int) -> float:
+        """Return the chance that one of `k` samples of a task succeeds, without bias; NaN with fewer samples."""
+        return pass_rates(self.episodes, k)[0]
+
+    def pass_hat(self, k: int) -> float:
+        """Return the chance that all of `k` samples of a task succeed (pass^k), without bias; NaN with fewer."""
+        return pass_rates(self.episodes, k)[1]
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks were played."""
+        return len({task_key(episode.task) for episode in self.episodes})
+
+    @property
+    def samples(self) -> int:
+        """The most samples of a task whose success is known."""
+        return max(map(len, values_by_task(self.episodes, success_of).values()), default=0)
+
+    @property
+    def success_interval(self) -> tuple[float, float]:
+        """The 95 % interval of the success rate: Wilson's, or with several samples of a task a bootstrap over tasks."""
+        groups = values_by_task(self.episodes, success_of)
+        differ = len({value for group in groups.values() for value in group}) > 1
+        return mean_interval(groups.values()) if differ and len(groups) < self.success.n else self.success.interval
+
+    @property
+    def reward_interval(self) -> tuple[float, float]:
+        """The 95 % bootstrap interval of the mean reward, over tasks."""
+        return mean_interval(values_by_task(self.episodes, reward_of).values())
+
+    def by(self, key: str | None = None) -> dict[str, Evaluation]:
+        """Return the evaluation of each tag, a key of the tasks; None for `tags` or `tag`, if they have one.
+
+        Raises:
+            ConfigError: if no task has the key.
+        """
+        return {tag: summarise(episodes) for tag, episodes in episodes_by_tag(self.episodes, key).items()}
+
+    @property
+    def usage(self) -> UsageTotals:
+        """Tokens, attempts and latency of a served model's replies."""
+        return total_usage((*self.episodes, *self.retried))
+
+    def cost(self, prices: str | os.PathLike[str] | Prices) -> float:
+        """Return what the episodes cost, by a file of prices: `gpt-5-mini: {input: 0.25, cached: 0.025, output: 2}`.
+
+        Raises:
+            ConfigError: if the file can't be read, or a model has no price.
+        """
+        known = prices if isinstance(prices, Mapping) else load_prices(prices)
+        return total_cost((*self.episodes, *self.retried), known)
+
+    @property
+    def seconds(self) -> Quantiles:
+        """How long an episode took."""
+        return Quantiles.of([episode.seconds for episode in self.episodes])
+
+    @property
+    def stops(self) -> Mapping[str, int]:
+        """How many episodes ended for each reason."""
+        return dict(Counter(str(episode.stop_reason) for episode in self.episodes))
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """How many episodes failed, by stage and class."""
+        return dict(Counter(f"{e.error.where}: {e.error.type}" for e in self.episodes if e.error is not None))
 
 
-def summarise(episodes: list[Episode]) -> Evaluation:
-    """Summarise finished episodes; all means are per episode."""
+def summarise(episodes: Sequence[Episode], retried: Sequence[Episode] = ()) -> Evaluation:
+    """Summarise finished episodes; all means are per episode. `retried` are failures that were run again."""
     known = [e.success for e in episodes if e.success is not None]
     rewards = [e.reward for e in episodes if e.reward is not None]
 
@@ -79,6 +161,8 @@ def summarise(episodes: list[Episode]) -> Evaluation:
         turns=mean([float(e.turns) for e in episodes]),
         tool_calls=mean([float(e.tool_calls) for e in episodes]),
         tool_errors=mean([float(sum(e.tool_errors.values())) for e in episodes]),
+        episodes=tuple(episodes),
+        retried=tuple(retried),
     )
 
 
@@ -103,7 +187,7 @@ def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return what training reports of its episodes, `rollout/...`; failed ones count in `rollout/failed` only."""
-    found = summarise([*episodes])
+    found = summarise(episodes)
     return trajectory_metrics(episodes) | {
         "rollout/success": found.success.value,
         "rollout/reward": found.reward,

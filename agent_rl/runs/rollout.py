@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 from pydantic import Field, JsonValue
 from rich.markup import escape
 
-from agent_rl.config import Section
-from agent_rl.core.episode import Episode, Origin
-from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.config import Section, check_config
+from agent_rl.core.episode import Episode, Origin, Outcome
+from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.registry import load_once, spec
 from agent_rl.gym.tasks import EVAL
 from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_params
-from agent_rl.rollout import Job, split_jobs, stream_finished
+from agent_rl.rollout import Evaluation, Job, split_jobs, stream_finished, summarise
 from agent_rl.rollout.fit import check_policy_fit
+from agent_rl.rollout.usage import load_prices, price_of
 from agent_rl.runs.commands import command
 from agent_rl.runs.folder import load_imports, read_config, save_config
 from agent_rl.runs.stop import Interrupted, Stop
@@ -60,12 +62,29 @@ class RolloutSettings(Section):
     """Episodes under way at a time."""
     floors: bool = False
     """Whether to print, beside the result, what the oracle and policies without skill score on the same tasks."""
+    by: str | None = None
+    """A key of the tasks to tell results apart by; null for `tags` or `tag`, if tasks have one."""
+    prices: str | None = None
+    """A YAML file of what a million tokens cost, as `gpt-5-mini: {input: 0.25, cached: 0.025, output: 2}`."""
     out: str | None = None
     """Where the episodes go; null for runs/<time>-rollout/episodes.jsonl."""
 
 
-def start_rollout(settings: RolloutSettings, progress: Progress) -> tuple[Path, list[Episode]]:
-    """Run a rollout into a file that has no episodes yet, its settings beside it; return the file and the episodes.
+CHANGEABLE = ("by", "prices", "floors", "concurrency")
+"""Settings that may differ when a rollout is continued: they change no episode."""
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """What a rollout left."""
+
+    file: Path
+    settings: RolloutSettings
+    evaluation: Evaluation
+
+
+def start_rollout(settings: RolloutSettings, progress: Progress) -> RolloutResult:
+    """Run a rollout into a file that has no episodes yet, its settings beside it.
 
     Raises:
         ConfigError: if the file has episodes already, or there is no such environment, split or policy.
@@ -78,15 +97,27 @@ def start_rollout(settings: RolloutSettings, progress: Progress) -> tuple[Path, 
             f"{command('rollout', f'resume={file}')}"
         )
     imports = [*settings.imports, *load_imports(settings.policy.folder, settings.imports)]
-    settings = settings.model_copy(update={"imports": imports})
+    settings = _with_prices(settings.model_copy(update={"imports": imports}))
     with _open(settings, file, progress) as rollout:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_config(file.parent, settings, _settings_of(file).name)
-        return file, rollout.run()
+        return RolloutResult(file, settings, rollout.run())
 
 
-def resume_rollout(path: str, progress: Progress) -> tuple[Path, list[Episode]]:
-    """Run what is missing of a rollout, with its own settings; return its file and all of its episodes.
+def resume_rollout(
+    path: str,
+    progress: Progress,
+    *,
+    retry_failed: bool = False,
+    changes: Mapping[str, object] = MappingProxyType({}),
+) -> RolloutResult:
+    """Run what is missing of a rollout, with its own settings.
+
+    Args:
+        path: its file or folder.
+        progress: where to show it.
+        retry_failed: whether to run episodes again that failed; the file keeps the failures, too.
+        changes: of settings in CHANGEABLE.
 
     Raises:
         CheckpointError: if there are no settings beside the file.
@@ -95,9 +126,10 @@ def resume_rollout(path: str, progress: Progress) -> tuple[Path, list[Episode]]:
     file = episode_file(path)
     if not _settings_of(file).exists():
         raise CheckpointError(f"{file} can't be continued: {_settings_of(file)}, with its settings, is not there")
-    settings = read_config(file.parent, RolloutSettings, _settings_of(file).name)
+    stored = read_config(file.parent, RolloutSettings, _settings_of(file).name)
+    settings = _with_prices(check_config(RolloutSettings, {**stored.model_dump(), **changes}))
     with _open(settings, file, progress) as rollout:
-        return file, rollout.run()
+        return RolloutResult(file, settings, rollout.run(retry_failed=retry_failed))
 
 
 @dataclass(frozen=True)
@@ -110,12 +142,16 @@ class _Rollout:
     file: Path
     progress: Progress
 
-    def run(self) -> list[Episode]:
-        """Run and store the jobs that have no episode in the file; return all episodes in the order of the jobs."""
-        episodes = {_key(e): e for e in read_episodes(self.file)} if self.file.exists() else {}
+    def run(self, *, retry_failed: bool = False) -> Evaluation:
+        """Run and store the jobs that have no episode in the file; evaluate all, in the order of the jobs."""
+        stored = list(read_episodes(self.file)) if self.file.exists() else []
+        episodes = {_key(episode): episode for episode in stored}  # the last of each: earlier ones were run again
+        for key in self._failed(episodes.values()) if retry_failed else ():
+            episodes.pop(key, None)
         left = [job for job in self.jobs if _key(job) not in episodes]
         stop = Stop(self.progress.say, "Stopping; Ctrl-C again does not wait for what is under way.")
-        stop.hint = f"continue with: {command('rollout', f'resume={self.file}')}"
+        again = ["retry_failed=true"] if retry_failed else []
+        stop.hint = f"continue with: {command('rollout', f'resume={self.file}', *again)}"
         try:
             with EpisodeWriter(self.file) as writer, stop.on_signals():
                 asyncio.run(self._store(left, episodes, writer, stop))
@@ -123,7 +159,15 @@ class _Rollout:
             raise Interrupted(
                 f"{len(episodes)} of {len(self.jobs)} episodes are in {self.file}; {stop.hint}"
             ) from error
-        return [episodes[_key(job)] for job in self.jobs]
+        final = {episode.id for episode in episodes.values()}
+        return summarise([episodes[_key(job)] for job in self.jobs], [e for e in stored if e.id not in final])
+
+    def _failed(self, episodes: Iterable[Episode]) -> list[Key]:
+        """Return the failures to run again, in whole groups if a reward compares their episodes."""
+        is_ranked = self.jobs and self.jobs[0].spec.cls.group_reward_components
+        failed = [e for e in episodes if e.outcome is Outcome.FAILED]
+        groups = {e.group_id for e in failed} if is_ranked else ()
+        return [*map(_key, failed), *(_key(job) for job in self.jobs if job.group_id in groups)]
 
     async def _store(
         self, jobs: Sequence[Job], episodes: dict[Key, Episode], writer: EpisodeWriter, stop: Stop
@@ -156,10 +200,27 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
         progress.say(
             f"[yellow]n={settings.n}: split '{settings.split}' has {size} tasks, all of which are run.[/yellow]"
         )
+    _require_results(settings, jobs)
     with open_policy(settings.policy, params, jobs[0].spec) as policy:
         if warning := check_policy_fit(jobs, policy):
             progress.say(f"warning: {escape(warning)}")
         yield _Rollout(jobs, policy, settings.concurrency, file, progress)
+
+
+def _with_prices(settings: RolloutSettings) -> RolloutSettings:
+    """Let the file of prices be found from any folder."""
+    return settings.model_copy(update={"prices": settings.prices and str(Path(settings.prices).resolve())})
+
+
+def _require_results(settings: RolloutSettings, jobs: Sequence[Job]) -> None:
+    """Refuse a tag or prices that would only fail once all episodes have run."""
+    tasks = dict.fromkeys(name for job in jobs for name in job.task)
+    if settings.by is not None and settings.by not in tasks:
+        raise ConfigError(f"by={settings.by}: no task has such a key.{did_you_mean(settings.by, tasks)}")
+    if settings.prices is not None:
+        prices = load_prices(settings.prices)
+        if settings.policy.name == "openai":
+            price_of(str((settings.policy.model_extra or {}).get("model")), prices)
 
 
 def rollout_jobs(settings: RolloutSettings) -> list[Job]:

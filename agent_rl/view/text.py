@@ -16,6 +16,7 @@ from rich.text import Text
 
 from agent_rl.core.episode import Episode, Outcome
 from agent_rl.core.messages import Message, ToolCall
+from agent_rl.rollout.usage import total_usage
 from agent_rl.view.conversation import Turn, call_arguments, clean, folded, opening_question, turns
 from agent_rl.view.tokens import Decode, legend, print_tokens
 
@@ -120,6 +121,10 @@ def _fact_rows(episode: Episode, show: Show) -> Iterator[tuple[str, Text]]:
     if episode.tool_errors:
         errors = ", ".join(f"{count} {kind}" for kind, count in sorted(episode.tool_errors.items()))
         yield "tool errors", Text(errors, style="red")
+    if episode.usage:
+        used = total_usage([episode])
+        shown = f"{used.input_tokens:,} in, {used.output_tokens:,} out, {used.attempts} attempts"
+        yield "used", Text(clean(f"{shown} of {episode.usage[0].model}"))
     yield "group", Text(clean(f"{episode.group_id}, seed {episode.seed}"))
     if episode.parent is not None:
         yield "forked from", Text(clean(f"{episode.parent[0]} at turn {episode.parent[1]}"))

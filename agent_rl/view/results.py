@@ -1,0 +1,122 @@
+"""The results of an evaluation: tables for a terminal, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from agent_rl.core.messages import JSON
+from agent_rl.rollout.evaluation import Evaluation
+
+
+def print_results(
+    result: Evaluation,
+    console: Console,
+    *,
+    title: str,
+    by: str | None = None,
+    prices: str | os.PathLike[str] | None = None,
+) -> None:
+    """Print a line of scores; below it a table by tags, and what a served model used.
+
+    Args:
+        result: of an evaluation.
+        console: where to print.
+        title: the environment's name.
+        by: as in `Evaluation.by`.
+        prices: a file of them, as in `Evaluation.cost`.
+    """
+    success = result.success
+    low, high = result.success_interval
+    shown = f"{success.value:6.1%} [{low:.1%}, {high:.1%}] of {success.n}" if success.n else str(success)
+    interval = "" if math.isnan(result.reward) else " [{:.3f}, {:.3f}]".format(*result.reward_interval)
+    say(console, f"{title}: success {shown}, reward {result.reward:.3f}{interval}, {result.failed} failed")
+    if (k := result.samples) > 1:
+        rates = f"pass@{k} {result.pass_at(k):.1%}, pass^{k} {result.pass_hat(k):.1%}"
+        which = f", of the tasks with {k} scored samples" if result.failed else ""
+        say(console, f"pass@1 {result.pass_at(1):.1%}, {rates}{which}")
+    if tags := result.by(by):
+        console.print(_tag_table(tags, by or "tag", k))
+    if len(result.stops) > 1 or result.failed:
+        say(console, f"ended: {_counts(result.stops)}")
+    if (used := result.usage).replies:
+        cached = f" ({used.cached_tokens:,} cached)" if used.cached_tokens else ""
+        thought = f" ({used.reasoning_tokens:,} of reasoning)" if used.reasoning_tokens else ""
+        cost = "" if prices is None else f", cost {result.cost(prices):.4g}"
+        say(console, f"tokens: {used.input_tokens:,} in{cached}, {used.output_tokens:,} out{thought}{cost}")
+        failed = f"; failed attempts: {_counts(used.errors)}" if used.errors else ""
+        unknown = f" ({used.uncounted} of unknown tokens)" if used.uncounted else ""
+        say(console, f"replies: {used.replies}{unknown}, attempts: {used.attempts}{failed}")
+        say(console, f"latency p50 / p90 / p99: a reply {used.latency}, an episode {result.seconds}")
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is, however narrow the console."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _tag_table(tags: Mapping[str, Evaluation], name: str, k: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    passes = (f"pass@{k}", f"pass^{k}") if k > 1 else ()
+    for title in (name, "tasks", "success", "95 % interval", *passes, "reward", "failed"):
+        table.add_column(title, justify="left" if title == name else "right")
+    for tag, one in tags.items():
+        rates = [f"{rate:.1%}" for rate in (one.pass_at(k), one.pass_hat(k))] if k > 1 else []
+        interval = "[{:.1%}, {:.1%}]".format(*one.success_interval)
+        cells = (str(one.tasks), one.success.share, interval, *rates, f"{one.reward:.3f}", str(one.failed))
+        table.add_row(tag, *cells)
+    return table
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({n})" for name, n in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def result_table(
+    result: Evaluation, *, by: str | None = None, prices: str | os.PathLike[str] | None = None
+) -> dict[str, JSON]:
+    """Return all numbers of an evaluation, as JSON holds them; arguments as of `print_results`."""
+    used, k = result.usage, result.samples
+    out: dict[str, JSON] = _scores(result, k) | {
+        "tags": {tag: _scores(one, k) for tag, one in result.by(by).items()},
+        "stops": dict(result.stops),
+        "failures": dict(result.failures),
+        "seconds": asdict(result.seconds),
+    }
+    if used.replies:
+        out["usage"] = asdict(used) | ({} if prices is None else {"cost": result.cost(prices)})
+    return out
+
+
+def _scores(result: Evaluation, k: int) -> dict[str, JSON]:
+    return {
+        "tasks": result.tasks,
+        "episodes": len(result.episodes),
+        "failed": result.failed,
+        "success": result.success.value,
+        "success_interval": result.success_interval,
+        "reward": result.reward,
+        "reward_interval": result.reward_interval,
+        "samples": k,
+        "pass_at": {str(i): result.pass_at(i) for i in range(1, k + 1)},
+        "pass_hat": {str(i): result.pass_hat(i) for i in range(1, k + 1)},
+    }
+
+
+def dump_results(table: Mapping[str, JSON]) -> str:
+    """Return results as JSON; what is not known is null."""
+    return json.dumps(_without_nan(table), indent=2) + "\n"
+
+
+def _without_nan(value: JSON) -> JSON:
+    if isinstance(value, Mapping):
+        return {name: _without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
