@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from agent_rl.view.progress import Progress
 
 BACKENDS = ("embedded", "verl")
+EnvNames: TypeAlias = str | type[Env] | Sequence[str | type[Env] | Mapping[str, object]]
 PolicyChoice: TypeAlias = AnyPolicy | str | Path | Mapping[str, JSON]
 
 
@@ -138,7 +139,7 @@ def check(
 
 
 def train(
-    env: str | type[Env] | None = None,
+    env: EnvNames | None = None,
     *,
     backend: str | None = None,
     resume: Path | str | None = None,
@@ -156,7 +157,8 @@ def train(
         print(ar.evaluate("calculator-v0", run.policy(temperature=0)).success)
 
     Args:
-        env: a registered id or class; calculator-v0 if left out.
+        env: a registered id or class, or a mixture, a list of them and of `{"env": ..., "weight": 3}`; calculator-v0 if
+            left out.
         backend: "embedded", which makes a small model unless `start_from` names one, or "verl", on Ray with vLLM. Left
             out, it is the resumed run's, otherwise "embedded".
         resume: the folder of a run to continue, with its own settings but for `steps`, and `device` of an embedded one.
@@ -189,7 +191,7 @@ def train(
 
 
 def training_config(
-    env: str | type[Env] | None = None,
+    env: EnvNames | None = None,
     *,
     backend: str | None = None,
     imports: Sequence[str | Path] = (),
@@ -204,7 +206,7 @@ def training_config(
         raise ConfigError(f"no backend '{backend}'.{did_you_mean(backend, BACKENDS)} There are: {', '.join(BACKENDS)}")
     given = {name.rstrip("_"): value for name, value in settings.items()}
     if env is not None:
-        given["env"] = _id_of(env)
+        given["env"] = _id_of(env) if isinstance(env, str | type) else [*map(_member, env)]
     if imports:
         given["imports"] = [str(Path(file).resolve()) for file in imports]
     if backend == "verl" and "episodes" in given:
@@ -321,7 +323,7 @@ def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:
         return outside_loop(lambda: work(shown, stop), stop.interrupt)
 
 
-def _id_of(env: str | type[Env]) -> str:
+def _id_of(env: object) -> str:
     if isinstance(env, str):
         return env
     if not isinstance(env, type):
@@ -360,6 +362,10 @@ def _run(
             return outside_loop(lambda: asyncio.run(run_jobs(jobs, players[0], concurrency=concurrency)))
         groups = outside_loop(lambda: asyncio.run(run_groups(jobs, players[0], concurrency=concurrency)))
         return [episode for group in groups for episode in group.episodes]
+
+
+def _member(choice: str | type[Env] | Mapping[str, object]) -> object:
+    return {**choice, "env": _id_of(choice.get("env"))} if isinstance(choice, Mapping) else _id_of(choice)
 
 
 @cache

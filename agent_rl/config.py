@@ -117,6 +117,8 @@ def parse_setting(text: str) -> tuple[str, object]:
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"'{text}' is no setting: write key=value, such as steps=20")
+    if key.endswith(".where"):  # a condition, which Hydra's grammar has not
+        return key, value
     if _NUMBER.fullmatch(value):
         return key, int(value)
     if _WORD.fullmatch(value) and value.lower() not in _CONSTANTS:

@@ -45,6 +45,8 @@ class Stream(IntEnum):
     """Resampled tasks and signs, where two rollouts are compared."""
     WORLD = 11
     """What a built-in environment makes of a task's seed, such as a database or files."""
+    MIXTURE = 12
+    """The order of a mixture's environments; key: the run's seed and the block."""
 
 
 def rng(stream: Stream, *key: int) -> np.random.Generator:

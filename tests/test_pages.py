@@ -42,6 +42,7 @@ TO_FILL_IN = re.compile(r"[A-Z]+|\.\.\.|name|http:.*|\S+\|\S+|runs/\S*|(eval|tra
 EXAMPLES = {"riddle.py", "my-env", "name-v0", "lab/shop-v0", "agent_rl/lab.shop-v0", "agent_rl/NAME"}
 """Names that a user chooses."""
 ELSEWHERE = {
+    **dict.fromkeys(("tasks.where='level < 3'", "tasks="), "a condition on a user's tasks, a parameter of register"),
     **dict.fromkeys(("PIP_EXTRA_INDEX_URL", ".venv", ".venv/bin", ".venv-verl/bin/agent-rl"), "pip and the Makefile"),
     **dict.fromkeys(("AGENT_RL_SERVER_TOKEN", "https://HOST/NAME"), "tests/adapters/test_remote.py"),
     **dict.fromkeys(("GET /health", "env=http://HOST:PORT/NAME"), "tests/adapters/test_remote.py"),

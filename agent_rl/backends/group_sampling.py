@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
@@ -21,8 +22,9 @@ from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.core.messages import Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env
+from agent_rl.gym.mixture import member_of, members_of
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.tasks import RL_START, TaskStream, distinct_tasks, task_key
+from agent_rl.gym.tasks import RL_START, task_key
 from agent_rl.rollout import Job, continuation
 from agent_rl.runs.config import RunConfig
 
@@ -68,15 +70,20 @@ def check_environment(config: RunConfig) -> EnvSpec:
         ConfigError: naming the file, argument or split that is wrong, what the constructor raises, or what to define.
     """
     env = config.load_env()
-    require_hooks(env, Requirements(config.algorithm))
-    try:
-        instance = env.make(**config.env_args)
-    except ConfigError:
-        raise
-    except Exception as error:  # of the user's own class
-        raise ConfigError(f"env={env.id}: its constructor raises {type(error).__name__}: {error}") from error
-    outside_loop(lambda: asyncio.run(maybe_await(instance.close())))
+    for member, args, _ in members_of(env, config.env_args):
+        require_hooks(member, Requirements(config.algorithm))
+        try:
+            instance = member.make(**args)
+        except ConfigError:
+            raise
+        except Exception as error:  # of the user's own class
+            raise ConfigError(f"env={member.id}: its constructor raises {type(error).__name__}: {error}") from error
+        outside_loop(partial(_close, instance))
     return env
+
+
+def _close(env: Env) -> None:
+    asyncio.run(maybe_await(env.close()))
 
 
 class HeldOut(NamedTuple):
@@ -95,10 +102,10 @@ def held_out_tasks(env: EnvSpec, config: RunConfig, demonstrations: int = 0) -> 
     Of a task function, the tasks of the run's first steps and demonstrations are looked at.
     """
     source, split, n = env.tasks, config.eval.split, config.eval.n
-    tasks = distinct_tasks(source, split, n)
+    tasks = source.distinct(split, n)
     more = "" if len(tasks) == n else f", all that there are for eval.n={n}"
     which = f"{len(tasks)} task{'s' * (len(tasks) != 1)} of '{split}'{more}"
-    train = TaskStream(source, config.split, config.seed)
+    train = source.stream(config.split, config.seed)
     if (all_of := source.size(config.split)) is not None:
         positions: Iterable[int] = range(all_of)
     else:
@@ -165,7 +172,7 @@ def value_states(
     Args:
         groups: the batch's; their episodes were run with `Job(snapshots=True)`. States of those that the algorithm
             keeps are valued.
-        spec: their environment.
+        spec: their environment, or a mixture.
         algorithm: with `needs_values`.
         rng: draws the continuations' seeds, and the states to value if the budget is not enough for all.
         run: runs jobs with the policy that sampled the groups, and returns their episodes in order; they are neither
@@ -177,9 +184,13 @@ def value_states(
     episodes = episodes_of(groups)
     x = algorithm.experience(groups)
     found = plan_continuations(episodes, x.kept.tolist(), algorithm.config.vine, rng)
-    continued = run([continuation(spec, episodes[s.episode], s.turn, s.seed) for s in found.starts])
+    continued = run([_continued(spec, episodes[s.episode], s.turn, s.seed) for s in found.starts])
     gamma = cast(float, algorithm.config.advantage["gamma"])  # a knob of state-values
     return found.values(continued, (len(episodes), x.states.shape[1]), gamma=gamma)
+
+
+def _continued(spec: EnvSpec, episode: Episode, turn: int, seed: int) -> Job:
+    return continuation(member_of(spec, episode.env), episode, turn, seed)
 
 
 def episodes_of(groups: Groups) -> list[Episode]:

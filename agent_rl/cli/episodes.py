@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,10 +14,12 @@ from agent_rl.checks.report import Score
 from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
+from agent_rl.core.display import from_here
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TRAIN
-from agent_rl.runs.commands import command
+from agent_rl.rollout import Job
+from agent_rl.runs.commands import command, env_word
 from agent_rl.runs.rollout import (
     CHANGEABLE,
     RolloutResult,
@@ -96,32 +97,40 @@ def _report(ran: RolloutResult) -> None:
     result, settings, console = ran.evaluation, ran.settings, Console()
     episodes = result.episodes
     print_table(episodes[:20], console)
-    scores = _scores(settings) if settings.floors else ()
-    print_results(result, console, title=episodes[0].env, by=settings.by, prices=settings.prices)
-    if scores:
-        print(f"On the same tasks: {', '.join(f'{score.policy} {score}' for score in scores)}")
+    scores = _scores(settings) if settings.floors else {}
+    print_results(result, console, title=settings.env_id, by=settings.by, prices=settings.prices)
+    for env, found in result.of_env.items():
+        print(f"{env}: success {found.success}, reward {found.reward:.3f}, {found.failed} failed")
+    for env, of_env in scores.items():
+        where = f", {env}" if len(scores) > 1 else ""
+        print(f"On the same tasks{where}: {', '.join(f'{score.policy} {score}' for score in of_env)}")
     print("\n".join(failure_lines(episodes)), end="\n" if result.failed else "")
     if result.failed:
         print(f"Run them again: {command('rollout', f'resume={ran.file}', 'retry_failed=true')}")
-    floors = {score.policy: asdict(score) | {"success": score.success.value} for score in scores}
+    rows = {env: {s.policy: asdict(s) | {"success": s.success.value} for s in of_env} for env, of_env in scores.items()}
+    floors = rows if len(rows) > 1 else next(iter(rows.values()), {})
     table = result_table(result, by=settings.by, prices=settings.prices) | ({"floors": floors} if floors else {})
     ran.file.with_suffix(".results.json").write_text(dump_results(table), encoding="utf-8")
     view = command("view", str(ran.file), short_id(episodes[0].id))
     print(f"{len(episodes)} episodes in {ran.file}; read one: {view}")
-    can_train = TRAIN in spec(settings.env).tasks.splits and not settings.env_args
+    envs = dict.fromkeys(episode.env for episode in episodes)
+    can_train = all(TRAIN in spec(env).tasks.splits for env in envs) and not settings.env_args
     if settings.policy.name == "oracle" and can_train and all(e.success for e in episodes):
         print(f"The oracle solves all of them; train on them: {_training(settings)}")
 
 
-def _scores(settings: RolloutSettings) -> tuple[Score, ...]:
-    """Return what the oracle and policies without skill score on a rollout's tasks."""
-    return asyncio.run(rollout_floors(rollout_jobs(settings)))
+def _scores(settings: RolloutSettings) -> dict[str, tuple[Score, ...]]:
+    """Return what the oracle and policies without skill score on a rollout's tasks, by environment."""
+    of_env: dict[str, list[Job]] = {}
+    for job in rollout_jobs(settings):
+        of_env.setdefault(job.spec.id, []).append(job)
+    return {env: asyncio.run(rollout_floors(jobs)) for env, jobs in of_env.items()}
 
 
 def _training(settings: RolloutSettings) -> str:
     """Return the command that trains on a rollout's environment, with the project's own settings if it has them."""
-    files = [Path(os.path.relpath(file)) for file in settings.imports]
+    files = [Path(from_here(file)) for file in settings.imports]
     for own in (file.with_name(SETTINGS) for file in files):
         if own.exists() and read_settings(own).get("env") == settings.env:
             return command("train", f"config={own}")
-    return command("train", f"env={settings.env}", imports=files)
+    return command("train", env_word(settings), imports=files)

@@ -24,7 +24,8 @@ TRAIN, EVAL = "train", "eval"
 """The splits that training and every evaluation take by default."""
 HELD_OUT = 10
 """One task in so many of `train` is held out as `eval` where an environment names no such split."""
-_DRAWS, _STRIDE = 200, 2**31 - 1
+DRAWS, STRIDE = 200, 2**31 - 1
+"""How often a task function is asked for a task that fits, and how far apart the indices are."""
 RL_START = 2**24
 """Where the tasks of reinforcement learning begin in a `TaskStream`: behind those of the demonstrations."""
 EVALUATION_SEED = 2**31
@@ -36,6 +37,9 @@ class TaskSource:
 
     Without a split `eval`, part of `train` is held out for it: the tasks that a hash of their content chooses.
     """
+
+    shuffle: bool | None = None
+    """Whether a run draws the order of a finite split by its seed; None for training only."""
 
     def __init__(
         self,
@@ -102,11 +106,26 @@ class TaskSource:
             raise IndexError(f"tasks count from 0, not {index}")
         if not (self.holds_out and split in (TRAIN, EVAL)):
             return self._drawn(split, index)
-        for attempt in range(_DRAWS):
-            task = self._drawn(TRAIN, index + attempt * _STRIDE)
+        for attempt in range(DRAWS):
+            task = self._drawn(TRAIN, index + attempt * STRIDE)
             if _is_held_out(task_key(task)) == (split == EVAL):
                 return task
         return self._drawn(TRAIN, index)  # of a function with very few tasks
+
+    def distinct(self, split: str, n: int) -> list[Task]:
+        """Return the first `n` different tasks of a split; fewer if it doesn't seem to have as many."""
+        size = self.size(split)
+        found: dict[str, Task] = {}
+        for index in range(size if size is not None else 20 * n):
+            task = self.get(split, index)
+            found.setdefault(task_key(task), task)
+            if len(found) == n:
+                break
+        return list(found.values())
+
+    def stream(self, split: str, seed: int = 0) -> TaskStream:
+        """Return a split as an endless sequence."""
+        return TaskStream(self, split, seed)
 
     def require(self, split: str) -> str:
         """Return the name of a split: `test`, as `eval` was called once, is `eval` where there is no other.
@@ -174,6 +193,8 @@ class TaskStream:
         if size is None:
             return self.source.get(self.split, self.seed * 2**32 + position)
         epoch, offset = divmod(position, size)
+        if self.source.shuffle is False:
+            return self.source.get(self.split, offset)
         if epoch != self._epoch:
             self._order = rng(Stream.TASK_ORDER, self.seed, epoch).permutation(size)
             self._epoch = epoch
@@ -182,14 +203,7 @@ class TaskStream:
 
 def distinct_tasks(source: TaskSource, split: str, n: int) -> list[Task]:
     """Return the first `n` different tasks of a split; fewer if it doesn't seem to have as many."""
-    size = source.size(split)
-    found: dict[str, Task] = {}
-    for index in range(size if size is not None else 20 * n):
-        task = source.get(split, index)
-        found.setdefault(task_key(task), task)
-        if len(found) == n:
-            break
-    return list(found.values())
+    return source.distinct(split, n)
 
 
 def task_key(task: Task) -> str:

@@ -15,6 +15,7 @@ from agent_rl.config import Section
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.gym.env import Env
+from agent_rl.gym.mixture import members_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.base import AnyPolicy
 from agent_rl.registries import Registry
@@ -122,7 +123,8 @@ def open_policy(config: PolicyConfig, params: SamplingParams, env: EnvSpec) -> I
     given = {"params": params, "env": env}
     asked = {key: given[key] for key in _GIVEN if key in inspect.signature(factory).parameters}
     checked = _checked(name, factory, settings)
-    _require_script(name, env)
+    for member in members_of(env, {}):
+        _require_script(name, member.spec)
     made = factory(**checked, **asked)
     with made if isinstance(made, AbstractContextManager) else nullcontext(made) as policy:
         yield require_policy(policy)

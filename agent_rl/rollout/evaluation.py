@@ -76,7 +76,10 @@ class Evaluation(Displayed):
     def row(self, split: str, sampling: str) -> dict[str, float | int | str]:
         """Return the evaluation as a row of metrics."""
         means = {name: getattr(self, name) for name in ("reward", "failed", "turns", "tool_calls", "tool_errors")}
-        return {"split": split, "sampling": sampling, **asdict(self.success), "success": self.success.value, **means}
+        row = {"split": split, "sampling": sampling, **asdict(self.success), "success": self.success.value, **means}
+        for env, found in self.of_env.items():
+            row |= {f"success/{env}": found.success.value, f"n/{env}": found.success.n, f"reward/{env}": found.reward}
+        return row
 
     def pass_at(self, k: int) -> float:
         """Return the chance that one of `k` samples of a task succeeds, without bias; NaN with fewer samples."""
@@ -115,6 +118,12 @@ class Evaluation(Displayed):
             ConfigError: if no task has the key.
         """
         return {tag: summarise(episodes) for tag, episodes in episodes_by_tag(self.episodes, key).items()}
+
+    @property
+    def of_env(self) -> dict[str, Evaluation]:
+        """The evaluation of each environment; empty if there is only one."""
+        own = {env: [e for e in self.episodes if e.env == env] for env in dict.fromkeys(e.env for e in self.episodes)}
+        return {env: summarise(episodes) for env, episodes in own.items()} if len(own) > 1 else {}
 
     @property
     def usage(self) -> UsageTotals:
@@ -188,7 +197,9 @@ def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return what training reports of its episodes, `rollout/...`; failed ones count in `rollout/failed` only."""
     found = summarise(episodes)
-    return trajectory_metrics(episodes) | {
+    of_env = {f"rollout/success/{env}": part.success.value for env, part in found.of_env.items()}
+    of_env |= {f"rollout/reward/{env}": part.reward for env, part in found.of_env.items()}
+    own = {
         "rollout/success": found.success.value,
         "rollout/reward": found.reward,
         "rollout/turns": found.turns,
@@ -197,3 +208,4 @@ def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "rollout/failed": float(found.failed),
         "rollout/truncated": sum(e.outcome is Outcome.TRUNCATED for e in episodes) / max(1, len(episodes)),
     }
+    return trajectory_metrics(episodes) | own | of_env

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
@@ -14,6 +14,7 @@ from agent_rl.core.episode import Origin
 from agent_rl.core.messages import JSON, Message
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env, Script
+from agent_rl.gym.mixture import members_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.base import AnyPolicy
 from agent_rl.policy.scripted import Scripted, ScriptedConversation
@@ -33,15 +34,24 @@ def check_policy_fit(jobs: Sequence[Job], policy: AnyPolicy) -> str | None:
     """Check a rollout as `check_fit` does, if its policy samples tokens."""
     if not isinstance(policy, TokenPolicy):
         return None
-    return check_fit(jobs, policy.renderer, policy.engine.context_limit, "policy.context")
+    of_env: dict[str, list[Job]] = {}
+    for job in jobs:
+        of_env.setdefault(job.spec.id, []).append(job)
+    context = policy.engine.context_limit
+    return _joined(check_fit(own, policy.renderer, context, "policy.context") for own in of_env.values())
 
 
 def check_run_fit(
     spec: EnvSpec, split: str, env_args: Mapping[str, JSON], renderer: Renderer, context: int, setting: str
 ) -> str | None:
     """Check the first tasks of a training run as `check_fit` does."""
-    jobs = split_jobs(spec, CHECKED, 1, 0, origin=Origin("rollout", split), env_args=env_args)
-    return check_fit(jobs, renderer, context, setting)
+    origin = Origin("rollout", split)
+    jobs = (split_jobs(m.spec, CHECKED, 1, 0, origin=origin, env_args=m.args) for m in members_of(spec, env_args))
+    return _joined(check_fit(own, renderer, context, setting) for own in jobs)
+
+
+def _joined(warnings: Iterable[str | None]) -> str | None:
+    return "; ".join(filter(None, warnings)) or None
 
 
 def check_fit(jobs: Sequence[Job], renderer: Renderer, context: int | None, setting: str) -> str | None:

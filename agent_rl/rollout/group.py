@@ -32,14 +32,17 @@ async def run_groups(
 ) -> list[EpisodeGroup]:
     """Run whole groups with `run_jobs`, and score them.
 
-    All jobs are of one environment; neighbours with the same `group_id` are a group, in matches those of the same seat.
+    Neighbours with the same `group_id` are a group, of one environment, in matches those of the same seat.
     """
     episodes = await run_jobs(jobs, policy, concurrency=concurrency, on_episode=on_episode)
-    if not jobs:
-        return []
     tasks = itertools.groupby(episodes, lambda e: e.group_id.removesuffix(f"-seat{e.seat}"))
     groups = [group for _, members in tasks for group in group_episodes(list(members))]
-    return await score_groups(groups, jobs[0].spec, jobs[0].budget)
+    job_of = {job.group_id: job for job in jobs}
+    if not any(job.spec.cls.group_reward_components for job in job_of.values()):
+        return groups
+    of_group = [job_of[group.id] for group in groups]
+    scored = (score_groups([g], job.spec, job.budget) for g, job in zip(groups, of_group, strict=True))
+    return [group for (group,) in await asyncio.gather(*scored)]
 
 
 async def stream_finished(
@@ -47,7 +50,7 @@ async def stream_finished(
 ) -> AsyncGenerator[tuple[Episode, ...], None]:
     """Yield episodes as they are finished and scored: each by itself, or by groups if `@group_reward` compares them.
 
-    All jobs are of one environment. A caller that may stop early closes the generator (`contextlib.aclosing`).
+    A caller that may stop early closes the generator (`contextlib.aclosing`).
     """
     sizes = Counter(job.group_id for job in jobs)
     members: dict[str, list[tuple[int, Episode]]] = defaultdict(list)

@@ -7,12 +7,14 @@ import contextlib
 import gc
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON, Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
+from agent_rl.gym.mixture import MixedTasks, Mixture
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import episode_seed, task_key
 from agent_rl.policy.base import AnyPolicy
@@ -63,11 +65,23 @@ def split_jobs(
 ) -> list[Job]:
     """Return the jobs of the first `n` tasks of the origin's split, a group each; fewer if it has not as many.
 
+    A mixture's tasks are divided by its weights, and the arguments are its own.
+
     Raises:
         ConfigError: if there is no such split, or its file can't be read.
     """
+    if isinstance(spec, Mixture) and isinstance(spec.tasks, MixedTasks):
+        parts = zip(spec.members, spec.tasks.divide(n), strict=True)
+        return [
+            job
+            for (member, args, _), share in parts
+            for job in split_jobs(member, share, samples, run_seed, origin=origin, budget=budget, env_args=args)
+        ]
     size = spec.tasks.size(origin.split)
-    tasks = (spec.tasks.get(origin.split, i) for i in range(n if size is None else min(n, size)))
+    order = (
+        spec.tasks.stream(origin.split, run_seed).at if spec.tasks.shuffle else partial(spec.tasks.get, origin.split)
+    )
+    tasks = map(order, range(n if size is None else min(n, size)))
     return [
         job
         for task in tasks

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from agent_rl.core.display import from_here
+from agent_rl.gym.mixture import EnvironmentSettings, members_of
 from agent_rl.gym.registry import BUILTIN, EnvSpec
 from agent_rl.runs.config import RunConfig
 
 
 def command(name: str, *words: str, imports: Iterable[str | Path] = ()) -> str:
-    """Return a command line of agent-rl; files below the working directory are named from there."""
-    here = Path.cwd()
-    files = (str(Path(file).relative_to(here) if Path(file).is_relative_to(here) else file) for file in imports)
-    return shlex.join(["agent-rl", name, *(word for file in files for word in ("--import", file)), *words])
+    """Return a command line of agent-rl; imports below the working directory are named from there."""
+    return shlex.join(["agent-rl", name, *(word for file in imports for word in ("--import", from_here(file))), *words])
 
 
 def resume_command(config: RunConfig, env: EnvSpec, folder: Path) -> str:
     """Return how to continue a run, whose folder holds its imports."""
     if _is_of_this_session(config, env):
         return f"ar.train(resume={str(folder)!r})"
-    return command("train", f"resume={folder}", imports=() if config.imports else _imports(config, env))
+    return command("train", f"resume={from_here(folder)}", imports=() if config.imports else _imports(config, env))
 
 
 def rollout_command(config: RunConfig, env: EnvSpec, policy: Path) -> str:
@@ -30,16 +30,27 @@ def rollout_command(config: RunConfig, env: EnvSpec, policy: Path) -> str:
     if _is_of_this_session(config, env):
         return f"ar.run({env.id!r}, {str(policy)!r}, split={config.eval.split!r})"
     args = (f"env_args.{name}={json.dumps(value)}" for name, value in config.env_args.items())
-    words = (f"env={env.id}", f"split={config.eval.split}", *args, f"policy={policy}")
+    words = (env_word(config), f"split={config.eval.split}", *args, f"policy={from_here(policy)}")
     return command("rollout", *words, imports=_imports(config, env))
+
+
+def env_word(settings: EnvironmentSettings) -> str:
+    """Return the setting `env` as it is written on a command line."""
+    if isinstance(settings.env, str):
+        return f"env={settings.env}"
+    choices = (choice.model_dump(exclude_defaults=True) for choice in settings.env)
+    return f"env=[{','.join(_written(choice) for choice in choices)}]"
+
+
+def _written(choice: Mapping[str, object]) -> str:
+    return str(choice["env"]) if len(choice) == 1 else json.dumps(choice)
 
 
 def _is_of_this_session(config: RunConfig, env: EnvSpec) -> bool:
     """Whether a script or notebook defines the environment, so that only it can use it."""
-    return not config.imports and env.cls.__module__ == "__main__"
+    return not config.imports and any(m.spec.cls.__module__ == "__main__" for m in members_of(env, {}))
 
 
 def _imports(config: RunConfig, env: EnvSpec) -> tuple[str | Path, ...]:
-    if config.imports or env.id in BUILTIN or env.file is None:
-        return config.imports
-    return (env.file,)
+    own = [env for env, _, _ in members_of(env, {}) if env.id not in BUILTIN and env.file is not None]
+    return config.imports or tuple(dict.fromkeys(env.file for env in own if env.file is not None))

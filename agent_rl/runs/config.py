@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, field_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.config import Section
 from agent_rl.gym.budget import BudgetConfig
-from agent_rl.gym.registry import EnvSpec, load_once, spec
+from agent_rl.gym.mixture import EnvironmentSettings, load_environment
+from agent_rl.gym.registry import EnvSpec, load_once
 from agent_rl.gym.tasks import EVAL, TRAIN
 
 
@@ -57,13 +57,9 @@ class EvalConfig(Section):
     """Steps between evaluations during training; 0 evaluates before and after only."""
 
 
-class RunConfig(Section):
+class RunConfig(EnvironmentSettings):
     """One training run."""
 
-    env: str
-    """The id of a registered environment; `agent-rl envs` lists them."""
-    env_args: dict[str, JsonValue] = Field(default_factory=dict)
-    """Passed to the environment's constructor."""
     imports: tuple[str, ...] = ()
     """Files that register environments and parts of algorithms; `--import FILE` adds one."""
     split: str = TRAIN
@@ -102,7 +98,7 @@ class RunConfig(Section):
         return files
 
     def load_env(self) -> EnvSpec:
-        """Import the user's files and return the environment, with the budget that the run gives it.
+        """Import the user's files and return the environment, with the tasks and the budget that the run gives it.
 
         Raises:
             UnknownEnvError: if there is no such environment.
@@ -110,8 +106,7 @@ class RunConfig(Section):
         """
         for file in self.imports:
             load_once(file)
-        env = spec(self.env)
+        env = load_environment(self, split=self.split, budget=self.budget)
         for split in (self.split, self.eval.split):
             env.tasks.require(split)
-        env.check_arguments(self.env_args)
-        return replace(env, budget=self.budget.instead_of(env.budget))
+        return env

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -108,8 +109,8 @@ def check_place(runs_dir: str, name: str) -> None:
         ConfigError: if the name can't be a folder's.
         OSError: if there can be no folder of runs, or none in it.
     """
-    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise ConfigError(f"name={name!r} can't be a folder's name: use letters, digits, '-', '_' and '.'")
+    if not re.sub(r"[-_.+]", "", name).isalnum():
+        raise ConfigError(f"name={name!r} can't be a folder's name: use letters, digits, '-', '_', '.' and '+'")
     runs = Path(runs_dir)
     runs.mkdir(parents=True, exist_ok=True)
     if not os.access(runs, os.W_OK):

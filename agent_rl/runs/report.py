@@ -66,7 +66,7 @@ def write_reports(
         for when, rate in zip(("before", "after"), both, strict=True)
     }
     summary = Summary(
-        env=config.env,
+        env=config.env_id,
         seed=config.seed,
         steps=config.steps,
         eval={"n": max((rate.n for rate in flat.values()), default=0)} | {k: rate.value for k, rate in flat.items()},
@@ -81,7 +81,7 @@ def write_reports(
     large = {f"{when.replace('_', ' ')}": f"{rate.value:.1%}" for when, rate in flat.items() if "low" not in when}
     return write_report(
         folder / REPORT,
-        title=f"{config.env}, {config.algorithm.name}, seed {config.seed}",
+        title=f"{config.env_id}, {config.algorithm.name}, seed {config.seed}",
         summary=large | {"seconds": f"{wall_s:.0f}"},
         curve_svg=learning_curve(rows),
         narrow_curve_svg=learning_curve(rows, narrow=True),
@@ -127,7 +127,7 @@ def _facts(config: RunConfig, summary: Summary, more: Mapping[str, str]) -> list
     versions = [f"{found.name} {found.version}" for found in installed]
     wall, memory = ("wall time", f"{summary['wall_s']:.0f} s"), summary.get("peak_rss_mib")
     return [
-        ("environment", config.env),
+        ("environment", config.env_id),
         ("seed", str(config.seed)),
         *more.items(),
         ("held out", f"split '{config.eval.split}', {summary['eval']['n']} distinct tasks"),

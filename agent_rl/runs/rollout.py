@@ -13,14 +13,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
-from pydantic import Field, JsonValue
+from pydantic import Field, model_validator
 from rich.markup import escape
 
-from agent_rl.config import Section, check_config
+from agent_rl.config import check_config
 from agent_rl.core.episode import Episode, Origin, Outcome
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.gym.budget import BudgetConfig
-from agent_rl.gym.registry import load_once, spec
+from agent_rl.gym.mixture import EnvironmentSettings, EnvSetting, load_environment
+from agent_rl.gym.registry import EnvSpec, load_once
 from agent_rl.gym.tasks import EVAL
 from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_params
 from agent_rl.rollout import Evaluation, Job, split_jobs, stream_finished, summarise
@@ -36,19 +37,17 @@ Key: TypeAlias = tuple[str, int]
 """Which task and sample an episode is of: its group and its seed."""
 
 
-class RolloutSettings(Section):
+class RolloutSettings(EnvironmentSettings):
     """Episodes without training."""
 
-    env: str = "calculator-v0"
-    """The id of a registered environment; `agent-rl envs` lists them."""
-    env_args: dict[str, JsonValue] = Field(default_factory=dict)
-    """Passed to the environment's constructor."""
+    env: EnvSetting = "calculator-v0"
+    """The id of a registered environment; `agent-rl envs` lists them. Or a mixture, as in training."""
     imports: list[str] = Field(default_factory=list)
     """Files that register environments and policies; --import adds one."""
     policy: PolicyConfig = PolicyConfig()
     split: str = EVAL
     n: int = Field(16, ge=1)
-    """Tasks, the first of the split."""
+    """Tasks, the first of the split; of a mixture in all, divided by the weights."""
     samples: int = Field(1, ge=1)
     """Episodes per task."""
     seed: int = Field(0, ge=0)
@@ -68,6 +67,13 @@ class RolloutSettings(Section):
     """A YAML file of what a million tokens cost, as `gpt-5-mini: {input: 0.25, cached: 0.025, output: 2}`."""
     out: str | None = None
     """Where the episodes go; null for runs/<time>-rollout/episodes.jsonl."""
+
+    @model_validator(mode="after")
+    def _once(self) -> RolloutSettings:
+        choices = (self,) if isinstance(self.env, str) else self.env
+        if any(choice.tasks.repeats > 1 for choice in choices):
+            raise ValueError("tasks.repeats is for training: a rollout runs a task so often with samples=N")
+        return self
 
 
 CHANGEABLE = ("by", "prices", "floors", "concurrency")
@@ -193,15 +199,15 @@ def _open(settings: RolloutSettings, file: Path, progress: Progress) -> Iterator
         load_once(imported)
     jobs = rollout_jobs(settings)
     params = sampling_params(settings.policy, settings.temperature, settings.max_tokens)
-    tasks = jobs[0].spec.tasks
-    if settings.split == EVAL and (note := tasks.describe_held_out()):
-        progress.say(f"[yellow]{settings.env}: {note}.[/yellow]")
-    if (size := tasks.size(settings.split)) is not None and size < settings.n:
+    env = _environment(settings)
+    if settings.split == EVAL and (note := env.tasks.describe_held_out()):
+        progress.say(f"[yellow]{settings.env_id}: {note}.[/yellow]")
+    if (found := len(jobs) // settings.samples) < settings.n:
         progress.say(
-            f"[yellow]n={settings.n}: split '{settings.split}' has {size} tasks, all of which are run.[/yellow]"
+            f"[yellow]n={settings.n}: split '{settings.split}' has {found} tasks, all of which are run.[/yellow]"
         )
     _require_results(settings, jobs)
-    with open_policy(settings.policy, params, jobs[0].spec) as policy:
+    with open_policy(settings.policy, params, env) as policy:
         if warning := check_policy_fit(jobs, policy):
             progress.say(f"warning: {escape(warning)}")
         yield _Rollout(jobs, policy, settings.concurrency, file, progress)
@@ -229,17 +235,13 @@ def rollout_jobs(settings: RolloutSettings) -> list[Job]:
     Raises:
         ConfigError: if there is no such environment or split, or it takes no such arguments.
     """
-    env = spec(settings.env)
-    env.check_arguments(settings.env_args)
-    return split_jobs(
-        env,
-        settings.n,
-        settings.samples,
-        settings.seed,
-        origin=Origin("rollout", settings.split),
-        budget=settings.budget.instead_of(env.budget),
-        env_args=settings.env_args,
-    )
+    origin = Origin("rollout", settings.split)
+    env, args = _environment(settings), settings.env_args
+    return split_jobs(env, settings.n, settings.samples, settings.seed, origin=origin, env_args=args)
+
+
+def _environment(settings: RolloutSettings) -> EnvSpec:
+    return load_environment(settings, split=settings.split, budget=settings.budget)
 
 
 def _new_folder() -> str:

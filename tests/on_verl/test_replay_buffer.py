@@ -21,7 +21,7 @@ from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Outcome, Reward
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.gym.env import Env
-from agent_rl.gym.registry import register
+from agent_rl.gym.registry import register, spec
 from agent_rl.gym.reward import group_reward
 from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
@@ -66,7 +66,7 @@ class Setup:
             self.store,
             self.metrics,
             self.submit,
-            env=env,
+            env=spec(env),
             samples=2,
             seed=0,
         )

@@ -11,8 +11,9 @@ from agent_rl.core.messages import JSON
 from agent_rl.engines.model_files import require_model
 from agent_rl.errors import ConfigError
 from agent_rl.gym.env import Env
+from agent_rl.gym.mixture import Mixture, members_of
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.tasks import distinct_tasks, task_key
+from agent_rl.gym.tasks import task_key
 from agent_rl.rollout.match import seats_of
 from agent_rl.runs.stored_groups import StoredGroups, index_groups
 from agent_rl.store.episodes import existing_file
@@ -34,7 +35,8 @@ def check_run(config: TrainConfig) -> EnvSpec:
     if config.start_from:
         require_model(config.start_from)
     else:
-        require_demonstrations(env, config.env_args)
+        for member, args, _ in members_of(env, config.env_args):
+            require_demonstrations(member, args)
     if config.episodes is not None:
         existing_file(config.episodes)
     return env
@@ -67,10 +69,12 @@ def index_stored(config: TrainConfig, env: EnvSpec) -> StoredGroups | None:
     """
     if config.episodes is None:
         return None
+    if isinstance(env, Mixture):
+        raise ConfigError(f"episodes={config.episodes}: stored groups are of one environment, and this is {env.id}")
     from agent_rl.algorithms import Algorithm
 
     evaluated = ((config.eval.split, config.eval.n), (config.eval.during(env.tasks.splits), config.eval.dev_n))
-    held_out = {task_key(task) for split, n in evaluated for task in distinct_tasks(env.tasks, split, n)}
+    held_out = {task_key(task) for split, n in evaluated for task in env.tasks.distinct(split, n)}
     return index_groups(config.episodes, env.id, Algorithm(config.algorithm), held_out)
 
 

@@ -29,8 +29,9 @@ from agent_rl.core.episode import Episode, EpisodeGroup, Origin, Reward, group_e
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError
+from agent_rl.gym.mixture import assign, member_of
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.tasks import RL_START, TaskStream
+from agent_rl.gym.tasks import RL_START
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rollout import Job, run_groups, run_jobs
 from agent_rl.rollout.match import match_jobs, seats_of
@@ -75,7 +76,7 @@ class RolloutSampler:
 
     def __init__(self, spec: EnvSpec, actor: Actor, config: TrainConfig, algorithm: Algorithm) -> None:
         self.spec, self.actor, self.config, self.algorithm = spec, actor, config, algorithm
-        self.tasks = TaskStream(spec.tasks, config.split, config.seed)
+        self.tasks = spec.tasks.stream(config.split, config.seed)
         self.params = actor.params(config.rollout.temperature, config.rollout.max_tokens)
         """What training samples with: nothing but the temperature, so that its log-probabilities are exact."""
 
@@ -110,9 +111,10 @@ class RolloutSampler:
     def job(self, origin: Origin, task: Task, number: int, sampling: str = "") -> Job:
         """Return an episode to run, named by `names_of`; ids tell a resumed run which ones it stored already."""
         group, id = names_of(origin, number, sampling=sampling)
-        snapshots, args = self.algorithm.needs_values and origin.purpose == "train", self.config.env_args
+        snapshots = self.algorithm.needs_values and origin.purpose == "train"
+        env, args, task = assign(self.spec, self.config.env_args, task)
         seed = seed_of(origin, task, self.config.seed)
-        return Job(self.spec, task, seed, group, env_args=args, id=id, origin=origin, snapshots=snapshots)
+        return Job(env, task, seed, group, env_args=args, id=id, origin=origin, snapshots=snapshots)
 
     def run(self, jobs: list[Job], params: SamplingParams) -> list[Episode]:
         """Run episodes with the engine's present weights."""
@@ -145,11 +147,11 @@ class RolloutSampler:
         """Run the first episode of each group again, greedily."""
         jobs = [
             Job(
-                self.spec,
+                member_of(self.spec, first.env),
                 first.task,
                 first.seed,
                 first.group_id,
-                env_args=self.config.env_args,
+                env_args=first.env_args,
                 id=f"{first.group_id}-greedy",
                 origin=replace(first.origin, greedy=True),
             )

@@ -29,7 +29,6 @@ from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
@@ -171,7 +170,7 @@ class _Run:
         config = self.config
         if config.episodes is None:
             return held_out_tasks(self.env, config, 0 if config.start_from else config.warm_start.demonstrations)
-        tasks = distinct_tasks(self.env.tasks, config.eval.split, config.eval.n)
+        tasks = self.env.tasks.distinct(config.eval.split, config.eval.n)
         return HeldOut(tasks, f"{len(tasks)} tasks of '{config.eval.split}', left out of the stored groups")
 
     def prepare(self) -> Actor:
@@ -227,13 +226,15 @@ class _Run:
             self.metrics.write("eval", trainer.step, result.row(split, name))
             label = f"{name} (temperature {temperature:g})" if temperature else name
             self.progress.say(f"  {label:34s} {result.success}")
+            for env, found in result.of_env.items():
+                self.progress.say(f"    {escape(env):32s} {found.success}")
 
     def train(self, trainer: Trainer) -> None:
         """Train to the last step; evaluate and save checkpoints at the configured steps."""
         config = self.config
         self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
         split = config.eval.during(self.env.tasks.splits)
-        dev = distinct_tasks(self.env.tasks, split, config.eval.dev_n)
+        dev = self.env.tasks.distinct(split, config.eval.dev_n)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
         diagnosis = Diagnosis(config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say)

@@ -26,6 +26,7 @@ from agent_rl.core.episode import Episode, Origin, group_episodes
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
+from agent_rl.gym.mixture import members_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.moe.agreement import RoutingConfig, replayed_routes
 from agent_rl.moe.balance import RouteLog
@@ -47,7 +48,7 @@ class StepResult:
 
 
 class Trainer:
-    """Trains an actor on one environment. `step` counts finished steps and is the cursor into the data."""
+    """Trains an actor on an environment or a mixture. `step` counts finished steps and is the cursor into the data."""
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class Trainer:
     ) -> None:
         self.spec, self.actor, self.config, self.reference, self.stored = spec, actor, config, reference, stored
         self.algorithm = Algorithm(config.algorithm)
-        require_hooks(spec, self.algorithm)
+        for member in members_of(spec, config.env_args):
+            require_hooks(member.spec, self.algorithm)
         self.is_mixture, self.replay = bool(routers(actor.model)), config.algorithm.routing.replay
         if config.algorithm.routing != RoutingConfig() and not self.is_mixture:
             raise ConfigError("algorithm.routing is about a mixture of experts, and the model is dense")

@@ -26,8 +26,9 @@ from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
 from agent_rl.core.trajectory import Trajectory
 from agent_rl.errors import ConfigError
+from agent_rl.gym.mixture import assign
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.tasks import TaskStream, episode_seed
+from agent_rl.gym.tasks import episode_seed
 from agent_rl.moe.balance import balance_loss
 from agent_rl.moe.routes import routed
 from agent_rl.policy.scripted import demonstrator
@@ -48,20 +49,21 @@ def demonstrate(
     env_args: Mapping[str, JSON] | None = None,
     renderer: Renderer | None = None,
 ) -> list[Episode]:
-    """Run an environment's own noisy script on the first `n` tasks of a split; with token ids if there is a renderer.
+    """Run the environments' own noisy scripts on the first `n` tasks of a split; with token ids if there is a renderer.
 
     Raises:
         ConfigError: if the environment has no demonstrations.
     """
-    tasks, origin, args = TaskStream(env.tasks, split, seed), Origin("demonstration", split), env_args or {}
+    tasks, origin = env.tasks.stream(split, seed), Origin("demonstration", split)
+    assigned = (assign(env, env_args or {}, tasks.at(position)) for position in range(n))
     jobs = [
-        Job(env, task, episode_seed(seed, task, i), env_args=args, origin=origin)
-        for i, task in enumerate(map(tasks.at, range(n)))
+        Job(spec, task, episode_seed(seed, task, i), env_args=args, origin=origin)
+        for i, (spec, args, task) in enumerate(assigned)
     ]
     episodes = asyncio.run(run_jobs(jobs, demonstrator(renderer)))
-    broken = next((e.error for e in episodes if e.error is not None), None)
-    if broken is not None:
-        raise ConfigError(f"a demonstration of {env.id} failed: {broken.type}: {broken.message}")
+    broken = next((e for e in episodes if e.error is not None), None)
+    if broken is not None and broken.error is not None:
+        raise ConfigError(f"a demonstration of {broken.env} failed: {broken.error.type}: {broken.error.message}")
     return episodes
 
 

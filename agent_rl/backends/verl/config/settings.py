@@ -108,7 +108,9 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "data.max_response_length": config.rollout.context,
         "data.dataloader_num_workers": 0,
         "data.agent_rl": {
-            "env": config.env,
+            "env": _environment(config),
+            "tasks": config.tasks.model_dump(exclude_defaults=True),
+            "split": config.split,
             "imports": list(config.imports),
             "seed": config.seed,
             "first": RL_START,
@@ -151,6 +153,11 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
     }
 
 
+def _environment(config: VerlConfig) -> JsonValue:
+    """Return the environment's id, or the choices of a mixture."""
+    return config.env if isinstance(config.env, str) else [c.model_dump(exclude_defaults=True) for c in config.env]
+
+
 def reference_settings(algorithm: AlgorithmConfig, strategy: object) -> dict[str, JsonValue]:
     """Return what the reference is in verl's config: it computes in the policy's precision."""
     if not Requirements(algorithm).needs_reference or strategy in VERL_REPLAY_STRATEGIES:
@@ -172,7 +179,7 @@ def agent_loop(config: VerlConfig) -> list[dict[str, JsonValue]]:
         {
             "name": "agent_rl",
             "_target_": "agent_rl.backends.verl.worker.agent_loop.EnvAgentLoop",
-            "env": config.env,
+            "env": _environment(config),
             "env_args": dict(config.env_args),
             "imports": list(config.imports),
             "seed": config.seed,

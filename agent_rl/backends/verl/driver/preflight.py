@@ -142,7 +142,7 @@ def _missing_here(request: Request) -> Iterator[str]:
     try:
         check_environment(config)
     except Exception as error:  # whatever the user's file raises
-        yield f"env={config.env} can't be made: {type(error).__name__}: {error}"
+        yield f"env={config.env_id} can't be made: {type(error).__name__}: {error}"
 
 
 def required_modules(verl: DictConfig, algorithm: AlgorithmConfig) -> dict[str, str]:

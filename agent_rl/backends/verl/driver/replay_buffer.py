@@ -31,7 +31,8 @@ from agent_rl.backends.group_sampling import (
 from agent_rl.backends.verl.driver.exchange import ReceivedBatch
 from agent_rl.backends.verl.worker.rows import dump_branch, episode_of
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward, group_episodes
-from agent_rl.gym.registry import spec
+from agent_rl.gym.mixture import member_of
+from agent_rl.gym.registry import EnvSpec
 from agent_rl.rollout import Job, score_groups, summarise
 from agent_rl.runs.metrics import MetricsFile
 from agent_rl.seeds import Stream, rng
@@ -56,7 +57,7 @@ class EpisodeReplayBuffer:
         metrics: MetricsFile,
         submit: Callable[[TensorDict], object],
         *,
-        env: str,
+        env: EnvSpec,
         samples: int,
         seed: int,
     ) -> None:
@@ -68,7 +69,7 @@ class EpisodeReplayBuffer:
             store: where the episodes of evaluations and of dropped groups go.
             metrics: where the results of evaluations go.
             submit: verl's `_submit_batch_to_rollout`.
-            env: the environment's id.
+            env: the environment, or a mixture.
             samples: episodes per task; a session with this number or a higher one is greedy.
             seed: the run's.
         """
@@ -105,7 +106,12 @@ class EpisodeReplayBuffer:
 
     def _score(self, groups: Groups) -> list[EpisodeGroup]:
         """Call the environment's `@group_reward` methods."""
-        scored = asyncio.run(score_groups(groups, spec(self._env)))
+
+        async def score() -> list[list[EpisodeGroup]]:
+            envs = (member_of(self._env, group.episodes[0].env) for group in groups)
+            return await asyncio.gather(*(score_groups([g], env) for g, env in zip(groups, envs, strict=True)))
+
+        scored = [group for (group,) in asyncio.run(score())]
         self._rewarded |= {e.id: e.rewards for e in episodes_of(scored)}
         return scored
 
@@ -171,7 +177,7 @@ class EpisodeReplayBuffer:
         """Estimate the values of the batch's states by continuations; return their metrics."""
         draws = rng(Stream.STATE_VALUES, self._seed, step)
         values, metrics = value_states(
-            groups, spec(self._env), self._algorithm, draws, lambda jobs: self._continue(step, jobs)
+            groups, self._env, self._algorithm, draws, lambda jobs: self._continue(step, jobs)
         )
         self._values = {e.id: of_turns for e, of_turns in zip(episodes_of(groups), values, strict=True)}
         return metrics

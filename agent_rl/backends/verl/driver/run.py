@@ -71,7 +71,7 @@ def start(config: VerlConfig) -> Path:
         ConfigError: if the environment, verl's config or the cluster can't do what is asked.
     """
     warnings = require_cluster(config)
-    folder = new_folder(config.runs_dir, config.name or config.env.replace("/", "-"))
+    folder = new_folder(config.runs_dir, config.name or config.env_id.replace("/", "-"))
     with removed_if_unused(folder):
         for warning in warnings:
             warn(folder, warning, print)
@@ -91,7 +91,7 @@ def check_fit(config: VerlConfig) -> str | None:
     except (OSError, ValueError) as error:  # verl may be told of another tokenizer or template
         return (
             f"start_from={config.start_from}: rollout.context={config.rollout.context} and budget.tokens were not "
-            f"compared with the openings of {config.env}, as its tokenizer or template can't be used "
+            f"compared with the openings of {config.env_id}, as its tokenizer or template can't be used "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         )
     context = config.rollout.context
@@ -219,7 +219,7 @@ class Runner:
             folder = Path(config.data.agent_rl.episodes).parent
             if config.trainer.val_before_train:  # a new run, whose models and servers are there
                 make_latest(folder)
-            watched = watched_processes(trainer, manager, config.data.agent_rl.env)
+            watched = watched_processes(trainer, manager, trainer.env.id)
             with Watchdog(watched, stop_with(folder)):
                 try:
                     trainer.fit(manager)

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import transfer_queue as tq
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -61,7 +61,8 @@ from agent_rl.backends.verl.worker.routes import (
     route_fields,
 )
 from agent_rl.core.episode import Episode
-from agent_rl.gym.registry import load_once, spec
+from agent_rl.gym.mixture import environment_of
+from agent_rl.gym.registry import EnvSpec
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.diagnosis import Diagnosis
 from agent_rl.runs.metrics import MetricsFile
@@ -72,6 +73,7 @@ class AlgorithmTrainer(PPOTrainer):
     """What is changed in verl's trainers; mixed in front of each of them."""
 
     algorithm: Algorithm
+    env: EnvSpec
     store: EpisodeWriter
     metrics: MetricsFile
     replay_buffer: Any
@@ -90,14 +92,12 @@ class AlgorithmTrainer(PPOTrainer):
 
     def _setup(self) -> None:
         settings, samples = self.config.data.agent_rl, self.config.actor_rollout_ref.rollout.n
-        for file in settings.imports:
-            load_once(file)  # before the algorithm, whose parts they may define
+        self.env = environment_of(cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True)))  # imports, too
         self.algorithm = Algorithm(AlgorithmConfig.model_validate_json(settings.algorithm))
         self.routes = route_fields(self.algorithm.config.routing, self.config)
         self.store = EpisodeWriter(settings.episodes)
-        folder, env = self.store.path.parent, spec(settings.env).cls
-        self.metrics = MetricsFile(folder, mirror=False)
-        self.diagnosis = Diagnosis(self.algorithm.config, samples, env, folder, print)
+        self.metrics = MetricsFile(folder := self.store.path.parent, mirror=False)
+        self.diagnosis = Diagnosis(self.algorithm.config, samples, self.env.cls, folder, print)
         super()._setup()
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))
         if self.use_critic:
@@ -108,7 +108,7 @@ class AlgorithmTrainer(PPOTrainer):
             self.store,
             self.metrics,
             self._submit_batch_to_rollout,
-            env=settings.env,
+            env=self.env,
             samples=samples,
             seed=settings.seed,
         )

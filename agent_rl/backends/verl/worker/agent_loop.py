@@ -17,7 +17,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.resuming import ResumingEngine
 from agent_rl.engines.stateless import EngineOutput, Generate, Settings, StatelessEngine
 from agent_rl.gym.budget import Budget, BudgetConfig
-from agent_rl.gym.registry import load_once, spec
+from agent_rl.gym.mixture import assign, environment_of
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
 from agent_rl.rollout.episode import run_episode
@@ -81,7 +81,7 @@ class EnvAgentLoop(AgentLoopBase):
     def __init__(
         self,
         *args: Any,
-        env: str,
+        env: str | list[dict[str, Any]],
         env_args: dict[str, Any],
         imports: list[str],
         seed: int,
@@ -91,10 +91,9 @@ class EnvAgentLoop(AgentLoopBase):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        for file in imports:
-            load_once(file)
-        self._spec, self._env_args, self._seed, self._max_tokens = spec(env), dict(env_args), seed, max_tokens
-        self._budget = episode_budget(self._spec.budget, dict(budget or {}))
+        self._env = environment_of({"env": env, "env_args": env_args, "imports": imports})  # the rows have the tasks
+        self._env_args, self._seed, self._max_tokens = dict(env_args), seed, max_tokens
+        self._budget = dict(budget or {})
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run the row's task, or the branch that it holds; return one output per trajectory."""
@@ -114,17 +113,19 @@ class EnvAgentLoop(AgentLoopBase):
     def _job(self, row: dict[str, Any], params: SamplingParams) -> Job:
         """What a row asks for."""
         if "branch" in row:
-            return load_continuation(row["branch"], self._spec, self._budget)
-        task, greedy = json.loads(row["task"]), params.temperature == 0
+            job = load_continuation(row["branch"], self._env)
+            return replace(job, budget=episode_budget(job.spec.budget, self._budget))
+        env, env_args, task = assign(self._env, self._env_args, json.loads(row["task"]))
+        greedy = params.temperature == 0
         origin = origin_of(row, greedy=greedy)
         group, id = names_of(origin, int(row["index"]), digits=7)
         return Job(
-            self._spec,
+            env,
             task,
             seed_of(origin, task, self._seed),
             group,
-            self._budget,
-            env_args=self._env_args,
+            episode_budget(env.budget, self._budget),
+            env_args=env_args,
             id=id,
             origin=origin,
             snapshots=bool(row.get("snapshots")),

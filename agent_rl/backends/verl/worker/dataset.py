@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
-from agent_rl.gym.registry import load_once, spec
-from agent_rl.gym.tasks import TaskStream, distinct_tasks
+from agent_rl.gym.mixture import assign, environment_of
 from agent_rl.rollout.naming import EVALUATION
 
 ENDLESS = 2**20
@@ -26,16 +25,14 @@ class TaskDataset(Dataset[dict[str, Any]]):
     def __init__(self, data_files: Any, config: DictConfig, **ignored: Any) -> None:
         name = data_files if isinstance(data_files, str) else str(data_files[0])
         split, _, count = name.partition(":")
-        settings = config.agent_rl
-        for file in settings.imports:
-            load_once(file)
-        self.split, self.env = split, str(settings.env)
-        source = spec(self.env).tasks
+        settings = cast(dict[str, Any], OmegaConf.to_container(config.agent_rl, resolve=True))
+        self.split, self.env = split, environment_of(settings)
+        source = self.env.tasks
         source.require(split)
-        self._first = int(settings.first)
-        self._asked = dict(settings.asked)
-        self._stream = TaskStream(source, split, int(settings.seed))
-        self._tasks = distinct_tasks(source, split, int(count)) if count else None
+        self._first = int(settings["first"])
+        self._asked = dict(settings["asked"])
+        self._stream = source.stream(split, int(settings["seed"]))
+        self._tasks = source.distinct(split, int(count)) if count else None
 
     def __len__(self) -> int:
         return ENDLESS if self._tasks is None else len(self._tasks)
@@ -48,7 +45,7 @@ class TaskDataset(Dataset[dict[str, Any]]):
             "split": self.split,
             EVALUATION: self._tasks is not None,
             "index": index,
-            "data_source": f"{self.env}/{self.split}",
+            "data_source": f"{assign(self.env, {}, task).spec.id}/{self.split}",
             "reward_model": {"style": "environment", "ground_truth": ""},
         }
         return row | self._asked if self._tasks is None else row

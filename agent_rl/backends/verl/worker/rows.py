@@ -19,7 +19,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON
 from agent_rl.core.trajectory import ExpertArray
 from agent_rl.errors import ConfigError
-from agent_rl.gym.budget import Budget
+from agent_rl.gym.mixture import member_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.rollout import Job, continuation
 from agent_rl.rollout.job import Branch
@@ -139,10 +139,10 @@ def dump_branch(branch: Branch) -> str:
     return json.dumps({"episode": line, "turn": branch.turn, "seed": branch.seed, "snapshot": branch.snapshot})
 
 
-def load_continuation(text: str, spec: EnvSpec, budget: Budget) -> Job:
-    """Return the job that continues a branch from `dump_branch`, within an episode's budget."""
+def load_continuation(text: str, env: EnvSpec) -> Job:
+    """Return the job that continues a branch from `dump_branch` in an environment, or one of a mixture."""
     row = json.loads(text)
     snapshot = pickle.loads(base64.b64decode(row["snapshot"]))
     turn = int(row["turn"])
     episode = replace(load_line(row["episode"].encode()), snapshots=(None,) * turn + (snapshot,))
-    return continuation(spec, episode, turn, int(row["seed"]), budget=budget)
+    return continuation(member_of(env, episode.env), episode, turn, int(row["seed"]))
