@@ -18,6 +18,7 @@ from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, PolicyError, did_you_mean
 from agent_rl.policy.openai_wire import ChatAnswer, ModelList
 from agent_rl.policy.pacing import Pace
+from agent_rl.seeds import Stream, rng
 
 if TYPE_CHECKING:
     import openai
@@ -55,6 +56,8 @@ class Tally:
     """The growing usage of one reply; it is there, too, if the reply fails or is cancelled."""
 
     model: str
+    seed: int = 0
+    """Of the pauses between attempts."""
     answers: list[ChatAnswer] = field(default_factory=list)
     finish_reason: str = ""
     errors: list[str] = field(default_factory=list)
@@ -180,7 +183,8 @@ class ChatClient:
                     answer = await self._attempt(body, tally)
             except _AttemptError as error:
                 tally.errors.append(error.kind)
-                wait = max(pause, error.wait)
+                early = rng(Stream.RETRY, tally.seed, attempts).random() / 2  # not all at once, after a failure of all
+                wait = max(pause * (1 - early), error.wait)
                 if attempts > self.retries or wait > LONGEST_WAIT:
                     why = f"it asks to wait {wait:g} s" if wait > LONGEST_WAIT else f"failed {attempts} times"
                     raise PolicyError(f"{self.address} {why}; at last: {error}") from None
