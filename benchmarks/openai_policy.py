@@ -1,7 +1,7 @@
 """CPU of a reply of policy=openai beside the bare SDK: `python benchmarks/openai_policy.py`.
 
 Both ask one local server, in a process of its own, for the same reply, with the same messages; the numbers are CPU time
-(user and system, all threads of this process) per reply, the least of several repetitions, one request at a time and 32.
+(user and system, all threads of this process) per reply, the least of several repetitions, one at a time and 32.
 """
 
 from __future__ import annotations
