@@ -169,7 +169,13 @@ def test_fetch_allows_what_the_list_holds(url):
 @pytest.mark.parametrize(
     "url",
     [
-        *("http://docs.org.evil.com/", "http://evildocs.org", "http://docs.org@evil.com/", "http://docs.org:81/"),
+        *(
+            "http://docs.org.evil.com/",
+            "http://evildocs.org",
+            "http://docs.org@evil.com/",
+            "http://me:pw@docs.org/",
+            "http://docs.org:81/",
+        ),
         *("https://wiki.org/", "https://evilwiki.org/", "http://site.com/docs/", "https://site.com/docs"),
         *("https://site.com/docs/../secret", "https://site.com/docs/%2e%2e/secret", "https://site.com/docs/..;/x"),
         *(

@@ -78,6 +78,7 @@ ELSEWHERE = {
         ),
         "TextWorld's",
     ),
+    **dict.fromkeys(("python -m agent_rl.envs.wordnet_corpus", "apt-get", ".deb"), "a module's command, and Debian's"),
     **dict.fromkeys(
         ("env_args.level=5", "env_args.hints=false", "save", "restart"), "TextWorld's settings and commands"
     ),

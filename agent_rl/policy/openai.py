@@ -90,7 +90,7 @@ class OpenAIPolicy:
 
     def start(self, tools: Sequence[ToolSpec], seed: int) -> OpenAIConversation:
         """Begin an episode; the seed is not sent, as few servers take one."""
-        return OpenAIConversation(self, self._client, self._loop, tools)
+        return OpenAIConversation(self, self._client, self._loop, tools, seed)
 
     def close(self) -> None:
         """Close the connections; the policy may be used again."""
@@ -144,8 +144,10 @@ class OpenAIConversation:
     context_limit = None
     trajectories: tuple[Trajectory, ...] = ()
 
-    def __init__(self, policy: OpenAIPolicy, client: ChatClient, loop: LoopThread, tools: Sequence[ToolSpec]) -> None:
-        self._policy, self._client, self._loop = policy, client, loop
+    def __init__(
+        self, policy: OpenAIPolicy, client: ChatClient, loop: LoopThread, tools: Sequence[ToolSpec], seed: int
+    ) -> None:
+        self._policy, self._client, self._loop, self._seed = policy, client, loop, seed
         self._tools = tool_dicts(tools)
         self._messages: list[JSON] = []
         self._tallies: list[Tally] = []
@@ -174,7 +176,7 @@ class OpenAIConversation:
         Raises:
             PolicyError: if the server refuses, filters its answer, or no attempt succeeds.
         """
-        tally = Tally(self._policy.model)
+        tally = Tally(self._policy.model, self._seed)
         self._tallies.append(tally)
         body = self._policy.body(max_tokens) | {"messages": self._messages}
         if self._tools:
