@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue
 
@@ -112,6 +113,8 @@ class OpenAIPolicy:
         address = self.base_url or os.environ.get("OPENAI_BASE_URL")
         if address is not None and not address.startswith(("http://", "https://")):
             raise ConfigError(f"policy.base_url={address} has no scheme: write http://{address}")
+        if "@" in urlsplit(address or "").netloc:
+            raise ConfigError("policy.base_url holds a password, and is stored: let policy.api_key_env name the key")
         if not (key := os.environ.get(self.api_key_env)) and (address is None or self.api_key_env != "OPENAI_API_KEY"):
             raise ConfigError(
                 f"policy=openai needs a key: set {self.api_key_env}, or name another variable: policy.api_key_env=NAME"
