@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from agent_rl.core.display import Displayed
+from agent_rl.core.ending import Ending, ending_of
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.trajectory import Trajectory
 
@@ -166,6 +167,11 @@ class Episode(Displayed):
     def trainable(self) -> bool:
         """Whether the episode ran to an end that the policy is answerable for."""
         return self.outcome in (Outcome.TERMINATED, Outcome.TRUNCATED)
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended, finer than `outcome`: `agent_rl.core.ending` has the table."""
+        return ending_of(self)
 
     @property
     def success(self) -> bool | None:

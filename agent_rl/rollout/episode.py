@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar, cast
 
-from agent_rl.concurrency import in_thread, maybe_await
+from agent_rl.concurrency import in_thread, maybe_await, to_the_end
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message, Step
 from agent_rl.core.trajectory import FinishReason
@@ -38,8 +38,15 @@ async def run_episode(job: Job, policy: AnyPolicy, *, scored: bool = True) -> Ep
     """Run one episode to its end. An exception fails this episode only; it is recorded in `Episode.error`.
 
     Only a cancellation from outside propagates, after the environment was closed. Without `scored` no reward is asked.
+    One that fails is run again as often as `Job.retries` says for its ending.
     """
-    return await EpisodeRun(job, policy).play(scored=scored)
+    episode = await EpisodeRun(job, policy).play(scored=scored)
+    attempt = 0
+    while job.retries and attempt < job.retries.get(episode.ending, 0):
+        attempt += 1
+        _log.info("%s, group %s: %s, so run again", job.spec.id, job.group_id, episode.ending)
+        episode = await EpisodeRun(job, policy).play(scored=scored)
+    return episode
 
 
 class EpisodeRun:
@@ -297,13 +304,16 @@ class _OutOfTimeError(Exception):
 
 
 async def close_env(env: Env, seconds: float | None) -> None:
-    """Close an environment.
+    """Close an environment, to the end even if the caller is cancelled meanwhile.
 
     Raises:
         TimeoutError: if it takes longer than `seconds`.
     """
-    if type(env).close is Env.close:
-        return
+    if type(env).close is not Env.close:
+        await to_the_end(_close_within(env, seconds))
+
+
+async def _close_within(env: Env, seconds: float | None) -> None:
     try:
         async with asyncio.timeout(seconds) as clock:
             if inspect.iscoroutinefunction(env.close):

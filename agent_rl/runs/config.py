@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.config import Section
+from agent_rl.core.ending import Ending
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, load_environment
 from agent_rl.gym.registry import EnvSpec, load_once
@@ -35,6 +36,9 @@ class AsyncConfig(Section):
 
 class RolloutConfig(Section):
     """How training episodes are sampled."""
+
+    retries: dict[Ending, int] = Field(default_factory=dict)
+    """How often an episode is run again if it fails so: `{sandbox_lost: 2, env_crash: 1}`."""
 
     groups: int = Field(16, ge=1)
     """Tasks per step."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from rich.markup import escape
 
 from agent_rl.config import check_config
+from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.gym.budget import BudgetConfig
@@ -59,6 +60,8 @@ class RolloutSettings(EnvironmentSettings):
     """Instead of the environment's own limits."""
     concurrency: int = Field(64, ge=1)
     """Episodes under way at a time."""
+    retries: dict[Ending, int] = Field(default_factory=dict)
+    """How often an episode is run again if it fails so, as in training."""
     floors: bool = False
     """Whether to print, beside the result, what the oracle and policies without skill score on the same tasks."""
     by: str | None = None
@@ -237,7 +240,8 @@ def rollout_jobs(settings: RolloutSettings) -> list[Job]:
     """
     origin = Origin("rollout", settings.split)
     env, args = _environment(settings), settings.env_args
-    return split_jobs(env, settings.n, settings.samples, settings.seed, origin=origin, env_args=args)
+    jobs = split_jobs(env, settings.n, settings.samples, settings.seed, origin=origin, env_args=args)
+    return [replace(job, retries=settings.retries) for job in jobs] if settings.retries else jobs
 
 
 def _environment(settings: RolloutSettings) -> EnvSpec:
