@@ -158,7 +158,8 @@ def test_nim_oracle_wins_first_and_demonstrations_sometimes() -> None:
 def test_self_play_trains_both_seats(tmp_path: Path) -> None:
     rollout = {"groups": 4, "samples": 2, "slots": 5, "max_tokens": 8, "self_play": True}
     short = {"budget": {"tokens": 256, "turns": 2}, "eval": {"n": 1, "dev_n": 1, "every": 0}}
-    run = start_run(config(tmp_path, env="nim-v0", steps=1, rollout=rollout, **short), Progress())
+    warm = {"demonstrations": 16, "copy_steps": 1, "clone_steps": 2, "batch": 8}
+    run = start_run(config(tmp_path, env="nim-v0", steps=1, rollout=rollout, warm_start=warm, **short), Progress())
     trained = [e for e in read_episodes(run / "episodes.jsonl") if e.origin.purpose == "train"]
     assert sorted((e.group_id, e.seat) for e in trained) == [
         (f"train-00000-{task:03d}-seat{seat}", seat) for task in (0, 1) for seat in (0, 1) for _ in range(2)

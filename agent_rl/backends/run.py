@@ -182,10 +182,11 @@ class Run:
         from agent_rl.backends.embedded.actor import load_actor
         from agent_rl.backends.embedded.config import TrainConfig
 
-        config, interrupt = self.config, None
+        config, interrupt, shorten = self.config, None, None
         if isinstance(config, TrainConfig):
-            own, interrupt = config.context(config.load_env().budget.tokens), config.rollout.interrupt
+            own = config.context(config.load_env().budget.tokens)
+            interrupt, shorten = config.rollout.interrupt, config.rollout.shorten
         else:
             own = config.rollout.context
         actor = load_actor(self.checkpoint, context=context or own, device=device)
-        return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), interrupt)
+        return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), interrupt, shorten)

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Protocol
 
-from agent_rl.errors import DefinitionError
+from agent_rl.errors import ConfigError, DefinitionError
 from agent_rl.gym.budget import sleep_uncounted
 
 DEFAULT_TIMEOUT = 30.0
@@ -73,6 +73,13 @@ class RateLimit:
     """Turns at even distances, first come, first served, for all threads and event loops of the process."""
 
     def __init__(self, rate: float) -> None:
+        """Take a number of turns per second.
+
+        Raises:
+            ConfigError: if it is not positive.
+        """
+        if not 0 < rate < math.inf:
+            raise ConfigError(f"rate={rate}: give a positive number per second, such as 1 / 60 for one a minute")
         self._gap = 1 / rate
         self._next = 0.0
         self._given_back: list[float] = []

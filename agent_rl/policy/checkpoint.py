@@ -10,6 +10,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.by_name import register_policy
+from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
 
@@ -27,6 +28,7 @@ def checkpoint_policy(
     context: Annotated[int, Field(ge=2)] | None = None,
     slots: Annotated[int, Field(ge=1)] = 64,
     device: str = "cpu",
+    shorten: Shortening | None = None,
 ) -> TokenPolicy:
     """Return a policy over a model's folder in Hugging Face's format.
 
@@ -38,6 +40,7 @@ def checkpoint_policy(
         context: the longest sequence, in tokens, instead.
         slots: sequences that are sampled at a time.
         device: as in `device_of`.
+        shorten: what becomes of a context that has grown too long.
 
     Raises:
         CheckpointError: if the folder holds no model.
@@ -50,4 +53,4 @@ def checkpoint_policy(
     model, tokenizer = load_model(folder, device)
     context = context or env.budget.tokens or UNBOUNDED_CONTEXT
     engine = make_engine(model, tokenizer, slots=slots, context=context)
-    return TokenPolicy(engine, load_renderer(tokenizer, renderer), params)
+    return TokenPolicy(engine, load_renderer(tokenizer, renderer), params, shorten=shorten)

@@ -13,6 +13,7 @@ from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Prefix, Reply
 from agent_rl.policy.interruption import Interruption, sample_reply
+from agent_rl.policy.shortening import Shortening
 from agent_rl.rendering.base import Renderer
 
 
@@ -25,6 +26,8 @@ class TokenPolicy:
     params: SamplingParams = field(default_factory=SamplingParams)
     interrupt: Interruption | None = None
     """How overlong replies are made to answer; None lets their limit end them."""
+    shorten: Shortening | None = None
+    """How a context that has grown too long is rewritten; None lets it grow until the budget ends the episode."""
 
     def __post_init__(self) -> None:
         """Check the interruption.
@@ -57,8 +60,9 @@ class TokenConversation:
     """Appends observations and replies as token ids; renders no message twice.
 
     A renderer that can't prove that its rendering is an append answers with None; the conversation then forks: the
-    whole dialogue is rendered as the prompt of a new trajectory, where no token is trained a second time. A prefix is a
-    prompt, too: the engine gets its ids as they are, and what was sampled in it has no loss here.
+    whole dialogue is rendered as the prompt of a new trajectory, where no token is trained a second time. `shorten`
+    forks, too, with the dialogue rewritten. A prefix is a prompt: the engine gets its ids as they are, and what was
+    sampled in it has no loss here.
     """
 
     def __init__(self, policy: TokenPolicy, tools: Sequence[ToolSpec], seed: int, prefix: Prefix | None = None) -> None:
@@ -72,6 +76,8 @@ class TokenConversation:
         """Ids to append with the next reply: they join the trajectory when the engine gets them."""
         self._fork: Fork | None = None
         """Where they branch off, if they begin a new trajectory."""
+        self._asks = False
+        """Whether they end with a request for a summary."""
         if prefix is not None:
             self._messages = list(prefix.messages)
             self._turn = prefix.turn
@@ -101,7 +107,30 @@ class TokenConversation:
                 self._pending = [(prompt, Source.PROMPT)]
                 if before:
                     self._branch_off([*before, *reply], prompt)
-        return (0 if self._fork else len(trajectory)) + sum(len(ids) for ids, _ in self._pending)
+        length = (0 if self._fork else len(trajectory)) + sum(len(ids) for ids, _ in self._pending)
+        rule = self._policy.shorten
+        return length if rule is None or length <= rule.over_tokens or not trajectory else self._shorten(rule, messages)
+
+    def _shorten(self, rule: Shortening, messages: Sequence[Message]) -> int:
+        """Rewrite the context, or end it with the request for a summary; return its length."""
+        renderer, (before, reply) = self._policy.renderer, self._trajectories[-1].split_reply()
+        if rule.request is None:
+            if (rewritten := rule.rewrite(self._messages)) != self._messages:
+                self._restart(rewritten, [*before, *reply])
+        elif self._fork is not None:
+            self._pending = [(renderer.prompt([*self._messages, rule.request], self._tools), Source.PROMPT)]
+            self._asks = True
+        elif (bridge := renderer.bridge(before, reply, [*messages, rule.request], self._tools)) is not None:
+            self._pending = [(bridge.closing, Source.TEMPLATE), (bridge.ids, Source.ENV)]
+            self._asks = True
+        return (0 if self._fork else len(self._trajectories[-1])) + sum(len(ids) for ids, _ in self._pending)
+
+    def _restart(self, messages: Sequence[Message], old: Sequence[int]) -> None:
+        """Begin a new trajectory with other messages, in the place of ids that the engine has seen."""
+        self._messages = list(messages)
+        prompt = self._policy.renderer.prompt(self._messages, self._tools)
+        self._pending = [(prompt, Source.PROMPT)]
+        self._branch_off(old, prompt)
 
     def _branch_off(self, old: Sequence[int], prompt: Sequence[int]) -> None:
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, prompt, strict=False)))
@@ -113,6 +142,8 @@ class TokenConversation:
         """Sample a reply and read it; `max_tokens` also counts what an interruption puts into it."""
         if not self._pending:
             raise PolicyError("observe what the environment said before asking for a reply")
+        if self._asks:
+            max_tokens = await self._summarise(max_tokens)
         policy, interrupt, point = self._policy, self._policy.interrupt, 0
         if interrupt is not None:
             point = interrupt.point(self._seed, self._turn, sum(t.sampled for t in self._trajectories))
@@ -147,6 +178,19 @@ class TokenConversation:
         self._messages.append(message)
         self._turn += 1
         return Reply(message, finish_reason)
+
+    async def _summarise(self, max_tokens: int | None) -> int | None:
+        """Let the policy say what replaces the context, in its present turn; return the room for its reply."""
+        assert self._policy.shorten is not None
+        self._asks = False
+        length = (0 if self._fork else len(self._trajectories[-1])) + sum(len(ids) for ids, _ in self._pending)
+        summary = await self.reply(max_tokens)
+        if summary.finish_reason is FinishReason.ABORT:
+            raise PolicyError("the policy aborted its summary")
+        self._turn -= 1
+        before, reply = self._trajectories[-1].split_reply()
+        self._restart(self._policy.shorten.rewrite(self._messages[:-1], summary.message.content), [*before, *reply])
+        return None if max_tokens is None else max_tokens + length - len(self._pending[0][0])
 
     def close(self) -> None:
         """Give the engine's slot back."""

@@ -15,6 +15,7 @@ from agent_rl.engines.vllm.in_process import LocalEngine
 from agent_rl.engines.vllm.server import Server
 from agent_rl.errors import ConfigError
 from agent_rl.policy.by_name import register_policy
+from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
@@ -32,6 +33,7 @@ def vllm_policy(
     context: Annotated[int, Field(ge=2)] | None = None,
     concurrency: Annotated[int, Field(ge=1)] = 64,
     engine: Mapping[str, JsonValue] | None = None,
+    shorten: Shortening | None = None,
 ) -> Iterator[TokenPolicy]:
     """Yield a policy over vLLM, to roll out without training; on leaving, the engine or the connections are closed.
 
@@ -45,6 +47,7 @@ def vllm_policy(
         context: the longest sequence, in tokens; None for what the model or the server allows.
         concurrency: requests under way at a server at most.
         engine: more of vLLM's engine arguments, with `model` only.
+        shorten: what becomes of a context that has grown too long.
 
     Raises:
         ConfigError: if what is asked for can't be, with the way out.
@@ -68,7 +71,7 @@ def vllm_policy(
         try:
             sampler = StatelessEngine(generate, client.context_limit, processed=client.processed)
             sampler.require(params)
-            yield TokenPolicy(sampler, rendered or _renderer(client.root, renderer), params)
+            yield TokenPolicy(sampler, rendered or _renderer(client.root, renderer), params, shorten=shorten)
         finally:
             loop.wait(client.close())
     finally:

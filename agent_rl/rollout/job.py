@@ -56,9 +56,12 @@ class Branch:
 
     @property
     def prefix(self) -> Prefix:
-        """The dialogue before the turn. In a fork it is the fork's ids: those that the engine had seen by then."""
+        """The dialogue before the turn. In a fork it is the fork's ids: those that the engine had seen by then.
+
+        A turn that began with a summary is continued after it.
+        """
         episode, turn = self.episode, self.turn
-        seen = next(ids for t in episode.trajectories if (ids := t.before(turn)) is not None)
+        seen = next(ids for t in reversed(episode.trajectories) if (ids := t.before(turn)) is not None)
         later = sum(1 + step.messages for step in episode.steps[turn:])
         return Prefix(episode.messages[: len(episode.messages) - later], tuple(seen.tolist()), turn)
 

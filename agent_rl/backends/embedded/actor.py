@@ -14,6 +14,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams, WeightFormat
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.model_folder import load_model, make_engine
+from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.base import Renderer
@@ -37,10 +38,16 @@ class Actor:
         own = self.model.generation_config.max_new_tokens or OTHERS_MAX_TOKENS
         return SamplingParams(temperature=temperature, max_tokens=max_tokens or own)
 
-    def policy(self, params: SamplingParams, interrupt: InterruptionConfig | None = None) -> TokenPolicy:
-        """Return a policy over the model, with `params` and the interruption of long replies."""
+    def policy(
+        self,
+        params: SamplingParams,
+        interrupt: InterruptionConfig | None = None,
+        shorten: Shortening | None = None,
+    ) -> TokenPolicy:
+        """Return a policy over the model, with `params`, and what becomes of long replies and contexts."""
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
-        return TokenPolicy(self.engine, self.renderer, params, interrupt.with_ids(encode) if interrupt else None)
+        cut = interrupt.with_ids(encode) if interrupt else None
+        return TokenPolicy(self.engine, self.renderer, params, cut, shorten)
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer, in the format that `transformers` loads."""

@@ -15,6 +15,7 @@ from agent_rl.engines.base import WeightFormat
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RoutingConfig
 from agent_rl.policy.interruption import Interruption
+from agent_rl.policy.shortening import Shortening
 from agent_rl.runs.config import AsyncConfig, EvalConfig, RolloutConfig, RunConfig
 
 MAX_TOKENS = 56
@@ -112,6 +113,8 @@ class EmbeddedRolloutConfig(RolloutConfig):
     interrupt: InterruptionConfig | None = None
     """When long replies are made to answer, in training and evaluation; null lets `max_tokens` cut them. Training keeps
     the given tokens out of the loss."""
+    shorten: Shortening | None = None
+    """What becomes of a context that has grown too long, in training and evaluation; null lets the budget end it."""
 
 
 class EmbeddedEvalConfig(EvalConfig):
