@@ -5,7 +5,7 @@
 | `ok` | came to the task's own end | is trained on |
 | `truncated` | ran out of a budget, which `stop_reason` names | is trained on; `algorithm.endings.truncated` |
 | `parse_error` | was cut at a reply whose tool call can't be read | is trained on; `algorithm.endings.parse_error` |
-| `env_crash` | raised in `reset`, `step` or another method of the environment | has no score and no part in its baseline |
+| `env_crash` | raised in `reset`, `step` or the like | has no score and no part in its baseline |
 | `tool_infra` | lost what a tool depends on: a server, a remote environment, a simulated user | the same |
 | `sandbox_lost` | lost its sandbox, or got none | the same |
 | `policy_error` | got no reply from the policy | the same |

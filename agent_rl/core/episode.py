@@ -175,9 +175,14 @@ class Episode(Displayed):
 
     @property
     def success(self) -> bool | None:
-        """Whether the first reward component, the task's own, reached 1; None if it is not known."""
+        """Whether the first reward component, the task's own, reached 1; None if it is not known.
+
+        Where only steps are rewarded, it is whether they add up to 1.
+        """
         if not self.trainable or not self.rewards or self.rewards[0].value is None:
             return None
+        if self.rewards[0].source == "step":
+            return self.reward is not None and self.reward >= 1.0
         return self.rewards[0].value >= 1.0
 
     @property

@@ -115,9 +115,7 @@ class RolloutSampler:
         env, args, task = assign(self.spec, self.config.env_args, task)
         seed = seed_of(origin, task, self.config.seed)
         retries = self.config.rollout.retries
-        return Job(
-            env, task, seed, group, env_args=args, id=id, origin=origin, snapshots=snapshots, retries=retries
-        )
+        return Job(env, task, seed, group, env_args=args, id=id, origin=origin, snapshots=snapshots, retries=retries)
 
     def run(self, jobs: list[Job], params: SamplingParams) -> list[Episode]:
         """Run episodes with the engine's present weights."""
