@@ -13,7 +13,7 @@
 | `timeout` | was too late in another part: `reset`, or a reply | the same |
 | `cancelled` | was cancelled from within | the same |
 
-The failures are run again where `rollout.retries` says so.
+The failures are run again where `retries` says so.
 """
 
 from __future__ import annotations

@@ -37,9 +37,6 @@ class AsyncConfig(Section):
 class RolloutConfig(Section):
     """How training episodes are sampled."""
 
-    retries: dict[Ending, int] = Field(default_factory=dict)
-    """How often an episode is run again if it fails so: `{sandbox_lost: 2, env_crash: 1}`."""
-
     groups: int = Field(16, ge=1)
     """Tasks per step."""
     samples: int = Field(8, ge=1)
@@ -84,6 +81,8 @@ class RunConfig(EnvironmentSettings):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     budget: BudgetConfig = BudgetConfig()
     """Of one episode, in training and evaluation; instead of the environment's own limits."""
+    retries: dict[Ending, int] = Field(default_factory=dict)
+    """How often an episode is run again if it ends so, such as `retries.sandbox_lost=2`."""
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
 

@@ -61,7 +61,7 @@ class RolloutSettings(EnvironmentSettings):
     concurrency: int = Field(64, ge=1)
     """Episodes under way at a time."""
     retries: dict[Ending, int] = Field(default_factory=dict)
-    """How often an episode is run again if it fails so, as in training."""
+    """How often an episode is run again if it ends so, such as `retries.sandbox_lost=2`."""
     floors: bool = False
     """Whether to print, beside the result, what the oracle and policies without skill score on the same tasks."""
     by: str | None = None

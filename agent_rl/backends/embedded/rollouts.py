@@ -114,7 +114,7 @@ class RolloutSampler:
         snapshots = self.algorithm.needs_values and origin.purpose == "train"
         env, args, task = assign(self.spec, self.config.env_args, task)
         seed = seed_of(origin, task, self.config.seed)
-        retries = self.config.rollout.retries
+        retries = self.config.retries
         return Job(env, task, seed, group, env_args=args, id=id, origin=origin, snapshots=snapshots, retries=retries)
 
     def run(self, jobs: list[Job], params: SamplingParams) -> list[Episode]:
