@@ -13,8 +13,10 @@ from .gym.registry import register as register, make as make, spec as spec, EnvS
 from .gym.registry import env_ids as env_ids, load_file as load_file
 from .gym.from_gym import from_gym as from_gym, GymnasiumEnv as GymnasiumEnv
 from .envs.adapters.games import from_gem as from_gem, from_textarena as from_textarena
+from .envs.adapters.openenv import from_openenv as from_openenv
 from .envs.adapters.verifiers import from_verifiers as from_verifiers
 from .envs.adapters.harbor import from_harbor as from_harbor
+from .rollout.as_trl import as_trl as as_trl
 from .api import check as check
 from .checks.report import CheckReport as CheckReport, Finding as Finding
 

@@ -54,7 +54,7 @@ class Waiting(ToolEnv):
         await asyncio.sleep(seconds)
         return "done"
 
-    @reward
+    @reward(inline=True)
     def waited(self, episode: Episode) -> bool:
         """Whether every call was answered."""
         return all(message.content == "done" for message in episode.messages if message.role == "tool")
@@ -114,6 +114,11 @@ def ideal(lengths: Sequence[float], concurrency: int) -> float:
     return max(free)
 
 
+def starved() -> float:
+    """Return the seconds that this thread was ready to run while others had the cores."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+
+
 class Memory:
     """The most memory that was seen, looked at twice a second."""
 
@@ -128,13 +133,13 @@ class Memory:
             await asyncio.sleep(0.5)
 
 
-async def timed(work: Coroutine[object, object, object]) -> tuple[float, float, int]:
-    """Return the seconds, the CPU seconds and the bytes that some work took."""
+async def timed(work: Coroutine[object, object, object]) -> tuple[float, float, float, int]:
+    """Return the seconds, those without a core, the CPU seconds and the bytes that some work took."""
     memory = Memory()
     watching = asyncio.create_task(memory.watch())
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, without, cpu = time.perf_counter(), starved(), time.process_time()
     await work
-    took = time.perf_counter() - wall, time.process_time() - cpu
+    took = time.perf_counter() - wall, starved() - without, time.process_time() - cpu
     watching.cancel()
     return *took, memory.most - memory.before
 
@@ -182,11 +187,12 @@ def main() -> None:
         if given.episodes <= given.concurrency:
             works = {"bare asyncio": bare(plans)} | works
         for name, work in works.items():
-            wall, cpu, memory = asyncio.run(timed(work))
+            wall, without, cpu, memory = asyncio.run(timed(work))
             print(
-                f"think {think:3.1f} s  {name:13}{wall:6.1f} s, ideal {best:5.1f} s: {best / wall:6.1%}; "
-                f"{turns / wall:7,.0f} turns/s; CPU {cpu / turns * 1e6:5.1f} us a turn, {cpu / wall:4.0%} of a core; "
-                f"{memory / given.concurrency / 1e3:5.1f} kB an episode"
+                f"think {think:3.1f} s  {name:13}{wall:6.1f} s, {without:4.1f} of them without a core; "
+                f"ideal {best:5.1f} s: {best / wall:5.1%}; {turns / wall:7,.0f} turns/s; "
+                f"CPU {cpu / turns * 1e6:5.1f} us a turn; {memory / given.concurrency / 1e3:5.1f} kB an episode",
+                flush=True,
             )
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB in this process")
 

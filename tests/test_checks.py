@@ -36,10 +36,14 @@ ROWS = [
 """The README's table of environments."""
 SLOW = ("code-v0", "shell-v0")
 """Checks of them run hundreds of programs in sandboxes: left to `make test-sandbox`."""
+NEED_A_CORPUS = ("wordnet-v0",)
+"""tests/adapters/test_wordnet_corpus.py checks it on one."""
 
 
 def _slow_marked(ids: Iterable[str]) -> list[ParameterSet]:
-    return [pytest.param(id, marks=[pytest.mark.sandbox] if id in SLOW else []) for id in ids]
+    return [
+        pytest.param(id, marks=[pytest.mark.sandbox] if id in SLOW else []) for id in ids if id not in NEED_A_CORPUS
+    ]
 
 
 def checked(spec: ar.EnvSpec, n: int = 4, seconds: float = 60.0) -> CheckReport:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from doubles import small_renderer
+from fake_openai import FakeOpenAI
+from fake_openai import failed as down
+from fake_openai import said as served
 
 import agent_rl as ar
 from agent_rl.engines.scripted import ScriptedEngine
@@ -26,9 +29,12 @@ def said(*texts: str) -> list[ar.Message]:
     return [ar.Message("assistant" if i % 2 else "user", text) for i, text in enumerate(texts)]
 
 
-def play(env: ar.EnvSpec, task: ar.Task, *answers: str | ar.Message, **env_args: ar.JSON) -> ar.Episode:
+def play(
+    env: ar.EnvSpec, task: ar.Task, *answers: str | ar.Message, seconds: float | None = None, **env_args: ar.JSON
+) -> ar.Episode:
     script = Scripted(lambda env, seed: (answer for answer in answers))
-    return asyncio.run(run_episode(Job(env, task, 0, env_args=env_args, budget=ar.Budget(turns=len(answers))), script))
+    budget = ar.Budget(turns=len(answers), seconds=seconds)
+    return asyncio.run(run_episode(Job(env, task, 0, env_args=env_args, budget=budget), script))
 
 
 # scripted users
@@ -120,7 +126,9 @@ def test_failing_model_user_is_named() -> None:
 def test_failed_user_fails_the_episode_without_a_score() -> None:
     class Talk(ar.DialogueEnv):
         async def reset(self, task: ar.Task, rng: np.random.Generator) -> tuple[ar.Message, ...]:
-            self.user = ar.ModelUser(Recorded(["hello", ConnectionError("refused")]), "You are Ada.")
+            self.user = ar.ModelUser(
+                Recorded(["hello", "slow" if task else ConnectionError("refused")]), "You are Ada."
+            )
             return await self.open_dialogue()
 
         @ar.reward
@@ -132,6 +140,8 @@ def test_failed_user_fails_the_episode_without_a_score() -> None:
     assert (episode.outcome, episode.reward, episode.rewards) == (ar.Outcome.FAILED, None, ())
     assert episode.error is not None and episode.error.type == "UserError"
     assert [m.content for m in episode.messages] == ["hello", "hello"]
+    hung = play(spec("dialogue-test/talk-v0"), {"slow": True}, "hello", "bye", seconds=0.2)
+    assert (hung.outcome, hung.reward) == (ar.Outcome.FAILED, None)  # in spite of the budget, which cuts others
 
 
 def test_token_policy_plays_a_user() -> None:
@@ -233,3 +243,18 @@ def test_support_customer_is_any_policy_by_name() -> None:
     assert episode.outcome is ar.Outcome.TERMINATED
     refused = play(SPEC, TASKS["open"], "Number?", user="oracle")
     assert refused.error is not None and refused.error.type == "ConfigError" and "script" in refused.error.message
+
+
+def test_support_customer_is_served_by_openai(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    number, name, *_ = facts("open")
+    talk = ["I do not want it.", f"{number}, {name}.", "Thanks ###STOP###"]
+    with FakeOpenAI([*map(served, talk), served(talk[0]), down(500)]) as server:
+        args = {"user": "openai", "user_args": {"model": "m", "base_url": server.url, "retries": 0}}
+        episode = play(SPEC, TASKS["open"], ASK, one_call("cancel_order", number=number), "cancelled", **args)
+        failed = play(SPEC, TASKS["open"], ASK, "cancelled", **args)
+    assert episode.reward == 1.0 and episode.outcome is ar.Outcome.TERMINATED
+    system, greeting, own, heard = server.asked[1]["messages"]
+    assert name in system["content"] and greeting["role"] == heard["role"] == "user" and heard["content"] == ASK
+    assert own == {"role": "assistant", "content": "I do not want it."}
+    assert failed.error is not None and failed.error.type == "UserError" and failed.reward is None

@@ -57,6 +57,7 @@ ELSEWHERE = {
     **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
     **dict.fromkeys(("environment/Dockerfile", "Dockerfile", "/logs/verifier/reward.txt", "reward.json"), "Harbor's"),
     **dict.fromkeys(("load_environment", "SingleTurnEnv", "MultiTurnEnv", "env_response", "max_turns"), "verifiers'"),
+    "environment_factory": "TRL's: tests/on_verl/test_trl.py",
     "$LOGS_DIR": "a variable that scripts of a task are given",
     **dict.fromkeys(
         ("bfcl-eval", "bfcl/multi_turn_base-v0", "miss_func", "miss_param", "long_context"),
@@ -77,6 +78,7 @@ ELSEWHERE = {
         ),
         "TextWorld's",
     ),
+    **dict.fromkeys(("python -m agent_rl.envs.wordnet_corpus", "apt-get", ".deb"), "a module's command, and Debian's"),
     **dict.fromkeys(
         ("env_args.level=5", "env_args.hints=false", "save", "restart"), "TextWorld's settings and commands"
     ),

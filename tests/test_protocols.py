@@ -118,3 +118,22 @@ def test_harbor_mistakes_are_named(tmp_path: Path) -> None:
     write_task(tmp_path, "one", {"task.toml": "= 3"})
     with pytest.raises(ar.ConfigError, match="one is no task: TOMLDecodeError"):
         ar.from_harbor(tmp_path)
+
+
+def test_trl_class_plays_tools_answers_and_ends() -> None:
+    calculator = ar.as_trl("calculator-v0", split="eval", seed=3)
+    env = calculator()
+    assert env.get_reward() is None and env.answer("1") == "The episode is over."
+    row, other = calculator.rows(2)
+    question = env.reset(**row)
+    solution = next(e for e in ar.run("calculator-v0", n=1, split="eval") if e.messages[0].content in question)
+    results = iter([message.content for message in solution.messages if message.role == "tool"])
+    for message in solution.messages:
+        for call in message.tool_calls:
+            said = env.calculator(**call.arguments)  # type: ignore[attr-defined]
+            assert said == next(results)
+    assert env.answer(solution.final_text) == "The episode is over." and env.get_reward() == solution.reward
+    assert env.reset(**other) != question and "error" in env.calculator(expression=())  # type: ignore[attr-defined]
+    assert env.get_reward() == 0.0 and env.answer("1") == "The episode is over."
+    with pytest.raises(ar.ConfigError, match="no split 'evil'"):
+        ar.as_trl("calculator-v0", split="evil")

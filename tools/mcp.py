@@ -24,7 +24,7 @@ import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -81,7 +81,7 @@ class McpServer:
         self.env, self.cwd, self.headers = env, cwd, headers
         self.is_shared, self.only, self.prefix = shared, tuple(only), prefix
         self.start_seconds, self.timeout, self.max_output = start_seconds, timeout, max_output
-        self._shared: AsyncOnce[McpSession] | None = None
+        self._shared = AsyncOnce(self._start)
 
     def __str__(self) -> str:
         return " ".join((str(self.server), *self.arguments))
@@ -94,15 +94,25 @@ class McpServer:
             ToolServerError: if the server does not start, or does not answer.
         """
         _sdk()
-        return await _loop().run(self._share() if self.is_shared else McpSession.start(self))
+        return await (_loop().run(self._share()) if self.is_shared else self._start())
+
+    async def _start(self) -> McpSession:
+        session = McpSession(self)
+        try:
+            await session.start()
+        except BaseException:  # a cancellation may come when it has just been opened
+            await session.close()
+            raise
+        return session
 
     async def _share(self) -> McpSession:
-        if self._shared is not None:
-            with suppress(ToolServerError):
-                if not (session := await self._shared.get()).is_lost:
-                    return session
-        self._shared = AsyncOnce(functools.partial(McpSession.start, self))
-        return await self._shared.get()
+        once = self._shared
+        session = await once.get()
+        if session.is_lost:
+            if self._shared is once:
+                self._shared = AsyncOnce(self._start)
+            session = await self._shared.get()
+        return session
 
 
 class McpSession:
@@ -114,35 +124,20 @@ class McpSession:
         self.server = server
         self.is_lost = False
         """Whether the server has closed the connection."""
+        self._is_open = False
         self._ended = asyncio.Event()
         self._client: Any = None
         self._task: asyncio.Task[None] | None = None
-        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by _hold
+        self._stderr: IO[str] | None = None
 
-    @classmethod
-    async def start(cls, server: McpServer) -> McpSession:
-        """Start a session, in the loop of all sessions.
+    async def start(self) -> None:
+        """Open the session.
 
         Raises:
             ConfigError: if there is no tool of a name in `only`.
             ToolServerError: if it is not open within `start_seconds`.
         """
-        session = cls(server)
-        async with _starting():  # a start takes a second of CPU, and many at a time would all be late
-            opened: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
-            task = session._task = asyncio.create_task(session._hold(opened))
-            try:
-                async with asyncio.timeout(server.start_seconds) as clock:
-                    described = await opened
-                session.tools = session._tools(described)
-            except BaseException as error:
-                late = session._failure(f"did not start within {server.start_seconds:g} s")
-                task.cancel()
-                await asyncio.wait([task])
-                if isinstance(error, TimeoutError) and clock.expired():
-                    raise late from None
-                raise
-        return session
+        self.tools = self._tools(await _loop().run(self._open()))
 
     async def call(self, name: str, /, **arguments: JSON) -> str:
         """Call a tool by the server's name; return the text of its result, as for a reward that looks at the state.
@@ -154,13 +149,25 @@ class McpSession:
         return await _loop().run(self._call(name, arguments))
 
     async def close(self) -> None:
-        """End the session, and with it the process of a server that was started for it; a shared one stays."""
-        if not self.server.is_shared:
-            await _loop().run(self._end())
+        """End the session, and with it the process of a server that was started for it."""
+        await _loop().run(self._end())
+
+    async def _open(self) -> Sequence[Any]:
+        """Start the task that holds the session; return what tools there are."""
+        async with _starting():  # a start takes a second of CPU, and many at a time would all be late
+            opened: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._hold(opened))
+            try:
+                async with asyncio.timeout(self.server.start_seconds) as clock:
+                    return await opened
+            except TimeoutError:
+                if not clock.expired():
+                    raise
+                raise self._failure(f"did not start within {self.server.start_seconds:g} s") from None
 
     async def _hold(self, opened: asyncio.Future[Sequence[Any]]) -> None:
         """Keep the session open: what it consists of is entered and left in this task."""
-        with self._stderr:
+        with tempfile.TemporaryFile("w+", errors="replace") as self._stderr:
             try:
                 async with _sdk().Client(_transport(self.server, self._stderr)) as self._client:
                     page = await self._client.list_tools()
@@ -169,6 +176,7 @@ class McpSession:
                         page = await self._client.list_tools(cursor=page.next_cursor)
                         described += page.tools
                     opened.set_result(described)
+                    self._is_open = True
                     await self._ended.wait()
             except BaseException as error:
                 if not opened.done():
@@ -179,6 +187,8 @@ class McpSession:
     async def _end(self) -> None:
         self._ended.set()
         if self._task is not None:
+            if not self._is_open:
+                self._task.cancel()
             await asyncio.wait([self._task])
 
     async def _call(self, name: str, arguments: Mapping[str, JSON]) -> str:
@@ -199,7 +209,7 @@ class McpSession:
     def _failure(self, what: str) -> ToolServerError:
         """Return the error of a server, with the end of what it wrote to stderr."""
         said = ""
-        if not self._stderr.closed:
+        if self._stderr is not None and not self._stderr.closed:
             self._stderr.seek(0)
             said = " ".join(self._stderr.read()[-STDERR:].split())
         return ToolServerError(f"MCP server `{self.server}` {what}{said and f'; its stderr ends with: {said}'}")
@@ -261,10 +271,9 @@ class McpEnv(ToolEnv):
         return tuple(opened)
 
     async def close(self) -> None:
-        """Close the sessions, and with them the servers that were started for this episode."""
-        sessions, self._sessions = self._sessions, []
-        for session in sessions:
-            await session.close()
+        """Close the sessions that are not shared, and with them the servers that were started for this episode."""
+        own, self._sessions = [s for s in self._sessions if not s.server.is_shared], []
+        await asyncio.gather(*(session.close() for session in own))
 
 
 def _as_text(result: Any) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
-from agent_rl.checks.report import Finding, place, shown
+from agent_rl.checks.report import Finding, place
+from agent_rl.core.display import from_here
 from agent_rl.core.episode import Episode, Outcome
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.trajectory import FinishReason, Trajectory
@@ -199,7 +200,7 @@ class Bench:
         frames = [frame for frame in _FRAME.findall(episode.error.traceback) if frame[0] in _files(modules)]
         if frames:
             file, line, function = frames[-1]
-            return f"{self.cls.__name__}.{function} ({shown(file)}:{line})"
+            return f"{self.cls.__name__}.{function} ({from_here(file)}:{line})"
         method = next((c.attribute for c in self.cls.reward_components if c.attribute in episode.error.message), "")
         return place(self.cls, method or episode.error.where)
 

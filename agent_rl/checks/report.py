@@ -6,8 +6,8 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from agent_rl.core.display import from_here
 from agent_rl.core.messages import JSON
 from agent_rl.rollout.evaluation import Rate
 
@@ -107,10 +107,4 @@ def line_of(part: object) -> str:
         file, (_, line) = inspect.getsourcefile(function), inspect.getsourcelines(function)
     except (OSError, TypeError):
         return ""
-    return f" ({shown(file)}:{line})" if file else ""
-
-
-def shown(file: str) -> str:
-    """Return a file's path, from the working directory if it lies there."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return f" ({from_here(file)}:{line})" if file else ""

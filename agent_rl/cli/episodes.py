@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from agent_rl.checks.report import Score
 from agent_rl.cli.project.init import SETTINGS
 from agent_rl.cli.settings import read_settings, settings_of
 from agent_rl.config import list_settings, load_config
+from agent_rl.core.display import from_here
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TRAIN
@@ -129,7 +129,7 @@ def _scores(settings: RolloutSettings) -> dict[str, tuple[Score, ...]]:
 
 def _training(settings: RolloutSettings) -> str:
     """Return the command that trains on a rollout's environment, with the project's own settings if it has them."""
-    files = [Path(os.path.relpath(file)) for file in settings.imports]
+    files = [Path(from_here(file)) for file in settings.imports]
     for own in (file.with_name(SETTINGS) for file in files):
         if own.exists() and read_settings(own).get("env") == settings.env:
             return command("train", f"config={own}")

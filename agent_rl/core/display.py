@@ -1,8 +1,9 @@
-"""The base of the nouns that notebooks show; `agent_rl.view.notebook` makes their HTML."""
+"""How things are shown: nouns in notebooks, whose HTML `agent_rl.view.notebook` makes, and paths in messages."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 
 class Displayed:
@@ -13,3 +14,9 @@ class Displayed:
     def _repr_html_(self) -> str:
         shown: str = import_module("agent_rl.view.notebook").show(self)  # core imports no view
         return shown
+
+
+def from_here(path: str | Path) -> str:
+    """Return a path as it is typed: from the working directory if it lies there."""
+    path, here = Path(path), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -78,6 +78,8 @@ class DialogueEnv(ToolEnv):
     user: User
     dialogue: tuple[Message, ...] = ()
     """What the policy and the user have said to each other: what a snapshot has to keep, and rewards look at."""
+    asking: bool = False
+    """Whether the user has yet to answer; an episode whose time runs out on that has failed."""
 
     async def open_dialogue(self, system: str = "") -> tuple[Message, ...]:
         """Return the opening: the system message, if there is one, and what the user says first.
@@ -97,7 +99,9 @@ class DialogueEnv(ToolEnv):
 
     async def _ask_user(self) -> Step:
         thread = f"{type(self).__name__}.user" if self.blocking else None
+        self.asking = True
         text = await call(functools.partial(self.user.reply, self.dialogue), thread=thread)
+        self.asking = False
         if text is None:
             return Step(terminated=True)
         said = Message("user", text)

@@ -38,6 +38,7 @@ BUILTIN = {
         "shell-v0",
         "sql-v0",
         "support-v0",
+        "wordnet-v0",
     )
 }
 """The module of each built-in environment, imported when the environment is asked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -16,6 +17,11 @@ TaskRows: TypeAlias = str | Path | Iterable[Mapping[str, JSON]]
 
 _SPLITS = "dataset_dict.json"
 """Where `DatasetDict.save_to_disk` stores the names of its splits; each has a folder of that name."""
+
+
+def cache_folder() -> Path:
+    """Return where what took long to make is kept: the folder of `AGENT_RL_CACHE`, or ~/.cache/agent_rl."""
+    return Path(os.environ.get("AGENT_RL_CACHE") or Path.home() / ".cache" / "agent_rl")
 
 
 def rows_by_split(tasks: Mapping[str, TaskRows] | TaskRows, base: Path) -> Mapping[str, TaskRows]:

@@ -31,7 +31,7 @@ class ModelUser:
     """What the user hears before it speaks first, as chat templates need a message to answer."""
     seed: int = 0
     seconds: float | None = 120.0
-    """For one reply. A budget's `seconds` count it as the environment's: leave it enough."""
+    """For one reply. A budget's `seconds` count it as the environment's, but fail an episode that runs out on it."""
 
     async def reply(self, messages: Sequence[Message]) -> str | None:
         """Answer as the model does, in a conversation where the sides are swapped.

@@ -317,7 +317,7 @@ class Link:
         from websockets.exceptions import ConnectionClosed
 
         data = wire.dump(request)
-        if self.lost:
+        if self.lost or self._socket.transport.is_closing():
             raise self._loss()
         waiting: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[request.call] = waiting

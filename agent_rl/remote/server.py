@@ -194,8 +194,9 @@ class Server:
             sent = wire.dump(reply)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             sent = wire.dump(Reply(call=number, error=problem(error)))
-        with contextlib.suppress(ConnectionClosed):
-            await socket.send(sent)
+        if not socket.transport.is_closing():  # which is known before the connection counts as closed
+            with contextlib.suppress(ConnectionClosed):
+                await socket.send(sent)
 
     async def _reply(self, owner: Owner, request: Request) -> Reply:
         """Return the reply to a request."""

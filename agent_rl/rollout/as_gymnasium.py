@@ -79,7 +79,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self.render_mode = render_mode
         self.episode: Episode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._game: _Game | None = None
+        self._game: SteppedEpisode | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, JSON] | None = None
@@ -100,7 +100,7 @@ class TextEnv(gymnasium.Env[str, str]):
             self._loop = asyncio.new_event_loop()
             _open.add(self)
         job = Job(self._ours, task, episode_seed, budget=self._budget, env_args=self._env_args)
-        self._game = game = _Game(job, self._loop)
+        self._game = game = SteppedEpisode(job, self._loop)
         game.advance(None)
         info: dict[str, object] = {"task": json.dumps(task, ensure_ascii=False, default=str), "seed": episode_seed}
         return self._cut(game.opening()), info | game.report()
@@ -116,8 +116,8 @@ class TextEnv(gymnasium.Env[str, str]):
             raise ResetNeeded("there is no episode under way: call reset first")
         earned, before = sum(s.reward for s in game.run.steps), len(game.run.messages) + 1
         if not game.task.done():  # else the reset failed, and this step says so
-            game.advance(action)
-        observation = self._cut(_text(game.run.messages[before:]))
+            game.advance(Reply(read_hermes(action), FinishReason.STOP))
+        observation = self._cut(text_of(game.run.messages[before:]))
         if not game.task.done():
             return observation, game.run.steps[-1].reward, False, False, {}
         self._game, self.episode = None, game.task.result()
@@ -173,7 +173,7 @@ def _close_all() -> None:
         env.close()
 
 
-class _Game:
+class SteppedEpisode:
     """An episode whose policy is the caller of `step`; implements `Policy` and `Conversation`.
 
     The event loop runs while the environment has something to do, and is stopped where a reply is awaited.
@@ -185,15 +185,15 @@ class _Game:
     def __init__(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._tools: Sequence[ToolSpec] = ()
-        self._answer: asyncio.Future[str] | None = None
+        self._answer: asyncio.Future[Reply] | None = None
         self.run = EpisodeRun(job, self)
         self.task = loop.create_task(self.run.play())
         self.task.add_done_callback(lambda _: loop.stop())
 
-    def advance(self, action: str | None) -> None:
+    def advance(self, reply: Reply | None) -> None:
         """Give the awaited reply, if there is one, and run until the next one is awaited, or the episode has ended."""
-        if self._answer is not None and action is not None:
-            self._answer.set_result(action)
+        if self._answer is not None and reply is not None:
+            self._answer.set_result(reply)
         outside_loop(self._loop.run_forever)
 
     def cancel(self) -> None:
@@ -207,7 +207,8 @@ class _Game:
         if self.task.done() and (error := self.task.result().error) is not None:
             return f"error: {error.where} failed: {error.type}: {error.message}"
         schemas = [json.dumps(tool.openai(), ensure_ascii=False) for tool in self._tools]
-        return "\n".join([_CALL, *schemas, "", *[_text(self.run.messages)]] if schemas else [_text(self.run.messages)])
+        said = text_of(self.run.messages)
+        return "\n".join([_CALL, *schemas, "", said] if schemas else [said])
 
     def report(self) -> dict[str, object]:
         """Return how the episode ended; nothing while it is under way."""
@@ -225,7 +226,7 @@ class _Game:
 
     # the policy
 
-    def start(self, tools: Sequence[ToolSpec], seed: int) -> _Game:
+    def start(self, tools: Sequence[ToolSpec], seed: int) -> SteppedEpisode:
         """Begin the episode."""
         self._tools = tools
         return self
@@ -235,11 +236,10 @@ class _Game:
         return 0
 
     async def reply(self, max_tokens: int | None = None) -> Reply:
-        """Wait for the action."""
+        """Wait for the caller's."""
         self._answer = self._loop.create_future()
         self._loop.stop()
-        text = await self._answer
-        return Reply(read_hermes(text), FinishReason.STOP)
+        return await self._answer
 
     def close(self) -> None:
         """Free nothing."""
@@ -249,7 +249,7 @@ def _called(call: ToolCall) -> str:
     return OPEN + write_call(call) + CLOSE
 
 
-def _text(messages: Sequence[Message]) -> str:
+def text_of(messages: Sequence[Message]) -> str:
     """Return messages as the policy reads them, without its own."""
     return "\n".join(
         f"<tool_response>\n{m.content}\n</tool_response>" if m.role == "tool" else m.content

@@ -22,6 +22,7 @@ from agent_rl.core.messages import Message, Step
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.budget import Meter, meter, overdue
+from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply, Resumable
 from agent_rl.rollout.job import Branch, Job
@@ -189,7 +190,7 @@ class EpisodeRun:
 
         Raises:
             _OutOfTimeError: if that runs out, in a step.
-            TimeoutError: if it runs out before the policy's first turn.
+            TimeoutError: if it runs out before the policy's first turn, or while a user is asked.
         """
         self.stage, seconds, started = stage, self.budget.seconds, time.perf_counter()
         is_opening = stage in ("reset", "restore")
@@ -205,7 +206,8 @@ class EpisodeRun:
         except TimeoutError:
             if seconds is None or not clock.expired():  # the environment's own
                 raise
-            raise (overdue(stage, seconds) if is_opening else _OutOfTimeError) from None
+            is_failure = is_opening or (isinstance(self.env, DialogueEnv) and self.env.asking)
+            raise (overdue(stage, seconds) if is_failure else _OutOfTimeError) from None
         finally:
             self.meter.spent += time.perf_counter() - started
             self.meter.clock = None

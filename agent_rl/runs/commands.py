@@ -7,23 +7,22 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from agent_rl.core.display import from_here
 from agent_rl.gym.mixture import EnvironmentSettings, members_of
 from agent_rl.gym.registry import BUILTIN, EnvSpec
 from agent_rl.runs.config import RunConfig
 
 
 def command(name: str, *words: str, imports: Iterable[str | Path] = ()) -> str:
-    """Return a command line of agent-rl; files below the working directory are named from there."""
-    here = Path.cwd()
-    files = (str(Path(file).relative_to(here) if Path(file).is_relative_to(here) else file) for file in imports)
-    return shlex.join(["agent-rl", name, *(word for file in files for word in ("--import", file)), *words])
+    """Return a command line of agent-rl; imports below the working directory are named from there."""
+    return shlex.join(["agent-rl", name, *(word for file in imports for word in ("--import", from_here(file))), *words])
 
 
 def resume_command(config: RunConfig, env: EnvSpec, folder: Path) -> str:
     """Return how to continue a run, whose folder holds its imports."""
     if _is_of_this_session(config, env):
         return f"ar.train(resume={str(folder)!r})"
-    return command("train", f"resume={folder}", imports=() if config.imports else _imports(config, env))
+    return command("train", f"resume={from_here(folder)}", imports=() if config.imports else _imports(config, env))
 
 
 def rollout_command(config: RunConfig, env: EnvSpec, policy: Path) -> str:
@@ -31,7 +30,7 @@ def rollout_command(config: RunConfig, env: EnvSpec, policy: Path) -> str:
     if _is_of_this_session(config, env):
         return f"ar.run({env.id!r}, {str(policy)!r}, split={config.eval.split!r})"
     args = (f"env_args.{name}={json.dumps(value)}" for name, value in config.env_args.items())
-    words = (env_word(config), f"split={config.eval.split}", *args, f"policy={policy}")
+    words = (env_word(config), f"split={config.eval.split}", *args, f"policy={from_here(policy)}")
     return command("rollout", *words, imports=_imports(config, env))
 
 

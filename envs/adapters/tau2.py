@@ -147,6 +147,8 @@ class CustomerService(Env):
         self.over = False
         self.user = self.scripted_user() if self.user_name == "scripted" else self.model_user(int(rng.integers(2**31)))
         step = await self.say(GREETING)
+        if self.over:
+            raise UserError("the simulated user ended the conversation before they said what they want")
         return Message("system", PROMPT.format(policy=self.world.get_policy())), *step.observation
 
     @property

@@ -11,7 +11,6 @@ A game takes seconds to make. It is kept in the folder of `AGENT_RL_CACHE`, or ~
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -33,6 +32,7 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, Script
 from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
+from agent_rl.gym.task_files import cache_folder
 
 GAMES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "coin_collector": ("Find a coin in a row of rooms.", {"level": 105}),
@@ -64,8 +64,7 @@ def make_task(split: str, index: int) -> Task:
 def open_game(name: str, seed: int, settings: Mapping[str, object]) -> Path:
     """Return the file of a game, which is made first if there is none yet."""
     key = blake2b(json.dumps([textworld.__version__, settings], sort_keys=True).encode(), digest_size=6).hexdigest()
-    cache = Path(os.environ.get("AGENT_RL_CACHE") or Path.home() / ".cache" / "agent_rl") / "textworld"
-    folder = cache / f"{name}-{key}" / str(seed)
+    folder = cache_folder() / "textworld" / f"{name}-{key}" / str(seed)
     if not (folder / "game.z8").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(dir=folder.parent))  # others may be making it now

@@ -10,9 +10,10 @@ import pytest
 from tau2.evaluator.evaluator_env import EnvironmentEvaluator
 
 import agent_rl as ar
-from agent_rl.core.trajectory import FinishReason
 from agent_rl.envs.adapters import tau2
-from agent_rl.policy.base import Reply
+from agent_rl.gym.env import Env, Script
+from agent_rl.policy.scripted import Scripted
+from tests.fake_openai import FakeOpenAI, called, said
 
 DOMAINS = ("airline", "retail", "telecom")
 NOT_READ: Any = None
@@ -121,49 +122,33 @@ def test_empty_message_leaves_the_task_unsolved() -> None:
     assert step(env, " ").terminated and env.solved(NOT_READ) == 0.0
 
 
-class Customer:
-    """A user that asks, uses a tool of the phone, and then stops."""
+def test_served_model_plays_the_user_with_its_tools() -> None:
+    def talk(env: Env, seed: int) -> Script:
+        yield "Toggle airplane mode."
+        yield "Good."
 
-    context_limit, trajectories = None, ()
-    heard: list[ar.Message]
-
-    def start(self, tools: Any, seed: int) -> Customer:
-        assert "toggle_airplane_mode" in [tool.name for tool in tools]
-        self.heard = []
-        return self
-
-    def observe(self, messages: Any) -> int:
-        self.heard += messages
-        return 0
-
-    async def reply(self, max_tokens: int | None = None) -> Reply:
-        said = ar.Message("assistant", {2: "It does not work.", 4: "It is off."}.get(len(self.heard), "###STOP###"))
-        return Reply(call("toggle_airplane_mode") if len(self.heard) == 3 else said, FinishReason.STOP)
-
-    def close(self) -> None:
-        self.closed = True
+    acts = called(("toggle_airplane_mode", "{}", "user_0"))
+    with FakeOpenAI([said("It does not work."), acts, said("It is off."), said("Thanks. ###STOP###")]) as server:
+        user = {"user": "openai", "user_args": {"model": "m", "base_url": server.url}}
+        (episode,) = ar.run("tau2/telecom-v0", Scripted(talk), n=1, split="eval", env_args=user)
+    assert episode.error is None and episode.outcome is ar.Outcome.TERMINATED and episode.success is False
+    heard = [message.content for message in episode.messages if message.role == "user"]
+    assert heard == ["It does not work.", "It is off."]
+    asked = server.asked[-1]
+    assert "Never make up" in asked["messages"][0]["content"] and "<scenario>" in asked["messages"][0]["content"]
+    assert [message["role"] for message in asked["messages"][1:]] == ["user", "assistant"] * 2 + [
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert "Airplane Mode is now" in asked["messages"][5]["content"]
+    assert "toggle_airplane_mode" in [tool["function"]["name"] for tool in asked["tools"]]
 
 
-def test_policy_plays_the_user_with_its_tools() -> None:
-    customer = Customer()
-    ar.register_policy("customer")(lambda: customer)
-
-    async def talk() -> None:
-        spec = ar.spec("tau2/telecom-v0")
-        env = spec.make(user="customer")
-        assert isinstance(env, tau2.CustomerService)
-        _, first = await env.reset(spec.tasks.get("eval", 0), np.random.default_rng(0))
-        assert first.content == "It does not work."
-        assert "Never make up" in customer.heard[0].content and "<scenario>" in customer.heard[0].content
-        answer = await env.step(ar.Message("assistant", "Toggle airplane mode."))
-        assert [message.content for message in answer.observation] == ["It is off."]
-        assert [message.role for message in customer.heard[2:]] == ["user", "tool"]
-        assert env.record[-3].tool_calls[0].requestor == "user" and not env.over
-        assert (await env.step(ar.Message("assistant", "Good."))).terminated and env.over
-        env.close()
-
-    asyncio.run(talk())
-    assert customer.closed
+def test_user_without_a_request_fails_the_episode() -> None:
+    user = {"user": "constant", "user_args": {"text": "###STOP###"}}
+    (episode,) = ar.run("tau2/retail-v0", n=1, split="eval", env_args=user)
+    assert episode.error is not None and "ended the conversation before" in episode.error.message
 
 
 def test_check_finds_nothing_but_tasks_that_are_given_away() -> None:
