@@ -66,11 +66,13 @@ class EpisodeRun:
         self.meter = Meter()
         self.stage = "make"
         """What a failure is reported to have broken."""
-        self.started = time.perf_counter()
+        self.started = self.since = time.perf_counter()
+        """When the episode, and when its present call, began."""
 
     async def play(self, *, scored: bool = True) -> Episode:
         """Run the episode as `run_episode` does; once."""
         before = meter.set(self.meter)
+        _under_way[id(self)] = self
         try:
             episode = self.ended_by(await self.run_within_budget())
             return await self.score(episode) if scored else episode
@@ -79,8 +81,11 @@ class EpisodeRun:
                 raise
             return self.failed(error)
         finally:
-            await self.close()
-            meter.reset(before)
+            try:
+                await self.close()
+            finally:
+                meter.reset(before)
+                del _under_way[id(self)]
 
     async def run_within_budget(self) -> StopReason:
         """Make the environment and play; return what ended it."""
@@ -165,7 +170,7 @@ class EpisodeRun:
 
     async def reply(self, conversation: Conversation, most: int | None) -> Reply:
         """Ask the policy; its engine's queue is not the environment's time."""
-        seconds = self.budget.reply_seconds
+        seconds, self.since = self.budget.reply_seconds, time.perf_counter()
         if seconds is None:
             return await conversation.reply(most)
         try:
@@ -193,6 +198,7 @@ class EpisodeRun:
             TimeoutError: if it runs out before the policy's first turn, or while a user is asked.
         """
         self.stage, seconds, started = stage, self.budget.seconds, time.perf_counter()
+        self.since = started
         is_opening = stage in ("reset", "restore")
         try:
             if seconds is None:
@@ -240,7 +246,7 @@ class EpisodeRun:
     async def score(self, episode: Episode) -> Episode:
         """Return the episode with its rewards."""
         assert self.env is not None
-        self.stage = "score"
+        self.stage, self.since = "score", time.perf_counter()
         rewards = await self.env.score(episode, self.budget.score_seconds)
         steps = (Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
         return replace(episode, rewards=(*rewards, *steps))
@@ -286,7 +292,7 @@ class EpisodeRun:
 
     async def close(self) -> None:
         """Free what the episode holds. The episode itself is complete, so that a failure is only a warning."""
-        problems = []
+        problems, self.stage, self.since = list[str](), "close", time.perf_counter()
         for holder in (self.conversation, self.env):
             try:
                 if isinstance(holder, Env):
@@ -299,6 +305,14 @@ class EpisodeRun:
                 problems.append(f"{type(error).__name__}: {error}")
         for problem in problems:
             warnings.warn(f"{self.job.spec.id}: close() failed: {problem}", RuntimeWarning, stacklevel=2)
+
+
+_under_way: dict[int, EpisodeRun] = {}
+
+
+def runs_under_way() -> list[EpisodeRun]:
+    """Return the episodes that this process plays now; from any thread."""
+    return list(_under_way.values())
 
 
 class _OutOfTimeError(Exception):

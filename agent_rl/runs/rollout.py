@@ -28,6 +28,7 @@ from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_param
 from agent_rl.rollout import Evaluation, Job, split_jobs, stream_finished, summarise
 from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.rollout.usage import load_prices, price_of
+from agent_rl.rollout.watch import watching
 from agent_rl.runs.commands import command
 from agent_rl.runs.folder import load_imports, read_config, save_config
 from agent_rl.runs.stop import Interrupted, Stop
@@ -162,7 +163,7 @@ class _Rollout:
         again = ["retry_failed=true"] if retry_failed else []
         stop.hint = f"continue with: {command('rollout', f'resume={self.file}', *again)}"
         try:
-            with EpisodeWriter(self.file) as writer, stop.on_signals():
+            with EpisodeWriter(self.file) as writer, stop.on_signals(), watching(status_of(self.file)):
                 asyncio.run(self._store(left, episodes, writer, stop))
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
             raise Interrupted(
@@ -256,6 +257,11 @@ def _new_folder() -> str:
 
 def _key(of: Job | Episode) -> Key:
     return of.group_id, of.seed
+
+
+def status_of(path: str | Path) -> Path:
+    """Return the file in which a rollout under way says what it is doing."""
+    return episode_file(str(path)).with_suffix(".status.json")
 
 
 def _settings_of(file: Path) -> Path:
