@@ -47,6 +47,8 @@ class Stream(IntEnum):
     """What a built-in environment makes of a task's seed, such as a database or files."""
     MIXTURE = 12
     """The order of a mixture's environments; key: the run's seed and the block."""
+    RETRY = 13
+    """How much earlier a refused request is sent again; key: the episode's seed and the attempt."""
 
 
 def rng(stream: Stream, *key: int) -> np.random.Generator:

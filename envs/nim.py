@@ -3,7 +3,7 @@
 Task: "20 stones, take 1 to 3 in turn, the last one wins"; an answer is a number. Anything else takes one stone, so that
 every match ends. Reward: `won` (weight 1), `legal` (weight 0.1) if every answer was a number that could be taken.
 
-`ar.run("nim-v0", [one, other])` lets two policies meet, and training with `rollout.self_play=true` a policy and itself.
+`ar.run("nim-v0", [one, other])` lets two policies meet, and training with `self_play=true` a policy and itself.
 Alone, a policy plays against a perfect opponent; the first player can win every task.
 
 Splits: `train`, `eval` and `dev` are disjoint by a hash of the stones and of how many may be taken.

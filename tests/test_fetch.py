@@ -151,7 +151,10 @@ def test_fetch_uses_an_extractor_of_the_users(url):
     assert fetch(local(url, extract=lambda page: None), f"{url}/page").content == ""
 
 
-ALLOW = [Place.of(e) for e in ("docs.org", "*.wiki.org", "https://site.com/docs/", "http://one.com:8080/a", "[::1]")]
+ALLOW = [
+    Place.of(e)
+    for e in ("docs.org", "*.wiki.org", "https://site.com/docs/", "http://one.com:8080/a", "[::1]", "https://p.org:443")
+]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,13 @@ ALLOW = [Place.of(e) for e in ("docs.org", "*.wiki.org", "https://site.com/docs/
     [
         *("http://docs.org", "https://docs.org/x?y=z", "HTTPS://DOCS.ORG./x", "https://docs.org:443/"),
         *("https://en.wiki.org/", "https://a.b.wiki.org/", "https://site.com/docs/a/b", "http://one.com:8080/a"),
-        *("http://one.com:8080/a/b", "http://one.com:8080/a?b", "http://[::1]/"),
+        *(
+            "http://one.com:8080/a/b",
+            "http://one.com:8080/a?b",
+            "http://[::1]/",
+            "https://p.org/",
+            "https://p.org:443/x",
+        ),
     ],
 )
 def test_fetch_allows_what_the_list_holds(url):
@@ -169,7 +178,13 @@ def test_fetch_allows_what_the_list_holds(url):
 @pytest.mark.parametrize(
     "url",
     [
-        *("http://docs.org.evil.com/", "http://evildocs.org", "http://docs.org@evil.com/", "http://docs.org:81/"),
+        *(
+            "http://docs.org.evil.com/",
+            "http://evildocs.org",
+            "http://docs.org@evil.com/",
+            "http://me:pw@docs.org/",
+            "http://docs.org:81/",
+        ),
         *("https://wiki.org/", "https://evilwiki.org/", "http://site.com/docs/", "https://site.com/docs"),
         *("https://site.com/docs/../secret", "https://site.com/docs/%2e%2e/secret", "https://site.com/docs/..;/x"),
         *(
@@ -180,7 +195,7 @@ def test_fetch_allows_what_the_list_holds(url):
             "//docs.org/",
         ),
         *("docs.org", "", "http://", "http://docs.org:x/", "http://docs.org\t/", "javascript:alert(1)", "http://[::1"),
-        *("file:///etc/passwd", "http://2130706433/", "http://docs。evil.org/"),
+        *("file:///etc/passwd", "http://2130706433/", "http://p.org/", "http://docs.org:0/", "http://docs。evil.org/"),
     ],
 )
 def test_fetch_refuses_what_the_list_lacks(url):

@@ -156,8 +156,8 @@ def test_nim_oracle_wins_first_and_demonstrations_sometimes() -> None:
 
 
 def test_self_play_trains_both_seats(tmp_path: Path) -> None:
-    rollout = {"groups": 4, "samples": 2, "slots": 5, "max_tokens": 8, "self_play": True}
-    short = {"budget": {"tokens": 256, "turns": 2}, "eval": {"n": 1, "dev_n": 1, "every": 0}}
+    rollout = {"groups": 4, "samples": 2, "slots": 5, "max_tokens": 8}
+    short = {"self_play": True, "budget": {"tokens": 256, "turns": 2}, "eval": {"n": 1, "dev_n": 1, "every": 0}}
     warm = {"demonstrations": 16, "copy_steps": 1, "clone_steps": 2, "batch": 8}
     run = start_run(config(tmp_path, env="nim-v0", steps=1, rollout=rollout, warm_start=warm, **short), Progress())
     trained = [e for e in read_episodes(run / "episodes.jsonl") if e.origin.purpose == "train"]
@@ -171,7 +171,7 @@ def test_self_play_is_refused_where_it_means_nothing(tmp_path: Path) -> None:
     for changes, reason in (
         ({"env": "calculator-v0"}, "no game"),
         ({"env": "nim-v0", "algorithm": {"advantage": {"name": "over-greedy"}}}, "single episodes"),
-        ({"env": "nim-v0", "rollout": {"self_play": True, "slots": 1}}, "a slot for each player"),
+        ({"env": "nim-v0", "rollout": {"slots": 1}}, "a slot for each player"),
     ):
         with pytest.raises(ar.ConfigError, match=reason):
-            start_run(config(tmp_path, **{"rollout": {"self_play": True}, **changes}), Progress())
+            start_run(config(tmp_path, self_play=True, **changes), Progress())

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from agent_rl.errors import ConfigError
 from agent_rl.gym.tool import Tool, tool
-from agent_rl.tools.web import AddressError, Response, request
+from agent_rl.tools.web import PORTS, AddressError, Response, request
 
 MAX_REDIRECTS = 5
 _TEXT = re.compile(r"text/|application/(xhtml\+xml|xml|json|.*\+(xml|json))")
@@ -58,9 +58,9 @@ class Place:
             )
         return cls(schemes, host, port, unquote(parts.path) or "/")
 
-    def holds(self, scheme: str, host: str, port: int | None, path: str) -> bool:
+    def holds(self, scheme: str, host: str, port: int, path: str) -> bool:
         """Whether a URL is there."""
-        if scheme not in self.schemes or port != self.port:
+        if scheme not in self.schemes or port != (self.port or PORTS[scheme]):
             return False
         if host != self.host and not (self.host.startswith("*.") and host.endswith(self.host[1:])):
             return False
@@ -84,7 +84,7 @@ def fetch_tool(
     Args:
         allow: hosts ("docs.python.org", "*.wikipedia.org") and beginnings of URLs ("https://docs.python.org/3/"). A
             redirect is followed to these only.
-        seconds: for a page with its redirects.
+        seconds: for the page, and for each redirect on the way to it.
         max_bytes: of a page; the rest is left out, and the model is told.
         max_output: characters of a page's text that the model gets to read: head and tail.
         allow_private: whether an allowed host may have an address of this machine or of a private network.
@@ -141,12 +141,11 @@ def _allowed(url: str, places: Sequence[Place]) -> str:
             raise ValueError("it holds a user's name, or dots in its path")
     except ValueError as error:
         raise AddressError(f"'{url}' can't be fetched: {error}") from None
-    own = {"http": 80, "https": 443}.get(parts.scheme)
-    port = None if port == own else port
-    if not any(place.holds(parts.scheme, host, port, path) for place in places):
+    own = PORTS.get(parts.scheme, 0)
+    if not any(place.holds(parts.scheme, host, own if port is None else port, path) for place in places):
         raise AddressError(f"'{url}' is not allowed")
     shown = f"[{host}]" if ":" in host else host
-    netloc = shown if port is None else f"{shown}:{port}"
+    netloc = shown if port in (None, own) else f"{shown}:{port}"
     return urlunsplit((parts.scheme, netloc, parts.path or "/", parts.query, ""))
 
 

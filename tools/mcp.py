@@ -33,7 +33,7 @@ from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, DefinitionError, ToolServerError, did_you_mean
 from agent_rl.gym.env import ToolEnv
 from agent_rl.gym.tool import MAX_OUTPUT, AnyTool, Tool, ToolSpec
-from agent_rl.gym.tool_limits import DEFAULT_TIMEOUT
+from agent_rl.gym.tool_limits import DEFAULT_TIMEOUT, RateLimit
 
 STDERR = 500
 """Characters of what a server wrote to stderr that an error shows."""
@@ -59,6 +59,7 @@ class McpServer:
         start_seconds: float = 30.0,
         timeout: float | None = DEFAULT_TIMEOUT,
         max_output: int = MAX_OUTPUT,
+        rate: float | None = None,
     ) -> None:
         """Declare it; nothing is started.
 
@@ -76,11 +77,13 @@ class McpServer:
             start_seconds: until the server has said what tools it has.
             timeout: seconds of a call.
             max_output: characters of a result.
+            rate: calls per second, of all episodes of the process and all tools of the server together.
         """
         self.server, self.arguments = server, arguments
         self.env, self.cwd, self.headers = env, cwd, headers
         self.is_shared, self.only, self.prefix = shared, tuple(only), prefix
         self.start_seconds, self.timeout, self.max_output = start_seconds, timeout, max_output
+        self.rate_limit = None if rate is None else RateLimit(rate)
         self._shared = AsyncOnce(self._start)
 
     def __str__(self) -> str:
@@ -229,7 +232,9 @@ class McpSession:
 
         name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{self.server.prefix}{described.name}")[:64]
         spec = ToolSpec(name, (described.description or described.title or "").strip(), described.input_schema)
-        return Tool(call, spec=spec, timeout=self.server.timeout, max_output=self.server.max_output)
+        tool = Tool(call, spec=spec, timeout=self.server.timeout, max_output=self.server.max_output)
+        tool.rate_limit = self.server.rate_limit
+        return tool
 
 
 class McpEnv(ToolEnv):

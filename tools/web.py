@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_PORTS = {"http": 80, "https": 443}
+PORTS = {"http": 80, "https": 443}
 _AS_IS = "/%:@!$&'()*+,;=~-._?"
 """What a path or a query may hold without being quoted."""
 
@@ -62,9 +62,9 @@ def request(
         TimeoutError: if it takes too long.
     """
     parts = urlsplit(url)
-    if parts.scheme not in _PORTS or not parts.hostname:
+    if parts.scheme not in PORTS or not parts.hostname:
         raise AddressError(f"'{url}' is no http or https URL")
-    port = parts.port or _PORTS[parts.scheme]
+    port = parts.port or PORTS[parts.scheme]
     until = time.monotonic() + seconds
     sock = _connect(parts.hostname, port, until, allow_private)
     late = threading.Event()

@@ -17,8 +17,8 @@ from agent_rl.gym.env import Env, Script
 class Game(Env):
     """A game; an instance is one match. A subclass defines `begin`, `play` and rewards, which look at `episode.seat`.
 
-    In a match every seat has a policy and an episode: `ar.play`, and training with `rollout.self_play`. Alone, as
-    everywhere else, a policy sits on `seat`, and the `opponent` script on the others.
+    In a match every seat has a policy and an episode: `ar.run` with a list of policies, and training with `self_play`.
+    Alone, as everywhere else, a policy sits on `seat`, and the `opponent` script on the others.
     """
 
     seats: ClassVar[int] = 2

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue
 
@@ -90,7 +91,7 @@ class OpenAIPolicy:
 
     def start(self, tools: Sequence[ToolSpec], seed: int) -> OpenAIConversation:
         """Begin an episode; the seed is not sent, as few servers take one."""
-        return OpenAIConversation(self, self._client, self._loop, tools)
+        return OpenAIConversation(self, self._client, self._loop, tools, seed)
 
     def close(self) -> None:
         """Close the connections; the policy may be used again."""
@@ -112,6 +113,8 @@ class OpenAIPolicy:
         address = self.base_url or os.environ.get("OPENAI_BASE_URL")
         if address is not None and not address.startswith(("http://", "https://")):
             raise ConfigError(f"policy.base_url={address} has no scheme: write http://{address}")
+        if "@" in urlsplit(address or "").netloc:
+            raise ConfigError("policy.base_url holds a password, and is stored: let policy.api_key_env name the key")
         if not (key := os.environ.get(self.api_key_env)) and (address is None or self.api_key_env != "OPENAI_API_KEY"):
             raise ConfigError(
                 f"policy=openai needs a key: set {self.api_key_env}, or name another variable: policy.api_key_env=NAME"
@@ -144,8 +147,10 @@ class OpenAIConversation:
     context_limit = None
     trajectories: tuple[Trajectory, ...] = ()
 
-    def __init__(self, policy: OpenAIPolicy, client: ChatClient, loop: LoopThread, tools: Sequence[ToolSpec]) -> None:
-        self._policy, self._client, self._loop = policy, client, loop
+    def __init__(
+        self, policy: OpenAIPolicy, client: ChatClient, loop: LoopThread, tools: Sequence[ToolSpec], seed: int
+    ) -> None:
+        self._policy, self._client, self._loop, self._seed = policy, client, loop, seed
         self._tools = tool_dicts(tools)
         self._messages: list[JSON] = []
         self._tallies: list[Tally] = []
@@ -174,7 +179,7 @@ class OpenAIConversation:
         Raises:
             PolicyError: if the server refuses, filters its answer, or no attempt succeeds.
         """
-        tally = Tally(self._policy.model)
+        tally = Tally(self._policy.model, self._seed)
         self._tallies.append(tally)
         body = self._policy.body(max_tokens) | {"messages": self._messages}
         if self._tools:

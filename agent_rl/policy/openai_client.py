@@ -18,6 +18,7 @@ from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, PolicyError, did_you_mean
 from agent_rl.policy.openai_wire import ChatAnswer, ModelList
 from agent_rl.policy.pacing import Pace
+from agent_rl.seeds import Stream, rng
 
 if TYPE_CHECKING:
     import openai
@@ -55,6 +56,8 @@ class Tally:
     """The growing usage of one reply; it is there, too, if the reply fails or is cancelled."""
 
     model: str
+    seed: int = 0
+    """Of the pauses between attempts."""
     answers: list[ChatAnswer] = field(default_factory=list)
     finish_reason: str = ""
     errors: list[str] = field(default_factory=list)
@@ -179,8 +182,9 @@ class ChatClient:
                 async with self.room:
                     answer = await self._attempt(body, tally)
             except _AttemptError as error:
-                tally.errors.append(error.kind)
-                wait = max(pause, error.wait)
+                tally.errors[-1] = error.kind
+                early = rng(Stream.RETRY, tally.seed, attempts).random() / 2  # not all at once, after a failure of all
+                wait = max(pause * (1 - early), error.wait)
                 if attempts > self.retries or wait > LONGEST_WAIT:
                     why = f"it asks to wait {wait:g} s" if wait > LONGEST_WAIT else f"failed {attempts} times"
                     raise PolicyError(f"{self.address} {why}; at last: {error}") from None
@@ -203,13 +207,11 @@ class ChatClient:
         import openai
 
         started = time.monotonic()
+        tally.errors.append("cancelled")  # until its end is known
         try:
             async with asyncio.timeout(self.timeout):  # the SDK's limits the wait for the next bytes only
                 response = await self.api.chat.completions.with_raw_response.create(**body)
             answer = ChatAnswer.model_validate_json(response.text)
-        except asyncio.CancelledError:
-            tally.errors.append("cancelled")
-            raise
         except (TimeoutError, openai.APITimeoutError):
             raise _AttemptError("timeout", f"no answer within policy.timeout={self.timeout:g} s") from None
         except openai.APIConnectionError as error:
@@ -222,6 +224,7 @@ class ChatClient:
         if not answer.choices or answer.choices[0].finish_reason == "error":
             said = f": {answer.error}" if answer.error else ""
             raise _AttemptError("no_choice", f"an answer without a message{said}")
+        tally.errors.pop()
         tally.seconds = time.monotonic() - started
         tally.finish_reason = answer.choices[0].finish_reason or "unknown"
         self.has_answered = True
@@ -233,9 +236,10 @@ class ChatClient:
         if (status in _PASSING or status >= 500) and error.code != "insufficient_quota":
             return _AttemptError(str(status), f"status {status}: {said}", _retry_after(error))
         if _TOO_LONG.search(f"{error.code} {said}"):
+            tally.errors.pop()
             tally.finish_reason = "context_length"
             return ContextOverflowError(f"the conversation is too long for {self.model}: {said}")
-        tally.errors.append(str(status))
+        tally.errors[-1] = str(status)
         if status in (401, 403):
             message = self._refused_key(error)
         elif status == 404:

@@ -103,8 +103,11 @@ class Evaluation(Displayed):
     def success_interval(self) -> tuple[float, float]:
         """The 95 % interval of the success rate: Wilson's, or with several samples of a task a bootstrap over tasks."""
         groups = values_by_task(self.episodes, success_of)
-        differ = len({value for group in groups.values() for value in group}) > 1
-        return mean_interval(groups.values()) if differ and len(groups) < self.success.n else self.success.interval
+        if len(groups) == self.success.n:
+            return self.success.interval
+        if self.success.successes in (0, self.success.n):  # no bootstrap doubts what is all the same
+            return Rate(min(self.success.successes, len(groups)), len(groups)).interval
+        return mean_interval(groups.values())
 
     @property
     def reward_interval(self) -> tuple[float, float]:

@@ -35,6 +35,7 @@ from agent_rl.gym.env import Env, Script
 from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
 from agent_rl.gym.tool import ToolSpec
+from agent_rl.policy.base import Conversation
 from agent_rl.policy.user import model_user
 
 try:
@@ -129,6 +130,8 @@ class CustomerService(Env):
     """tau2-bench: help a user by tools, within a policy."""
 
     domain_name: ClassVar[str]
+    conversation: Conversation | None = None
+    """Of a policy that plays the user."""
 
     def __init__(self, user: str = "scripted", user_args: Mapping[str, JSON] | None = None) -> None:
         """Choose who plays the user: the script, or a policy by its name and settings."""
@@ -220,7 +223,7 @@ class CustomerService(Env):
         scenario = f"{guidelines.read_text('utf-8')}\n\n<scenario>\n{self.task.user_scenario}\n</scenario>"
         player = model_user(self.user_name, self.user_args, scenario, f"tau2/{self.domain_name}-v0", seed)
         conversation = player.policy.start(tools, seed)
-        self.close = conversation.close  # type: ignore[method-assign]
+        self.conversation = conversation
         conversation.observe([Message("system", scenario)])
 
         async def answer(text: str) -> str:
@@ -234,6 +237,11 @@ class CustomerService(Env):
             return reply.message.content
 
         return answer
+
+    def close(self) -> None:
+        """End the conversation of a policy that plays the user."""
+        if self.conversation is not None:
+            self.conversation.close()
 
     @functools.cached_property
     def checks(self) -> dict[str, Any]:

@@ -135,6 +135,22 @@ def test_mcp_call_that_hangs_is_a_timeout() -> None:
     with_session(McpServer(make_server(), timeout=0.5), use)
 
 
+def test_mcp_rate_is_shared_by_sessions_and_tools() -> None:
+    server = McpServer(make_server(), rate=10, timeout=5)
+
+    async def main() -> float:
+        sessions = await asyncio.gather(server.open(), server.open())
+        started = time.monotonic()
+        calls = [(session, name) for session in sessions for name in ("files/list", "picture")]
+        answers = await asyncio.gather(*(call(session, name.replace("/", "_")) for session, name in calls))
+        lasted = time.monotonic() - started
+        assert {message.tool_error for message in answers} == {None}
+        await asyncio.gather(*(session.close() for session in sessions))
+        return lasted
+
+    assert asyncio.run(main()) > 0.29
+
+
 @pytest.mark.parametrize(
     ("server", "error", "said"),
     [

@@ -30,7 +30,7 @@ def check_run(config: TrainConfig) -> EnvSpec:
     env = check_environment(config)
     env.tasks.require(config.eval.during(env.tasks.splits))
     config.context(env.budget.tokens)
-    if config.rollout.self_play:
+    if config.self_play:
         require_self_play(env, config)
     if config.start_from:
         require_model(config.start_from)
@@ -55,7 +55,7 @@ def require_self_play(env: EnvSpec, config: TrainConfig) -> None:
     needs = Requirements(config.algorithm)
     if needs.needs_greedy or needs.needs_values:
         raise ConfigError(
-            f"rollout.self_play: advantage={config.algorithm.advantage['name']} plays single episodes again, and a "
+            f"self_play: advantage={config.algorithm.advantage['name']} plays single episodes again, and a "
             "match has several: choose another algorithm, such as grpo"
         )
 

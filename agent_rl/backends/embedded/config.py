@@ -107,9 +107,6 @@ class EmbeddedRolloutConfig(RolloutConfig):
     weights: WeightFormat = "float32"
     """What the engine's copy of the weights is rounded to, as an inference server with such weights would; training
     keeps float32. A simulation, see `quantization`: nothing gets faster. Evaluations sample from the engine, too."""
-    self_play: bool = False
-    """Whether the policy has all seats of a game, such as `nim-v0`, and learns from each: the samples of a task's seat
-    are a group. Otherwise, and in evaluations, it plays alone, against the game's own opponent."""
     interrupt: InterruptionConfig | None = None
     """When long replies are made to answer, in training and evaluation; null lets `max_tokens` cut them. Training keeps
     the given tokens out of the loss."""
@@ -149,6 +146,9 @@ class TrainConfig(RunConfig):
     """Of a fresh model's tokenizer."""
     micro_batch_tokens: int = Field(4096, ge=1)
     """Padded tokens per forward; the loss does not depend on it."""
+    self_play: bool = False
+    """Whether the policy has all seats of a game, such as `nim-v0`, and learns from each: the samples of a task's seat
+    are a group. Otherwise, and in evaluations, it plays alone, against the game's own opponent."""
     shuffle_rewards: bool = False
     """A control: rewards are dealt out at random within each step, so nothing can be learned."""
     asynchrony: AsyncConfig = Field(AsyncConfig(), alias="async")

@@ -127,7 +127,7 @@ class RolloutSampler:
     def _groups(self, step: int, first: int, n: int) -> list[EpisodeGroup]:
         """Sample some of a step's groups."""
         config, slots = self.config, self.actor.engine.slots
-        if config.rollout.self_play:
+        if config.self_play:
             seats = seats_of(self.spec)
             first, n, slots = first // seats, -(-n // seats), slots // seats  # a task has a group for each seat
         start = RL_START + step * int(config.rollout.groups * config.algorithm.refill.most)
@@ -136,7 +136,7 @@ class RolloutSampler:
             for group in range(first, first + n)
             for sample in range(config.rollout.samples)
         ]
-        if config.rollout.self_play:
+        if config.self_play:
             jobs = [seated for job in jobs for seated in match_jobs(job)]
         groups = asyncio.run(run_groups(jobs, self._policy(self.params), concurrency=slots))
         if not config.shuffle_rewards:
