@@ -20,10 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from agent_rl.core.episode import Episode
 
 
 class Ending(StrEnum):
@@ -53,21 +49,23 @@ _BY_TYPE: Mapping[str, Ending] = {
 """Of the exceptions that say it by themselves, wherever they were raised."""
 
 
-def ending_of(episode: Episode) -> Ending:
-    """Return how an episode ended."""
-    if (error := episode.error) is not None:
-        if found := _BY_TYPE.get(error.type):
-            return found
-        if error.where == "score":
-            return Ending.JUDGE_FAILED
-        if error.type == "TimeoutError":
-            return Ending.TIMEOUT
-        return Ending.POLICY_ERROR if error.where == "policy" else Ending.ENV_CRASH
-    if any(r.error is not None and r.weight != 0 for r in episode.rewards):
+def ending_of(where: str, type: str, *, is_done: bool, is_unjudged: bool, is_unread: bool) -> Ending:
+    """Return how an episode ended.
+
+    Args:
+        where: the stage that failed; an empty string if none did.
+        type: the name of its exception.
+        is_done: whether the task came to its own end.
+        is_unjudged: whether a reward that counts failed.
+        is_unread: whether the last message is a reply with a tool call that can't be read.
+    """
+    if not where:
+        cut = Ending.PARSE_ERROR if is_unread else Ending.TRUNCATED
+        return Ending.JUDGE_FAILED if is_unjudged else Ending.OK if is_done else cut
+    if found := _BY_TYPE.get(type):
+        return found
+    if where == "score":
         return Ending.JUDGE_FAILED
-    if episode.outcome == "terminated":
-        return Ending.OK
-    last = episode.messages[-1] if episode.messages else None
-    if last is not None and last.role == "assistant" and any(call.error is not None for call in last.tool_calls):
-        return Ending.PARSE_ERROR
-    return Ending.TRUNCATED
+    if type == "TimeoutError":
+        return Ending.TIMEOUT
+    return Ending.POLICY_ERROR if where == "policy" else Ending.ENV_CRASH

@@ -171,7 +171,14 @@ class Episode(Displayed):
     @property
     def ending(self) -> Ending:
         """How it ended, finer than `outcome`: `agent_rl.core.ending` has the table."""
-        return ending_of(self)
+        error, last = self.error, self.messages[-1] if self.messages else None
+        return ending_of(
+            error.where if error else "",
+            error.type if error else "",
+            is_done=self.outcome is Outcome.TERMINATED,
+            is_unjudged=any(r.error is not None and r.weight != 0 for r in self.rewards),
+            is_unread=last is not None and last.role == "assistant" and any(c.error for c in last.tool_calls),
+        )
 
     @property
     def success(self) -> bool | None:
