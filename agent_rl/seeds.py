@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum, unique
 from typing import Any
 
@@ -59,6 +61,36 @@ def rng(stream: Stream, *key: int) -> np.random.Generator:
         key: non-negative numbers, such as the run's seed and the step.
     """
     return np.random.default_rng([stream, *key] if stream > 0 else key)
+
+
+@dataclass(frozen=True, slots=True)
+class RngState:
+    """A generator of random numbers as plain values: where it is, and its seed, to spawn from."""
+
+    entropy: tuple[int, ...]
+    spawn_key: tuple[int, ...]
+    spawned: int
+    state: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, generator: np.random.Generator) -> RngState:
+        """Describe a generator.
+
+        Raises:
+            TypeError: if it is not NumPy's default one.
+        """
+        state, seeds = generator.bit_generator.state, generator.bit_generator.seed_seq
+        if state["bit_generator"] != "PCG64" or not isinstance(seeds, np.random.SeedSequence):
+            raise TypeError(f"only NumPy's default generator can be described, not {generator.bit_generator!r}")
+        entropy = tuple(int(n) for n in np.atleast_1d(np.asarray(seeds.entropy, object)))
+        return cls(entropy, tuple(int(n) for n in seeds.spawn_key), seeds.n_children_spawned, state)
+
+    def generator(self) -> np.random.Generator:
+        """Return a generator that gives the same numbers, and spawns the same ones."""
+        seeds = np.random.SeedSequence(self.entropy, spawn_key=self.spawn_key, n_children_spawned=self.spawned)
+        bits = np.random.PCG64(seeds)
+        bits.state = dict(self.state)  # type: ignore[assignment]
+        return np.random.Generator(bits)
 
 
 class OwnRandom:

@@ -4,6 +4,7 @@ Each episode calls a tool several times, which sleeps 50 to 300 ms, and each rep
 model's does: its mean is `--think`, from half to one and a half of it. The ideal is what a machine of infinite speed
 would need: the waits of the episodes that follow each other in one place. Printed are the throughput beside it, the CPU
 time of a turn beside that of the same sleeps in bare asyncio tasks, and the memory of an episode that is under way.
+The clock is that of a core of one's own: on a busy machine it stops, for the sleeps too, while others have the cores.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gc
 import heapq
 import os
 import resource
+import selectors
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -114,9 +116,30 @@ def ideal(lengths: Sequence[float], concurrency: int) -> float:
     return max(free)
 
 
-def starved() -> float:
-    """Return the seconds that this thread was ready to run while others had the cores."""
-    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+class Waits(selectors.DefaultSelector):
+    """Counts the seconds that the event loop waits of its own accord."""
+
+    seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait; what is later than asked for is others' doing."""
+        began = time.perf_counter()
+        events = super().select(timeout)
+        waited = time.perf_counter() - began
+        self.seconds += waited if timeout is None else min(waited, timeout)
+        return events
+
+
+class OwnCore(asyncio.SelectorEventLoop):
+    """An event loop whose clock stops while others have the cores: time is what it computes and what it waits."""
+
+    def __init__(self) -> None:
+        self._waits = Waits()
+        super().__init__(self._waits)
+
+    def time(self) -> float:
+        """Return the seconds."""
+        return time.thread_time() + self._waits.seconds
 
 
 class Memory:
@@ -134,12 +157,12 @@ class Memory:
 
 
 async def timed(work: Coroutine[object, object, object]) -> tuple[float, float, float, int]:
-    """Return the seconds, those without a core, the CPU seconds and the bytes that some work took."""
-    memory = Memory()
+    """Return the seconds on a core of its own, by the wall's clock, of CPU, and the bytes that some work took."""
+    memory, clock = Memory(), asyncio.get_running_loop().time
     watching = asyncio.create_task(memory.watch())
-    wall, without, cpu = time.perf_counter(), starved(), time.process_time()
+    own, wall, cpu = clock(), time.perf_counter(), time.process_time()
     await work
-    took = time.perf_counter() - wall, starved() - without, time.process_time() - cpu
+    took = clock() - own, time.perf_counter() - wall, time.process_time() - cpu
     watching.cancel()
     return *took, memory.most - memory.before
 
@@ -187,11 +210,12 @@ def main() -> None:
         if given.episodes <= given.concurrency:
             works = {"bare asyncio": bare(plans)} | works
         for name, work in works.items():
-            wall, without, cpu, memory = asyncio.run(timed(work))
+            with asyncio.Runner(loop_factory=OwnCore) as runner:
+                own, wall, cpu, memory = runner.run(timed(work))
             print(
-                f"think {think:3.1f} s  {name:13}{wall:6.1f} s, {without:4.1f} of them without a core; "
-                f"ideal {best:5.1f} s: {best / wall:5.1%}; {turns / wall:7,.0f} turns/s; "
-                f"CPU {cpu / turns * 1e6:5.1f} us a turn; {memory / given.concurrency / 1e3:5.1f} kB an episode",
+                f"think {think:3.1f} s  {name:13}{own:6.1f} s (wall {wall:5.1f}), ideal {best:5.1f} s: "
+                f"{best / own:5.1%}; {turns / own:7,.0f} turns/s; CPU {cpu / turns * 1e6:5.1f} us a turn; "
+                f"{memory / given.concurrency / 1e3:5.1f} kB an episode",
                 flush=True,
             )
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB in this process")

@@ -52,6 +52,37 @@ def test_gem_arguments_and_mistakes_are_named() -> None:
         ar.from_gem("game:Sudoku-v0")
 
 
+class Race:
+    """A game as TextArena's are: who says "go" first wins."""
+
+    def reset(self, num_players: int, seed: int | None = None) -> None:
+        self.turn, self.rewards = 0, dict[int, float]()
+        self.state = type("State", (), {"role_mapping": {0: "Zero", 1: "One"}})
+
+    def get_observation(self) -> tuple[int, list[tuple[int, str]]]:
+        return self.turn, [(-1, "Say go."), (1 - self.turn, "I wait."), (self.turn, "my own")]
+
+    def step(self, action: str) -> tuple[bool, dict[str, object]]:
+        if action == "go":
+            self.rewards = {self.turn: 1.0, 1 - self.turn: -1.0}
+        self.turn = 1 - self.turn
+        return bool(self.rewards), {}
+
+    def close(self) -> tuple[dict[int, float], dict[int, dict[str, object]]]:
+        return self.rewards, {0: {"reason": "gone"}, 1: {}}
+
+
+@pytest.mark.parametrize(("move", "answer", "end"), [("go", "go", (-1.0, 1)), ("wait", "go", (1.0, 1))])
+def test_textarena_opponent_may_win_before_the_first_turn(move: str, answer: str, end: tuple[float, int]) -> None:
+    adapted = ar.from_textarena(Race, player=1, opponents=lambda text: move)
+    ar.register("protocols-test/race-v0")(type("Raced", (adapted,), {}))
+    (episode,) = ar.run("protocols-test/race-v0", {"name": "constant", "text": answer})
+    assert (episode.reward, episode.turns, episode.outcome) == (*end, ar.Outcome.TERMINATED), episode.error
+    if move == "wait":
+        assert episode.messages[0].content == "[Player -1] Say go.\n[Zero] I wait."
+    assert {finding.check for finding in ar.check("protocols-test/race-v0", n=2).findings} <= {"floor", "termination"}
+
+
 GREET = "Write a greeting to greeting.txt."
 SPLITS = {"train": 3, "eval": 1}
 GRADE = """#!/bin/sh

@@ -11,7 +11,7 @@ import pytest
 import agent_rl as ar
 from agent_rl.remote import wire
 from agent_rl.remote.leases import Lease, Leases, Owner
-from agent_rl.seeds import Stream, rng
+from agent_rl.seeds import RngState, Stream, rng
 
 SPEC = ar.spec("guess-v0")
 
@@ -113,14 +113,14 @@ def test_random_generators_continue_on_the_other_side() -> None:
     here = rng(Stream.ENVIRONMENT, 2**62)
     here.integers(10, dtype=np.uint32)
     here.spawn(2)
-    frame = wire.Open(op="open", call=1, lease="x", env="e", env_args={}, task={}, rng=wire.Random.of(here))
+    frame = wire.Open(op="open", call=1, lease="x", env="e", env_args={}, task={}, rng=RngState.of(here))
     sent = wire.load_request(wire.dump(frame))
     assert isinstance(sent, wire.Open)
     there = sent.rng.generator()
     assert here.integers(2**32, size=9).tolist() == there.integers(2**32, size=9).tolist()
     assert [g.random() for g in here.spawn(2)] == [g.random() for g in there.spawn(2)]
     with pytest.raises(TypeError, match="NumPy's default generator"):
-        wire.Random.of(np.random.Generator(np.random.Philox(1)))
+        RngState.of(np.random.Generator(np.random.Philox(1)))
 
 
 @pytest.mark.parametrize(

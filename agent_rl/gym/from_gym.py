@@ -84,8 +84,8 @@ class GymnasiumEnv(Env):
         meanings, actions = (getattr(game.unwrapped, name, None) for name in ("get_action_meanings", "actions"))
         if callable(meanings):
             return [str(name).lower() for name in meanings()]
-        if isinstance(actions, type) and issubclass(actions, Enum) and len(actions) == game.action_space.n:
-            return [action.name for action in actions]
+        if isinstance(actions, type) and issubclass(actions, Enum) and len(actions) >= game.action_space.n:
+            return [action.name for action in actions][: game.action_space.n]  # some take the first few alone
         return self._known.actions
 
     @property

@@ -30,7 +30,8 @@ from agent_rl.gym.reward import GroupRewardMethod, group_reward
 from agent_rl.gym.tasks import TaskSource
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.remote import wire
-from agent_rl.remote.wire import Random, Reply, Request
+from agent_rl.remote.wire import Reply, Request
+from agent_rl.seeds import RngState
 from agent_rl.store.codec import dump_line
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class RemoteEnv(Env):
         """Take a lease, and begin the episode there."""
         server = connection(self.server)
         self._link = await server.link()
-        random, env = Random.of(rng), self.described.id
+        random, env = RngState.of(rng), self.described.id
         opening = wire.Open(
             op="open", call=next(_calls), lease=self._lease, env=env, env_args=self._args, task=task, rng=random
         )
@@ -128,7 +129,7 @@ class RemoteEnv(Env):
 
     def script(self, name: Literal["oracle", "demonstrate"], rng: np.random.Generator | None = None) -> Script:
         """Play a script of the environment's, an answer at a time, each a call that blocks."""
-        random = None if rng is None else Random.of(rng)
+        random = None if rng is None else RngState.of(rng)
         observed: tuple[Message, ...] = ()
         while True:
             request = wire.Play(

@@ -327,5 +327,7 @@ class Server:
                 lease.script.close()
             if lease.env is not None:
                 await close_env(lease.env, seconds)
+        except SystemExit as error:  # which would end the server
+            raise RuntimeError(f"SystemExit: {error}") from error
         finally:
             self.leases.free()

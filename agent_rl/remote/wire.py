@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
@@ -22,6 +21,7 @@ from agent_rl.core.messages import JSON, Message, Step, Task
 from agent_rl.errors import ConfigError, RemoteError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.tool import ToolSpec
+from agent_rl.seeds import RngState
 from agent_rl.store.codec import ESCAPE, escape, plain, unescape, with_strings
 
 PATH = "/v1"
@@ -37,36 +37,6 @@ F = TypeVar("F")
 
 class _Frame(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants", frozen=True)
-
-
-class Random(_Frame):
-    """A generator of random numbers: its state, and its seed, to spawn from."""
-
-    entropy: list[int]
-    spawn_key: list[int]
-    spawned: int
-    state: Mapping[str, JSON]
-
-    @classmethod
-    def of(cls, rng: np.random.Generator) -> Random:
-        """Describe a generator."""
-        state, seeds = rng.bit_generator.state, rng.bit_generator.seed_seq
-        if state["bit_generator"] != "PCG64" or not isinstance(seeds, np.random.SeedSequence):
-            raise TypeError(f"a remote environment takes NumPy's default generator, not {rng.bit_generator!r}")
-        entropy = np.atleast_1d(np.asarray(seeds.entropy, object)).tolist()
-        return cls(
-            entropy=[int(n) for n in entropy],
-            spawn_key=[int(n) for n in seeds.spawn_key],
-            spawned=seeds.n_children_spawned,
-            state=state,
-        )
-
-    def generator(self) -> np.random.Generator:
-        """Return a generator that gives the same numbers."""
-        seeds = np.random.SeedSequence(self.entropy, spawn_key=self.spawn_key, n_children_spawned=self.spawned)
-        bits = np.random.PCG64(seeds)
-        bits.state = self.state  # type: ignore[assignment]
-        return np.random.Generator(bits)
 
 
 class Describe(_Frame):
@@ -98,7 +68,7 @@ class Open(_Frame):
     env: str
     env_args: dict[str, JSON]
     task: Task
-    rng: Random
+    rng: RngState
 
 
 class Act(_Frame):
@@ -139,7 +109,7 @@ class Play(_Frame):
     call: int
     lease: str
     script: Literal["oracle", "demonstrate"]
-    rng: Random | None = None
+    rng: RngState | None = None
     observed: tuple[Message, ...] = ()
 
 

@@ -109,7 +109,7 @@ class TextArenaEnv(GameEnv):
     player: ClassVar[int] = 0
     """Which player the policy is."""
     opponents: ClassVar[Mapping[int, Opponent]] = {}
-    snapshot_attributes = (*GameEnv.snapshot_attributes, "seen")
+    snapshot_attributes = (*GameEnv.snapshot_attributes, "seen", "begun")
 
     async def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Begin the game; opponents that come first move."""
@@ -117,10 +117,14 @@ class TextArenaEnv(GameEnv):
         self.seen: dict[int, str] = {}
         with self.own_random:
             self.game.reset(num_players=1 + len(self.opponents), seed=seed)
-        return (await self._until_our_turn(done=False)).observation[0].content
+        self.begun = await self._until_our_turn(done=False)
+        return self.begun.observation[0].content
 
     async def step(self, action: Message) -> Step:
         """Play the answer, and the opponents' moves until it is the policy's turn."""
+        begun, self.begun = self.begun, Step()
+        if begun.terminated:  # before the policy's first turn
+            return Step((), begun.reward, terminated=True)
         self.require_running()
         with self.own_random:
             done, _ = self.game.step(action.content)

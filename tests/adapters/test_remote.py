@@ -206,7 +206,7 @@ from agent_rl.seeds import Stream, rng
 async def main(env, n):
     held = [ar.make(env) for _ in range(n)]
     for i, world in enumerate(held):
-        await world.reset({"do": "nothing"}, rng(Stream.ENVIRONMENT, i))
+        await world.reset({"do": "exit in close"}, rng(Stream.ENVIRONMENT, i))
     print("held", flush=True)
     await asyncio.sleep(600)
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))
@@ -226,7 +226,7 @@ def held(url: str, n: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_places_of_killed_and_frozen_clients_come_back() -> None:
-    """A stopped process keeps its connection half open, as a machine does that lost its network."""
+    """A stopped process keeps its connection half open, as a machine does that lost its network; each `close` exits."""
     before = Odd.closed
     with served("remote-tests/odd-v0", capacity=8, wait=PATIENCE, ping=1.0) as url:
         for number in (signal.SIGKILL, signal.SIGSTOP):
