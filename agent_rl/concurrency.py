@@ -34,6 +34,24 @@ async def call(function: Callable[[], T | Awaitable[T]], *, thread: str | None =
     return await maybe_await(function() if thread is None else await in_thread(function, thread))
 
 
+async def to_the_end(work: Coroutine[object, object, T]) -> T:
+    """Await work that a cancellation must not cut short; the caller is cancelled after it.
+
+    Only what cancels every task of an event loop, as its end does, cancels the work.
+    """
+    task, cancelled = asyncio.create_task(work), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # so that asyncio does not warn that it was not looked at
+        raise cancelled
+    return task.result()
+
+
 async def run_together(starts: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     """Await all at once; the first exception cancels the others and is raised bare, not in a group."""
     if len(starts) == 1:

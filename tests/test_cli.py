@@ -65,7 +65,8 @@ def test_rollout_says_why_episodes_failed(capsys: pytest.CaptureFixture[str], tm
     options = ("--import", f"{tmp_path}/fails.py", "env=fails-v0", "n=4", f"out={tmp_path}/e.jsonl")
     status, out, _ = call(capsys, "rollout", *options)
     why = "3 failed\nended: error (3), done (1)\n"
-    why += "2 failed: SandboxError: no engine; see the doctor\n1 failed: SandboxError: no key\n"
+    why += "2 failed: sandbox_lost: SandboxError: no engine; see the doctor\n"
+    why += "1 failed: sandbox_lost: SandboxError: no key\n"
     assert status == 0 and f"{why}Run them again: agent-rl rollout resume={tmp_path}/e.jsonl retry_failed=true\n" in out
     assert "0 failed\n1 episodes in" in call(capsys, "rollout", "n=1", f"out={tmp_path}/other.jsonl")[1]
 

@@ -57,7 +57,7 @@ def test_continuation_crosses_processes_as_text(turn: int) -> None:
     job = continuation(SPEC, travelled, turn, 77)
     assert job.branch is not None
     policies = [replying(CALL, Message("assistant", "6")) for _ in range(2)]
-    crossed = run(load_continuation(dump_branch(job.branch), SPEC, SPEC.budget), policies[0])
+    crossed = run(load_continuation(dump_branch(job.branch), SPEC), policies[0])
     here = run(continuation(SPEC, PARENT, turn, 77), policies[1])
     assert crossed.error is None
     assert (crossed.messages, crossed.rewards, crossed.parent) == (here.messages, here.rewards, ("first", turn))

@@ -74,7 +74,7 @@ def test_clean_shows_control_characters() -> None:
 def test_episode_view_shows_everything() -> None:
     text = shown(example_episode(parent=("old", 2)))
     for part in (
-        "e0", "shop-v0", "red chair", "terminated, done after 2 turns", "0.4583", "1 exception", "g0, seed 3",
+        "e0", "shop-v0", "red chair", "ok, done after 2 turns", "0.4583", "1 exception", "g0, seed 3",
         "old at turn 2", "agent_rl 0.1.0", "correct", "0.3333", "not scored", "judge", "Look it up.",
         '→ price(item="chair")', "✗ exception", "no such item", "turn 0 · reward 0.1", "turn 1 · reward 1", "49",
     ):  # fmt: skip

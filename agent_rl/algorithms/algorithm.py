@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TypeVar, cast
@@ -54,6 +55,7 @@ class Algorithm(Requirements):
     def __init__(self, config: AlgorithmConfig) -> None:
         super().__init__(config)
         self.shaping = tuple(components.shaping.bind(chosen) for chosen in config.shaping)
+        self.endings = {name: what for name, what in config.endings.model_dump().items() if what != "train"}
         self.filters = tuple(components.filter.bind(chosen) for chosen in config.filters)
         self.advantage = components.advantage.bind(config.advantage)
         self.weight = components.weight.bind(config.weight) if config.weight else None
@@ -70,6 +72,7 @@ class Algorithm(Requirements):
     def experience(self, groups: Sequence[EpisodeGroup]) -> Experience:
         """Read the groups of a step, shape the episodes' scores and mark what is trained on."""
         x = Experience.of(groups)
+        x = _without(x, groups, self.endings) if self.endings else x
         read, scores = SimpleNamespace(mask=x.rows.loss_mask), x.scores
         for shape in self.shaping:
             scores = _shaped(shape, shape(SimpleNamespace(scores=scores), x, x.rows, read), x.scores.shape)
@@ -332,3 +335,11 @@ def _token_loss(part: Part[TokenLoss | Tensor], found: Tensor, known: SimpleName
 
 def _described(found: object) -> str:
     return f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+
+
+def _without(x: Experience, groups: Sequence[EpisodeGroup], endings: Mapping[str, str]) -> Experience:
+    """Take out the episodes that ended in one of these ways: of the training, and if excluded of their baselines."""
+    policies = [endings.get(episode.ending) for group in groups for episode in group.episodes]
+    dropped = torch.tensor([policy is not None for policy in policies], dtype=torch.bool)
+    excluded = torch.tensor([policy == "exclude" for policy in policies], dtype=torch.bool)
+    return replace(x, kept=x.kept & ~dropped, scores=x.scores.masked_fill(excluded, math.nan))

@@ -89,6 +89,17 @@ class DynamicSamplingConfig(Section):
         return 1 + (self.max_rounds - 1) * self.oversampling
 
 
+class EndingsConfig(Section):
+    """What is learned from episodes that ended in another way than their task's; see `agent_rl.core.ending`.
+
+    `train`: as from any other. `mask`: they count in their group's statistics, and are not trained on. `exclude`: they
+    count nowhere, as failures do.
+    """
+
+    truncated: Literal["train", "mask", "exclude"] = "train"
+    parse_error: Literal["train", "mask", "exclude"] = "train"
+
+
 class AlgorithmConfig(Section):
     """The parts of an algorithm, in the order in which they act; `configs/algorithm/` holds the presets.
 
@@ -101,6 +112,8 @@ class AlgorithmConfig(Section):
     """Changes to the scores."""
     filters: tuple[Filter, ...] = ()
     """Which episodes are trained on, judged by their scores; the others still count in their group's statistics."""
+    endings: EndingsConfig = EndingsConfig()
+    """What is learned from episodes that were cut."""
     refill: DynamicSamplingConfig = DynamicSamplingConfig()
     advantage: Advantage = Field("group-relative", validate_default=True)
     critic: CriticConfig = CriticConfig()

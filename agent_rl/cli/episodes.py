@@ -19,6 +19,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TRAIN
 from agent_rl.rollout import Job
+from agent_rl.rollout.watch import read_status
 from agent_rl.runs.commands import command, env_word
 from agent_rl.runs.rollout import (
     CHANGEABLE,
@@ -27,6 +28,7 @@ from agent_rl.runs.rollout import (
     resume_rollout,
     rollout_jobs,
     start_rollout,
+    status_of,
 )
 from agent_rl.runs.stop import Interrupted
 from agent_rl.view.progress import Progress
@@ -60,7 +62,8 @@ examples:
   agent-rl rollout policy=vllm policy.url=http://localhost:8000
   agent-rl rollout policy=openai policy.model=gpt-5-mini n=100 samples=4 max_tokens=8192
   agent-rl rollout resume=runs/20261122-101500-rollout         continue one that was interrupted
-  agent-rl rollout resume=runs/20261122-101500-rollout retry_failed=true"""
+  agent-rl rollout resume=runs/20261122-101500-rollout retry_failed=true
+  agent-rl rollout --status runs/20261122-101500-rollout       which episodes, turns and calls are under way"""
 
 
 def rollout_help() -> str:
@@ -69,7 +72,10 @@ def rollout_help() -> str:
 
 
 def rollout(arguments: argparse.Namespace) -> int:
-    """Run episodes and store them."""
+    """Run episodes and store them; or say what a rollout is doing."""
+    if arguments.status is not None:
+        print("\n".join(read_status(status_of(arguments.status))))
+        return 0
     settings = settings_of(arguments)
     resumed, retry_failed = settings.pop("resume", None), settings.pop("retry_failed", None)
     if retry_failed is not None and (resumed is None or not isinstance(retry_failed, bool)):

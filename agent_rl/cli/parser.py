@@ -141,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     about = "Run episodes without training, print them as a table, and store them."
     played = add("rollout", "episodes:rollout", about, description=about, settings="settings; resume=FILE")
     played.settings = "episodes:rollout_help"
+    played.add_argument("--status", metavar="FILE", help="say what a rollout into FILE is doing, from another terminal")
     about = "say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
     add("doctor", "training:doctor", about, settings="settings, as of train")
     about = "list the algorithms and the parts that they are made of, with formulas"

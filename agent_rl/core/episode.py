@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from agent_rl.core.display import Displayed
+from agent_rl.core.ending import Ending, ending_of
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.trajectory import Trajectory
 
@@ -168,10 +169,27 @@ class Episode(Displayed):
         return self.outcome in (Outcome.TERMINATED, Outcome.TRUNCATED)
 
     @property
+    def ending(self) -> Ending:
+        """How it ended, finer than `outcome`: `agent_rl.core.ending` has the table."""
+        error, last = self.error, self.messages[-1] if self.messages else None
+        return ending_of(
+            error.where if error else "",
+            error.type if error else "",
+            is_done=self.outcome is Outcome.TERMINATED,
+            is_unjudged=any(r.error is not None and r.weight != 0 for r in self.rewards),
+            is_unread=last is not None and last.role == "assistant" and any(c.error for c in last.tool_calls),
+        )
+
+    @property
     def success(self) -> bool | None:
-        """Whether the first reward component, the task's own, reached 1; None if it is not known."""
+        """Whether the first reward component, the task's own, reached 1; None if it is not known.
+
+        Where only steps are rewarded, it is whether they add up to 1.
+        """
         if not self.trainable or not self.rewards or self.rewards[0].value is None:
             return None
+        if self.rewards[0].source == "step":
+            return self.reward is not None and self.reward >= 1.0
         return self.rewards[0].value >= 1.0
 
     @property

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar, cast
 
-from agent_rl.concurrency import in_thread, maybe_await
+from agent_rl.concurrency import in_thread, maybe_await, to_the_end
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.messages import Message, Step
 from agent_rl.core.trajectory import FinishReason
@@ -39,8 +39,15 @@ async def run_episode(job: Job, policy: AnyPolicy, *, scored: bool = True) -> Ep
     """Run one episode to its end. An exception fails this episode only; it is recorded in `Episode.error`.
 
     Only a cancellation from outside propagates, after the environment was closed. Without `scored` no reward is asked.
+    One that fails is run again as often as `Job.retries` says for its ending.
     """
-    return await EpisodeRun(job, policy).play(scored=scored)
+    episode = await EpisodeRun(job, policy).play(scored=scored)
+    attempt = 0
+    while job.retries and attempt < job.retries.get(episode.ending, 0):
+        attempt += 1
+        _log.info("%s, group %s: %s, so run again", job.spec.id, job.group_id, episode.ending)
+        episode = await EpisodeRun(job, policy).play(scored=scored)
+    return episode
 
 
 class EpisodeRun:
@@ -59,11 +66,13 @@ class EpisodeRun:
         self.meter = Meter()
         self.stage = "make"
         """What a failure is reported to have broken."""
-        self.started = time.perf_counter()
+        self.started = self.since = time.perf_counter()
+        """When the episode, and when its present call, began."""
 
     async def play(self, *, scored: bool = True) -> Episode:
         """Run the episode as `run_episode` does; once."""
         before = meter.set(self.meter)
+        _under_way[id(self)] = self
         try:
             episode = self.ended_by(await self.run_within_budget())
             return await self.score(episode) if scored else episode
@@ -72,8 +81,11 @@ class EpisodeRun:
                 raise
             return self.failed(error)
         finally:
-            await self.close()
-            meter.reset(before)
+            try:
+                await self.close()
+            finally:
+                meter.reset(before)
+                del _under_way[id(self)]
 
     async def run_within_budget(self) -> StopReason:
         """Make the environment and play; return what ended it."""
@@ -158,7 +170,7 @@ class EpisodeRun:
 
     async def reply(self, conversation: Conversation, most: int | None) -> Reply:
         """Ask the policy; its engine's queue is not the environment's time."""
-        seconds = self.budget.reply_seconds
+        seconds, self.since = self.budget.reply_seconds, time.perf_counter()
         if seconds is None:
             return await conversation.reply(most)
         try:
@@ -186,6 +198,7 @@ class EpisodeRun:
             TimeoutError: if it runs out before the policy's first turn, or while a user is asked.
         """
         self.stage, seconds, started = stage, self.budget.seconds, time.perf_counter()
+        self.since = started
         is_opening = stage in ("reset", "restore")
         try:
             if seconds is None:
@@ -233,7 +246,7 @@ class EpisodeRun:
     async def score(self, episode: Episode) -> Episode:
         """Return the episode with its rewards."""
         assert self.env is not None
-        self.stage = "score"
+        self.stage, self.since = "score", time.perf_counter()
         rewards = await self.env.score(episode, self.budget.score_seconds)
         steps = (Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
         return replace(episode, rewards=(*rewards, *steps))
@@ -279,7 +292,7 @@ class EpisodeRun:
 
     async def close(self) -> None:
         """Free what the episode holds. The episode itself is complete, so that a failure is only a warning."""
-        problems = []
+        problems, self.stage, self.since = list[str](), "close", time.perf_counter()
         for holder in (self.conversation, self.env):
             try:
                 if isinstance(holder, Env):
@@ -294,18 +307,29 @@ class EpisodeRun:
             warnings.warn(f"{self.job.spec.id}: close() failed: {problem}", RuntimeWarning, stacklevel=2)
 
 
+_under_way: dict[int, EpisodeRun] = {}
+
+
+def runs_under_way() -> list[EpisodeRun]:
+    """Return the episodes that this process plays now; from any thread."""
+    return list(_under_way.values())
+
+
 class _OutOfTimeError(Exception):
     """The environment's time ran out in a step."""
 
 
 async def close_env(env: Env, seconds: float | None) -> None:
-    """Close an environment.
+    """Close an environment, to the end even if the caller is cancelled meanwhile.
 
     Raises:
         TimeoutError: if it takes longer than `seconds`.
     """
-    if type(env).close is Env.close:
-        return
+    if type(env).close is not Env.close:
+        await to_the_end(_close_within(env, seconds))
+
+
+async def _close_within(env: Env, seconds: float | None) -> None:
     try:
         async with asyncio.timeout(seconds) as clock:
             if inspect.iscoroutinefunction(env.close):

@@ -211,4 +211,5 @@ def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "rollout/failed": float(found.failed),
         "rollout/truncated": sum(e.outcome is Outcome.TRUNCATED for e in episodes) / max(1, len(episodes)),
     }
-    return trajectory_metrics(episodes) | own | of_env
+    failed = Counter(e.ending for e in episodes if e.outcome is Outcome.FAILED)
+    return trajectory_metrics(episodes) | own | of_env | {f"rollout/failed/{k}": float(n) for k, n in failed.items()}

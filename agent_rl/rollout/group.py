@@ -90,15 +90,20 @@ async def _score(group: EpisodeGroup, spec: EnvSpec, budget: Budget) -> EpisodeG
     finished = replace(group, episodes=tuple(e for e in group.episodes if e.trainable))
     if not finished.episodes:
         return group
-    env = spec.make(**finished.episodes[0].env_args)
+    components = spec.cls.group_reward_components
     try:
-        components = spec.cls.group_reward_components
-        columns = await asyncio.gather(*(_component(env, c, finished, budget.score_seconds) for c in components))
-    finally:
+        env = spec.make(**finished.episodes[0].env_args)
+    except Exception as error:  # of the user's own constructor
+        columns = [_unscored(component, finished, f"{type(error).__name__}: {error}") for component in components]
+    else:
         try:
-            await close_env(env, budget.close_seconds)
-        except Exception as error:
-            warnings.warn(f"{spec.id}: close() failed: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+            columns = await asyncio.gather(*(_component(env, c, finished, budget.score_seconds) for c in components))
+        finally:
+            try:
+                await close_env(env, budget.close_seconds)
+            except Exception as error:
+                problem = f"{spec.id}: close() failed: {type(error).__name__}: {error}"
+                warnings.warn(problem, RuntimeWarning, stacklevel=2)
     earned = dict(zip((e.id for e in finished.episodes), zip(*columns, strict=True), strict=True))
     episodes = tuple(replace(e, rewards=(*e.rewards, *earned.get(e.id, ()))) for e in group.episodes)
     return replace(group, episodes=episodes)
@@ -108,8 +113,6 @@ async def _component(env: Env, component: RewardComponent, group: EpisodeGroup, 
     """Return one component's reward of each episode."""
     where = f"{type(env).__name__}.{component.attribute}"
     method = getattr(env, component.attribute)
-    values: list[float | None] = [None] * len(group.episodes)
-    reason = None
     try:
         async with asyncio.timeout(seconds) as clock:
             found = await call(functools.partial(method, group), thread=None if component.is_async else where)
@@ -117,7 +120,12 @@ async def _component(env: Env, component: RewardComponent, group: EpisodeGroup, 
     except Exception as error:  # of the user's own method, or a service that it asks
         late = isinstance(error, TimeoutError) and clock.expired()
         reason = f"{where} took more than {seconds:g} s" if late else f"{type(error).__name__}: {error}"
-    return [Reward(component.name, value, component.weight, "group", error=reason) for value in values]
+        return _unscored(component, group, reason)
+    return [Reward(component.name, value, component.weight, "group") for value in values]
+
+
+def _unscored(component: RewardComponent, group: EpisodeGroup, reason: str) -> list[Reward]:
+    return [Reward(component.name, None, component.weight, "group", error=reason) for _ in group.episodes]
 
 
 def _checked(values: object, n: int, where: str) -> list[float | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON, Task
 from agent_rl.errors import ConfigError
@@ -83,6 +84,8 @@ class Job:
     """Keep the environment's snapshot before each turn, to continue from."""
     branch: Branch | None = None
     """Where to start, instead of the beginning; see `continuation`."""
+    retries: Mapping[Ending, int] = field(default_factory=dict)
+    """How often the episode is run again if it ends so; see `agent_rl.core.ending`."""
     policy: AnyPolicy | None = None
     """Who plays, instead of the policy that all jobs are run with."""
     in_match: bool = False

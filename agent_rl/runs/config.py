@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.config import Section
+from agent_rl.core.ending import Ending
 from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, load_environment
 from agent_rl.gym.registry import EnvSpec, load_once
@@ -80,6 +81,8 @@ class RunConfig(EnvironmentSettings):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     budget: BudgetConfig = BudgetConfig()
     """Of one episode, in training and evaluation; instead of the environment's own limits."""
+    retries: dict[Ending, int] = Field(default_factory=dict)
+    """How often an episode is run again if it ends so, such as `retries.sandbox_lost=2`."""
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from rich.markup import escape
 
 from agent_rl.config import check_config
+from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin, Outcome
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.gym.budget import BudgetConfig
@@ -27,6 +28,7 @@ from agent_rl.policy import AnyPolicy, PolicyConfig, open_policy, sampling_param
 from agent_rl.rollout import Evaluation, Job, split_jobs, stream_finished, summarise
 from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.rollout.usage import load_prices, price_of
+from agent_rl.rollout.watch import watching
 from agent_rl.runs.commands import command
 from agent_rl.runs.folder import load_imports, read_config, save_config
 from agent_rl.runs.stop import Interrupted, Stop
@@ -59,6 +61,8 @@ class RolloutSettings(EnvironmentSettings):
     """Instead of the environment's own limits."""
     concurrency: int = Field(64, ge=1)
     """Episodes under way at a time."""
+    retries: dict[Ending, int] = Field(default_factory=dict)
+    """How often an episode is run again if it ends so, such as `retries.sandbox_lost=2`."""
     floors: bool = False
     """Whether to print, beside the result, what the oracle and policies without skill score on the same tasks."""
     by: str | None = None
@@ -159,7 +163,7 @@ class _Rollout:
         again = ["retry_failed=true"] if retry_failed else []
         stop.hint = f"continue with: {command('rollout', f'resume={self.file}', *again)}"
         try:
-            with EpisodeWriter(self.file) as writer, stop.on_signals():
+            with EpisodeWriter(self.file) as writer, stop.on_signals(), watching(status_of(self.file)):
                 asyncio.run(self._store(left, episodes, writer, stop))
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
             raise Interrupted(
@@ -237,7 +241,8 @@ def rollout_jobs(settings: RolloutSettings) -> list[Job]:
     """
     origin = Origin("rollout", settings.split)
     env, args = _environment(settings), settings.env_args
-    return split_jobs(env, settings.n, settings.samples, settings.seed, origin=origin, env_args=args)
+    jobs = split_jobs(env, settings.n, settings.samples, settings.seed, origin=origin, env_args=args)
+    return [replace(job, retries=settings.retries) for job in jobs] if settings.retries else jobs
 
 
 def _environment(settings: RolloutSettings) -> EnvSpec:
@@ -252,6 +257,11 @@ def _new_folder() -> str:
 
 def _key(of: Job | Episode) -> Key:
     return of.group_id, of.seed
+
+
+def status_of(path: str | Path) -> Path:
+    """Return the file in which a rollout under way says what it is doing."""
+    return episode_file(str(path)).with_suffix(".status.json")
 
 
 def _settings_of(file: Path) -> Path:

@@ -94,8 +94,9 @@ def short_id(episode_id: str) -> str:
 
 def failure_lines(episodes: Iterable[Episode], most: int = 5) -> list[str]:
     """Return why episodes failed, counted: a line for each of the `most` frequent reasons, and one for the others."""
-    failures = (episode.error for episode in episodes if episode.error is not None)
-    counted = Counter(f"{failure.type}: {' '.join(clean(failure.message).split())}" for failure in failures)
+    counted = Counter(
+        f"{e.ending}: {e.error.type}: {' '.join(clean(e.error.message).split())}" for e in episodes if e.error
+    )
     lines = [f"{count} failed: {reason}" for reason, count in counted.most_common(most)]
     others = counted.total() - sum(count for _, count in counted.most_common(most))
     return [*lines, f"{others} failed for other reasons"] if others else lines
@@ -115,7 +116,7 @@ def _facts(episode: Episode, show: Show) -> Table:
 def _fact_rows(episode: Episode, show: Show) -> Iterator[tuple[str, Text]]:
     yield "env", Text(clean(episode.env))
     yield "task", Text(show(json.dumps(episode.task, ensure_ascii=False, default=str)))
-    ended = Text(f"{episode.outcome}, {episode.stop_reason}", style="" if episode.trainable else "bold red")
+    ended = Text(f"{episode.ending}, {episode.stop_reason}", style="" if episode.trainable else "bold red")
     yield "ended", ended + Text(f" after {episode.turns} turns, {episode.seconds:.1f} s", style="default")
     yield "reward", _reward_text(episode)
     if episode.tool_errors:

@@ -114,7 +114,8 @@ class RolloutSampler:
         snapshots = self.algorithm.needs_values and origin.purpose == "train"
         env, args, task = assign(self.spec, self.config.env_args, task)
         seed = seed_of(origin, task, self.config.seed)
-        return Job(env, task, seed, group, env_args=args, id=id, origin=origin, snapshots=snapshots)
+        retries = self.config.retries
+        return Job(env, task, seed, group, env_args=args, id=id, origin=origin, snapshots=snapshots, retries=retries)
 
     def run(self, jobs: list[Job], params: SamplingParams) -> list[Episode]:
         """Run episodes with the engine's present weights."""

@@ -185,5 +185,6 @@ def agent_loop(config: VerlConfig) -> list[dict[str, JsonValue]]:
             "seed": config.seed,
             "max_tokens": config.rollout.max_tokens,
             "budget": config.budget.model_dump(exclude_none=True),
+            "retries": {str(ending): n for ending, n in config.retries.items()},
         }
     ]

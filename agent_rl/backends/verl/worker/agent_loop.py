@@ -12,6 +12,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from agent_rl.backends.verl.worker.routes import FSDP_STRATEGIES, ROLLOUT, RouteShape
 from agent_rl.backends.verl.worker.rows import load_continuation, rewards_of, rows_of
+from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.resuming import ResumingEngine
@@ -87,13 +88,14 @@ class EnvAgentLoop(AgentLoopBase):
         seed: int,
         max_tokens: int,
         budget: dict[str, Any] | None = None,
+        retries: dict[str, int] | None = None,
         tools: object = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._env = environment_of({"env": env, "env_args": env_args, "imports": imports})  # the rows have the tasks
         self._env_args, self._seed, self._max_tokens = dict(env_args), seed, max_tokens
-        self._budget = dict(budget or {})
+        self._budget, self._retries = dict(budget or {}), {Ending(k): n for k, n in (retries or {}).items()}
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run the row's task, or the branch that it holds; return one output per trajectory."""
@@ -129,6 +131,7 @@ class EnvAgentLoop(AgentLoopBase):
             id=id,
             origin=origin,
             snapshots=bool(row.get("snapshots")),
+            retries=self._retries,
         )
 
 

@@ -1,0 +1,117 @@
+"""A watchdog for rollouts: which episodes are under way, in which turn and call, and for how long."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypedDict
+
+from agent_rl.errors import StoreError
+from agent_rl.rollout.episode import EpisodeRun, runs_under_way
+
+_log = logging.getLogger(__name__)
+
+INTERVAL = 2.0
+"""Seconds between two looks."""
+HUNG = 300.0
+"""Seconds in one call after which an episode is named in the log, once for each call."""
+LISTED = 100
+"""The episodes in the status file: those that have been in one call for longest."""
+
+
+class Activity(TypedDict):
+    """What an episode is doing."""
+
+    id: str
+    env: str
+    group: str
+    turn: int
+    """Counted from 1; 0 before the policy's first."""
+    stage: str
+    """`reset`, `policy`, `step`, `score` or another method of the environment."""
+    call: str
+    """The tools that a step calls."""
+    in_call: float
+    """Seconds in this call."""
+    seconds: float
+    """Since the episode began."""
+
+
+@contextmanager
+def watching(status: Path, interval: float = INTERVAL, hung: float = HUNG) -> Iterator[None]:
+    """Write what is under way to a file at intervals, and warn of calls that take long; a thread does both."""
+    ended, named = threading.Event(), dict[int, float]()
+
+    def watch() -> None:
+        while not ended.wait(interval):
+            look(status, hung, named)
+
+    thread = threading.Thread(target=watch, name="agent_rl watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        status.unlink(missing_ok=True)
+
+
+def look(status: Path, hung: float, named: dict[int, float]) -> None:
+    """Write the status file and name in the log what hangs; `named` holds when the calls began that were named."""
+    runs = runs_under_way()
+    for run in runs:
+        if time.perf_counter() - run.since >= hung and named.get(id(run)) != run.since:
+            named[id(run)] = run.since
+            _log.warning("%s", describe(activity_of(run)))
+    busiest = sorted(map(activity_of, runs), key=lambda found: -found["in_call"])[:LISTED]
+    text = json.dumps({"time": time.time(), "under_way": len(runs), "episodes": busiest})
+    beside = status.with_name(f"{status.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(status)  # whole, for a reader at this moment
+
+
+def activity_of(run: EpisodeRun) -> Activity:
+    """Return what an episode is doing."""
+    now, job = time.perf_counter(), run.job
+    last = run.messages[-1] if run.messages else None
+    calls = last.tool_calls if run.stage == "step" and last is not None else ()
+    return Activity(
+        id=job.id or "",
+        env=job.spec.id,
+        group=job.group_id,
+        turn=run.replies + (run.stage == "policy"),
+        stage=run.stage,
+        call=", ".join(call.name for call in calls),
+        in_call=round(now - run.since, 1),
+        seconds=round(now - run.started, 1),
+    )
+
+
+def describe(found: Activity) -> str:
+    """Return an episode's activity as a line."""
+    name = f"episode {found['id']}" if found["id"] else f"group {found['group']}"
+    stage = f"{found['stage']} ({found['call']})" if found["call"] else found["stage"]
+    return f"{found['env']}, {name}, turn {found['turn']}: {stage} for {found['in_call']:.0f} s"
+
+
+def read_status(status: Path) -> list[str]:
+    """Return the lines that describe a rollout under way, the longest call first.
+
+    Raises:
+        StoreError: if there is none.
+    """
+    try:
+        found = json.loads(status.read_text(encoding="utf-8"))
+    except OSError:
+        raise StoreError(
+            f"no rollout is under way: there is no {status}, which one writes beside its episodes"
+        ) from None
+    age = max(0.0, time.time() - found["time"])
+    stale = ": the process may be gone" if age > 10 * INTERVAL else ""
+    head = f"{found['under_way']} episodes under way, {age:.0f} s ago{stale}"
+    return [head, *map(describe, found["episodes"])]

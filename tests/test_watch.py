@@ -1,0 +1,81 @@
+"""agent_rl.rollout.watch: the watchdog of rollouts, which names what hangs."""
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+import agent_rl as ar
+from agent_rl.cli import main
+from agent_rl.core.messages import ToolCall
+from agent_rl.errors import StoreError
+from agent_rl.rollout import Job, run_jobs
+from agent_rl.rollout.episode import runs_under_way
+from agent_rl.rollout.watch import activity_of, look, read_status, watching
+
+
+class Stuck(ar.ToolEnv):
+    """A tool that returns when the test says so."""
+
+    entered = threading.Event()
+    released = threading.Event()
+
+    def reset(self, task, rng):
+        return "Look."
+
+    @ar.tool(timeout=None)
+    def look(self) -> str:
+        Stuck.entered.set()
+        Stuck.released.wait(60)
+        return "seen"
+
+    @ar.reward
+    def right(self, episode) -> bool:
+        return True
+
+    def oracle(self):
+        yield ar.Message("assistant", tool_calls=(ToolCall("c", "look", {}),))
+        yield "done"
+
+
+ar.register("watch/stuck-v0")(Stuck)
+
+
+def test_watchdog_names_the_episode_turn_and_call_that_hangs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, named = tmp_path / "episodes.status.json", dict[int, float]()
+    jobs = [Job(ar.spec("watch/stuck-v0"), {"n": n}, n, f"g{n}", id=f"e{n}") for n in range(2)]
+
+    async def run() -> None:
+        running = asyncio.create_task(run_jobs(jobs, ar.oracle()))
+        async with asyncio.timeout(60):
+            while len([r for r in runs_under_way() if r.stage == "step"]) < 2:
+                await asyncio.sleep(0.001)
+        with caplog.at_level(logging.WARNING, "agent_rl"):
+            look(status, 0.0, named)
+            look(status, 0.0, named)
+        assert {activity_of(r)["call"] for r in runs_under_way()} == {"look"}
+        assert main(["rollout", "--status", str(tmp_path / "episodes.jsonl")]) == 0
+        Stuck.released.set()
+        await running
+
+    asyncio.run(run())
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"watch/stuck-v0, episode e{n}, turn 1: step (look) for 0 s" for n in range(2)], "each call once"
+    out = capsys.readouterr().out
+    assert "2 episodes under way" in out and "episode e1, turn 1: step (look) for 0 s" in out
+    assert runs_under_way() == []
+
+
+def test_watchdog_writes_while_it_watches_and_cleans_up(tmp_path: Path) -> None:
+    status = tmp_path / "e.status.json"
+    with watching(status, interval=0.005):
+        while not status.exists():
+            threading.Event().wait(0.001)
+        assert read_status(status) == ["0 episodes under way, 0 s ago"]
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StoreError, match="no rollout is under way"):
+        read_status(status)
