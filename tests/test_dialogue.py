@@ -202,7 +202,7 @@ def test_support_wants_the_database_and_the_words(kind: str) -> None:
     right = [ASK, *([write[kind]] if kind in write else []), f"It is {result}, goodbye."]
     harm = one_call("refund_order", number=number, amount=1)
     assert play(SPEC, TASKS[kind], *right).reward == 1.0
-    assert play(SPEC, TASKS[kind], right[0], harm, *right[1:]).reward == 0.0  # a database that nobody asked for
+    assert play(SPEC, TASKS[kind], right[0], harm, *right[1:]).reward == 0.0  # a database that no rule asked for
     assert play(SPEC, TASKS[kind], "The number?", *right[1:]).reward == 0.0  # the name was never asked for
     assert play(SPEC, TASKS[kind], *right[:-1], "It is done.").reward == 0.0
     assert play(SPEC, TASKS[kind], *right[:-1], f"{result}, or {' '.join(RESULTS.values())}").reward == 0.0

@@ -49,7 +49,7 @@ def test_match_gives_each_player_an_episode() -> None:
 
 def test_trajectories_hold_what_each_player_saw_and_sampled() -> None:
     renderer = small_renderer()
-    texts = ["2", "1", "3", "1"]  # in the order of the turns, whoever's they are
+    texts = ["2", "1", "3", "1"]  # in the order of the turns, of either player
     engine = ScriptedEngine(renderer.reply(ar.Message("assistant", text)) for text in texts)
     episodes = match(NIM, *[TokenPolicy(engine, renderer)] * 2)
     assert [[m.content for m in e.messages if m.role == "assistant"] for e in episodes] == [["2", "3"], ["1", "1"]]

@@ -214,6 +214,18 @@ def test_step_rewards_name_their_turn_and_count():
     assert episode.reward == 1.25
 
 
+def test_step_rewards_alone_that_earn_nothing_are_no_success():
+    class Paid(Env):
+        def reset(self, task, rng):
+            return "go"
+
+        def step(self, action):
+            return Step(reward=float(action.content), terminated=True)
+
+    episodes = [asyncio.run(run_episode(Job(dice_spec(Paid), {}, 0), play(earned))) for earned in ("0", "0.5", "1")]
+    assert [(e.reward, e.success) for e in episodes] == [(0.0, False), (0.5, False), (1.0, True)]
+
+
 def test_episode_reward_is_none_without_every_score():
     episode = run_dice(play("6"), {"unscored": True, "pay": 1.0})
     assert episode.trainable

@@ -248,7 +248,9 @@ class EpisodeRun:
         assert self.env is not None
         self.stage, self.since = "score", time.perf_counter()
         rewards = await self.env.score(episode, self.budget.score_seconds)
-        steps = (Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward)
+        steps = [Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward]
+        if not (steps or rewards or self.env.group_reward_components):  # nothing earned is 0, and no success
+            steps = [Reward("step", 0.0, source="step", turn=len(self.steps) - 1)]
         return replace(episode, rewards=(*rewards, *steps))
 
     def failed(self, error: BaseException) -> Episode:

@@ -81,7 +81,7 @@ def _of_failures(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
 
 
 def _of_scores(episodes: Sequence[Episode], env: type[Env]) -> Iterator[tuple[str, str]]:
-    if episodes and not any(e.rewards for e in episodes):
+    if episodes and not any(r.source != "step" or r.value for e in episodes for r in e.rewards):
         add = f"add an @reward method to {env.__name__}, or return Step(reward=...)"
         yield "no reward", f"no episode had a reward: {add}"
     elif episodes and all(e.reward is None for e in episodes):
