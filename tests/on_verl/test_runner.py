@@ -28,6 +28,7 @@ def test_runner_moves_latest_once_servers_run(
         """Looks where the link points."""
 
         logger = SimpleNamespace(finish=lambda exit_code: None)
+        env = SimpleNamespace(id="calculator-v0")
 
         def __init__(self, config: object) -> None:
             self.get_llm_client = self.get_teacher_client = self.get_reward_handles = lambda: None
@@ -48,7 +49,7 @@ def test_runner_moves_latest_once_servers_run(
     settings = {
         "transfer_queue": {},
         "trainer": {"v1": {"trainer_mode": "sync"}, "val_before_train": is_new},
-        "data": {"agent_rl": {"episodes": str(tmp_path / "new" / "episodes.jsonl"), "env": "calculator-v0"}},
+        "data": {"agent_rl": {"episodes": str(tmp_path / "new" / "episodes.jsonl")}},
     }
     driver.Runner().run(OmegaConf.create(settings))
     assert pointed == ["before", latest]
