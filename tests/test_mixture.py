@@ -20,7 +20,7 @@ from agent_rl.gym.budget import BudgetConfig
 from agent_rl.gym.mixture import EnvironmentSettings, MixedTasks, assign, load_environment, members_of
 from agent_rl.gym.registry import EnvSpec, spec
 from agent_rl.gym.task_selection import TaskSelection, parse_condition, select_tasks
-from agent_rl.gym.tasks import TaskSource, task_key
+from agent_rl.gym.tasks import RL_START, TaskSource, task_key
 from agent_rl.rollout import run_groups, summarise
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.rollout import RolloutSettings, rollout_jobs
@@ -109,6 +109,8 @@ def test_selection_counts_offset_limit_and_repeats_of_its_split() -> None:
     drawn = select_tasks(source, TaskSelection(limit=3, repeats=2), "train").stream("train", 1)
     epochs = [[drawn.at(6 * epoch + i)["n"] for i in range(6)] for epoch in range(4)]
     assert all(sorted(epoch) == [0, 0, 1, 1, 2, 2] for epoch in epochs) and len({*map(tuple, epochs)}) > 1
+    times = [(drawn.at(RL_START + i)["n"], drawn.again(RL_START + i)) for i in range(24)]
+    assert len({*times}) == 24 and min(time for _, time in times) == 0
     with pytest.raises(IndexError, match="no 6"):
         chosen.get("train", 6)
     with pytest.raises(ConfigError, match=r"tasks\.where='n > 50' leaves none of 12 tasks.*'n': 0"):
@@ -120,6 +122,7 @@ def test_selection_filters_an_endless_generator() -> None:
     easy = select_tasks(source, TaskSelection(where="level < 2"), "train")
     assert easy.size("train") is None
     assert {easy.stream("train", 3).at(i)["level"] for i in range(50)} == {0, 1}
+    assert {easy.stream("train", 3).again(i) for i in range(50)} == {0}
     assert len({task_key(easy.get("train", i)) for i in range(0, 50, 5)}) == 10
     few = select_tasks(source, TaskSelection(where="level < 2", offset=1, limit=3), "train")
     assert [few.get("train", i)["index"] for i in range(3)] == [1, 5, 6] and few.size("train") == 3
@@ -136,6 +139,7 @@ def test_mixture_holds_each_environment_by_weight_in_every_block() -> None:
     numbers = [task["task"]["n"] for task in tasks if task["member"] == 0]
     assert sorted(numbers) == sorted([*range(12)] * 3), "each epoch of a member has each of its tasks once"
     assert [stream.at(position) for position in (47, 3, 20)] == [tasks[47], tasks[3], tasks[20]]
+    assert len({(task["member"], task["task"]["n"], stream.again(i)) for i, task in enumerate(tasks)}) == 48
     assert [env.tasks.stream("train", 6).at(p)["member"] for p in range(48)] != [task["member"] for task in tasks]
     assert env.id == "mixed/numbers-v0+mixed/ranked-v0" and env.tasks.splits == ("train", "eval")
     assert [m.args for m in members_of(env, {})] == [{"offset": 1}, {}]
@@ -214,14 +218,17 @@ def test_dataset_of_verl_has_the_rows_of_a_mixture() -> None:
 
 
 def test_training_on_a_mixture_reports_each_environment_and_resumes(tmp_path: Path) -> None:
-    env = [{"env": "calculator-v0", "weight": 3}, "search-v0"]
+    env = [{"env": "calculator-v0", "weight": 3}, {"env": "search-v0", "tasks": {"limit": 1}}]
     whole = start_run(
-        config(tmp_path, env=env, steps=2, rollout={"groups": 4, "samples": 2, "max_tokens": 16}), Progress()
+        config(tmp_path, env=env, steps=2, rollout={"groups": 8, "samples": 2, "max_tokens": 8}), Progress()
     )
     episodes = list(read_episodes(whole / "episodes.jsonl"))
     for step in range(2):
         groups = {e.group_id: e.env for e in episodes if (e.origin.purpose, e.origin.step) == ("train", step)}
-        assert Counter(groups.values()) == {"calculator-v0": 3, "search-v0": 1}
+        assert Counter(groups.values()) == {"calculator-v0": 6, "search-v0": 2}
+    trained = [e for e in episodes if e.origin.purpose == "train"]
+    assert len({task_key(e.task) for e in trained if e.env == "search-v0"}) == 1
+    assert len({e.seed for e in trained}) == len(trained) == 32, "a task that comes again has other samples"
     assert {e.env for e in episodes if e.origin.purpose == "eval"} == {"calculator-v0", "search-v0"}
     assert all("member" not in e.task for e in episodes), "an episode has its environment's own task"
     rows = read_metrics(whole / "metrics.jsonl")

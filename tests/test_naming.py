@@ -42,5 +42,6 @@ def test_seeds_depend_on_the_step_in_training_only() -> None:
     assert len(set(training)) == 4
     assert training[0] == episode_seed(7 * 1_000_003 + 3, TASK, 0)
     assert seed_of(Origin("train", "train", 3, greedy=True), TASK, 7) == training[0]
+    assert seed_of(Origin("train", "train", 3), TASK, 7, again=1) not in training
     evaluated = {seed_of(Origin("eval", "train", step), TASK, run) for step in (3, 4) for run in (0, 7)}
     assert evaluated == {episode_seed(2**31, TASK, 0)}

@@ -22,6 +22,7 @@ def test_dataset_rows_match_the_embedded_task_order() -> None:
     rows = [dataset[i] for i in range(40)]
     assert [json.loads(row["task"]) for row in rows] == [stream.at(RL_START + i) for i in range(40)]
     assert [row["index"] for row in rows] == list(range(40)) and len(dataset) == ENDLESS
+    assert [row["again"] for row in rows] == [stream.again(RL_START + i) for i in range(40)]
     assert {(row["split"], row["evaluation"], row["data_source"]) for row in rows} == {
         ("train", False, "calculator-v0/train")
     }

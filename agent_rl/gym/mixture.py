@@ -237,6 +237,10 @@ class _MixedStream(TaskStream):
         member, place = self._mixed.place(self.seed, position)
         return tagged(member, self._streams[member].at(place))
 
+    def again(self, position: int) -> int:
+        member, place = self._mixed.place(self.seed, position)
+        return self._streams[member].again(place)
+
 
 def tagged(member: int, task: Task) -> Task:
     """Return a mixture's task."""

@@ -71,7 +71,7 @@ class SelectedTasks(TaskSource):
     def size(self, split: str) -> int | None:
         """Return how many tasks there are, repeats counted; None for any number."""
         rows = self._selected(split := self.require(split))
-        return None if rows is None else len(rows) * self._repeats(split)
+        return None if rows is None else len(rows) * self.repeats(split)
 
     def get(self, split: str, index: int) -> Task:
         """Return one task.
@@ -81,7 +81,7 @@ class SelectedTasks(TaskSource):
             IndexError: if there is no task of that index.
         """
         rows = self._selected(split := self.require(split))
-        place = index // self._repeats(split)
+        place = index // self.repeats(split)
         if rows is not None:
             if not 0 <= place < len(rows):
                 raise IndexError(f"{len(rows)} tasks of split '{split}' are selected; there is no {index}")
@@ -97,7 +97,8 @@ class SelectedTasks(TaskSource):
         """Describe what is held out as `eval`, as the whole source does."""
         return self._source.describe_held_out()
 
-    def _repeats(self, split: str) -> int:
+    def repeats(self, split: str) -> int:
+        """Return how often an epoch has each task."""
         return self._selection.repeats if split == self._split else 1
 
     def _selected(self, split: str) -> Sequence[Task] | None:

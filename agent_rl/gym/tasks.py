@@ -127,6 +127,10 @@ class TaskSource:
         """Return a split as an endless sequence."""
         return TaskStream(self, split, seed)
 
+    def repeats(self, split: str) -> int:
+        """Return how many neighbours in a split are the same task."""
+        return 1
+
     def require(self, split: str) -> str:
         """Return the name of a split: `test`, as `eval` was called once, is `eval` where there is no other.
 
@@ -187,18 +191,31 @@ class TaskStream:
 
     def at(self, position: int) -> Task:
         """Return the task at a position, from 0 up; the same for the same (source, split, seed, position)."""
+        return self.source.get(self.split, self._place(position)[1])
+
+    def again(self, position: int) -> int:
+        """Return a number that tells the times apart at which the stream has a task: its seeds are to differ, too.
+
+        It counts from the epoch of `RL_START`, and is 0 for tasks that a function makes.
+        """
+        epoch, index = self._place(position)
+        repeats, size = self.source.repeats(self.split), self.source.size(self.split)
+        return (epoch - RL_START // size if size else 0) * repeats + index % repeats
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """Return the epoch of a position, and the index of its task in the source."""
         if position < 0:
             raise IndexError(f"positions count from 0, not {position}")
         size = self.source.size(self.split)
         if size is None:
-            return self.source.get(self.split, self.seed * 2**32 + position)
+            return 0, self.seed * 2**32 + position
         epoch, offset = divmod(position, size)
         if self.source.shuffle is False:
-            return self.source.get(self.split, offset)
+            return epoch, offset
         if epoch != self._epoch:
             self._order = rng(Stream.TASK_ORDER, self.seed, epoch).permutation(size)
             self._epoch = epoch
-        return self.source.get(self.split, int(self._order[offset]))
+        return epoch, int(self._order[offset])
 
 
 def distinct_tasks(source: TaskSource, split: str, n: int) -> list[Task]:

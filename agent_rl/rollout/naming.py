@@ -45,12 +45,20 @@ def names_of(origin: Origin, task: int, *, sampling: str = "", digits: int = 3) 
     return group, f"{group}-{task:04d}" + (f"-{sample}" if origin.sample else "")
 
 
-def seed_of(origin: Origin, task: Task, run_seed: int) -> int:
+def seed_of(origin: Origin, task: Task, run_seed: int, again: int = 0) -> int:
     """Return the seed of an episode.
 
-    In training it depends on the step, as a finite split has a task again in a later step. Every evaluation of a task
-    has the same, so that two can be compared; a greedy episode has that of its group's first, so that it plays in the
-    same world.
+    In training it depends on the step and on how often the task came before, as a finite split has a task again, maybe
+    in the same step. Every evaluation of a task has the same, so that two can be compared; a greedy episode has that of
+    its group's first, so that it plays in the same world.
+
+    Args:
+        origin: why it is run.
+        task: what it is about.
+        run_seed: the run's.
+        again: how often the run took the task before, see `TaskStream.again`.
     """
-    rounds = EVALUATION_SEED if origin.purpose == "eval" else run_seed * 1_000_003 + (origin.step or 0)
+    rounds = run_seed * 1_000_003 + (origin.step or 0) + again * 2**64
+    if origin.purpose == "eval":
+        rounds = EVALUATION_SEED
     return episode_seed(rounds, task, 0 if origin.greedy else origin.sample)

@@ -83,7 +83,7 @@ def start(server: Server, **arguments: Any) -> Any:
         max_tokens=64,
         **arguments,
     )
-    row = {"task": json.dumps({"n": 0}), "split": "train", "index": 0, "evaluation": False}
+    row = {"task": json.dumps({"n": 0}), "split": "train", "index": 0, "again": 0, "evaluation": False}
     return loop.run(SAMPLING, **row, session_id=0, global_steps=1)
 
 

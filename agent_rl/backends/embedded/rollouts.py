@@ -108,12 +108,12 @@ class RolloutSampler:
 
         return value_states(groups, self.spec, self.algorithm, rng(Stream.STATE_VALUES, config.seed, step), run)
 
-    def job(self, origin: Origin, task: Task, number: int, sampling: str = "") -> Job:
+    def job(self, origin: Origin, task: Task, number: int, sampling: str = "", again: int = 0) -> Job:
         """Return an episode to run, named by `names_of`; ids tell a resumed run which ones it stored already."""
         group, id = names_of(origin, number, sampling=sampling)
         snapshots = self.algorithm.needs_values and origin.purpose == "train"
         env, args, task = assign(self.spec, self.config.env_args, task)
-        seed = seed_of(origin, task, self.config.seed)
+        seed = seed_of(origin, task, self.config.seed, again)
         retries = self.config.retries
         return Job(env, task, seed, group, env_args=args, id=id, origin=origin, snapshots=snapshots, retries=retries)
 
@@ -131,9 +131,10 @@ class RolloutSampler:
             seats = seats_of(self.spec)
             first, n, slots = first // seats, -(-n // seats), slots // seats  # a task has a group for each seat
         start = RL_START + step * int(config.rollout.groups * config.algorithm.refill.most)
+        again = self.tasks.again
         jobs = [
-            self.job(Origin("train", config.split, step, sample), self.tasks.at(start + group), group)
-            for group in range(first, first + n)
+            self.job(Origin("train", config.split, step, sample), self.tasks.at(place), group, again=again(place))
+            for group, place in enumerate(range(start + first, start + first + n), first)
             for sample in range(config.rollout.samples)
         ]
         if config.self_play:

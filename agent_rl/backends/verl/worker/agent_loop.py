@@ -124,7 +124,7 @@ class EnvAgentLoop(AgentLoopBase):
         return Job(
             env,
             task,
-            seed_of(origin, task, self._seed),
+            seed_of(origin, task, self._seed, int(row["again"])),
             group,
             episode_budget(env.budget, self._budget),
             env_args=env_args,

@@ -38,14 +38,16 @@ class TaskDataset(Dataset[dict[str, Any]]):
         return ENDLESS if self._tasks is None else len(self._tasks)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        task = self._stream.at(self._first + index) if self._tasks is None else self._tasks[index]
+        place, is_training = self._first + index, self._tasks is None
+        task = self._stream.at(place) if self._tasks is None else self._tasks[index]
         row = {
             "raw_prompt": [{"role": "user", "content": ""}],  # verl counts these; the environment's `reset` opens
             "task": json.dumps(task),
             "split": self.split,
-            EVALUATION: self._tasks is not None,
+            EVALUATION: not is_training,
             "index": index,
+            "again": self._stream.again(place) if is_training else 0,
             "data_source": f"{assign(self.env, {}, task).spec.id}/{self.split}",
             "reward_model": {"style": "environment", "ground_truth": ""},
         }
-        return row | self._asked if self._tasks is None else row
+        return row | self._asked if is_training else row
