@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from agent_rl.cli import main
 from agent_rl.gym.registry import BUILTIN
 from agent_rl.gym.tasks import EVALUATION_SEED, distinct_tasks
 from agent_rl.rollout import group_jobs
-from tests.broken_envs import BROKEN, HELD, Text, Vault, spec_of
+from tests.broken_envs import BROKEN, HELD, Text, Vault, broken, spec_of
+from tests.broken_envs import ROWS as VAULTS
 
 ROWS = [
     [cell.strip(" `") for cell in line.strip("|").split("|")]
@@ -65,6 +67,13 @@ def free_what_is_held() -> Iterator[None]:
     HELD.clear()
 
 
+@broken("group reward")
+class RanksTheFirst(Vault):
+    @ar.group_reward(weight=0.5)
+    def rank(self, group):
+        return [1.0]
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_check_finds_broken_environments(name: str) -> None:
     spec, check = BROKEN[name]
@@ -86,6 +95,22 @@ def test_check_passes_sound_environments(cls: type[ar.Env]) -> None:
     assert report.ok, "\n".join(map(str, report.findings))
     assert report.score("oracle", "eval").success.value == 1 and report.score("nothing", "eval").success.value == 0
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+
+
+@ar.register("sound-vault-v0", tasks=VAULTS, budget=ar.Budget(turns=6))
+class Sound(Vault):
+    pass
+
+
+def test_check_passes_on_what_gymnasium_objects_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checked(ar.spec("sound-vault-v0")).ok
+
+    def object_to(env: object) -> None:
+        warnings.warn("\x1b[33mWARN: too colourful\x1b[0m", stacklevel=2)
+
+    monkeypatch.setattr("gymnasium.utils.env_checker.check_env", object_to)
+    (finding,) = checked(ar.spec("sound-vault-v0")).findings
+    assert (finding.check, finding.problem) == ("gymnasium", "WARN: too colourful") and "Sound" in finding.where
 
 
 def test_finding_names_file_and_line() -> None:

@@ -18,6 +18,8 @@ from agent_rl.checks.episodes import (
     check_snapshots,
 )
 from agent_rl.checks.floors import check_floors, check_termination, floor_table, play_floors
+from agent_rl.checks.groups import check_group_rewards
+from agent_rl.checks.gymnasium import check_gymnasium
 from agent_rl.checks.leaks import check_leaks
 from agent_rl.checks.report import CheckReport
 from agent_rl.checks.tasks import check_splits, check_unchanged, task_keys
@@ -38,7 +40,9 @@ CHECKS = (
     check_snapshots,
     check_schemas,
     check_fuzz,
+    check_group_rewards,
     check_leaks,
+    check_gymnasium,
 )
 """In this order, after the floor table was played."""
 

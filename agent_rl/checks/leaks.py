@@ -77,6 +77,6 @@ def _children() -> Iterator[tuple[int | str, str]]:
     own = str(os.getpid())
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
-            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            name, _, rest = stat.read_text(errors="replace").partition("(")[2].rpartition(")")
             if rest.split()[1] == own:
                 yield int(stat.parent.name), f"{name} ({stat.parent.name})"

@@ -28,8 +28,13 @@ def publish(id: str, nondeterministic: bool = False) -> None:
         _register(registration, id)
 
 
+def gymnasium_id(id: str) -> str:
+    """Return what an environment of ours is called there."""
+    return f"agent_rl/{id.replace('/', '.')}"
+
+
 def _register(registration: ModuleType, id: str) -> None:
-    name = f"agent_rl/{id.replace('/', '.')}"
+    name = gymnasium_id(id)
     registration.registry.pop(name, None)  # of a class that was loaded again: it would warn
     entry_point = "agent_rl.rollout.as_gymnasium:TextEnv"
     registration.register(name, entry_point, kwargs={"env": id}, nondeterministic=_published[id])
