@@ -39,7 +39,14 @@ async def to_the_end(work: Coroutine[object, object, T]) -> T:
 
     Only what cancels every task of an event loop, as its end does, cancels the work.
     """
-    task, cancelled = asyncio.create_task(work), None
+
+    async def run() -> tuple[T | None, SystemExit | None]:
+        try:
+            return await work, None
+        except SystemExit as error:  # of a task it would end the event loop: it is for the caller
+            return None, error
+
+    task, cancelled = asyncio.create_task(run()), None
     while not task.done():
         try:
             await asyncio.wait([task])
@@ -49,7 +56,10 @@ async def to_the_end(work: Coroutine[object, object, T]) -> T:
         if not task.cancelled():
             task.exception()  # so that asyncio does not warn that it was not looked at
         raise cancelled
-    return task.result()
+    result, exited = task.result()
+    if exited is not None:
+        raise exited
+    return cast(T, result)
 
 
 async def run_together(starts: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from agent_rl.concurrency import LoopThread
+from agent_rl.concurrency import LoopThread, to_the_end
 
 
 async def where() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
@@ -65,3 +65,15 @@ def test_loop_thread_close_cancels_running_tasks() -> None:
     task = loop.wait(begin())
     loop.close()
     assert ended == ["cancelled"] and task.cancelled()
+
+
+def test_work_to_the_end_hands_an_exit_to_its_caller() -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async def main() -> str:
+        with pytest.raises(SystemExit):
+            await to_the_end(leave())
+        return "the loop runs"
+
+    assert asyncio.run(main()) == "the loop runs"
