@@ -217,6 +217,17 @@ def test_dataset_of_verl_has_the_rows_of_a_mixture() -> None:
     assert {json.loads(TaskDataset("train", data)[i]["task"])["n"] for i in range(9)} == {0, 1}
 
 
+def test_dataset_of_verl_gives_the_environment_its_arguments() -> None:
+    class Required(Numbers):
+        def __init__(self, offset: int) -> None:
+            super().__init__(offset)
+
+    ar.register("mixed/required-v0", tasks={"train": ROWS})(Required)
+    run = VerlConfig.model_validate({"env": "mixed/required-v0", "env_args": {"offset": 2}, "start_from": "model"})
+    data = OmegaConf.create({"agent_rl": verl_settings(run, Path("run"))["data.agent_rl"]})
+    assert TaskDataset("train", data)[0]["data_source"] == "mixed/required-v0/train"
+
+
 def test_training_on_a_mixture_reports_each_environment_and_resumes(tmp_path: Path) -> None:
     env = [{"env": "calculator-v0", "weight": 3}, {"env": "search-v0", "tasks": {"limit": 1}}]
     whole = start_run(

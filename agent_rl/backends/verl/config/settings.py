@@ -109,6 +109,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "data.dataloader_num_workers": 0,
         "data.agent_rl": {
             "env": _environment(config),
+            "env_args": dict(config.env_args),
             "tasks": config.tasks.model_dump(exclude_defaults=True),
             "split": config.split,
             "imports": list(config.imports),
