@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from agent_rl.core.display import from_here
-from agent_rl.core.messages import JSON
+from agent_rl.core.messages import JSON, without_nan
 from agent_rl.rollout.evaluation import Rate
 
 
@@ -75,16 +75,8 @@ class CheckReport:
         plain = asdict(self) | {"ok": self.ok}
         for score, row in zip(self.scores, plain["scores"], strict=True):
             row |= {"success": score.success.value, "n": score.success.n}
-        known: dict[str, JSON] = _without_nan(plain)  # type: ignore[assignment]
+        known: dict[str, JSON] = without_nan(plain)  # type: ignore[assignment]
         return known
-
-
-def _without_nan(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if value != value else value
 
 
 def place(cls: type, name: str = "") -> str:

@@ -75,3 +75,12 @@ class Step:
             raise TypeError(f"Step(reward={self.reward!r}): give a number") from None
         if not is_finite:
             raise ValueError(f"Step(reward={self.reward!r}): give a finite number")
+
+
+def without_nan(value: JSON) -> JSON:
+    """Return a value with None in the place of every NaN, at any depth: JSON has none."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from agent_rl.core.messages import JSON
+from agent_rl.core.messages import JSON, without_nan
 from agent_rl.rollout.evaluation import Evaluation
 
 
@@ -111,12 +111,4 @@ def _scores(result: Evaluation, k: int) -> dict[str, JSON]:
 
 def dump_results(table: Mapping[str, JSON]) -> str:
     """Return results as JSON; what is not known is null."""
-    return json.dumps(_without_nan(table), indent=2) + "\n"
-
-
-def _without_nan(value: JSON) -> JSON:
-    if isinstance(value, Mapping):
-        return {name: _without_nan(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return json.dumps(without_nan(table), indent=2) + "\n"
