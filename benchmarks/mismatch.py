@@ -31,7 +31,6 @@ from agent_rl.config import load_config
 from agent_rl.core.episode import group_episodes
 from agent_rl.engines.base import WeightFormat
 from agent_rl.gym.registry import spec
-from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.moe.agreement import route_agreement, token_agreement
 from agent_rl.moe.balance import RouteLog
 from agent_rl.runs.metrics import Row, read_metrics
@@ -120,7 +119,7 @@ def settings() -> TrainConfig:
 def probe(actor: Actor) -> dict[str, float]:
     """Sample 128 episodes and score them twice, with and without their routes replayed."""
     trainer = Trainer(spec(ENV), actor, settings())
-    _, episodes = trainer.evaluate(distinct_tasks(spec(ENV).tasks, "dev", 128), trainer.rollouts.params, "dev", "probe")
+    _, episodes = trainer.evaluate(spec(ENV).tasks.distinct("dev", 128), trainer.rollouts.params, "dev", "probe")
     batch = Experience.of(group_episodes(episodes)).rows
     routes = batch.routed_experts
     if routes is None:
@@ -182,7 +181,7 @@ def float32_success(folder: Path) -> float:
     if not known.exists():
         config = settings()
         trainer = Trainer(spec(ENV), load(folder, "float32"), config)
-        tasks = distinct_tasks(spec(ENV).tasks, config.eval.split, config.eval.n)
+        tasks = spec(ENV).tasks.distinct(config.eval.split, config.eval.n)
         params = trainer.actor.params(1.0, config.rollout.max_tokens)
         evaluation, _ = trainer.evaluate(tasks, params, settings().eval.split, "float32")
         known.write_text(json.dumps({"success": evaluation.success.value}))

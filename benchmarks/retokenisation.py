@@ -39,7 +39,6 @@ from agent_rl.config import load_config
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
 from agent_rl.gym.registry import spec
-from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.rendering.hermes import CLOSE, OPEN
 from agent_rl.runs.metrics import MetricsFile, Row, read_metrics
 
@@ -119,7 +118,7 @@ def run(arm: str, seed: int, start: Path, overrides: list[str]) -> list[Row]:
         while trainer.step < config.steps:
             result = trainer.train_step()
             log.write("train", trainer.step, result.metrics | {CHANGED: changed_turns(result.episodes, actor)})
-        tasks = distinct_tasks(env.tasks, config.eval.split, config.eval.n)
+        tasks = env.tasks.distinct(config.eval.split, config.eval.n)
         for name, temperature in {"sampled": config.rollout.temperature, "greedy": 0.0}.items():
             params = actor.params(temperature, config.rollout.max_tokens)
             evaluation, _ = trainer.evaluate(tasks, params, config.eval.split, name)

@@ -20,7 +20,6 @@ from agent_rl.config import load_config
 from agent_rl.core.episode import Episode
 from agent_rl.errors import CheckpointError
 from agent_rl.gym.registry import spec
-from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.codec import dump_line
 from agent_rl.store.episodes import read_episodes
@@ -70,7 +69,7 @@ def test_one_step_off_trains_k_updates_behind(k: int, talker: Path, tmp_path: Pa
         assert {e.origin.step for e in result.episodes} == {step}
         assert result.metrics[f"policy_version/staleness_{step - oldest}"] == 1.0
         assert len(trainer.ahead) == min(k, 4 - step)  # no batch is sampled without a step to train on it
-    _, episodes = trainer.evaluate(distinct_tasks(trainer.spec.tasks, "dev", 4), trainer.rollouts.params, "dev", "dev")
+    _, episodes = trainer.evaluate(trainer.spec.tasks.distinct("dev", 4), trainer.rollouts.params, "dev", "dev")
     assert versions(episodes) == {5}
 
 

@@ -25,7 +25,7 @@ from agent_rl.checks.report import CheckReport
 from agent_rl.checks.tools import schema_problem
 from agent_rl.cli import main
 from agent_rl.gym.registry import BUILTIN
-from agent_rl.gym.tasks import EVALUATION_SEED, distinct_tasks
+from agent_rl.gym.tasks import EVALUATION_SEED
 from agent_rl.rollout import group_jobs
 from tests.broken_envs import BROKEN, HELD, Text, Vault, broken, spec_of
 from tests.broken_envs import ROWS as VAULTS
@@ -185,7 +185,7 @@ def test_check_passes_builtin_environments(env: str) -> None:
 @pytest.mark.parametrize("env", _slow_marked(row[0] for row in ROWS))
 def test_readme_table_has_the_floors_of_each_environment(env: str) -> None:
     spec, origin = ar.spec(env), ar.Origin("eval", "eval")
-    tasks = distinct_tasks(spec.tasks, "eval", 16)
+    tasks = spec.tasks.distinct("eval", 16)
     jobs = [job for task in tasks for job in group_jobs(spec, task, 1, EVALUATION_SEED, origin=origin)]
     (stated,) = [row[2:] for row in ROWS if row[0] == env]
     assert stated == [str(score) for score in asyncio.run(rollout_floors(jobs))]

@@ -15,7 +15,6 @@ from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.gym.registry import spec
-from agent_rl.gym.tasks import distinct_tasks
 from tests.engines import VOCAB, tiny
 from tests.runs import config
 
@@ -30,7 +29,7 @@ def trainer(start: Path, tmp_path: Path, **precision: object) -> Trainer:
 
 def test_float32_head_narrows_the_gap(folder: Path, tmp_path: Path) -> None:
     one = trainer(folder / "checkpoint", tmp_path)
-    _, episodes = one.evaluate(distinct_tasks(one.spec.tasks, "dev", 12), one.rollouts.params, "dev", "gap")
+    _, episodes = one.evaluate(one.spec.tasks.distinct("dev", 12), one.rollouts.params, "dev", "gap")
 
     def gap(**precision: object) -> float:
         """The mean distance of the training forward's log-probabilities from the engine's."""

@@ -17,7 +17,7 @@ from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.group_sampling import held_out_tasks
 from agent_rl.cli import main
 from agent_rl.gym.registry import load_once
-from agent_rl.gym.tasks import RL_START, TaskSource, distinct_tasks, task_key
+from agent_rl.gym.tasks import RL_START, TaskSource, task_key
 from agent_rl.runs.commands import resume_command, rollout_command
 from agent_rl.runs.folder import WARNINGS
 from agent_rl.store.episodes import read_episodes
@@ -37,7 +37,7 @@ def shop() -> str:
 
 
 def keys(source: TaskSource, split: str, n: int = 300) -> set[str]:
-    return {task_key(task) for task in distinct_tasks(source, split, n)}
+    return {task_key(task) for task in source.distinct(split, n)}
 
 
 @pytest.mark.parametrize("source", [TaskSource({"train": TASKS}), TaskSource(lambda s, i: {"n": i}, splits=["train"])])

@@ -9,7 +9,7 @@ import pytest
 
 import agent_rl as ar
 from agent_rl.gym.task_files import TaskRows
-from agent_rl.gym.tasks import TaskSource, distinct_tasks
+from agent_rl.gym.tasks import TaskSource
 from tests.doubles import Silent
 
 ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(3)]
@@ -32,7 +32,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Callable[.
 def all_of(tasks: object, split: str = "train", base: Path | None = None) -> list[ar.Task]:
     source = TaskSource(tasks, base=base)
     splits = ("train", "eval") if source.holds_out else (split,)  # those that are held out were read, too
-    found = {str(task): task for name in splits for task in distinct_tasks(source, name, len(ROWS))}
+    found = {str(task): task for name in splits for task in source.distinct(name, len(ROWS))}
     return [found[key] for key in sorted(found)]
 
 

@@ -20,7 +20,6 @@ from agent_rl.core.trajectory import Source
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.registry import spec
-from agent_rl.gym.tasks import distinct_tasks
 from agent_rl.runs.folder import new_folder
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.stop import Interrupted
@@ -94,7 +93,7 @@ def test_stored_logprobs_match_the_training_forward(trainer: Trainer) -> None:
     again.actor.engine.update_weights(0)
     params = trainer.rollouts.params
     _, fresh = again.evaluate(
-        distinct_tasks(trainer.spec.tasks, "dev", 12), params, "dev", "check"
+        trainer.spec.tasks.distinct("dev", 12), params, "dev", "check"
     )  # ... these with those after it
     assert any(e.trajectories for e in episodes)
     for episode in fresh:
@@ -220,7 +219,7 @@ def test_resume_refuses_folders_without_a_run(tmp_path: Path) -> None:
 
 def test_shuffled_deals_rewards_to_other_episodes(trainer: Trainer) -> None:
     _, episodes = trainer.evaluate(
-        distinct_tasks(trainer.spec.tasks, "dev", 12), SamplingParams(max_tokens=24), "dev", "shuffle"
+        trainer.spec.tasks.distinct("dev", 12), SamplingParams(max_tokens=24), "dev", "shuffle"
     )
     dealt = shuffled(episodes, np.random.default_rng(0))
     assert sorted(e.reward or 0 for e in dealt) == pytest.approx(sorted(e.reward or 0 for e in episodes))
@@ -228,9 +227,9 @@ def test_shuffled_deals_rewards_to_other_episodes(trainer: Trainer) -> None:
 
 
 def test_distinct_tasks_are_distinct_and_bounded() -> None:
-    tasks = distinct_tasks(spec("calculator-v0").tasks, "eval", 50)
+    tasks = spec("calculator-v0").tasks.distinct("eval", 50)
     assert len({t["expression"] for t in tasks}) == 50
-    assert 400 < len(distinct_tasks(spec("calculator-v0").tasks, "eval", 700)) < 700  # there are not as many
+    assert 400 < len(spec("calculator-v0").tasks.distinct("eval", 700)) < 700  # there are not as many
 
 
 def test_new_folder_refuses_unusable_names(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from agent_rl.backends.verl.worker.dataset import ENDLESS, TaskDataset
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
-from agent_rl.gym.tasks import RL_START, TaskStream, distinct_tasks, task_key
+from agent_rl.gym.tasks import RL_START, TaskStream, task_key
 
 
 def settings(**changes: object) -> DictConfig:
@@ -32,7 +32,7 @@ def test_dataset_rows_match_the_embedded_task_order() -> None:
 def test_dataset_marks_distinct_evaluation_tasks() -> None:
     dataset = TaskDataset("eval:50", settings())
     rows = [dataset[i] for i in range(len(dataset))]
-    assert [json.loads(row["task"]) for row in rows] == distinct_tasks(spec("calculator-v0").tasks, "eval", 50)
+    assert [json.loads(row["task"]) for row in rows] == spec("calculator-v0").tasks.distinct("eval", 50)
     assert len({task_key(json.loads(row["task"])) for row in rows}) == len(rows) == 50
     assert all(row["evaluation"] and row["split"] == "eval" for row in rows)
 

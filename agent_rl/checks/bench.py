@@ -19,7 +19,7 @@ from agent_rl.core.trajectory import FinishReason, Trajectory
 from agent_rl.errors import PolicyError
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.gym.tasks import EVALUATION_SEED, distinct_tasks, episode_seed
+from agent_rl.gym.tasks import EVALUATION_SEED, episode_seed
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import AnyPolicy, Reply
 from agent_rl.rollout.episode import run_episode
@@ -114,7 +114,7 @@ class Bench:
 
     def tasks(self, split: str) -> list[Task]:
         """Return the first different tasks of a split."""
-        return distinct_tasks(self.spec.tasks, split, self.n)
+        return self.spec.tasks.distinct(split, self.n)
 
     def job(self, task: Task, sample: int = 0, *, is_unlimited: bool = False) -> Job:
         """Return the job of an episode, within the environment's own budget or none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_rl.checks.bench import Bench
-from agent_rl.gym.tasks import TRAIN, distinct_tasks, task_key
+from agent_rl.gym.tasks import TRAIN, task_key
 
 ROWS, DRAWN = 10_000, 100
 """Tasks of each split that are compared, at most: rows, and those that a function draws."""
@@ -16,11 +16,11 @@ async def check_splits(bench: Bench) -> None:
         bench.skipped["splits"] = "there is no split 'train'"
         return
     most = DRAWN if source.size(TRAIN) is None else ROWS
-    trained = {task_key(task) for task in distinct_tasks(source, TRAIN, most)}
+    trained = {task_key(task) for task in source.distinct(TRAIN, most)}
     for split in source.splits:
         if split.startswith(TRAIN):
             continue
-        tasks = distinct_tasks(source, split, most)
+        tasks = source.distinct(split, most)
         both = [task for task in tasks if task_key(task) in trained]
         if both:
             bench.find(

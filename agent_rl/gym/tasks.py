@@ -218,11 +218,6 @@ class TaskStream:
         return epoch, int(self._order[offset])
 
 
-def distinct_tasks(source: TaskSource, split: str, n: int) -> list[Task]:
-    """Return the first `n` different tasks of a split; fewer if it doesn't seem to have as many."""
-    return source.distinct(split, n)
-
-
 def task_key(task: Task) -> str:
     """Return a hash of a task's content, 16 hex digits; the order of its keys does not matter.
 
