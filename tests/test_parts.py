@@ -68,7 +68,7 @@ def test_scores_and_gradients_of_scaled_or_capped_logits_are_autograds(family: s
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
-def test_parts_of_a_model_within_peft_are_those_with_its_adapters() -> None:
+def test_parts_within_peft_are_those_with_its_adapters() -> None:
     peft = pytest.importorskip("peft")
     model, ids = made("qwen3"), torch.randint(50, (1, 5))
     before = states_of(model, ids)
