@@ -125,7 +125,8 @@ class _How:
         """
         logits = F.linear(states.to(self.format), weight, None if bias is None else bias.to(self.format))
         logits = self.head.shaped(logits.to(torch.promote_types(self.format, torch.float32)))
-        slope = self.head.slope(logits)
+        scale, cap = self.head.scale, self.head.cap
+        slope = scale if cap is None else (1 - (logits / cap).square()) * scale
         return torch.log_softmax(logits.div_(self.temperature), -1), slope
 
 

@@ -23,7 +23,7 @@ MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
     """Return transformers' model itself, of a model that peft may have wrapped; adapters stay in its layers."""
-    return cast(PreTrainedModel, getattr(model, "get_base_model", lambda: model)())
+    return cast(PreTrainedModel, model.get_base_model() if hasattr(model, "get_base_model") else model)  # type: ignore[operator]
 
 
 def body_of(model: nn.Module) -> PreTrainedModel:
@@ -51,10 +51,6 @@ class Head:
         if self.scale != 1:
             logits = logits.mul_(self.scale)
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
-
-    def slope(self, shaped: Tensor) -> Tensor | float:
-        """Return the derivative of `shaped`'s result by its input, from its result."""
-        return self.scale if self.cap is None else (1 - (shaped / self.cap).square()) * self.scale
 
 
 def head_of(model: nn.Module) -> Head:
@@ -84,7 +80,9 @@ def states_of(model: nn.Module, token_ids: Tensor, **inputs: object) -> Tensor:
     """
     inner = unwrapped(model)
     known = inspect.signature(inner.forward).parameters
-    taken = {name: value for name, value in {"use_cache": False, **inputs}.items() if name in known}
+    inputs["use_cache"] = False
+    for name in inputs.keys() - known.keys():
+        del inputs[name]
     head = _head_module(inner)
     found: list[Tensor] = []
 
@@ -94,7 +92,7 @@ def states_of(model: nn.Module, token_ids: Tensor, **inputs: object) -> Tensor:
 
     head.forward = capture
     try:
-        inner(input_ids=token_ids, **taken)
+        inner(input_ids=token_ids, **inputs)
     finally:
         del head.forward  # the instance's, which hid the class's
     if len(found) != 1:
