@@ -110,7 +110,7 @@ class TrainConfig(RunConfig):
     episodes: str | None = None
     """An earlier run's folder or episode file to learn from, instead of rollouts; `rollout.groups` of it a step."""
     threads: int = Field(0, ge=0)
-    """Of torch; 0 for torch's own choice, but at most 4."""
+    """Of torch; 0 for one, or for torch's own choice if the model has at least 10 million parameters."""
     device: str = Field("cpu", pattern=DEVICES)
     """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, or `auto`, a GPU if there is one. A run may be
     resumed on another."""

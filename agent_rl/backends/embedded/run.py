@@ -29,6 +29,7 @@ from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
 from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
+from agent_rl.engines.embedded.threads import threads_restored, use_threads
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.judge.run import run_judge
 from agent_rl.rendering import load_renderer
@@ -194,7 +195,7 @@ class _Run:
     def prepare(self) -> Actor:
         """Make a model and warm it up on demonstrations."""
         config, env, say = self.config, self.env, self.progress.say
-        say(f"[bold]{env.id}[/bold]: training a small transformer from nothing, on {torch.get_num_threads()} threads.")
+        say(f"[bold]{env.id}[/bold]: training a small transformer from nothing.")
         say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
         actor = fresh_actor(env, config)
         rollout = config.rollout.model_copy(update={"context": actor.engine.context_limit})
@@ -218,7 +219,7 @@ class _Run:
         say(
             f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
             f"model: {sum(p.numel() for p in actor.model.parameters()):,} parameters, "
-            f"{len(actor.tokenizer)} tokens in its vocabulary"
+            f"{len(actor.tokenizer)} tokens in its vocabulary; threads: {torch.get_num_threads()}"
         )
         self.metrics.write("demonstrations", 0, {"n": success.n, "failed": success.n - success.successes})
 
@@ -348,10 +349,9 @@ class _Run:
 def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None) -> Iterator[_Run]:
     started, known, stop = time.monotonic(), episode_ids(folder / EPISODES), stop or Stop(progress.say)
     stop.hint = "nothing is lost but the warm start; run the same command again"
-    # more than a few threads only get in each other's way in a model of this size
-    torch.set_num_threads(config.threads or min(4, torch.get_num_threads()))
     hf_logging.disable_progress_bar()
     with (
+        threads_restored(),
         MetricsFile(folder) as metrics,
         EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
@@ -364,6 +364,7 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
 
 def _actor(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
     rollout, context = config.rollout, config.context(env.budget.tokens)
+    use_threads(model, config.threads)
     return make_actor(model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights)
 
 
