@@ -191,6 +191,7 @@ class Trainer:
                 model,
                 batch.rows.token_ids,
                 config.rollout.temperature,
+                wanted=batch.rows.loss_mask,
                 entropy_gradient=config.algorithm.entropy > 0,
                 precision=config.precision,
             )
