@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Rows
 from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.backends.embedded.prompts import Prompt
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import routed
 
@@ -50,6 +51,7 @@ def score_tokens(
     temperature: float = 1.0,
     *,
     wanted: Tensor | None = None,
+    prompt: Prompt | None = None,
     entropy_gradient: bool = False,
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
 ) -> Scores:
@@ -57,10 +59,14 @@ def score_tokens(
 
     Padding on the right needs no attention mask: a causal model's real tokens don't see it. A float64 model's scores
     are float64. Greedy sampling (temperature 0) scores like 1. With `entropy_gradient` the entropies have one, too.
-    Where only some tokens are `wanted`, bool `[B, T]`, there are logits for these alone, and the others score 0.
+    Where only some tokens are `wanted`, bool `[B, T]`, there are logits for these alone, and the others score 0. With
+    the `prompt` of the rows only what comes after it runs through the model; nothing in it can be wanted.
     """
     with precision.region(token_ids.device):
-        states = model.model(input_ids=token_ids[:, :-1]).last_hidden_state
+        if prompt is not None:
+            states = prompt.states(model, token_ids)
+        else:
+            states = model.model(input_ids=token_ids[:, :-1]).last_hidden_state
     head = model.lm_head
     form, chunk = precision.head_format(head.weight), precision.tokens_at_a_time(head.weight.shape[0])
     how = _How(temperature or 1.0, entropy_gradient, form, chunk)
