@@ -17,6 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from agent_rl.algorithms import Rows
 from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.engines.embedded.parts import body_of, unwrapped
 from agent_rl.moe.routes import routers
 
 WORTHWHILE = 0.1
@@ -46,7 +47,7 @@ class Prompt:
             ],
             -1,
         )
-        found = model.model(
+        found = body_of(model)(
             input_ids=token_ids.gather(1, inside),
             position_ids=inside,
             attention_mask=mask[:, None],
@@ -97,7 +98,7 @@ def is_exact(model: PreTrainedModel) -> bool:
     Not with routers, whose replayed routes are by position in whole rows, nor with windows that slide, nor with
     positions that depend on the length; checkpointed gradients need forwards without a cache.
     """
-    config = model.config
+    config = unwrapped(model).config
     rope = getattr(config, "rope_parameters", None) or {}
     return (
         config.model_type in KINDS
@@ -124,7 +125,7 @@ def sharing(
     lengths, place, first = found
     ids = rows.token_ids[first, : int(lengths.max())].to(model.device)  # nothing reads what is behind a shorter one
     with precision.region(model.device):
-        cache = model.model(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values
+        cache = body_of(model)(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values
     computed = [x for layer in cache.layers for x in (layer.keys, layer.values)]
     learns = torch.is_grad_enabled()
     leaves = [x.detach().to(torch.promote_types(x.dtype, torch.float32)).requires_grad_(learns) for x in computed]
