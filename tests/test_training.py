@@ -174,7 +174,7 @@ def test_update_has_the_gradient_of_whole_rows(trainer: Trainer) -> None:
     scores = score_tokens(model, batch.rows.token_ids)
     trainer.algorithm.loss(scores.logprobs, scores.entropy, batch.inputs, whole).loss.backward()
     expected = gradient()
-    assert 0 < expected.norm() and (found - expected).norm() <= 2e-6 * expected.norm()
+    assert expected.norm() > 0 and (found - expected).norm() <= 2e-6 * expected.norm()
 
 
 EVERYTHING = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -82,10 +82,10 @@ class SharedPrompts:
 
     def backward(self) -> None:
         """Take the gradients of all rows back through the prompts."""
-        known = [(made, leaf.grad) for made, leaf in zip(self.computed, self.leaves, strict=True)]
-        reached = [(made, grad.to(made.dtype)) for made, grad in known if grad is not None]
-        if reached:
-            torch.autograd.backward(*map(list, zip(*reached, strict=True)))
+        reached = [(made, leaf.grad) for made, leaf in zip(self.computed, self.leaves, strict=True)]
+        gradients = {made: grad.to(made.dtype) for made, grad in reached if grad is not None}
+        if gradients:
+            torch.autograd.backward(list(gradients), list(gradients.values()))
 
 
 KINDS = frozenset({"llama", "qwen2", "qwen3"})
