@@ -102,12 +102,14 @@ def freeze_parameters(model: PreTrainedModel, freeze: FreezeConfig) -> None:
     Raises:
         ConfigError: if the model has not so many layers.
     """
-    layers, embeddings = model.model.layers, model.get_input_embeddings()
+    from agent_rl.engines.embedded.parts import head_of, layers_of
+
+    layers, embeddings = layers_of(model), model.get_input_embeddings()
     if freeze.layers > len(layers):
         raise ConfigError(f"freeze.layers={freeze.layers}: the model has {len(layers)}")
     for layer in layers[: freeze.layers]:
         layer.requires_grad_(False)
-    tied = model.get_output_embeddings().weight is embeddings.weight
+    tied = head_of(model).weight is embeddings.weight
     if freeze.embeddings or (freeze.layers and not tied):
         embeddings.weight.requires_grad_(False)
     if freeze.layers:

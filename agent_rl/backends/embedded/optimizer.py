@@ -80,6 +80,14 @@ class Optimizer:
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         finally:
             torch.use_deterministic_algorithms(before)
+        self._gather()
+
+    def _gather(self) -> None:
+        """Add the weights' gradients to those of their masters."""
+        for weight, master in self._copies:
+            if weight.grad is not None:
+                gradient, weight.grad = weight.grad.float(), None
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
     def step(self, scale: float) -> float:
         """Clip the gradients, update, clear them; return their norm before clipping.
@@ -87,6 +95,7 @@ class Optimizer:
         A norm that is not finite skips the update: weights that were good stay so. Where losses are scaled, gradients
         must have come from `backward`, and an overflow halves the scale.
         """
+        self._gather()  # of a loss that another optimizer took backward
         for part, _ in self._parts:
             self._scaler.unscale_(part)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
@@ -123,17 +132,8 @@ class Optimizer:
 
 def _master(weight: nn.Parameter) -> nn.Parameter:
     """Return the float32 copy that is stepped in a weight's place; the weight itself if it has that precision."""
-    if weight.dtype not in (torch.bfloat16, torch.float16):
-        return weight
-    master = torch.nn.Parameter(weight.detach().float())
-
-    def gather(weight: Tensor) -> None:
-        assert weight.grad is not None
-        gradient, weight.grad = weight.grad.float(), None
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-
-    weight.register_post_accumulate_grad_hook(gather)  # type: ignore[no-untyped-call]
-    return master
+    low = weight.dtype in (torch.bfloat16, torch.float16)
+    return torch.nn.Parameter(weight.detach().float()) if low else weight
 
 
 def _suits_muon(name: str, parameter: Tensor) -> bool:
