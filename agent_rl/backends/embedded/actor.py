@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from agent_rl.algorithms import Algorithm
 from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapter
 from agent_rl.core.episode import Episode
@@ -119,6 +120,16 @@ def fine_tune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config
     if config.lora is not None:
         new_adapter(model, config.lora, config.freeze, config.seed)
     freeze_parameters(model, config.freeze)
+
+
+def load_reference(folder: Path, config: TrainConfig, actor: Actor) -> PreTrainedModel | None:
+    """Return the policy that the run's algorithm compares with, if it does.
+
+    With adapters that is the model itself: `Trainer` switches them off, and they began without effect.
+    """
+    if not Algorithm(config.algorithm).needs_reference:
+        return None
+    return actor.model if config.lora else load_model(folder, config.device, dtype=config.dtype)[0]
 
 
 def new_tokenizer(episodes: Iterable[Episode], vocab_size: int) -> PreTrainedTokenizerBase:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import Actor, fine_tune, make_actor, new_tokenizer
+from agent_rl.backends.embedded.actor import Actor, fine_tune, load_reference, make_actor, new_tokenizer
 from agent_rl.backends.embedded.check import check_run, evaluated_tasks, index_stored
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
@@ -107,7 +107,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         if stored is not None:
             stored.check_tokens(len(actor.tokenizer), actor.decode)
             stored.save(folder / STORED)
-        trainer = Trainer(env, actor, config, _reference(folder, config, actor), stored)
+        trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         make_latest(folder)
         if run.held_out.warning:
             warn(folder, run.held_out.warning, run.say)
@@ -143,7 +143,7 @@ def resume_run(
         freeze_parameters(model, config.freeze)
         actor = _actor(env, config, model, tokenizer)
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
-        trainer = Trainer(env, actor, config, _reference(folder, config, actor), stored)
+        trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         restore(checkpoint, trainer)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
         if not trainer.step:
@@ -386,16 +386,6 @@ def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Rendere
         but, successful = evaluated_tasks(config, env), config.warm_start.successful
         return stored_demonstrations(env, stored, n, successful=successful, but=but, renderer=renderer)
     return demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
-
-
-def _reference(folder: Path, config: TrainConfig, actor: Actor) -> PreTrainedModel | None:
-    """Return the policy that the run's algorithm compares with, if it does.
-
-    With adapters that is the model itself: `Trainer` switches them off, and they began without effect.
-    """
-    if not Algorithm(config.algorithm).needs_reference:
-        return None
-    return actor.model if config.lora else load_model(folder / REFERENCE, config.device, dtype=config.dtype)[0]
 
 
 def _minutes(config: TrainConfig) -> str:
