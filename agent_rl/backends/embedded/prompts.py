@@ -18,7 +18,6 @@ from transformers import DynamicCache, PreTrainedModel
 from agent_rl.algorithms import Rows
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.engines.embedded.parts import body_of, unwrapped
-from agent_rl.moe.routes import routers
 
 WORTHWHILE = 0.1
 """The share of a batch's tokens that sharing has to save."""
@@ -105,7 +104,6 @@ def is_exact(model: PreTrainedModel) -> bool:
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         and rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn")
         and config._attn_implementation in ("sdpa", "eager")
-        and not routers(model)
         and not any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
     )
 
