@@ -18,6 +18,7 @@ from agent_rl.backends.settings import (
     id_of,
     require_torch,
     require_verl,
+    resumed_changes,
     schema_of,
     training_config,
 )
@@ -185,17 +186,8 @@ def train(
     folder = Path(resume)
     for file in imports:  # of a run that began before its imports were stored
         load_once(str(Path(file).resolve()))
-    given = {"env": env} | settings
     backend = backend or backend_of(folder)
-    free = ("steps", "device") if backend == "embedded" else ("steps",)
-    changes = {name: value for name, value in given.items() if value is not None}
-    if odd := ", ".join(sorted({*changes} - {*free})):
-        but = " and ".join(free)
-        raise ConfigError(f"{odd} can't change when a run is resumed: it keeps its own settings (but for {but})")
-    steps, device = changes.get("steps"), changes.get("device")
-    if not (steps is None or (isinstance(steps, int) and steps >= 0)):
-        raise ConfigError(f"steps={steps} must be a whole number")
-    return Run(_resume(folder, backend, steps, None if device is None else str(device), progress))
+    return Run(_resume(folder, backend, *resumed_changes(backend, {"env": env} | settings), progress))
 
 
 def checked_config(config: TrainConfig | VerlConfig) -> str:

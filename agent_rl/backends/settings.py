@@ -50,6 +50,23 @@ def training_config(
     return load_config(f"backend/{backend or 'embedded'}", schema_of(backend), settings=given)
 
 
+def resumed_changes(backend: str, given: Mapping[str, object]) -> tuple[int | None, str | None]:
+    """Return the new total of steps and the device of a run to resume; None for its own.
+
+    Raises:
+        ConfigError: if anything else is given that is not None, or steps are no number.
+    """
+    free = ("steps", "device") if backend == "embedded" else ("steps",)
+    changes = {name: value for name, value in given.items() if value is not None}
+    if odd := ", ".join(sorted({*changes} - {*free})):
+        but = " and ".join(free)
+        raise ConfigError(f"{odd} can't change when a run is resumed: it keeps its own settings (but for {but})")
+    steps, device = changes.get("steps"), changes.get("device")
+    if not (steps is None or (isinstance(steps, int) and steps >= 0)):
+        raise ConfigError(f"steps={steps} must be a whole number")
+    return steps, None if device is None else str(device)
+
+
 def id_of(env: object) -> str:
     """Return the id of an environment, given it or its class.
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from pathlib import Path
 
-from agent_rl.backends.settings import require_verl, training_config
+from agent_rl.backends.run import Run
+from agent_rl.backends.settings import backend_of, require_verl, resumed_changes, training_config
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import list_settings, load_config, write_config
 from agent_rl.errors import ConfigError
@@ -38,7 +41,9 @@ def train(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     asked = [f"--{name}" for name in ("config", "explain", "dry-run") if getattr(arguments, name.replace("-", "_"))]
     config = None if "resume" in settings else training_config(**settings)  # type: ignore[arg-type]
-    if config is not None and not asked:
+    if config is None:
+        _check_resumed(settings)
+    elif not asked:
         config.load_env()
 
     from agent_rl import api  # a mistake in the settings shows before
@@ -63,6 +68,14 @@ def train(arguments: argparse.Namespace) -> int:
     else:
         print(api.checked_config(config))
     return 0
+
+
+def _check_resumed(settings: Mapping[str, object]) -> None:
+    """Refuse to resume what is no run, or with other settings, before `api` is imported."""
+    folder = Path(str(settings["resume"]))
+    given = {name: value for name, value in settings.items() if name not in ("resume", "imports", "backend")}
+    resumed_changes(str(settings.get("backend") or backend_of(folder)), given)
+    Run(folder)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
