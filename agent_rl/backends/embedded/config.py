@@ -15,6 +15,7 @@ from agent_rl.config import Section
 from agent_rl.engines.base import WeightFormat
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RoutingConfig
+from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.interruption import Interruption
 from agent_rl.policy.shortening import Shortening
 from agent_rl.runs.config import AsyncConfig, EvalConfig, RolloutConfig, RunConfig
@@ -84,6 +85,8 @@ class EmbeddedRolloutConfig(RolloutConfig):
     the given tokens out of the loss."""
     shorten: Shortening | None = None
     """What becomes of a context that has grown too long, in training and evaluation; null lets the budget end it."""
+    delegate: Delegation | None = None
+    """Whether the policy may give parts of a task to sub-agents, in training and evaluation, and how often."""
 
 
 class EmbeddedEvalConfig(EvalConfig):
