@@ -8,9 +8,10 @@ seen through everywhere.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
@@ -44,7 +45,13 @@ class Head:
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the model's logits of states `[..., hidden]`."""
-        return self.shaped(linear(states, self.weight, self.bias))
+        return self.shaped(linear(states.to(self.weight.dtype), self.weight, self.bias))
+
+    def widened(self) -> Head:
+        """Return it in float32 at least, without gradient; a copy if its weights are narrower."""
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.detach().to(dtype)
+        return replace(self, weight=self.weight.detach().to(dtype), bias=bias)
 
     def shaped(self, logits: Tensor) -> Tensor:
         """Scale and cap what the linear map returned; in place."""
