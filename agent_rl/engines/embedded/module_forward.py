@@ -176,16 +176,15 @@ def require_causal(model: PreTrainedModel) -> None:
         with _evaluated(model):
             whole, part = states_of(model, ids), states_of(model, ids[:, : PROBE[0]])
             logits = model(input_ids=ids).logits
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever a family raises that wants more than ids
-        problem = f"it can't be run on token ids alone, {type(error).__name__}: {str(error)[:120]}"
-    else:
         problem = ""
         if not _close(whole[:, : PROBE[0]], part):
             problem = "its states depend on later tokens (is_decoder=false in its config.json?)"
         elif not _close(head_of(model).logits(whole), logits):
             problem = "its logits are no linear map of its states"
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a family raises that wants more than ids
+        problem = f"it can't be run on token ids alone, {type(error).__name__}: {str(error)[:120]}"
     if problem:
         raise ConfigError(f"{kind} can't be sampled and trained: {problem}; start from a causal language model")
 

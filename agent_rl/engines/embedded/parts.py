@@ -71,7 +71,9 @@ def head_of(model: nn.Module) -> Head:
     scale = 1.0
     for name in MULTIPLIERS:
         scale *= getattr(config, name, None) or 1.0
-    if (scaling := getattr(config, "logits_scaling", None)) is not None:
+    if (
+        scaling := getattr(config, "logits_scaling", None)
+    ) is not None and config.model_type != "minicpm3":  # before it
         scale = scale * scaling if config.model_type == "hyperclovax" else scale / scaling
     weight, bias = cast(Tensor, module.weight), cast(Tensor | None, getattr(module, "bias", None))
     return Head(weight, bias, scale, getattr(config, "final_logit_softcapping", None))
@@ -117,6 +119,12 @@ def _head_module(model: PreTrainedModel) -> nn.Module:
     return cast(nn.Module, module)
 
 
+def layers_of(model: nn.Module) -> nn.ModuleList:
+    """Return a model's decoder layers, the one that is fed first at the front."""
+    lists = (module for module in body_of(model).children() if isinstance(module, nn.ModuleList))
+    return next(found for found in lists if len(found) == unwrapped(model).config.num_hidden_layers)
+
+
 def rows_of(model: nn.Module) -> int:
     """Return how many token ids a model can be fed, which may be more than its tokenizer has."""
     return int(cast(Tensor, unwrapped(model).get_input_embeddings().weight).shape[0])
@@ -126,4 +134,4 @@ def positions_of(model: nn.Module) -> int | None:
     """Return the longest sequence that a model can be fed, in tokens; None if it knows no limit."""
     config = unwrapped(model).config.get_text_config()
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    return next((int(n) for name in names if (n := getattr(config, name, None))), None)
+    return next((n for name in names if isinstance(n := getattr(config, name, None), int) and n > 0), None)
