@@ -20,6 +20,8 @@ from agent_rl.errors import ConfigError
 
 MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 """What configs call a number that logits are multiplied by."""
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""What they call the magnitude that logits approach at most."""
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
@@ -76,7 +78,7 @@ def head_of(model: nn.Module) -> Head:
     ) is not None and config.model_type != "minicpm3":  # before it
         scale = scale * scaling if config.model_type == "hyperclovax" else scale / scaling
     weight, bias = cast(Tensor, module.weight), cast(Tensor | None, getattr(module, "bias", None))
-    return Head(weight, bias, scale, getattr(config, "final_logit_softcapping", None))
+    return Head(weight, bias, scale, next((cap for name in CAPS if (cap := getattr(config, name, None))), None))
 
 
 def states_of(model: nn.Module, token_ids: Tensor, **inputs: object) -> Tensor:
