@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agent_rl.algorithms.config import learns_from_pairs
+from agent_rl.algorithms.config import learns_from_any_policy
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, ModelFormat
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
@@ -195,10 +195,10 @@ class TrainConfig(RunConfig):
                 "algorithm.routing.replay=none and algorithm.routing.min_agreement=0"
             )
         name = self.algorithm.objective["name"]
-        if self.episodes is not None and not learns_from_pairs(self.algorithm):
+        if self.episodes is not None and not learns_from_any_policy(self.algorithm):
             raise ValueError(
                 f"episodes={self.episodes}: objective={name} learns from rollouts of the policy as it is, not from "
-                "stored ones; objectives over pairs do: dpo (algorithm=dpo)"
+                "stored ones; these learn from those of any policy: algorithm=dpo, algorithm=rft"
             )
         if self.episodes is not None and self.algorithm.refill.max_rounds > 1:
             raise ValueError("refill samples more groups; of stored episodes there are as many as there are")
