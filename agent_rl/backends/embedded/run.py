@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import Actor, fine_tune, load_reference, make_actor, new_tokenizer
+from agent_rl.backends.embedded.actor import (
+    Actor,
+    fine_tune,
+    load_reference,
+    make_actor,
+    new_tokenizer,
+    sampled_as_set,
+)
 from agent_rl.backends.embedded.check import check_run, evaluated_tasks, index_stored
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
@@ -107,6 +114,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         if stored is not None:
             stored.check_tokens(len(actor.tokenizer), actor.decode)
             stored.save(folder / STORED)
+        actor = run.resources.enter_context(sampled_as_set(actor, config))
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         make_latest(folder)
         if run.held_out.warning:
@@ -143,6 +151,7 @@ def resume_run(
         freeze_parameters(model, config.freeze)
         actor = _actor(env, config, model, tokenizer)
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
+        actor = run.resources.enter_context(sampled_as_set(actor, config))
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         restore(checkpoint, trainer)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
@@ -183,6 +192,8 @@ class _Run:
     known: set[str]
     """The ids of the episodes that the run stored before it was killed."""
     started: float
+    resources: ExitStack
+    """What ends with the run."""
     dev: str = ""
     """The last evaluation during training, in words."""
 
@@ -371,8 +382,9 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
         run_judge(config.judge, env, folder, evolves=True),
         stop.on_signals(),
         watching(status_of(folder)),
+        ExitStack() as resources,
     ):
-        yield _Run(folder, env, config, progress, stop, metrics, episodes, records, known, started)
+        yield _Run(folder, env, config, progress, stop, metrics, episodes, records, known, started, resources)
 
 
 def _actor(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
 
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.concurrency import LoopThread
 from agent_rl.core.messages import JSON
+from agent_rl.engines.embedded.adapters import merged_parameters
 from agent_rl.engines.stateless import EngineOutput, Settings, StatelessEngine, StatelessSession
 from agent_rl.engines.vllm.in_process import LocalEngine
 from agent_rl.engines.vllm.receiver import Place
@@ -30,8 +31,7 @@ OWN = ("load_format", "worker_extension_cls", "enable_return_routed_experts")
 class SyncedEngine:
     """Samples from a model that is trained in this process, by vLLM in a process of its own.
 
-    Implements `InferenceEngine`. `tokens` counts what was sampled, `slots` is how many sequences to sample at a time. The
-    same seeds need not give the same ids: vLLM's kernels depend on who shares the batch.
+    Implements `TrainedEngine`. The same seeds need not give the same ids: vLLM's kernels depend on who shares a batch.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class SyncedEngine:
         """
         self._model = model
         self.slots, self.context_limit, self.version, self.tokens = slots, context, -1, 0
-        weights = dict(model.named_parameters())
-        self._places, size = _layout(weights)
+        require_synced(model)
+        self._places, size = _layout(merged_parameters(model))
         with tempfile.TemporaryDirectory(prefix="agent-rl-vllm-") as folder:  # read until the engine has started
             config = copy.deepcopy(model.config)
             config.architectures = [type(model).__name__]
@@ -84,19 +84,11 @@ class SyncedEngine:
         """Begin a sequence."""
         return self._stateless.open(seed)
 
-    @torch.no_grad()
     def update_weights(self, version: int) -> None:
         """Copy the model's present weights over, unless this version of them is in use; no sequence may be sampling."""
         if version == self.version:
             return
-        weights = dict(self._model.named_parameters())
-        for name, form, shape, offset in self._places:
-            weight = weights[name]
-            flat = torch.frombuffer(
-                self._shared.buf, dtype=getattr(torch, form), count=weight.numel(), offset=offset
-            )
-            flat.view(*shape).copy_(weight)
-            del flat  # the memory can't be closed while a tensor looks at it
+        copy_weights(self._model, self._shared, self._places)
         self._loop.wait(self._client.receive(self._shared.name, self._places))
         self.version = version
 
@@ -106,6 +98,14 @@ class SyncedEngine:
         self._loop.close()
         self._shared.close()
         self._shared.unlink()
+
+
+@torch.no_grad()
+def copy_weights(model: PreTrainedModel, shared: SharedMemory, places: Iterable[Place]) -> None:
+    """Copy a model's weights, with what adapters add to them, to their places in shared memory."""
+    for (_, weight), (_, form, shape, offset) in zip(merged_parameters(model), places, strict=True):
+        count, form_of = weight.numel(), getattr(torch, form)
+        torch.frombuffer(shared.buf, dtype=form_of, count=count, offset=offset).view(*shape).copy_(weight)
 
 
 def require_synced(model: PreTrainedModel) -> None:
@@ -120,10 +120,10 @@ def require_synced(model: PreTrainedModel) -> None:
         )
 
 
-def _layout(weights: Mapping[str, torch.Tensor]) -> tuple[list[Place], int]:
+def _layout(weights: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[Place], int]:
     """Return where each weight lies in the shared memory, and its size in bytes."""
     places, at = list[Place](), 0
-    for name, weight in weights.items():
+    for name, weight in weights:
         places.append((name, str(weight.dtype).removeprefix("torch."), [*weight.shape], at))
         at += -(-weight.numel() * weight.element_size() // _ALIGNED) * _ALIGNED
     return places, at
