@@ -20,7 +20,7 @@ from agent_rl.errors import ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 
-FREE = ("env_args.", "verl.", "policy.", "retries.")
+FREE = ("env_args.", "engine_args.", "verl.", "policy.", "retries.")
 """Keys below which anything goes: the environment's constructor, verl, the policy's factory or the names of endings."""
 _NUMBER, _WORD = re.compile(r"-?(0|[1-9]\d*)", re.ASCII), re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
 _CONSTANTS = ("null", "true", "false", "nan", "inf")
