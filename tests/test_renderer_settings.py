@@ -14,12 +14,13 @@ from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.settings import training_config
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop
-from agent_rl.config import load_config, write_config
+from agent_rl.config import load_config
 from agent_rl.policy.by_name import PolicyConfig, open_policy
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import ChatMLRenderer, TemplateRenderer, load_renderer, train_tokenizer
 from agent_rl.rendering.config import RendererConfig
 from agent_rl.rendering.support import Support
+from agent_rl.runs.folder import save_config
 from agent_rl.runs.rollout import RolloutSettings
 from agent_rl.store.beside import renderer_settings
 
@@ -110,8 +111,8 @@ def test_verify_reads_the_renderer_beside_the_episodes(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "episodes.jsonl").touch()
     assert renderer_settings(run) is None
-    (run / "config.yaml").write_text(write_config(TrainConfig(env="calculator-v0", renderer=REFUSE)))
+    save_config(run, TrainConfig(env="calculator-v0", renderer=REFUSE))
     assert renderer_settings(run) == REFUSE
     policy = PolicyConfig.model_validate({"name": "vllm", "renderer": "qwen3"})
-    (rollout / "episodes.yaml").write_text(write_config(RolloutSettings(policy=policy)))
+    save_config(rollout, RolloutSettings(policy=policy), "episodes.yaml")
     assert renderer_settings(rollout) == RendererConfig(name="qwen3")

@@ -32,6 +32,11 @@ def check_run(config: TrainConfig) -> EnvSpec:
     config.context(env.budget.tokens)
     if config.self_play:
         require_self_play(env, config)
+    if config.rollout.delegate and Requirements(config.algorithm).needs_values:
+        raise ConfigError(
+            f"rollout.delegate: advantage={config.algorithm.advantage['name']} continues episodes from their turns, "
+            "and those of sub-agents can't be: choose another algorithm, such as grpo"
+        )
     if config.start_from:
         require_model(config.start_from)
     if config.warm_start.episodes is not None:
