@@ -16,6 +16,7 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import task_key
 from agent_rl.rollout.match import seats_of
 from agent_rl.runs.stored_groups import StoredGroups, index_groups
+from agent_rl.runs.writers import require_writers
 from agent_rl.store.shards import existing_shards
 
 
@@ -30,6 +31,7 @@ def check_run(config: TrainConfig) -> EnvSpec:
     env = check_environment(config)
     env.tasks.require(config.eval.during(env.tasks.splits))
     config.context(env.budget.tokens)
+    require_writers(config.report_to)
     if config.self_play:
         require_self_play(env, config)
     if config.rollout.delegate and Requirements(config.algorithm).needs_values:
