@@ -18,6 +18,9 @@ def add_statistics(parser: argparse.ArgumentParser) -> None:
     where = "only episodes for which this holds, such as purpose=eval; all of several hold"
     parser.add_argument("--where", action="append", default=[], metavar="FIELD=VALUE", help=where)
     parser.add_argument("--departures", action="store_true", help="list everything that went wrong, not the top only")
+    fit = "fit ScaleRL's sigmoid in log compute to a metric (rollout/success), its first quarter against the rest"
+    parser.add_argument("--fit", nargs="?", const="rollout/success", metavar="METRIC", help=fit)
+    parser.add_argument("--svg", metavar="FILE", help="with --fit: write its picture")
     parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
 
 
