@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from agent_rl.engines.embedded.kv_cache import KVCache, Layout
+from agent_rl.engines.embedded.kv_cache import KVCache
+from agent_rl.engines.embedded.layout import Layout
 from agent_rl.errors import ConfigError
 
 

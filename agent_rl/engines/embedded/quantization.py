@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 
 from agent_rl.engines.base import WeightFormat
 from agent_rl.engines.embedded.forward import Forward, StepOutput, make_forward
-from agent_rl.engines.embedded.kv_cache import KVCache, Layout
+from agent_rl.engines.embedded.kv_cache import KVCache
+from agent_rl.engines.embedded.layout import Layout
 from agent_rl.errors import ConfigError
 
 GROUP = 128
