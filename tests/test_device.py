@@ -26,7 +26,7 @@ from agent_rl.engines.embedded.forward import FusedForward, ModuleForward
 from agent_rl.engines.embedded.quantization import forward_in
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
-from agent_rl.policy.checkpoint import checkpoint_policy
+from agent_rl.policy.checkpoint import checkpoint_policy as policy_of
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.batches import weighted
@@ -75,7 +75,7 @@ def test_absent_device_is_refused_before_run(folder: Path, tmp_path: Path, monke
         lambda: ar.train(progress=False, **SMALL | {"device": "cuda", "runs_dir": str(tmp_path / "runs")}),
         lambda: ar.train(resume=again, device="cuda", progress=False),
         lambda: ar.load(again / "checkpoint", device="cuda"),
-        lambda: checkpoint_policy(str(again / "checkpoint"), params=GREEDY, env=spec("calculator-v0"), device="cuda"),
+        policy_of(str(again / "checkpoint"), params=GREEDY, env=spec("calculator-v0"), device="cuda").__enter__,
     ):
         with pytest.raises(ConfigError, match=r"device=cuda: this machine has auto, cpu$"):
             call()

@@ -70,6 +70,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
+    # torch reads it when it is loaded: its threads then sleep while they wait, and leave the core to other work
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = list(sys.argv[1:] if argv is None else argv)
     with_traceback = TRACEBACK in given
     arguments = _parse([word for word in given if word != TRACEBACK])

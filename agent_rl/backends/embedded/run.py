@@ -17,17 +17,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import Actor, make_actor, new_tokenizer
+from agent_rl.backends.embedded.actor import Actor, fine_tune, load_reference, make_actor, new_tokenizer
 from agent_rl.backends.embedded.check import check_run, evaluated_tasks, index_stored
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.fine_tuning import freeze_parameters
 from agent_rl.backends.embedded.model import make_model
+from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, stored_demonstrations, warm_start
 from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
 from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
+from agent_rl.engines.embedded.threads import threads_restored, use_threads
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.judge.run import run_judge
 from agent_rl.rendering import load_renderer
@@ -86,22 +89,30 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         if note := env.tasks.describe_held_out():
             progress.say(f"[yellow]{env.id}: {note}.[/yellow]")
         if config.start_from:
-            actor = _actor(env, config, *load_model(config.start_from, config.device))
+            model, tokenizer = load_model(config.start_from, config.device, dtype=config.dtype)
+            if config.fine_tunes:
+                fine_tune(model, tokenizer, config, folder)
+            actor = _actor(env, config, model, tokenizer)
             run.check_fit(actor)
             progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
+            if config.warms_up:
+                run.warm_up(actor)
         else:
             actor = run.prepare()
-        if Algorithm(config.algorithm).needs_reference:
+            if config.fine_tunes:
+                fine_tune(actor.model, actor.tokenizer, config, folder)
+                actor = _actor(env, run.measured_config(actor), actor.model, actor.tokenizer)
+        if Algorithm(config.algorithm).needs_reference and config.lora is None:
             actor.save(folder / REFERENCE)
         if stored is not None:
             stored.check_tokens(len(actor.tokenizer), actor.decode)
             stored.save(folder / STORED)
-        trainer = Trainer(env, actor, config, _reference(folder, config), stored)
+        trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         make_latest(folder)
         if run.held_out.warning:
             warn(folder, run.held_out.warning, run.say)
-        run.evaluate(trainer, "before")
         save_checkpoint(folder / CHECKPOINT, trainer)
+        run.evaluate(trainer, "before")
         run.train(trainer)
         return run.finish(trainer)
 
@@ -128,11 +139,15 @@ def resume_run(
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     existing_shards(folder / EPISODES)
     with _open(folder, env, config, progress, stop) as run:
-        actor = _actor(env, config, *load_model(checkpoint, config.device))
+        model, tokenizer = load_model(checkpoint, config.device, dtype=config.dtype, merged=False)
+        freeze_parameters(model, config.freeze)
+        actor = _actor(env, config, model, tokenizer)
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
-        trainer = Trainer(env, actor, config, _reference(folder, config), stored)
+        trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         restore(checkpoint, trainer)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
+        if not trainer.step:
+            run.evaluate(trainer, "before")  # which may have been cut short
         run.train(trainer)
         return run.finish(trainer)
 
@@ -183,27 +198,36 @@ class _Run:
     @property
     def scripted(self) -> int:
         """How many demonstrations the environment plays itself, on tasks of the run's split."""
-        has_own = self.config.start_from is None and self.config.warm_start.episodes is None
+        has_own = self.config.warms_up and self.config.warm_start.episodes is None
         return self.config.warm_start.demonstrations if has_own else 0
 
     def prepare(self) -> Actor:
         """Make a model and warm it up on demonstrations."""
         config, env, say = self.config, self.env, self.progress.say
-        say(f"[bold]{env.id}[/bold]: training a small transformer from nothing, on {torch.get_num_threads()} threads.")
+        say(f"[bold]{env.id}[/bold]: training a small transformer from nothing.")
         say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
+        actor = fresh_actor(env, config)
+        save_config(self.folder, self.measured_config(actor))  # for a resumed run
+        self.check_fit(actor)
+        self.warm_up(actor)
+        return actor
+
+    def warm_up(self, actor: Actor) -> None:
+        """Clone demonstrations.
+
+        Raises:
+            ConfigError: if there are none, or none that fits into the context.
+        """
+        config, say = self.config, self.progress.say
         source = config.warm_start.episodes
         which = "noisy demonstrations that the environment plays itself" if source is None else f"episodes of {source}"
         say(f"[bold]1. Warm start[/bold]: clone {escape(which)}.")
-        actor = fresh_actor(env, config)
-        rollout = config.rollout.model_copy(update={"context": actor.engine.context_limit})
-        save_config(self.folder, config.model_copy(update={"rollout": rollout}))  # for a resumed run
-        self.check_fit(actor)
-        demonstrations = _demonstrations(env, config, config.warm_start.demonstrations, actor.renderer)
+        demonstrations = _demonstrations(self.env, config, config.warm_start.demonstrations, actor.renderer)
         success = summarise(demonstrations).success
         say(
             f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
             f"model: {sum(p.numel() for p in actor.model.parameters()):,} parameters, "
-            f"{len(actor.tokenizer)} tokens in its vocabulary"
+            f"{len(actor.tokenizer)} tokens in its vocabulary; threads: {torch.get_num_threads()}"
         )
         self.metrics.write("demonstrations", 0, {"n": success.n, "failed": success.n - success.successes})
 
@@ -213,11 +237,31 @@ class _Run:
             self.stop.check()
 
         trajectories = [t for e in demonstrations for t in e.trajectories]
+        fitting = [t for t in trajectories if len(t) <= actor.engine.context_limit]
+        if len(fitting) < len(trajectories):
+            left = len(trajectories) - len(fitting)
+            warn(
+                self.folder,
+                f"{left} of {len(trajectories)} demonstrations exceed the context of "
+                f"{actor.engine.context_limit} tokens and are left out: raise rollout.context",
+                self.say,
+            )
         warm_start(
-            actor.model, trajectories, config.warm_start, tokenizer=actor.tokenizer, seed=config.seed, on_step=show
+            actor.model,
+            fitting,
+            config.warm_start,
+            tokenizer=actor.tokenizer,
+            seed=config.seed,
+            token_budget=config.micro_batch_tokens,
+            precision=config.precision if config.start_from else PrecisionConfig(),
+            on_step=show,
         )
         actor.model.eval()
-        return actor
+
+    def measured_config(self, actor: Actor) -> TrainConfig:
+        """Return the settings, with the context that the actor was made for."""
+        rollout = self.config.rollout.model_copy(update={"context": actor.engine.context_limit})
+        return self.config.model_copy(update={"rollout": rollout})
 
     def check_fit(self, actor: Actor) -> None:
         """Warn if the environment's own solution does not fit; refuse one whose openings leave no room for a reply."""
@@ -318,10 +362,9 @@ class _Run:
 def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None) -> Iterator[_Run]:
     started, known, stop = time.monotonic(), episode_ids(folder / EPISODES), stop or Stop(progress.say)
     stop.hint = "nothing is lost but the warm start; run the same command again"
-    # more than a few threads only get in each other's way in a model of this size
-    torch.set_num_threads(config.threads or min(4, torch.get_num_threads()))
     hf_logging.disable_progress_bar()
     with (
+        threads_restored(),
         MetricsFile(folder) as metrics,
         EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
@@ -334,6 +377,7 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
 
 def _actor(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
     rollout, context = config.rollout, config.context(env.budget.tokens)
+    use_threads(model, config.threads)
     return make_actor(model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights)
 
 
@@ -342,11 +386,6 @@ def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Rendere
         but, successful = evaluated_tasks(config, env), config.warm_start.successful
         return stored_demonstrations(env, stored, n, successful=successful, but=but, renderer=renderer)
     return demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
-
-
-def _reference(folder: Path, config: TrainConfig) -> PreTrainedModel | None:
-    """Load the policy that the run's algorithm compares with, if it does."""
-    return load_model(folder / REFERENCE, config.device)[0] if (folder / REFERENCE).exists() else None
 
 
 def _minutes(config: TrainConfig) -> str:

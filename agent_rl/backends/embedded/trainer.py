@@ -25,6 +25,7 @@ from agent_rl.backends.group_sampling import Groups, episodes_of, require_hooks
 from agent_rl.core.episode import Episode, Origin, group_episodes
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.adapters import without_adapters
 from agent_rl.errors import ConfigError
 from agent_rl.gym.mixture import members_of
 from agent_rl.gym.registry import EnvSpec
@@ -222,7 +223,8 @@ class Trainer:
         """Score rows under the reference."""
         if self.reference is None:
             raise ConfigError(f"{self.config.algorithm.name} compares with the start of the run: give a `reference`")
-        (logprobs,) = self._scores(self.reference, scored.rows, "logprobs")
+        with without_adapters(self.reference):
+            (logprobs,) = self._scores(self.reference, scored.rows, "logprobs")
         return replace(scored, reference_logprobs=logprobs)
 
     def _scores(
