@@ -182,3 +182,13 @@ def test_pages_are_copied_before_a_sharer_writes() -> None:
     for table in (one, two, three):
         pages.release(table)
     assert pages.used == 0 and pages.share(Table(), PROMPT[:100]) == 0
+
+
+def test_pages_copied_in_a_step_are_no_source_in_it() -> None:
+    pages, (one, two, three) = Pages(), (Table() for _ in range(3))
+    pages.write(one, PROMPT[:40])
+    pages.settle()
+    for table in (two, three):
+        ids = [*PROMPT[:40], 1, 2, len(pages.copies)]
+        pages.write(table, ids[pages.share(table, ids) :])
+    assert pages.copies == [(0, 1, 40), (0, 2, 40)]

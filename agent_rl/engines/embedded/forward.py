@@ -1,4 +1,4 @@
-"""One inference step over a slot cache: fused for Qwen3, through the model's own modules for anything else."""
+"""One inference step over a paged cache: fused for Qwen3, through the model's own modules for anything else."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _STEP: list[tuple[KVCache, Layout]] = []
 
 
 class ModuleForward:
-    """The model's own modules, with only their attention redirected to the slot cache.
+    """The model's own modules, with only their attention redirected to the paged cache.
 
     Works for every causal LM of transformers with full attention through its attention interface.
     """

@@ -81,15 +81,15 @@ class Pages:
         while (taken := table.length - begin) < len(ids):
             left = len(ids) - taken
             parent = table.pages[-1] if table.pages else self._root
-            page, same = _likest(parent.children, ids[taken : taken + PAGE])
-            if page is None:
-                break
+            likeness = [(_same(page.ids, ids[taken : taken + PAGE]), page) for page in parent.children]
+            same, page = max(likeness, key=lambda found: found[0], default=(0, parent))
             if (same == PAGE and left > PAGE) or (same == left == len(page.ids) > page.ready):
                 page.users += 1
                 table.pages.append(page)
                 table.length += same
                 continue
-            count = min(same, left - 1, page.ready)
+            likeness = [(min(same, left - 1, page.ready), page) for same, page in likeness]
+            count, page = max(likeness, key=lambda found: found[0], default=(0, parent))
             if count >= WORTH:
                 table.pages.append(self._copy(page, count))
                 table.length += count
@@ -125,7 +125,8 @@ class Pages:
 
     def _copy(self, page: Page, count: int) -> Page:
         copy = self._take(page.parent)
-        copy.ids, copy.ready = page.ids[:count], count
+        copy.ids = page.ids[:count]
+        self._written.append(copy)
         self.copies.append((page.number, copy.number, count))
         return copy
 
@@ -162,13 +163,9 @@ class Pages:
         self._generation += 1
 
 
-def _likest(pages: Sequence[Page], ids: Sequence[int]) -> tuple[Page | None, int]:
-    """Return the page that begins with most of `ids`, the first one of several, and with how many."""
-    best, most = None, 0
-    for page in pages:
-        same = next((n for n, (a, b) in enumerate(zip(page.ids, ids, strict=False)) if a != b), -1)
-        if same < 0:
-            same = min(len(page.ids), len(ids))
-        if same > most:
-            best, most = page, same
-    return best, most
+def _same(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return with how many equal ids two sequences begin."""
+    for count, (one, other) in enumerate(zip(ids, others, strict=False)):
+        if one != other:
+            return count
+    return min(len(ids), len(others))
