@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,9 @@ from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
+from agent_rl.backends.embedded.fine_tuning import checkpointed
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.prompts import Prompt, cut_groups, sharing
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_rows, score_tokens
 from agent_rl.backends.group_sampling import Groups, episodes_of, require_hooks
@@ -158,8 +160,7 @@ class Trainer:
         for number in range(config.updates_per_batch):
             prepared, of_objective = self._prepare(batch) if self.algorithm.preparation else (batch, {})
             sums = dict[str, float]()
-            for cut in prepared.cut_rows(config.micro_batch_tokens):
-                found, logprobs = self._accumulate(prepared.select(cut, self.actor.model.device), whole)
+            for cut, found, logprobs in self._gradients(prepared, whole):
                 if number == 0:
                     self.learned.scores.append((rows[cut], logprobs))
                 for name, value in found.items():
@@ -183,15 +184,35 @@ class Trainer:
         (logprobs,) = self._scores(self.actor.model, batch.rows, "logprobs", given=given)
         return self.algorithm.prepare(logprobs, batch)
 
-    def _accumulate(self, batch: WeightedRows, whole: Denominators) -> tuple[dict[str, float], Tensor]:
+    def _gradients(
+        self, batch: WeightedRows, whole: Denominators
+    ) -> Iterator[tuple[list[int], dict[str, float], Tensor]]:
+        """Add the gradients of a whole batch, with the prompts of as many groups as fit computed once.
+
+        Yields the rows of each micro-batch, and what `_accumulate` returns of it.
+        """
+        model, budget = self.actor.model, self.config.micro_batch_tokens
+        for part in cut_groups(model, batch.rows, batch.group, budget):
+            some = batch.select(part)
+            with sharing(model, some.rows, some.group, self.config.precision) as shared:
+                for cut in some.cut_rows(budget):
+                    prompt = None if shared is None else shared.of(cut)
+                    yield [part[row] for row in cut], *self._accumulate(some.select(cut, model.device), whole, prompt)
+
+    def _accumulate(
+        self, batch: WeightedRows, whole: Denominators, prompt: Prompt | None = None
+    ) -> tuple[dict[str, float], Tensor]:
         """Add the gradients of a micro-batch; return its sums to report, and the log-probabilities of its tokens."""
         config, model = self.config, self.actor.model
         replaying = replayed(model, self._routes(batch.scored)) if self.replay != "none" else nullcontext()
-        with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), replaying:
+        sparing = checkpointed(model) if config.gradient_checkpointing else nullcontext()
+        with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), replaying, sparing:
             scores = score_tokens(
                 model,
                 batch.rows.token_ids,
                 config.rollout.temperature,
+                wanted=batch.rows.loss_mask,
+                prompt=prompt,
                 entropy_gradient=config.algorithm.entropy > 0,
                 precision=config.precision,
             )

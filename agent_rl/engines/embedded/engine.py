@@ -28,13 +28,15 @@ from transformers import PreTrainedModel
 
 from agent_rl.core.trajectory import Completion, FinishReason, expert_dtype
 from agent_rl.engines.base import SamplingParams
-from agent_rl.engines.embedded.forward import Forward, make_forward
+from agent_rl.engines.embedded.forward import Forward
 from agent_rl.engines.embedded.kv_cache import KVCache
 from agent_rl.engines.embedded.layout import Feed
+from agent_rl.engines.embedded.module_forward import make_forward
 from agent_rl.engines.embedded.pages import PAGE, Table
 from agent_rl.engines.embedded.parts import positions_of, rows_of
 from agent_rl.engines.embedded.token_sampler import sample
 from agent_rl.errors import ConfigError, PolicyError
+from agent_rl.moe.routes import experts_of
 from agent_rl.seeds import Stream, rng
 
 _log = logging.getLogger(__name__)
@@ -196,7 +198,6 @@ class Engine:
         max_len: int = 512,
         forward: Callable[[PreTrainedModel, KVCache], Forward] = make_forward,
     ) -> None:
-        config = model.config
         if slots < 1 or max_len < 2:
             raise ConfigError(f"an engine needs slots >= 1 and max_len >= 2, not {slots} and {max_len}")
         if max_len > ((positions := positions_of(model)) or max_len):
@@ -204,7 +205,7 @@ class Engine:
         self.cache = KVCache(max_len, dtype=model.dtype, device=model.device)
         self.forward = forward(model, self.cache)
         self.vocab_size = rows_of(model)
-        self.experts: int = getattr(config, "num_experts", 0)
+        self.experts = experts_of(model)
         self.context_limit = max_len
         self.version = 0
         self.steps = self.tokens = 0

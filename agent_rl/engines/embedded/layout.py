@@ -86,12 +86,15 @@ class Prefilling:
 class Layout:
     """One step's ragged batch."""
 
+    feeds: tuple[Feed, ...]
+    wanted: tuple[int, ...]
+    """The feeds after whose last token the next one is wanted; one may be there several times."""
     ids: Tensor
     positions: Tensor
     cells: tuple[Tensor, Tensor]
     """Where each token goes in the cache, two int64 `[N]`: its page and its place in the page."""
     last: Tensor | None
-    """The rows whose next token is wanted, one per sequence that wants one; None if that is every row."""
+    """The rows whose next token is wanted, as `wanted` has them; None if that is every row in order."""
     decoding: Decoding | None
     prefilling: tuple[Prefilling, ...]
     high: int
@@ -122,8 +125,11 @@ def plan(feeds: Sequence[Feed], wanted: Sequence[int] | None, pages: Pages, devi
     row = np.repeat(np.arange(len(feeds)), counts)
     positions = np.arange(len(row)) + (starts - ends + counts)[row]
     decode = int((counts == 1).sum())
-    last = ends - 1 if wanted is None else ends[list(wanted)] - 1
+    wanted = range(len(feeds)) if wanted is None else wanted
+    last = ends[list(wanted)] - 1
     return Layout(
+        feeds=tuple(feeds),
+        wanted=tuple(wanted),
         ids=tensor([i for f in feeds for i in f.ids]),
         positions=tensor(positions),
         cells=(tensor(numbers[row, positions // PAGE]), tensor(positions % PAGE)),

@@ -46,6 +46,11 @@ class Table:
         self.generation = 0
         """How many times pages were forgotten before the first one was taken."""
 
+    @property
+    def ids(self) -> list[int]:
+        """The sequence's ids, from its first one on."""
+        return [i for page in self.pages for i in page.ids]
+
 
 class Pages:
     """Hands out pages, the lowest free number first, and takes them back."""
