@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -116,9 +117,7 @@ def _attend_in_cache(
     cache, layout = _STEP[-1]
     if kwargs.get("position_bias") is not None:
         raise ConfigError("the engine's cache can't attend with position_bias")
-    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
-    assert softcap is None or isinstance(softcap, (int, float))
-    assert sinks is None or isinstance(sinks, Tensor)
+    softcap, sinks = cast(float | None, kwargs.get("softcap")), cast(Tensor | None, kwargs.get("s_aux"))
     scale, index = kwargs.get("scaling"), module.layer_idx
     scale = scale if isinstance(scale, (int, float)) else query.shape[-1] ** -0.5
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
