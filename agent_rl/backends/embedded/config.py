@@ -149,6 +149,9 @@ class TrainConfig(RunConfig):
     """An earlier run's folder or episode file to learn from, instead of rollouts; `rollout.groups` of it a step."""
     threads: int = Field(0, ge=0)
     """Of torch; 0 for one, or for torch's own choice if the model has at least 10 million parameters."""
+    processes: int = Field(1, ge=1)
+    """Of this machine: each samples a share of the groups, with `rollout.slots` of its own, and computes a share of the
+    gradients; with `device=cuda` each takes a GPU. A run may be resumed with another number."""
     device: str = Field("cpu", pattern=DEVICES)
     """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, or `auto`, a GPU if there is one. A run may be
     resumed on another."""
@@ -184,6 +187,8 @@ class TrainConfig(RunConfig):
                 "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its "
                 "own: use bfloat16"
             )
+        if problem := self._unshared():
+            raise ValueError(f"processes={self.processes}: {problem}, which one process has: set processes=1")
         cut = self.rollout.interrupt
         most = self.rollout.max_tokens or (MAX_TOKENS if self.start_from is None else None)
         if cut and cut.per == "reply" and most is not None and cut.after_tokens >= most:
@@ -207,6 +212,19 @@ class TrainConfig(RunConfig):
         if problem := _async_problem(self.asynchrony, self.episodes):
             raise ValueError(problem)
         return self
+
+    def _unshared(self) -> str | None:
+        """Return what several processes would share, and don't."""
+        if self.processes == 1:
+            return None
+        if self.device.startswith("cuda:"):
+            return f"device={self.device} is one GPU"
+        shared = {
+            "precision.autocast=float16 scales the loss by what overflows": self.precision.autocast == "float16",
+            "algorithm.critic is a second model": self.algorithm.critic.where != "none",
+            "judge.evolve=true changes criteria": self.judge.evolve,
+        }
+        return next((problem for problem, there in shared.items() if there), None)
 
     @property
     def steps_ahead(self) -> int:

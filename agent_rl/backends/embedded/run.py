@@ -22,6 +22,7 @@ from agent_rl.backends.embedded.check import check_run, evaluated_tasks, index_s
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
+from agent_rl.backends.embedded.processes import in_processes
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, stored_demonstrations, warm_start
 from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
@@ -30,7 +31,7 @@ from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.embedded.threads import threads_restored, use_threads
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.judge.run import run_judge
+from agent_rl.judge.run import run_judge, share_of_worker
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
@@ -87,7 +88,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         if note := env.tasks.describe_held_out():
             progress.say(f"[yellow]{env.id}: {note}.[/yellow]")
         if config.start_from:
-            actor = _actor(env, config, *load_model(config.start_from, config.device))
+            actor = actor_of(env, config, *load_model(config.start_from, config.device))
             run.check_fit(actor)
             progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
         else:
@@ -101,10 +102,11 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         make_latest(folder)
         if run.held_out.warning:
             warn(folder, run.held_out.warning, run.say)
-        run.evaluate(trainer, "before")
-        save_checkpoint(folder / CHECKPOINT, trainer)
-        run.train(trainer)
-        return run.finish(trainer)
+        with in_processes(folder, trainer):
+            run.evaluate(trainer, "before")
+            save_checkpoint(folder / CHECKPOINT, trainer)
+            run.train(trainer)
+            return run.finish(trainer)
 
 
 def resume_run(
@@ -129,13 +131,14 @@ def resume_run(
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     existing_shards(folder / EPISODES)
     with _open(folder, env, config, progress, stop) as run:
-        actor = _actor(env, config, *load_model(checkpoint, config.device))
+        actor = actor_of(env, config, *load_model(checkpoint, config.device))
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
         trainer = Trainer(env, actor, config, _reference(folder, config), stored)
         restore(checkpoint, trainer)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
-        run.train(trainer)
-        return run.finish(trainer)
+        with in_processes(folder, trainer):
+            run.train(trainer)
+            return run.finish(trainer)
 
 
 def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
@@ -151,7 +154,7 @@ def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
         longest = max((len(prompt(e.messages, ())) for e in demonstrations[:MEASURED]), default=0)
         tokens = min(max(SHORTEST_CONTEXT, 2 * longest), config.model.max_positions)
     model = make_model(config.model, len(tokenizer), config.seed).to(device_of(config.device))
-    return _actor(replace(env, budget=replace(env.budget, tokens=tokens)), config, model, tokenizer)
+    return actor_of(replace(env, budget=replace(env.budget, tokens=tokens)), config, model, tokenizer)
 
 
 @dataclass
@@ -325,16 +328,17 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
         MetricsFile(folder) as metrics,
         EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
-        run_judge(config.judge, env, folder, evolves=True),
+        run_judge(share_of_worker(config.judge, config.processes), env, folder, evolves=True),
         stop.on_signals(),
         watching(status_of(folder)),
     ):
         yield _Run(folder, env, config, progress, stop, metrics, episodes, records, known, started)
 
 
-def _actor(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
+def actor_of(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
+    """Make an actor of a run's model, and give torch the threads that suit it."""
     rollout, context = config.rollout, config.context(env.budget.tokens)
-    use_threads(model, config.threads)
+    use_threads(model, config.threads, config.processes)
     return make_actor(model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights)
 
 

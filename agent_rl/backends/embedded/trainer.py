@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -19,6 +19,7 @@ from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.processes import Gradient, OneProcess
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_rows, score_tokens
 from agent_rl.backends.group_sampling import Groups, episodes_of, require_hooks
@@ -75,6 +76,7 @@ class Trainer:
         self.optimizer = Optimizer(actor.model, config.optimizer, scale_loss=half)
         wanted = config.algorithm.critic.where != "none"
         self.critic = Critic(actor.model, self.algorithm, config.optimizer) if wanted else None
+        self.processes = OneProcess()
         self.rollouts = RolloutSampler(spec, actor, config, self.algorithm)
         self.ahead = deque[StepBatch]()
         """The batches of the steps to come that were sampled already, the next one's first."""
@@ -106,6 +108,7 @@ class Trainer:
     def _next(self) -> StepBatch:
         """Return this step's batch, after sampling those that are due with the present weights."""
         self.actor.engine.update_weights(self.step)
+        self.processes.update_weights(self.step)
         while not self.ahead or (
             len(self.ahead) <= self.config.steps_ahead and self.step + len(self.ahead) < self.config.steps
         ):
@@ -157,8 +160,9 @@ class Trainer:
         for number in range(config.updates_per_batch):
             prepared, of_objective = self._prepare(batch) if self.algorithm.preparation else (batch, {})
             sums = dict[str, float]()
-            for cut in prepared.cut_rows(config.micro_batch_tokens):
-                found, logprobs = self._accumulate(prepared.select(cut, self.actor.model.device), whole)
+            if number:
+                self.processes.update_weights(self.step)
+            for cut, found, logprobs in self.processes.gradients(self.gradients, prepared, whole):
                 if number == 0:
                     self.learned.scores.append((rows[cut], logprobs))
                 for name, value in found.items():
@@ -181,6 +185,11 @@ class Trainer:
         given = self._routes(batch.scored) if self.replay != "none" else None
         (logprobs,) = self._scores(self.actor.model, batch.rows, "logprobs", given=given)
         return self.algorithm.prepare(logprobs, batch)
+
+    def gradients(self, batch: WeightedRows, whole: Denominators) -> Iterator[Gradient]:
+        """Add the gradients of a batch, or of a part of one whose denominators are `whole`, a micro-batch at a time."""
+        for cut in batch.cut_rows(self.config.micro_batch_tokens):
+            yield Gradient(cut, *self._accumulate(batch.select(cut, self.actor.model.device), whole))
 
     def _accumulate(self, batch: WeightedRows, whole: Denominators) -> tuple[dict[str, float], Tensor]:
         """Add the gradients of a micro-batch; return its sums to report, and the log-probabilities of its tokens."""
@@ -241,6 +250,7 @@ class Trainer:
     ) -> tuple[Evaluation, list[Episode]]:
         """Run each task of a split once; the same weights give the same episodes. Their ids name the sampling."""
         self.actor.engine.update_weights(self.step)
+        self.processes.update_weights(self.step)
         origin = Origin("eval", split, self.step, greedy=params.temperature == 0)
         jobs = [self.rollouts.job(origin, task, number, sampling) for number, task in enumerate(tasks)]
         episodes = self.rollouts.run(jobs, params)
