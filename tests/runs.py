@@ -29,7 +29,10 @@ SMALL = {
 
 
 def config(tmp_path: Path, **changes: object) -> TrainConfig:
-    return TrainConfig.model_validate(SMALL | {"runs_dir": str(tmp_path / "runs")} | changes)
+    settings = SMALL | {"runs_dir": str(tmp_path / "runs")}
+    if "start_from" in changes:
+        del settings["warm_start"]
+    return TrainConfig.model_validate(settings | changes)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -8,8 +8,11 @@ import pytest
 
 import agent_rl as ar
 from agent_rl.backends.embedded.check import check_run, require_demonstrations
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.embedded.warm_start import stored_demonstrations
+from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
+from agent_rl.config import load_config
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
 from tests.doubles import small_renderer
@@ -90,5 +93,38 @@ def test_stored_episodes_are_demonstrations(tmp_path: Path) -> None:
         stored_demonstrations(ar.spec("guess-v0"), str(file), 1)
     with pytest.raises(ar.StoreError, match="there is no episode file"):
         check_run(config(tmp_path, warm_start={"episodes": str(tmp_path / "none")}))
-    with pytest.raises(ValueError, match="a model to start from is not warmed up; leave out start_from"):
-        config(tmp_path, start_from="model", warm_start={"episodes": str(file)})
+    with pytest.raises(ValueError, match=r"with warm_start.clone_steps=0 clones nothing"):
+        config(tmp_path, start_from="model", warm_start={"episodes": str(file), "clone_steps": 0})
+
+
+def test_pretrained_models_have_their_own_warm_start() -> None:
+    def load(*settings: str) -> TrainConfig:
+        return load_config("backend/embedded", TrainConfig, settings)
+
+    fresh, plain = load(), load("start_from=m")
+    assert fresh.warms_up and fresh.warm_start == WarmStartConfig() and not plain.warms_up
+    asked = load("start_from=m", "warm_start.clone_steps=7", "warm_start.optimizer.warmup_steps=3")
+    start = asked.warm_start
+    assert asked.warms_up and (start.copy_steps, start.copy_share, start.env_weight) == (0, 0, 0)
+    assert (start.optimizer.lr, start.optimizer.muon_lr, start.optimizer.warmup_steps) == (5e-5, 0, 3)
+    assert load("start_from=m", "warm_start.episodes=f").warm_start.clone_steps == 100
+    assert load("start_from=m", "warm_start.optimizer.lr=1e-4").warm_start.optimizer.lr == 1e-4
+    again = TrainConfig.model_validate(asked.model_dump(by_alias=True))
+    assert again == asked and TrainConfig(env="e", start_from="m", warm_start=start).warm_start == start
+    with pytest.raises(ar.ConfigError, match="warm_start=3"):
+        load("start_from=m", "warm_start=3")
+
+
+def test_pretrained_models_clone_if_asked(bare: str, folder: Path, tmp_path: Path) -> None:
+    start = str(folder / "checkpoint")
+    with pytest.raises(ar.ConfigError, match=r"a warm start begins with .* set warm_start.episodes=FILE, or paste"):
+        check_run(config(tmp_path, env=bare, start_from=start, warm_start={"clone_steps": 3}))
+    asked = {"clone_steps": 8, "demonstrations": 16, "batch": 8, "optimizer": {"lr": 2e-3}}
+    rollout = {**SMALL["rollout"], "context": 64}  # type: ignore[dict-item]
+    settings = config(tmp_path, steps=0, start_from=start, warm_start=asked, rollout=rollout)
+    run = start_run(settings, Progress())
+    phases = [row["kind"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] != "eval"]
+    assert phases == ["demonstrations"] + ["cloning"] * 8, "no copying"
+    assert "12 of 16 demonstrations exceed the context" in (run / "warnings.txt").read_text()
+    losses = read_metrics(run / "metrics.jsonl").series("loss")
+    assert losses[-1][1] < losses[0][1]

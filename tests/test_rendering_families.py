@@ -182,8 +182,8 @@ def test_family_refuses_the_tokenizer_of_another() -> None:
 def test_template_bridges_like_the_family_renderer() -> None:
     ours = train_tokenizer(["What is it?"])
     by_template, by_hand = TemplateRenderer(ours), ChatMLRenderer(ours)
-    prompt = by_hand.prompt([ASK], [SEARCH])
-    assert by_template.prompt([ASK], [SEARCH]) == prompt
+    prompt = by_hand.prompt([ASK], [])
+    assert by_template.prompt([ASK], []) == prompt
     assert by_template.stop_ids <= by_hand.stop_ids
     for message in (CALL, Message("assistant", "Seven.")):
         reply = by_hand.reply(message)
@@ -219,26 +219,17 @@ def test_template_forks_at_stripped_thoughts() -> None:
         ("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n'", "before a reply"),
         ("+ m.content", "+ m.content.split('</think>')[-1]", "changes the reply"),
         ("m.role + '\\n'", "m.role + ' ' + messages | length | string + '\\n'", "rewrites"),
-        ("for m in messages -%}", "for m in messages if m.role != 'tool' -%}", "tool message 'blue as ever' as"),
+        (
+            "+ m.content",
+            "+ (m.content if m.role != 'tool' or loop.index0 < 4 else '')",
+            "tool message 'blue as ever' as",
+        ),
     ],
 )
 def test_template_without_a_bridge_is_refused(old: str, new: str, error: str) -> None:
     assert old in PLAIN
     with pytest.raises(RenderError, match=error):
         TemplateRenderer(tokenizer(PLAIN.replace(old, new)))
-
-
-def test_template_without_tools_fails_at_tool_results() -> None:
-    no_tools = PLAIN.replace(
-        "{{- '<|im_start|>' +",
-        "{%- if m.role == 'tool' -%}{{- raise_exception('No tools!') -}}{%- endif -%}{{- '<|im_start|>' +",
-        1,
-    )
-    renderer = TemplateRenderer(tokenizer(no_tools))
-    reply = renderer.reply(Message("assistant", "Seven."))
-    assert renderer.bridge(renderer.prompt([ASK], []), reply, [AGAIN]) is not None
-    with pytest.raises(RenderError, match=r"roles .*'tool'.*No tools!"):
-        renderer.bridge(renderer.prompt([ASK], []), reply, [RESULT])
 
 
 def test_template_without_a_newline_closes_without_one() -> None:
@@ -255,8 +246,3 @@ def test_template_parse_reads_opened_thoughts() -> None:
     opened = [*renderer.prompt([ASK], []), *ids("<think>", "\n")]
     assert renderer.parse(reply, opened) == Message("assistant", "Seven.", reasoning="Easy.")
     assert renderer.parse(ids("<think>", "Never end")) == Message("assistant", reasoning="Never end")
-
-
-def test_template_takes_another_parser() -> None:
-    shouts = TemplateRenderer(tokenizer(), parser=lambda reply: Message("assistant", reply.upper()))
-    assert shouts.parse(ids("seven", "<|im_end|>")) == Message("assistant", "SEVEN")

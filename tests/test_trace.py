@@ -49,5 +49,5 @@ def test_grpo_update_enters_few_functions(tmp_path: Path, monkeypatch: pytest.Mo
     files = {file for file, _ in seen}
     print(len(seen), "functions in", len(files), "files:", *sorted(seen), sep="\n")
     assert any(name == "Trainer._accumulate" for _, name in seen), "no update had anything to learn"
-    assert len(seen) <= 45 and len(files) <= 12
+    assert len(seen) <= 50 and len(files) <= 13
     assert not [file for file in files if any(part in file for part in OFF)]

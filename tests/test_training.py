@@ -27,7 +27,7 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.batches import weigh
 from tests.doubles import assert_plays_again
-from tests.runs import assert_same_run, config, killed_run, weights, whole_and_killed
+from tests.runs import assert_same_run, config, killed_run, metrics_of, weights, whole_and_killed
 
 
 @pytest.fixture
@@ -39,13 +39,30 @@ def trainer(folder: Path, tmp_path: Path) -> Trainer:
 
 def test_run_starts_from_a_checkpoint_of_another(folder: Path, tmp_path: Path) -> None:
     start = str(folder / "checkpoint")
-    again = start_run(config(tmp_path).model_copy(update={"steps": 0, "start_from": start}), Progress())
+    again = start_run(config(tmp_path, steps=0, start_from=start), Progress())
     before, after = (weights(f) for f in (folder, again))
     assert all(torch.equal(before[name], after[name]) for name in before)
     known = [e.id for e in read_episodes(again / "episodes.jsonl")]
     assert len(known) == len(set(known)) == 3 * 8  # sampled, at a low temperature, greedy: once each
     summary = json.loads((again / "summary.json").read_text())
     assert summary["eval"]["before"] == summary["eval"]["after"]
+
+
+def test_kill_after_the_warm_start_loses_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter(["sampled", "low-temperature"])
+    real = Trainer.evaluate
+
+    def dies(self: Trainer, *args: object) -> object:
+        if next(calls) == "low-temperature":
+            raise MemoryError("killed")
+        return real(self, *args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(Trainer, "evaluate", dies)
+        start_run(config(tmp_path), Progress())
+    again = resume_run(tmp_path / "runs" / "latest", Progress(), steps=0)
+    before = [row for row in metrics_of(folder) if row["step"] == 0 or row["kind"] in ("copying", "cloning")]
+    assert metrics_of(again) == before and len(before) > 15
 
 
 def test_run_writes_its_files(folder: Path) -> None:

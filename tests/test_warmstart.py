@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.backends.embedded.config import ModelConfig, WarmStartConfig
+from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
-from agent_rl.backends.embedded.warm_start import _copies, _epochs, warm_start
+from agent_rl.backends.embedded.warm_start import _copies, _epochs, _parts, _row, warm_start
+from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.errors import ConfigError
 
 TINY = ModelConfig(hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, intermediate=64)
@@ -31,6 +33,24 @@ def test_epochs_shuffle_every_row_once() -> None:
     assert epochs[0] != epochs[1]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(200))
     assert len(next(_epochs(rows[:3], 10, np.random.default_rng(0)))) == 3
+
+
+def test_parts_are_halves_within_the_budget() -> None:
+    rows = [([i] * (1 + i % 40), [1.0] * (1 + i % 40)) for i in range(60)]
+    assert [len(part) for part in _parts(rows, 2**31)] == [30, 30]
+    parts = list(_parts(rows, 100))
+    assert all(len(part) * max(len(ids) for ids, _ in part) <= 100 for part in parts)
+    assert sorted(ids for part in parts for ids, _ in part) == sorted(ids for ids, _ in rows)
+    assert [len(part) for part in _parts(rows[:3], 1)] == [1, 1, 1], "a row longer than the budget is whole"
+
+
+def test_rows_weigh_repeated_prefixes_nothing() -> None:
+    whole, fork = Trajectory(), Trajectory(Fork(0, 2))
+    for trajectory in (whole, fork):
+        trajectory.append([5, 6, 7], Source.PROMPT, 0)
+        trajectory.append_completion(Completion((8, 9), (0.0, 0.0), FinishReason.STOP, (0, 0)), 0)
+    assert _row(whole, 0.2) == ([5, 6, 7, 8, 9], [0.2, 0.2, 0.2, 1, 1])
+    assert _row(fork, 0.2) == ([5, 6, 7, 8, 9], [0, 0, 0.2, 1, 1])
 
 
 def test_warm_start_refuses_missing_demonstrations() -> None:

@@ -17,8 +17,10 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.store.token_records import TokenRecord, token_records
 
 if TYPE_CHECKING:
-    from agent_rl.backends.embedded.config import TrainConfig
+    from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
     from agent_rl.backends.verl.config.settings import VerlConfig
+    from agent_rl.policy.delegation import Delegation
+    from agent_rl.policy.shortening import Shortening
     from agent_rl.policy.token import TokenPolicy
     from agent_rl.runs.metrics import Metrics
     from agent_rl.runs.report import Summary
@@ -164,11 +166,12 @@ class Run:
         from agent_rl.backends.embedded.actor import load_actor
         from agent_rl.backends.embedded.config import TrainConfig
 
-        config, interrupt, shorten = self.config, None, None
+        config = self.config
+        rules: tuple[InterruptionConfig | None, Shortening | None, Delegation | None] = (None, None, None)
         if isinstance(config, TrainConfig):
-            own = config.context(config.load_env().budget.tokens)
-            interrupt, shorten = config.rollout.interrupt, config.rollout.shorten
+            own, rollout = config.context(config.load_env().budget.tokens), config.rollout
+            rules = rollout.interrupt, rollout.shorten, rollout.delegate
         else:
             own = config.rollout.context
         actor = load_actor(self.checkpoint, context=context or own, device=device)
-        return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), interrupt, shorten)
+        return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), *rules)

@@ -79,6 +79,8 @@ class Fork:
 
     parent: int
     position: int
+    delegated: bool = False
+    """Whether a sub-agent wrote it: in a context of its own, after which the one that called it goes on."""
 
 
 class _Prefix(Sequence[int]):
@@ -188,6 +190,11 @@ class Trajectory(Displayed):
                 break
             start = span.start
         return _Prefix(self._ids, start), self._ids[start:]
+
+    @property
+    def is_delegated(self) -> bool:
+        """Whether a sub-agent wrote it."""
+        return self.forked_from is not None and self.forked_from.delegated
 
     def before(self, turn: int) -> IntArray | None:
         """The ids before a turn's first sampled token, int32 `[t]`; None if nothing was sampled in it here."""

@@ -12,6 +12,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.by_name import register_policy
+from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
@@ -32,6 +33,7 @@ def checkpoint_policy(
     slots: Annotated[int, Field(ge=1)] = 64,
     device: str = "cpu",
     shorten: Shortening | None = None,
+    delegate: Delegation | None = None,
 ) -> Iterator[TokenPolicy]:
     """Yield a policy over a model's folder in Hugging Face's format; until it is closed, torch's threads fit the model.
 
@@ -44,6 +46,7 @@ def checkpoint_policy(
         slots: sequences that are sampled at a time.
         device: as in `device_of`.
         shorten: what becomes of a context that has grown too long.
+        delegate: how often parts of the task may be given to sub-agents.
 
     Raises:
         CheckpointError: if the folder holds no model.
@@ -59,4 +62,4 @@ def checkpoint_policy(
     with threads_restored():
         use_threads(model)
         engine = make_engine(model, tokenizer, slots=slots, context=context)
-        yield TokenPolicy(engine, load_renderer(tokenizer, renderer), params, shorten=shorten)
+        yield TokenPolicy(engine, load_renderer(tokenizer, renderer), params, shorten=shorten, delegate=delegate)

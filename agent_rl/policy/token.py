@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
 
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
@@ -12,7 +12,8 @@ from agent_rl.engines.base import InferenceEngine, SamplingParams
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Prefix, Reply
-from agent_rl.policy.interruption import Interruption, sample_reply
+from agent_rl.policy.delegation import DELEGATE, DelegatingConversation, Delegation, require_free_name
+from agent_rl.policy.interruption import Interruption, Piece, sample_reply
 from agent_rl.policy.shortening import Shortening
 from agent_rl.rendering.base import Renderer
 
@@ -28,6 +29,8 @@ class TokenPolicy:
     """How overlong replies are made to answer; None lets their limit end them."""
     shorten: Shortening | None = None
     """How a context that has grown too long is rewritten; None lets it grow until the budget ends the episode."""
+    delegate: Delegation | None = None
+    """Whether it may give parts of its task to sub-agents, and how often."""
 
     def __post_init__(self) -> None:
         """Check the interruption.
@@ -47,13 +50,32 @@ class TokenPolicy:
                 "interrupt.text holds a token that ends a reply, so that no answer could follow: leave it out"
             )
 
-    def start(self, tools: Sequence[ToolSpec], seed: int) -> TokenConversation:
-        """Begin an episode."""
-        return TokenConversation(self, tools, seed)
+    def start(self, tools: Sequence[ToolSpec], seed: int) -> TokenConversation | DelegatingConversation:
+        """Begin an episode.
 
-    def resume(self, tools: Sequence[ToolSpec], seed: int, prefix: Prefix) -> TokenConversation:
+        Raises:
+            ConfigError: if one of the tools is called as that for sub-agents.
+        """
+        return self._begin(tools, seed)
+
+    def resume(
+        self, tools: Sequence[ToolSpec], seed: int, prefix: Prefix
+    ) -> TokenConversation | DelegatingConversation:
         """Begin an episode in the middle."""
-        return TokenConversation(self, tools, seed, prefix)
+        return self._begin(tools, seed, prefix)
+
+    def _begin(
+        self, tools: Sequence[ToolSpec], seed: int, prefix: Prefix | None = None
+    ) -> TokenConversation | DelegatingConversation:
+        if self.delegate is None:
+            return TokenConversation(self, tools, seed, prefix)
+        require_free_name(tools)
+        caller = TokenConversation(self, [*tools, DELEGATE], seed, prefix)
+
+        def begin(messages: Sequence[Message], turn: int) -> TokenConversation:
+            return TokenConversation(self, tools, seed, Prefix(tuple(messages), (), turn), caller)
+
+        return DelegatingConversation(self.delegate, caller, begin)
 
 
 class TokenConversation:
@@ -62,15 +84,29 @@ class TokenConversation:
     A renderer that can't prove that its rendering is an append answers with None; the conversation then forks: the
     whole dialogue is rendered as the prompt of a new trajectory, where no token is trained a second time. `shorten`
     forks, too, with the dialogue rewritten. A prefix is a prompt: the engine gets its ids as they are, and what was
-    sampled in it has no loss here.
+    sampled in it has no loss here. A sub-agent's conversation shares its caller's list of trajectories and its seeds.
     """
 
-    def __init__(self, policy: TokenPolicy, tools: Sequence[ToolSpec], seed: int, prefix: Prefix | None = None) -> None:
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        tools: Sequence[ToolSpec],
+        seed: int,
+        prefix: Prefix | None = None,
+        caller: TokenConversation | None = None,
+    ) -> None:
         self._policy, self._tools, self._seed = policy, tools, seed
-        self._session = policy.engine.open(seed)
-        self._trajectories = [Trajectory()]
+        self._seeds: Iterator[int] = count(seed) if caller is None else caller._seeds
+        """Of the engine's sequences, one after the other."""
+        self._session = policy.engine.open(next(self._seeds))
+        self._trajectories: list[Trajectory] = [] if caller is None else caller._trajectories
+        self._at = len(self._trajectories)
+        """Which of them is the context."""
+        self._trajectories.append(Trajectory(None if caller is None else Fork(caller._at, 0, delegated=True)))
         self._messages: list[Message] = []
-        self._turn = 0
+        self._waited = False
+        """Whether the engine has to be given the whole context again."""
+        self.turn = 0
         """The turn of the next reply."""
         self._pending: list[tuple[Sequence[int], Source]] = []
         """Ids to append with the next reply: they join the trajectory when the engine gets them."""
@@ -80,7 +116,7 @@ class TokenConversation:
         """Whether they end with a request for a summary."""
         if prefix is not None:
             self._messages = list(prefix.messages)
-            self._turn = prefix.turn
+            self.turn = prefix.turn
             ids = prefix.token_ids or policy.renderer.prompt(self._messages, tools)
             self._pending = [(ids, Source.PROMPT)]
 
@@ -97,7 +133,7 @@ class TokenConversation:
     def observe(self, messages: Sequence[Message]) -> int:
         """Render what is new; return the context's length in tokens, the new ones included."""
         self._messages += messages
-        trajectory, renderer = self._trajectories[-1], self._policy.renderer
+        trajectory, renderer = self._trajectories[self._at], self._policy.renderer
         if messages or not self._pending:  # a prefix is rendered already
             before, reply = trajectory.split_reply()
             bridge = renderer.bridge(before, reply, messages, self._tools) if before else None
@@ -114,7 +150,7 @@ class TokenConversation:
 
     def _shorten(self, rule: Shortening, messages: Sequence[Message]) -> int:
         """Rewrite the context, or end it with the request for a summary; return its length."""
-        renderer, (before, reply) = self._policy.renderer, self._trajectories[-1].split_reply()
+        renderer, (before, reply) = self._policy.renderer, self._trajectories[self._at].split_reply()
         if rule.request is None:
             if (rewritten := rule.rewrite(self._messages)) != self._messages:
                 self._restart(rewritten, [*before, *reply])
@@ -124,7 +160,7 @@ class TokenConversation:
         elif (bridge := renderer.bridge(before, reply, [*messages, rule.request], self._tools)) is not None:
             self._pending = [(bridge.closing, Source.TEMPLATE), (bridge.ids, Source.ENV)]
             self._asks = True
-        return (0 if self._fork else len(self._trajectories[-1])) + sum(len(ids) for ids, _ in self._pending)
+        return (0 if self._fork else len(self._trajectories[self._at])) + sum(len(ids) for ids, _ in self._pending)
 
     def _restart(self, messages: Sequence[Message], old: Sequence[int]) -> None:
         """Begin a new trajectory with other messages, in the place of ids that the engine has seen."""
@@ -135,9 +171,15 @@ class TokenConversation:
 
     def _branch_off(self, old: Sequence[int], prompt: Sequence[int]) -> None:
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, prompt, strict=False)))
-        self._fork = Fork(len(self._trajectories) - 1, shared)
+        self._fork = Fork(self._at, shared, self._trajectories[self._at].is_delegated)
+        self.wait()
+        self._waited = False
+
+    def wait(self) -> None:
+        """Free the engine's slot until the next reply, before which the engine is given all ids again."""
         self._session.close()
-        self._session = self._policy.engine.open(self._seed + len(self._trajectories))
+        self._session = self._policy.engine.open(next(self._seeds))
+        self._waited = True
 
     async def reply(self, max_tokens: int | None = None) -> Reply:
         """Sample a reply and read it; `max_tokens` also counts what an interruption puts into it."""
@@ -147,10 +189,11 @@ class TokenConversation:
             max_tokens = await self._summarise(max_tokens)
         policy, interrupt, point = self._policy, self._policy.interrupt, 0
         if interrupt is not None:
-            point = interrupt.point(self._seed, self._turn, sum(t.sampled for t in self._trajectories))
+            point = interrupt.point(self._seed, self.turn, sum(t.sampled for t in self._trajectories))
+        context = self._trajectories[self._at].token_ids.tolist() if self._waited else []
         pieces = await sample_reply(
             self._session,
-            [i for ids, _ in self._pending for i in ids],
+            [*context, *(i for ids, _ in self._pending for i in ids)],
             policy.params,
             policy.renderer.stop_ids,
             room=max_tokens,
@@ -158,41 +201,52 @@ class TokenConversation:
             point=point,
         )
         if self._fork is not None:
+            self._at = len(self._trajectories)
             self._trajectories.append(Trajectory(self._fork))
-        trajectory, finish_reason = self._trajectories[-1], FinishReason.STOP
+        if context:
+            pieces, self._waited = _without_routes(pieces, len(context) - 1), False  # the last id had none yet
+        trajectory, finish_reason = self._trajectories[self._at], FinishReason.STOP
         for ids, source in self._pending:
             # a reply's closing tokens belong to its own turn, everything else opens the present one
-            trajectory.append(ids, source, self._turn - (source is Source.TEMPLATE))
+            trajectory.append(ids, source, self.turn - (source is Source.TEMPLATE))
         self._pending, self._fork = [], None
         for piece in pieces:
             if isinstance(piece, Completion):
-                trajectory.append_completion(piece, self._turn)
+                trajectory.append_completion(piece, self.turn)
                 finish_reason = piece.finish_reason
             else:
-                trajectory.append(piece, Source.TEMPLATE, self._turn)
+                trajectory.append(piece, Source.TEMPLATE, self.turn)
         before, reply = trajectory.split_reply()
         message = policy.renderer.parse(reply, before, self._tools)
         if message.tool_calls:  # not by dataclasses.replace: it takes 2.5 µs
-            named = ((f"call_{self._turn}_{i}", c) for i, c in enumerate(message.tool_calls))
+            named = ((f"call_{self.turn}_{i}", c) for i, c in enumerate(message.tool_calls))
             calls = tuple(ToolCall(id, c.name, c.arguments, c.error) for id, c in named)
             message = Message("assistant", message.content, message.reasoning, calls)
         self._messages.append(message)
-        self._turn += 1
+        self.turn += 1
         return Reply(message, finish_reason)
 
     async def _summarise(self, max_tokens: int | None) -> int | None:
         """Let the policy say what replaces the context, in its present turn; return the room for its reply."""
         assert self._policy.shorten is not None
         self._asks = False
-        length = (0 if self._fork else len(self._trajectories[-1])) + sum(len(ids) for ids, _ in self._pending)
+        length = (0 if self._fork else len(self._trajectories[self._at])) + sum(len(ids) for ids, _ in self._pending)
         summary = await self.reply(max_tokens)
         if summary.finish_reason is FinishReason.ABORT:
             raise PolicyError("the policy aborted its summary")
-        self._turn -= 1
-        before, reply = self._trajectories[-1].split_reply()
+        self.turn -= 1
+        before, reply = self._trajectories[self._at].split_reply()
         self._restart(self._policy.shorten.rewrite(self._messages[:-1], summary.message.content), [*before, *reply])
         return None if max_tokens is None else max_tokens + length - len(self._pending[0][0])
 
     def close(self) -> None:
         """Give the engine's slot back."""
         self._session.close()
+
+
+def _without_routes(pieces: list[Piece], known: int) -> list[Piece]:
+    """Leave out the routes of the first `known` positions, which were reported before."""
+    first, *rest = pieces
+    if not isinstance(first, Completion) or first.routed_experts is None:
+        return pieces
+    return [replace(first, routed_experts=first.routed_experts[known:]), *rest]

@@ -15,6 +15,7 @@ from agent_rl.engines.vllm.in_process import LocalEngine
 from agent_rl.engines.vllm.server import Server
 from agent_rl.errors import ConfigError
 from agent_rl.policy.by_name import register_policy
+from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
@@ -34,6 +35,7 @@ def vllm_policy(
     concurrency: Annotated[int, Field(ge=1)] = 64,
     engine: Mapping[str, JsonValue] | None = None,
     shorten: Shortening | None = None,
+    delegate: Delegation | None = None,
 ) -> Iterator[TokenPolicy]:
     """Yield a policy over vLLM, to roll out without training; on leaving, the engine or the connections are closed.
 
@@ -48,6 +50,7 @@ def vllm_policy(
         concurrency: requests under way at a server at most.
         engine: more of vLLM's engine arguments, with `model` only.
         shorten: what becomes of a context that has grown too long.
+        delegate: how often parts of the task may be given to sub-agents.
 
     Raises:
         ConfigError: if what is asked for can't be, with the way out.
@@ -71,7 +74,8 @@ def vllm_policy(
         try:
             sampler = StatelessEngine(generate, client.context_limit, processed=client.processed)
             sampler.require(params)
-            yield TokenPolicy(sampler, rendered or _renderer(client.root, renderer), params, shorten=shorten)
+            rendered = rendered or _renderer(client.root, renderer)
+            yield TokenPolicy(sampler, rendered, params, shorten=shorten, delegate=delegate)
         finally:
             loop.wait(client.close())
     finally:

@@ -31,17 +31,30 @@ def _split_thought(text: str) -> tuple[str | None, str]:
     return thought.strip() or None, answer.lstrip("\n")
 
 
-def write_call(call: ToolCall) -> str:
-    """Write `{"name":…,"arguments":{…}}` without spaces.
+def write_call(call: ToolCall, space: str = "") -> str:
+    """Write `{"name":…,"arguments":{…}}`, with `space` behind every comma and colon.
 
     Raises:
         RenderError: if an argument is nothing that JSON can hold.
     """
     try:
-        arguments = json.dumps(dict(call.arguments), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return json.dumps(
+            {"name": call.name, "arguments": dict(call.arguments)},
+            ensure_ascii=False,
+            separators=(f",{space}", f":{space}"),
+            allow_nan=False,
+        )
     except (TypeError, ValueError) as error:
         raise RenderError(f"arguments of {call.name!r} that JSON can't hold ({error}): {call.arguments!r}") from error
-    return f'{{"name":{json.dumps(call.name, ensure_ascii=False)},"arguments":{arguments}}}'
+
+
+def spell_call(call: ToolCall) -> str:
+    """Write a call with its tags, a line each, as Hermes 2 Pro and Qwen do.
+
+    Raises:
+        RenderError: if an argument is nothing that JSON can hold.
+    """
+    return f"{OPEN}\n{write_call(call, ' ')}\n{CLOSE}"
 
 
 def read_call(text: str, index: int, stray: str = "", closed: bool = True) -> ToolCall:

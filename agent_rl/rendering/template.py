@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,21 +14,32 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.by_name import register_renderer
 from agent_rl.rendering.chat_format import message_dict, tool_dicts
-from agent_rl.rendering.hermes import THINK, THINK_END, read_hermes
+from agent_rl.rendering.hermes import THINK, read_hermes
+from agent_rl.rendering.support import Reasoning, Support
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OnBreak = Literal["refuse", "fork"]
+Missing = Literal["system", "refuse"]
 _MASK = 0x100000  # the last private plane of Unicode: one character for each special token
 
 _HELLO = Message("user", "Hello")
-_THOUGHT = f"{THINK}\nLet me see.\n{THINK_END}\n\n"
-_ANSWER = Message("assistant", f"{_THOUGHT}It is 7.")
-_LOOK = ToolCall("call00000", "look", {"at": "sky", "far": True})
-_CALL = Message("assistant", f"{_THOUGHT}I look.", tool_calls=(_LOOK,))
-_RESULT = Message("tool", "blue as ever", tool_call_id="call00000", name="look")
+_SYSTEM = Message("system", "Be Dromvik.")
+_THOUGHT = "Let me see."
+_ANSWER = Message("assistant", "It is 7.", reasoning=_THOUGHT)
+_LOOK = ToolCall("call_0", "look", {"at": "sky", "far": True, "count": 7, "unit": None, "note": 'é "quoted"'})
+_CALL = Message("assistant", "I look.", reasoning=_THOUGHT, tool_calls=(_LOOK,))
+_TWO_CALLS = Message("assistant", "I look.", tool_calls=(_LOOK, ToolCall("call_1", "wait")))
+_RESULT = Message("tool", "blue as ever", tool_call_id="call_0", name="look")
 _AGAIN = Message("user", "And then?")
+_WORDS = ("quorvex", "Brimdal", "plenza", "Vostrik")
+"""That no template has: a tool's name and description, its argument's name and description."""
+_TOOL = ToolSpec(
+    _WORDS[0],
+    f"The {_WORDS[1]} way.",
+    {"type": "object", "properties": {_WORDS[2]: {"type": "string", "description": f"Any {_WORDS[3]}."}}},
+)
 _PROBES: tuple[tuple[tuple[Message, ...], Message], ...] = (
     ((_HELLO, _ANSWER), _AGAIN),
     ((_HELLO, _CALL), _RESULT),
@@ -44,10 +56,11 @@ class _BreakError(RenderError):
 class TemplateRenderer:
     """Renders with the tokenizer's own chat template and bridges by the difference of two short renderings.
 
-    At construction fixed conversations (with a thought, a tool call, its result, a second question) are rendered with
-    and without the next message: the shorter one's ids must be a prefix of the longer one's, and what follows must not
-    depend on the history. Then `[dummy question, dummy reply] + new messages` gives the ids to append, and its own
-    prefix is checked each time.
+    At construction a tool, a call, its result and a thought of words that no template has are rendered: what does not
+    come out, or can't be read back, is written into the messages, see `support`. Then fixed conversations (with a
+    thought, a tool call, its result, a second question) are rendered with and without the next message: the shorter
+    one's ids must be a prefix of the longer one's, and what follows must not depend on the history. Then
+    `[dummy question, dummy reply] + new messages` gives the ids to append, and its own prefix is checked each time.
     """
 
     def __init__(
@@ -55,6 +68,7 @@ class TemplateRenderer:
         tokenizer: PreTrainedTokenizerBase,
         parser: Callable[[str], Message] = read_hermes,
         on_break: OnBreak = "refuse",
+        missing: Missing = "system",
         options: Mapping[str, JSON] | None = None,
     ) -> None:
         """Prove the template.
@@ -64,13 +78,18 @@ class TemplateRenderer:
             parser: reads a decoded reply without its stop token.
             on_break: what to do about a template that rewrites the past: "refuse" raises, "fork" lets `bridge` answer
                 None for the kind of message that it happens with.
+            missing: what to do about a template that leaves out tools, calls or results: "system" writes them into the
+                system message and the others' text, "refuse" raises.
             options: further variables of the template, such as `enable_thinking`.
 
         Raises:
-            RenderError: if there is no template, or it has no end of turn, or it rewrites what it rendered before.
+            RenderError: if there is no template, or it has no end of turn, or it rewrites what it rendered before, or
+                leaves out what `missing` refuses.
         """
         if on_break not in ("refuse", "fork"):
             raise ConfigError(f"on_break={on_break!r}: take 'refuse' or 'fork'")
+        if missing not in ("system", "refuse"):
+            raise ConfigError(f"missing={missing!r}: take 'system' or 'refuse'")
         if not tokenizer.chat_template:
             raise RenderError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template: set its chat_template")
         self._tokenizer, self._parser, self._on_break = tokenizer, parser, on_break
@@ -78,10 +97,14 @@ class TemplateRenderer:
         special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = frozenset(special)
         self._masks = {token: chr(_MASK + index) for index, token in enumerate(special.values())}
+        self.support = Support()
         self._close = self._find_close()
         eos: int | None = tokenizer.eos_token_id
         self.stop_ids = frozenset({self._close[0]} | ({eos} if eos is not None else set()))
         self._broken: set[str] = set()
+        self._find_support()
+        if missing == "refuse" and self.support.added:
+            raise RenderError(f"the chat template leaves out what missing='system' would write: {self.support.added}")
         for history, new in _PROBES:
             self._try(history, new)
 
@@ -126,11 +149,74 @@ class TemplateRenderer:
                     f"or accept a fork at such turns: renderer=template-fork"
                 ) from error
             self._broken.add(new.role)
-        except RenderError:  # a template that has no tools says so again when a tool's result comes
-            if new is _AGAIN and _RESULT not in history:
-                raise
+
+    def _find_support(self) -> None:
+        """Find what the template renders, and read it back; leave the rest to `support`."""
+        if not self._comes_out([_SYSTEM, _HELLO], (), _SYSTEM.content):
+            self.support = replace(self.support, system="user")
+        if not (self._comes_out([_HELLO], [_TOOL], *_WORDS) and self._comes_out([_SYSTEM, _HELLO], [_TOOL], *_WORDS)):
+            self.support = replace(self.support, tools="system")
+        problem = self._choose_reasoning() or self._choose_calls()
+        if problem is not None and self._on_break == "refuse":
+            raise problem
+        if not self._takes_results():
+            self.support = replace(self.support, results="user")
+
+    def _choose_reasoning(self) -> RenderError | None:
+        choices: tuple[tuple[Reasoning, str | None], ...]
+        choices = (("template", _THOUGHT), ("content", _THOUGHT), ("dropped", None))
+        for choice, thought in choices:
+            self.support = replace(self.support, reasoning=choice)
+            problem = self._why_not_read(replace(_TWO_CALLS, reasoning=thought, tool_calls=()))
+            if problem is None:
+                break
+        return problem
+
+    def _choose_calls(self) -> RenderError | None:
+        thought = None if self.support.reasoning == "dropped" else _THOUGHT
+        problem = self._why_not_read(replace(_TWO_CALLS, reasoning=thought))
+        if problem is not None:  # the description of the tools says how to write a call, so that is ours, too
+            self.support = replace(self.support, tools="system", calls="content")
+            problem = self._why_not_read(replace(_TWO_CALLS, reasoning=thought))
+        return problem
+
+    def _comes_out(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *words: str) -> bool:
+        try:
+            rendered = self._decode(self._render(messages, tools, generate=True))
+        except RenderError:
+            return False
+        return all(word in rendered for word in words)
+
+    def _why_not_read(self, message: Message) -> RenderError | None:
+        """Return why a reply is not parsed as what was rendered; the ids of calls are the parser's own."""
+        try:
+            ids = self.reply(message)
+            read = self.parse(ids, self._render([_HELLO], (), generate=True))
+        except RenderError as error:
+            return error
+        calls, expected = ([(c.name, dict(c.arguments), c.error) for c in m.tool_calls] for m in (read, message))
+        if (read.content.strip(), read.reasoning, calls) == (message.content, message.reasoning, expected):
+            return None
+        return RenderError(f"the chat template changes the reply {message!r} to {self._decode(ids)!r}")
+
+    def _takes_results(self) -> bool:
+        """Return whether a result comes out, and as nobody else's words."""
+        history = [_HELLO, _TWO_CALLS]
+        results = [_RESULT, replace(_RESULT, content="gone by", tool_call_id="call_1", name="wait")]
+        if not self._comes_out([*history, *results], (), *(m.content for m in results)):
+            return False
+        shown = self._render([*history, _RESULT], (), generate=True)
+        for role in ("user", "assistant"):
+            try:
+                if shown == self._render([*history, Message(role, _RESULT.content)], (), generate=True):
+                    return False
+            except RenderError:  # turns that don't alternate
+                continue
+        return True
 
     def _prove(self, history: Sequence[Message], new: Message) -> None:
+        if self.support.reasoning == "dropped":
+            raise _BreakError(f"the chat template changes the reply: it leaves out the thought {_THOUGHT!r}")
         header = self._render(history[:-1], (), generate=True)
         before = self._render(history, (), generate=False)
         after = self._render([*history, new], (), generate=True)
@@ -149,6 +235,7 @@ class TemplateRenderer:
     def _tail(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """Return the ids of the messages and the next header, as they follow a closed reply."""
         name = tools[0].name if tools else "look"
+        tools = tools if self.support.tools == "template" else ()  # the system message is not in the tail
         calls = tuple(ToolCall(m.tool_call_id or "call00000", m.name or name) for m in messages if m.role == "tool")
         dummy = [_HELLO, Message("assistant", "x", tool_calls=calls)]
         before = self._render(dummy, tools, generate=False)
@@ -187,15 +274,17 @@ class TemplateRenderer:
         """Render and encode; special tokens in the environment's messages are encoded as plain text."""
         from jinja2 import TemplateError
 
+        described = [self._mask(json.dumps(tool.openai(), ensure_ascii=False)) for tool in tools]
+        masked = [m if m.role == "assistant" else replace(m, content=self._mask(m.content)) for m in messages]
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [message_dict(self._masked(m)) for m in messages],
-                tools=tool_dicts(tools),
+                [message_dict(m) for m in self.support.rewrite(masked, described)],
+                tools=tool_dicts(tools) if self.support.tools == "template" else None,
                 add_generation_prompt=generate,
                 tokenize=False,
                 **self._options,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, LookupError) as error:
             roles = [m.role for m in messages]
             raise RenderError(f"the chat template does not render messages of roles {roles}: {error}") from error
         tokens = {mask: token for token, mask in self._masks.items() if mask in text}
@@ -205,13 +294,11 @@ class TemplateRenderer:
                 ids += self._tokenizer.encode(part, add_special_tokens=False)
         return ids
 
-    def _masked(self, message: Message) -> Message:
-        if message.role == "assistant":  # its text may hold tags that the template looks for
-            return message
-        content = message.content
+    def _mask(self, text: str) -> str:
+        """Replace special tokens; an assistant's text keeps them, as it may hold tags that the template looks for."""
         for token, mask in self._masks.items():
-            content = content.replace(token, mask)
-        return message if content == message.content else replace(message, content=content)
+            text = text.replace(token, mask)
+        return text
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

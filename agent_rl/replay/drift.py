@@ -17,6 +17,7 @@ from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Source, Span, Trajectory
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.tool import ToolSpec
+from agent_rl.policy.delegation import DELEGATE
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
 from agent_rl.replay.compare import compare_messages
@@ -110,6 +111,9 @@ def _derived(record: Record, reader: TokenReader, tools: Sequence[ToolSpec]) -> 
     """Derive all trajectories of an episode again; return the first difference."""
     trajectories, seen = record.episode.trajectories, list[int]()
     parent = record.episode.parent
+    if any(trajectory.is_delegated for trajectory in trajectories):
+        return unverified("a sub-agent had a context of its own, and what it was told is no message of the episode")
+    tools = _shown(record, reader.renderer, tools)
     for number, trajectory in enumerate(trajectories):
         derivation = _Derivation(record, reader.renderer, tools, trajectory)
         try:
@@ -130,6 +134,14 @@ def _derived(record: Record, reader: TokenReader, tools: Sequence[ToolSpec]) -> 
     if seen == wanted:
         return SAME
     return differs("the turns that were sampled", wanted, seen)
+
+
+def _shown(record: Record, renderer: Renderer, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+    """Return the environment's tools, and the one of sub-agents if the prompt begins with both."""
+    ids, all_tools = record.episode.trajectories[0].token_ids.tolist(), [*tools, DELEGATE]
+    if record.episode.parent is not None or ids[: len(own := renderer.prompt(record.opening, tools))] == own:
+        return tools
+    return all_tools if ids[: len(own := renderer.prompt(record.opening, all_tools))] == own else tools
 
 
 class _Derivation:

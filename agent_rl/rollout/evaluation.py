@@ -190,19 +190,23 @@ def summarise(episodes: Sequence[Episode], retried: Sequence[Episode] = ()) -> E
 
 
 def trajectory_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Count forks, interruptions and rewards that broke.
+    """Count forks, sub-agents, interruptions and rewards that broke.
 
     Returns:
-        `rollout/forks`: trajectories beyond the first, per episode; 0 as long as every message could be appended.
+        `rollout/forks`: trajectories beyond the first, per episode, sub-agents' apart; 0 as long as every message could
+            be appended.
+        `rollout/delegated`: sub-agents' trajectories, per episode.
         `rollout/interrupted`: the share of replies that were cut short with given tokens.
         `rollout/broken_rewards`: rewards whose method failed, per episode.
     """
-    forks = sum(max(0, len(e.trajectories) - 1) for e in episodes)
+    delegated = sum(t.is_delegated for e in episodes for t in e.trajectories)
+    forks = sum(max(0, len(e.trajectories) - 1) for e in episodes) - delegated
     cut = sum(interruptions(t) for e in episodes for t in e.trajectories)
     replies = sum(e.turns for e in episodes)
     broken = sum(r.error is not None for e in episodes for r in e.rewards)
     return {
         "rollout/forks": forks / max(1, len(episodes)),
+        "rollout/delegated": delegated / max(1, len(episodes)),
         "rollout/interrupted": cut / max(1, replies),
         "rollout/broken_rewards": broken / max(1, len(episodes)),
     }

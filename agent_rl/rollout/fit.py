@@ -20,6 +20,7 @@ from agent_rl.policy.base import AnyPolicy
 from agent_rl.policy.scripted import Scripted, ScriptedConversation
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering.base import Renderer
+from agent_rl.rendering.support import describe_additions
 from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.job import Job
 from agent_rl.rollout.pool import split_jobs
@@ -31,23 +32,24 @@ SECONDS = 60.0
 
 
 def check_policy_fit(jobs: Sequence[Job], policy: AnyPolicy) -> str | None:
-    """Check a rollout as `check_fit` does, if its policy samples tokens."""
+    """Check a rollout as `check_fit` does, if its policy samples tokens; say what its renderer adds."""
     if not isinstance(policy, TokenPolicy):
         return None
     of_env: dict[str, list[Job]] = {}
     for job in jobs:
         of_env.setdefault(job.spec.id, []).append(job)
     context = policy.engine.context_limit
-    return _joined(check_fit(own, policy.renderer, context, "policy.context") for own in of_env.values())
+    fits = (check_fit(own, policy.renderer, context, "policy.context") for own in of_env.values())
+    return _joined([describe_additions(policy.renderer), *fits])
 
 
 def check_run_fit(
     spec: EnvSpec, split: str, env_args: Mapping[str, JSON], renderer: Renderer, context: int, setting: str
 ) -> str | None:
-    """Check the first tasks of a training run as `check_fit` does."""
+    """Check the first tasks of a training run as `check_fit` does; say what its renderer adds."""
     origin = Origin("rollout", split)
     jobs = (split_jobs(m.spec, CHECKED, 1, 0, origin=origin, env_args=m.args) for m in members_of(spec, env_args))
-    return _joined(check_fit(own, renderer, context, setting) for own in jobs)
+    return _joined([describe_additions(renderer), *(check_fit(own, renderer, context, setting) for own in jobs)])
 
 
 def _joined(warnings: Iterable[str | None]) -> str | None:

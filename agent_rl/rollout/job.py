@@ -27,7 +27,8 @@ class Branch:
     """Where an episode leaves an earlier one: right before the policy's reply of a turn.
 
     Raises:
-        ConfigError: if there was no such turn, no snapshot was taken before it, or the policy sampled nothing in it.
+        ConfigError: if there was no such turn, no snapshot was taken before it, or the policy sampled nothing in it, or
+            a sub-agent did.
     """
 
     episode: Episode
@@ -47,6 +48,11 @@ class Branch:
         if not any(t.before(turn) is not None for t in episode.trajectories):
             raise ConfigError(
                 f"episode {episode.id!r} sampled no token in turn {turn}: continue it where it did, or its parent"
+            )
+        if any(t.is_delegated and t.before(turn) is not None for t in episode.trajectories):
+            raise ConfigError(
+                f"a sub-agent replied in turn {turn} of episode {episode.id!r}, whose caller can't be brought back: "
+                "continue it before that turn, or after the sub-agent's answer"
             )
 
     @property

@@ -134,7 +134,7 @@ class Statistics:
             sizes["tokens of the environment"] = tokens[Source.ENV]
             sizes["tokens of the prompt"] = tokens[Source.PROMPT]
             sizes["longest sequence"] = max(map(len, episode.trajectories))
-            self.forks += len(episode.trajectories) - 1
+            self.forks += sum(not t.is_delegated for t in episode.trajectories) - 1
         elif counted := [u for u in episode.usage if u.output_tokens is not None]:
             sizes["tokens out (server)"] = sum(u.output_tokens or 0 for u in counted)
             sizes["tokens in (server)"] = sum(u.input_tokens or 0 for u in counted)

@@ -3,7 +3,7 @@
 {"tokens":   {"dtype": "int32", "shape": [T], "crc32": ..., "zstd": "<base64>"},
 "logprobs": {"dtype": "float32", "shape": [sampled], ...},     # of the policy's tokens only, in order
 "spans":    [[start, stop, source, turn, policy_version], ...],
-"forked_from": [parent, position],                             # only where it was forked
+"forked_from": [parent, position],                             # only where it was forked; and true if by a sub-agent
 "experts":  {"dtype": "int8", "shape": [rows, layers, top_k], "crc32": ...,    # only where asked for
 "file": "episodes.experts", "offset": ..., "length": ...}}
 """
@@ -33,7 +33,7 @@ class PackedTrajectory:
     tokens: PackedArray
     logprobs: PackedArray
     spans: tuple[tuple[int, int, Source, int, int | None], ...]
-    forked_from: tuple[int, int] | None = None
+    forked_from: tuple[int, int] | tuple[int, int, bool] | None = None
     experts: PackedArray | ArrayBeside | None = None
 
 
@@ -50,7 +50,7 @@ def pack(trajectory: Trajectory, experts: KeepExperts | None = None) -> PackedTr
         tokens=pack_array(trajectory.token_ids),
         logprobs=pack_array(trajectory.logprobs[trajectory.loss_mask]),
         spans=tuple((s.start, s.stop, s.source, s.turn, s.policy_version) for s in trajectory.spans),
-        forked_from=None if fork is None else (fork.parent, fork.position),
+        forked_from=None if fork is None else (fork.parent, fork.position, *((True,) if fork.delegated else ())),
         experts=None if experts is None or routed is None else experts(_reported(routed)),
     )
 

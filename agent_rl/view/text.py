@@ -77,6 +77,8 @@ def print_episode(
             console.print(explained := explains)
         fork = trajectory.forked_from
         origin = "" if fork is None else f", forked from {fork.parent} at token {fork.position}"
+        if fork is not None and fork.delegated and not fork.position:
+            origin = f", a sub-agent of {fork.parent}"
         title = f"trajectory {number}: {len(trajectory)} tokens, {trajectory.sampled} sampled{origin}"
         console.print(Rule(Text(title), align="left", style="dim"))
         print_tokens(trajectory, shade, console, decode=decode, full=full)

@@ -14,6 +14,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams, WeightFormat
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.model_folder import load_model, make_engine
+from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer, train_tokenizer
@@ -43,11 +44,12 @@ class Actor:
         params: SamplingParams,
         interrupt: InterruptionConfig | None = None,
         shorten: Shortening | None = None,
+        delegate: Delegation | None = None,
     ) -> TokenPolicy:
-        """Return a policy over the model, with `params`, and what becomes of long replies and contexts."""
+        """Return a policy over the model; `params` and the rest as in `TokenPolicy`."""
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
         cut = interrupt.with_ids(encode) if interrupt else None
-        return TokenPolicy(self.engine, self.renderer, params, cut, shorten)
+        return TokenPolicy(self.engine, self.renderer, params, cut, shorten, delegate)
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer, in the format that `transformers` loads."""

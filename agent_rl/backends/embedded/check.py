@@ -32,13 +32,18 @@ def check_run(config: TrainConfig) -> EnvSpec:
     config.context(env.budget.tokens)
     if config.self_play:
         require_self_play(env, config)
+    if config.rollout.delegate and Requirements(config.algorithm).needs_values:
+        raise ConfigError(
+            f"rollout.delegate: advantage={config.algorithm.advantage['name']} continues episodes from their turns, "
+            "and those of sub-agents can't be: choose another algorithm, such as grpo"
+        )
     if config.start_from:
         require_model(config.start_from)
-    elif config.warm_start.episodes is not None:
+    if config.warm_start.episodes is not None:
         existing_shards(config.warm_start.episodes)
-    else:
+    elif config.warms_up:
         for member, args, _ in members_of(env, config.env_args):
-            require_demonstrations(member, args)
+            require_demonstrations(member, args, "a fresh model" if config.start_from is None else "a warm start")
     if config.episodes is not None:
         existing_shards(config.episodes)
     return env
@@ -85,8 +90,8 @@ def evaluated_tasks(config: TrainConfig, env: EnvSpec) -> set[str]:
     return {task_key(assign(env, config.env_args, task).task) for task in tasks}
 
 
-def require_demonstrations(env: EnvSpec, env_args: Mapping[str, JSON]) -> None:
-    """Refuse an environment that a fresh model can't be warmed up on.
+def require_demonstrations(env: EnvSpec, env_args: Mapping[str, JSON], what: str = "a fresh model") -> None:
+    """Refuse an environment that a model can't be warmed up on; `what` begins with demonstrations.
 
     Raises:
         ConfigError: with a template of `demonstrate`, made of the environment's first tool.
@@ -100,8 +105,9 @@ def require_demonstrations(env: EnvSpec, env_args: Mapping[str, JSON]) -> None:
         arguments = ", ".join(f'"{name}": self.{name}' for name in (names if isinstance(names, Mapping) else ()))
         call = f'ar.ToolCall("call_0", "{tool.name}", {{{arguments}}})'
         script = f'(found,) = yield ar.Message("assistant", tool_calls=({call},)); yield found.content'
+    way = "set start_from=FOLDER of a pretrained model" if what == "a fresh model" else "set warm_start.episodes=FILE"
     raise ConfigError(
-        f"a fresh model begins with demonstrations, and {env.id} has none: set start_from=FOLDER of a pretrained "
-        f"model, or paste into {env.cls.__name__}, with your own calls and some mistakes:\n"
+        f"{what} begins with demonstrations, and {env.id} has none: {way}, or paste into {env.cls.__name__}, with your "
+        "own calls and some mistakes:\n"
         f"    def demonstrate(self, rng):\n        {script}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -10,10 +10,12 @@ from pydantic import Field, model_validator
 from agent_rl.algorithms.config import learns_from_pairs
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.backends.embedded.warm_start_config import WarmStartConfig, pretrained_defaults
 from agent_rl.config import Section
 from agent_rl.engines.base import WeightFormat
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RoutingConfig
+from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.interruption import Interruption
 from agent_rl.policy.shortening import Shortening
 from agent_rl.runs.config import AsyncConfig, EvalConfig, RolloutConfig, RunConfig
@@ -40,45 +42,6 @@ class ModelConfig(Section):
     expert_intermediate: int = Field(128, ge=1)
     max_positions: int = Field(4096, ge=1)
     rope_theta: float = Field(10_000.0, gt=0)
-
-
-class WarmStartOptimizerConfig(OptimizerConfig):
-    """Learning rates of the warm start."""
-
-    lr: float = Field(6e-3, gt=0)
-    """AdamW's."""
-    muon_lr: float = Field(0.05, ge=0)
-    """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW."""
-    warmup_steps: int = Field(10, ge=0)
-    decay_from: float = Field(0.7, ge=0, le=1)
-    """The fraction of the phase after which learning rates fall, linearly."""
-
-
-class WarmStartConfig(Section):
-    """How the model is warmed up."""
-
-    episodes: str | None = None
-    """A run's folder or an episode file whose episodes are the demonstrations, in place of the environment's scripts:
-    those of a person (`agent-rl play`) or of any policy. Their replies are played again in this model's tokens. Tasks
-    that the run evaluates on are left out."""
-    successful: bool = True
-    """Whether only those of `episodes` count that succeed."""
-    demonstrations: int = Field(6000, ge=1)
-    """At most, where there are fewer episodes."""
-    batch: int = Field(32, ge=1)
-    copy_steps: int = Field(60, ge=0)
-    """At most; the gate usually ends the phase sooner."""
-    copy_gate: float = Field(0.25, gt=0)
-    """The mean copy loss, in nats over five steps, at which cloning begins."""
-    copy_share: float = Field(0.1, ge=0, lt=1)
-    """The part of a cloning batch that is still copying."""
-    clone_steps: int = Field(600, ge=0)
-    env_weight: float = Field(0.2, ge=0, le=1)
-    """The weight of the tokens that the demonstrator did not write."""
-    balance: float = Field(0.02, ge=0)
-    """The weight of the load-balancing loss of a mixture of experts, see `routing.balance_loss`; a dense model has
-    none. With 0 the busiest of 8 experts got 2.8 times its share after 200 steps of cloning, with 0.02 1.2 times."""
-    optimizer: WarmStartOptimizerConfig = WarmStartOptimizerConfig()
 
 
 class InterruptionConfig(Section):
@@ -122,6 +85,8 @@ class EmbeddedRolloutConfig(RolloutConfig):
     the given tokens out of the loss."""
     shorten: Shortening | None = None
     """What becomes of a context that has grown too long, in training and evaluation; null lets the budget end it."""
+    delegate: Delegation | None = None
+    """Whether the policy may give parts of a task to sub-agents, in training and evaluation, and how often."""
 
 
 class EmbeddedEvalConfig(EvalConfig):
@@ -175,12 +140,19 @@ class TrainConfig(RunConfig):
     rollout: EmbeddedRolloutConfig = EmbeddedRolloutConfig()
     eval: EmbeddedEvalConfig = EmbeddedEvalConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_start(cls, given: object) -> object:
+        """Fill in the warm start that suits a model to start from; a fresh model's are the section's own defaults."""
+        if not isinstance(given, Mapping) or given.get("start_from") is None:
+            return given
+        return {**given, "warm_start": pretrained_defaults(given.get("warm_start"))}
+
     @model_validator(mode="after")
     def _meaningful(self) -> TrainConfig:
-        if self.start_from is not None and self.warm_start.episodes is not None:
+        if self.warm_start.episodes is not None and not self.warms_up:
             raise ValueError(
-                f"warm_start.episodes={self.warm_start.episodes}: a model to start from is not warmed up; leave out "
-                "start_from, or warm_start.episodes"
+                f"warm_start.episodes={self.warm_start.episodes} with warm_start.clone_steps=0 clones nothing"
             )
         if self.precision.autocast == "float16" and self.algorithm.critic.where != "none":
             raise ValueError(
@@ -225,6 +197,11 @@ class TrainConfig(RunConfig):
             "judge.evolve=true changes criteria": self.judge.evolve,
         }
         return next((problem for problem, there in shared.items() if there), None)
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether the model learns from demonstrations before the first step: a fresh one always, others if asked."""
+        return self.start_from is None or self.warm_start.clone_steps > 0
 
     @property
     def steps_ahead(self) -> int:

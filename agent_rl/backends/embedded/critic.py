@@ -15,6 +15,7 @@ from agent_rl.algorithms import Algorithm, Denominators, Rows
 from agent_rl.algorithms.batch import CriticTargets
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.engines.embedded.parts import body_of, head_of, states_of
 from agent_rl.moe.routes import routed
 
 FILE = "critic.pt"
@@ -34,10 +35,10 @@ class Critic(nn.Module):
         super().__init__()
         critic = algorithm.config.critic
         self.algorithm = algorithm
-        self.trunk = copy.deepcopy(policy.model) if critic.where == "separate" else None
+        self.trunk = copy.deepcopy(body_of(policy)) if critic.where == "separate" else None
         # skip_init: the default one would draw from torch's global generator
         self.head: nn.Linear = skip_init(  # type: ignore[no-untyped-call]
-            nn.Linear, policy.config.hidden_size, 1, dtype=torch.float32, device=policy.device
+            nn.Linear, head_of(policy).weight.shape[1], 1, dtype=torch.float32, device=policy.device
         )
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -73,7 +74,7 @@ class Critic(nn.Module):
             else:
                 routes = None if given is None else given[indices, : part.token_ids.shape[1]]
                 with precision.region(part.token_ids.device), routed(policy, routes):
-                    states = _states(policy.model, part.token_ids)
+                    states = pad(states_of(policy, part.token_ids[:, :-1]), (0, 0, 1, 0))
             values = self._read(states)
             whole[indices, : values.shape[1]] = torch.where(part.loss_mask, values, 0.0).to(whole.device)
         return whole

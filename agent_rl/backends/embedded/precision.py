@@ -21,11 +21,11 @@ are no faster."""
 class PrecisionConfig(Section):
     """Formats of the training forward and backward, under theta, old and the reference alike.
 
-    Weights and the optimizer's state are float32 whatever is set here, as are the warm start and the engine: a lower
-    precision opens a gap between mu and theta, which `rollout_gap` measures. Log-probabilities and entropies are
-    computed from the logits in float32 at least; the sums that metrics report are in float64. Log-ratios are clamped
-    to ± 20 before exponentiation, in every objective (`objectives.base.MAX_LOG_RATIO`), correction and mismatch metric
-    (a row's after they are summed); the k3 estimate of a KL penalty to 10 (`objectives.kl.MAX_K3`).
+    Weights and the optimizer's state are float32 whatever is set here, as are a fresh model's warm start and the
+    engine: a lower precision opens a gap between mu and theta, which `rollout_gap` measures. Log-probabilities and
+    entropies are computed from the logits in float32 at least; the sums that metrics report are in float64. Log-ratios
+    are clamped to ± 20 before exponentiation, in every objective (`objectives.base.MAX_LOG_RATIO`), correction and
+    mismatch metric (a row's after they are summed); the k3 estimate of a KL penalty to 10 (`objectives.kl.MAX_K3`).
     """
 
     head: Literal["float32", "model"] = "float32"

@@ -254,11 +254,13 @@ def join_group(shared: str, rank: int, n: int, device: torch.device) -> None:
 
 def sum_gradients(parameters: Sequence[Tensor]) -> None:
     """Add every process's gradients up at rank 0; elsewhere they are spent."""
+    sums = []
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    for sent in [dist.reduce(p.grad, 0, async_op=True) for p in parameters]:
-        sent.wait()
+        sums.append(dist.reduce(parameter.grad, 0, async_op=True))
+    for each in sums:
+        each.wait()
 
 
 def send_weights(model: torch.nn.Module) -> None:

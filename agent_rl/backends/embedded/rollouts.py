@@ -137,7 +137,8 @@ class RolloutSampler:
         return asyncio.run(run_groups(jobs, self._policy(params), concurrency=at_once))
 
     def _policy(self, params: SamplingParams) -> TokenPolicy:
-        return self.actor.policy(params, self.config.rollout.interrupt, self.config.rollout.shorten)
+        rollout = self.config.rollout
+        return self.actor.policy(params, rollout.interrupt, rollout.shorten, rollout.delegate)
 
     def _groups(self, step: int, first: int, n: int) -> list[EpisodeGroup]:
         """Sample some of a step's groups."""

@@ -22,10 +22,12 @@ from agent_rl.backends.embedded.check import check_run, evaluated_tasks, index_s
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
+from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.processes import in_processes
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, stored_demonstrations, warm_start
 from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
+from agent_rl.config import check_config
 from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
@@ -91,6 +93,8 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
             actor = actor_of(env, config, *load_model(config.start_from, config.device))
             run.check_fit(actor)
             progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
+            if config.warms_up:
+                run.warm_up(actor)
         else:
             actor = run.prepare()
         if Algorithm(config.algorithm).needs_reference:
@@ -102,30 +106,28 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         make_latest(folder)
         if run.held_out.warning:
             warn(folder, run.held_out.warning, run.say)
+        save_checkpoint(folder / CHECKPOINT, trainer)
         with in_processes(folder, trainer):
             run.evaluate(trainer, "before")
-            save_checkpoint(folder / CHECKPOINT, trainer)
             run.train(trainer)
             return run.finish(trainer)
 
 
-def resume_run(
-    folder: Path, progress: Progress, stop: Stop | None = None, *, steps: int | None = None, device: str | None = None
-) -> Path:
+def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **changes: object) -> Path:
     """Continue a run from its last checkpoint; bit for bit what it would have been, on the same machine.
 
-    `steps` is a new total, and `device` another device, instead of the configured ones.
+    `changes` are settings instead of the configured ones, see `resumed_changes`.
 
     Raises:
         CheckpointError: if the folder is no run, or has no checkpoint.
+        ConfigError: if a change has no meaning.
     """
     folder = folder.resolve()
     config = read_config(folder, TrainConfig)
-    config = config.model_copy(
-        update={"steps": config.steps if steps is None else steps, "device": device or config.device}
-    )
+    if changes:
+        config = check_config(TrainConfig, config.model_dump(mode="json", by_alias=True) | changes)
     device_of(config.device)
-    if steps is not None or device is not None:
+    if changes:
         save_config(folder, config)
     env = config.load_env()
     checkpoint = find_checkpoint(folder / CHECKPOINT)
@@ -137,6 +139,8 @@ def resume_run(
         restore(checkpoint, trainer)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
         with in_processes(folder, trainer):
+            if not trainer.step:
+                run.evaluate(trainer, "before")  # which may have been cut short
             run.train(trainer)
             return run.finish(trainer)
 
@@ -187,7 +191,7 @@ class _Run:
     @property
     def scripted(self) -> int:
         """How many demonstrations the environment plays itself, on tasks of the run's split."""
-        has_own = self.config.start_from is None and self.config.warm_start.episodes is None
+        has_own = self.config.warms_up and self.config.warm_start.episodes is None
         return self.config.warm_start.demonstrations if has_own else 0
 
     def prepare(self) -> Actor:
@@ -195,14 +199,24 @@ class _Run:
         config, env, say = self.config, self.env, self.progress.say
         say(f"[bold]{env.id}[/bold]: training a small transformer from nothing.")
         say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
-        source = config.warm_start.episodes
-        which = "noisy demonstrations that the environment plays itself" if source is None else f"episodes of {source}"
-        say(f"[bold]1. Warm start[/bold]: clone {escape(which)}.")
         actor = fresh_actor(env, config)
         rollout = config.rollout.model_copy(update={"context": actor.engine.context_limit})
         save_config(self.folder, config.model_copy(update={"rollout": rollout}))  # for a resumed run
         self.check_fit(actor)
-        demonstrations = _demonstrations(env, config, config.warm_start.demonstrations, actor.renderer)
+        self.warm_up(actor)
+        return actor
+
+    def warm_up(self, actor: Actor) -> None:
+        """Clone demonstrations.
+
+        Raises:
+            ConfigError: if there are none, or none that fits into the context.
+        """
+        config, say = self.config, self.progress.say
+        source = config.warm_start.episodes
+        which = "noisy demonstrations that the environment plays itself" if source is None else f"episodes of {source}"
+        say(f"[bold]1. Warm start[/bold]: clone {escape(which)}.")
+        demonstrations = _demonstrations(self.env, config, config.warm_start.demonstrations, actor.renderer)
         success = summarise(demonstrations).success
         say(
             f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
@@ -217,11 +231,26 @@ class _Run:
             self.stop.check()
 
         trajectories = [t for e in demonstrations for t in e.trajectories]
+        fitting = [t for t in trajectories if len(t) <= actor.engine.context_limit]
+        if len(fitting) < len(trajectories):
+            left = len(trajectories) - len(fitting)
+            warn(
+                self.folder,
+                f"{left} of {len(trajectories)} demonstrations exceed the context of "
+                f"{actor.engine.context_limit} tokens and are left out: raise rollout.context",
+                self.say,
+            )
         warm_start(
-            actor.model, trajectories, config.warm_start, tokenizer=actor.tokenizer, seed=config.seed, on_step=show
+            actor.model,
+            fitting,
+            config.warm_start,
+            tokenizer=actor.tokenizer,
+            seed=config.seed,
+            token_budget=config.micro_batch_tokens,
+            precision=config.precision if config.start_from else PrecisionConfig(),
+            on_step=show,
         )
         actor.model.eval()
-        return actor
 
     def check_fit(self, actor: Actor) -> None:
         """Warn if the environment's own solution does not fit; refuse one whose openings leave no room for a reply."""

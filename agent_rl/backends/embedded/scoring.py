@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Rows
 from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.engines.embedded.parts import Head, head_of, states_of
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import routed
 
@@ -58,10 +59,10 @@ def score_tokens(
     are float64. Greedy sampling (temperature 0) scores like 1. With `entropy_gradient` the entropies have one, too.
     """
     with precision.region(token_ids.device):
-        states = model.model(input_ids=token_ids[:, :-1]).last_hidden_state
-    head = model.lm_head
+        states = states_of(model, token_ids[:, :-1])
+    head = head_of(model)
     form, chunk = precision.head_format(head.weight), precision.tokens_at_a_time(head.weight.shape[0])
-    how = _How(temperature or 1.0, entropy_gradient, form, chunk)
+    how = _How(temperature or 1.0, entropy_gradient, form, chunk, head)
     scores = _Head.apply(states.flatten(0, 1), head.weight, head.bias, token_ids[:, 1:].flatten(), how)  # type: ignore[no-untyped-call]
     logprobs, entropy, squares = scores
     shape, before = (len(token_ids), -1), (1, 0)
@@ -114,11 +115,19 @@ class _How:
     """Of the products; what follows is in float32, or float64 for float64 logits."""
     chunk: int
     """Tokens at a time."""
+    head: Head
+    """For what it does to the products."""
 
-    def normalised(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the log-softmax of some tokens, `[n, vocabulary]`; `weight` is in `format` already."""
+    def normalised(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | float]:
+        """Return the log-softmax of some tokens, `[n, vocabulary]`, and the slope of their logits.
+
+        `weight` is in `format` already.
+        """
         logits = F.linear(states.to(self.format), weight, None if bias is None else bias.to(self.format))
-        return torch.log_softmax(logits.to(torch.promote_types(self.format, torch.float32)).div_(self.temperature), -1)
+        logits = self.head.shaped(logits.to(torch.promote_types(self.format, torch.float32)))
+        scale, cap = self.head.scale, self.head.cap
+        slope = scale if cap is None else (1 - (logits / cap).square()) * scale
+        return torch.log_softmax(logits.div_(self.temperature), -1), slope
 
 
 class _Context(FunctionCtx):
@@ -146,12 +155,12 @@ class _Head(torch.autograd.Function):
         multiplier, kept = weight.to(how.format), list[Tensor]()
         for start in range(0, len(states), how.chunk):
             part = slice(start, start + how.chunk)
-            log_p = how.normalised(states[part], multiplier, bias)
+            log_p, slope = how.normalised(states[part], multiplier, bias)
             p = log_p.exp()
             logprobs[part] = log_p.gather(-1, chosen[part, None])[:, 0]
             entropy[part] = torch.linalg.vecdot(p, log_p).neg_()
             squares[part] = torch.linalg.vecdot(p, p)
-            if len(states) <= how.chunk and any(ctx.needs_input_grad):
+            if len(states) <= how.chunk and any(ctx.needs_input_grad) and not isinstance(slope, Tensor):
                 kept.append(log_p)
         ctx.how = how
         ctx.save_for_backward(states, weight, bias, chosen, entropy, *kept)  # type: ignore[arg-type]
@@ -168,13 +177,15 @@ class _Head(torch.autograd.Function):
         of_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
         for start in range(0, len(states), how.chunk):
             part = slice(start, start + how.chunk)
-            log_p = kept[0] if kept else how.normalised(states[part], multiplier, bias)
+            log_p, slope = (kept[0], how.head.scale) if kept else how.normalised(states[part], multiplier, bias)
             if how.entropy_gradient:
                 factor = (log_p + entropy[part, None]).mul_(of_entropy[part]).add_(of_logprobs[part]).neg_()
                 of_logits = log_p.exp().mul_(factor)
             else:
                 of_logits = log_p.exp().mul_(-of_logprobs[part])
             of_logits.scatter_add_(-1, chosen[part, None], of_logprobs[part])
+            if isinstance(slope, Tensor) or slope != 1:
+                of_logits.mul_(slope)
             product = of_logits.div_(how.temperature).to(how.format)
             of_states[part] = product @ multiplier
             if of_weight is not None:

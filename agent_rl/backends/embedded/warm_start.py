@@ -1,8 +1,9 @@
 """Warm start: teach a fresh model to copy, then to behave like noisy demonstrations.
 
-Two phases. *Copying*: random strings that repeat, until the model has found induction (its loss on the repeats falls
-below a gate); a tool-using model that can't copy a number from one message to the next learns nothing else.
-*Cloning*: the demonstrations' own tokens, environment tokens weighted low, with some copying mixed in.
+Two phases; a pretrained model has the second, and only if it is asked for. *Copying*: random strings that repeat, until
+the model has found induction (its loss on the repeats falls below a gate); a tool-using model that can't copy a number
+from one message to the next learns nothing else. *Cloning*: the demonstrations' own tokens, environment tokens weighted
+low, with some copying mixed in.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_rl.backends.embedded.config import WarmStartConfig
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON
 from agent_rl.core.trajectory import Trajectory
@@ -150,12 +152,15 @@ def warm_start(
     *,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
+    token_budget: int = 2**31,
+    precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
     on_step: Callable[[WarmStep], None] = lambda _: None,
 ) -> None:
-    """Train a fresh model in place on trajectories of scripted episodes.
+    """Train a model in place on trajectories of scripted episodes, in micro-batches of `token_budget` padded tokens.
 
-    The special tokens, space and newline of the tokenizer separate the strings to copy. The seed is of the order of
-    demonstrations and of these strings. `on_step` is called after every step.
+    What a fork repeats of its parent is learned there only. The special tokens, space and newline of the tokenizer
+    separate the strings to copy. The seed is of the order of demonstrations and of these strings. `on_step` is called
+    after every step.
 
     Raises:
         ConfigError: if there are no demonstrations.
@@ -164,21 +169,20 @@ def warm_start(
         raise ConfigError("there are no demonstrations to clone")
     _log.info("warm start on %d demonstrations", len(demonstrations))
     random = rng(Stream.WARM_START, seed)
-    rows = [(t.token_ids.tolist(), np.where(t.loss_mask, 1.0, config.env_weight).tolist()) for t in demonstrations]
+    rows = [_row(trajectory, config.env_weight) for trajectory in demonstrations]
     blanks = [i for text in (" ", "\n") for i in tokenizer.encode(text, add_special_tokens=False)]
     separators = sorted({*tokenizer.get_added_vocab().values(), *blanks})
     alphabet = sorted({i for ids, _ in rows for i in ids} - set(separators))
-    optimizer = Optimizer(model, config.optimizer)
+    optimizer = Optimizer(model, config.optimizer, scale_loss=precision.autocast == "float16")
     model.train()
 
     def train(batch: _Rows, scale: float) -> float:
-        batch = sorted(batch, key=lambda row: len(row[0]))
         total, whole = 0.0, sum(sum(weights[1:]) for _, weights in batch)
-        cut, tokens = (len(batch) + 1) // 2, sum(len(ids) for ids, _ in batch)
-        for part in filter(None, (batch[:cut], batch[cut:])):  # the short half is not padded to the long one's width
+        tokens = sum(len(ids) for ids, _ in batch)
+        for part in _parts(batch, token_budget):
             ids, weights = (x.to(model.device) for x in _padded(part))
             with routed(model) as routes:
-                logprobs = score_tokens(model, ids).logprobs
+                logprobs = score_tokens(model, ids, precision=precision).logprobs
             loss = -(logprobs * weights).sum() / whole
             if config.balance and routes.logits:
                 lengths = torch.tensor([len(row_ids) for row_ids, _ in part], device=ids.device)
@@ -205,6 +209,23 @@ def warm_start(
         batch = next(order) + _copies(copies, alphabet, separators, random)
         scale = schedule(config.optimizer, step + config.optimizer.warmup_steps, config.clone_steps)
         on_step(WarmStep("cloning", step, config.clone_steps, train(batch, scale)))
+
+
+def _row(trajectory: Trajectory, env_weight: float) -> tuple[list[int], list[float]]:
+    """Return a trajectory's ids and the weight of each, that of what it repeats of another 0."""
+    weights = np.where(trajectory.loss_mask, 1.0, env_weight)
+    if trajectory.forked_from is not None:
+        weights[: trajectory.forked_from.position] = 0
+    return trajectory.token_ids.tolist(), weights.tolist()
+
+
+def _parts(batch: _Rows, token_budget: int) -> Iterator[_Rows]:
+    """Cut a batch in two by length, so that short rows are not padded to the long ones', and then to the budget."""
+    batch = sorted(batch, key=lambda row: len(row[0]))
+    cut = (len(batch) + 1) // 2
+    for half in filter(None, (batch[:cut], batch[cut:])):
+        count = max(1, token_budget // len(half[-1][0]))
+        yield from (half[start : start + count] for start in range(0, len(half), count))
 
 
 def _epochs(rows: _Rows, batch: int, rng: np.random.Generator) -> Iterator[_Rows]:

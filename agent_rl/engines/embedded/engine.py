@@ -25,6 +25,7 @@ from agent_rl.core.trajectory import Completion, FinishReason, expert_dtype
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.forward import Forward, StepOutput, make_forward
 from agent_rl.engines.embedded.kv_cache import Feed, KVCache
+from agent_rl.engines.embedded.parts import positions_of, rows_of
 from agent_rl.engines.embedded.token_sampler import sample
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.seeds import Stream, rng
@@ -173,13 +174,13 @@ class Engine:
         config = model.config
         if slots < 1 or max_len < 2:
             raise ConfigError(f"an engine needs slots >= 1 and max_len >= 2, not {slots} and {max_len}")
-        if max_len > config.max_position_embeddings:
-            raise ConfigError(f"max_len={max_len} exceeds the model's {config.max_position_embeddings} positions")
+        if max_len > ((positions := positions_of(model)) or max_len):
+            raise ConfigError(f"max_len={max_len} exceeds the model's {positions} positions")
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         cache_shape = (config.num_hidden_layers, slots, config.num_key_value_heads, max_len, head_dim)
         self.cache = KVCache(*cache_shape, dtype=model.dtype, device=model.device)
         self.forward = forward(model, self.cache)
-        self.vocab_size: int = config.vocab_size
+        self.vocab_size = rows_of(model)
         self.experts: int = getattr(config, "num_experts", 0)
         self.context_limit = max_len
         self.version = 0

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from agent_rl.engines.embedded.kv_cache import KVCache, Layout
+from agent_rl.engines.embedded.parts import body_of, head_of, states_of
 from agent_rl.errors import ConfigError
 
 
@@ -55,14 +56,16 @@ def make_forward(model: PreTrainedModel, cache: KVCache) -> Forward:
 def _attend_in_slots(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **kwargs: object
 ) -> tuple[Tensor, None]:
-    cache, layout, scale = kwargs["slot_cache"], kwargs["slot_layout"], kwargs["scaling"]
-    assert isinstance(cache, KVCache) and isinstance(layout, Layout) and isinstance(scale, float)
+    scale, (cache, layout) = kwargs["scaling"], _STEP[-1]
+    assert isinstance(scale, float)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     assert isinstance(module.layer_idx, int)
     return cache.attend(module.layer_idx, q * scale, k, v, layout)[None], None
 
 
 AttentionInterface.register("agent_rl_slots", _attend_in_slots)
+_STEP: list[tuple[KVCache, Layout]] = []
+"""The step under way; not every family hands further arguments down to its attention."""
 
 
 class ModuleForward:
@@ -90,20 +93,16 @@ class ModuleForward:
         before, training = config._attn_implementation, self.model.training
         config._attn_implementation = "agent_rl_slots"
         self.model.eval()
+        _STEP.append((self.cache, layout))
         try:
-            hidden = self.model.model(
-                input_ids=layout.ids[None],
-                position_ids=layout.positions[None],
-                use_cache=False,
-                slot_cache=self.cache,
-                slot_layout=layout,
-            ).last_hidden_state[0]
+            hidden = states_of(self.model, layout.ids[None], position_ids=layout.positions[None])[0]
         finally:
+            _STEP.pop()
             config._attn_implementation = before
             self.model.train(training)
             for hook in hooks:
                 hook.remove()
-        logits = self.model.lm_head(hidden if layout.last is None else hidden[layout.last])
+        logits = head_of(self.model).logits(hidden if layout.last is None else hidden[layout.last])
         return StepOutput(logits, torch.stack(routes, 1) if routes else None)
 
 
@@ -140,7 +139,7 @@ class FusedForward:
         self.top_k = getattr(config, "num_experts_per_tok", 0)
         self.normalise_gates = getattr(config, "norm_topk_prob", False)
         positions = torch.arange(cache.max_len, device=cache.device)[None]
-        cos, sin = model.model.rotary_emb(torch.zeros(1, device=cache.device), positions)
+        cos, sin = body_of(model).rotary_emb(torch.zeros(1, device=cache.device), positions)
         half = self.dim // 2
         self.cos = cos[0].to(cache.dtype)
         # rotate_half(x) * sin == roll(x, half) * (-sin, sin): one kernel instead of a slice, a negation and a cat
@@ -154,7 +153,7 @@ class FusedForward:
         def take(*weights: Tensor) -> Tensor:
             return torch.cat([w.detach() for w in weights]).to(self.cache.dtype)
 
-        base = self.model.model
+        base = body_of(self.model)
         self.layers = []
         for layer in base.layers:
             attention, mlp = layer.self_attn, layer.mlp
@@ -178,7 +177,7 @@ class FusedForward:
                 )
             )
         self.embedding, self.final_norm = take(base.embed_tokens.weight), take(base.norm.weight)
-        self.head = _linear(take(self.model.lm_head.weight))
+        self.head = _linear(take(head_of(self.model).weight))
 
     @torch.no_grad()
     def __call__(self, layout: Layout) -> StepOutput:

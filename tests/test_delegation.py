@@ -1,0 +1,200 @@
+"""Sub-agents: contexts of their own within an episode, whose tokens are trained with it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms.batch import collate, to_samples
+from agent_rl.backends.embedded.check import check_run
+from agent_rl.backends.embedded.config import ModelConfig
+from agent_rl.backends.embedded.model import make_model
+from agent_rl.backends.embedded.rollouts import RolloutSampler
+from agent_rl.backends.embedded.run import fresh_actor
+from agent_rl.backends.settings import training_config
+from agent_rl.core.episode import Episode, StopReason
+from agent_rl.core.messages import Message, Step, ToolCall
+from agent_rl.core.trajectory import Source
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.engine import Engine
+from agent_rl.engines.scripted import ScriptedEngine
+from agent_rl.errors import ConfigError
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.tool import tool
+from agent_rl.policy import TokenPolicy
+from agent_rl.policy.delegation import ALONE, EXHAUSTED, SILENT, TASKLESS, Delegation
+from agent_rl.rollout import continuation, run_jobs
+from agent_rl.rollout.evaluation import rollout_metrics
+from agent_rl.rollout.job import Job
+from agent_rl.store.codec import dump_line, load_line
+from tests.doubles import CALL, Dice, UnprovenRenderer, dice_spec, run_dice, sampled, small_renderer
+from tests.engines import DEVICE, TINY, shaken
+from tests.runs import config
+
+RENDERER = small_renderer()
+
+
+def delegate(*tasks: str, **arguments: object) -> Message:
+    calls = [ToolCall(f"call_{i}", "delegate", {"task": task}) for i, task in enumerate(tasks)]
+    return Message("assistant", tool_calls=(*calls, *([ToolCall("x", "delegate", arguments)] if arguments else [])))
+
+
+def played(*replies: str | Message, rule: Delegation = Delegation(), **job: object) -> Episode:  # noqa: B008 - frozen
+    messages = [Message("assistant", r) if isinstance(r, str) else r for r in replies]
+    engine = ScriptedEngine(sampled(RENDERER.reply(m) for m in messages))
+    return run_dice(TokenPolicy(engine, RENDERER, SamplingParams(max_tokens=512), delegate=rule), **job)
+
+
+def text(episode: Episode, trajectory: int) -> str:
+    return RENDERER._tokenizer.decode(episode.trajectories[trajectory].token_ids.tolist(), skip_special_tokens=False)
+
+
+def said(episode: Episode) -> list[str]:
+    return [m.content or m.tool_calls[0].name for m in episode.messages if m.role == "assistant"]
+
+
+def test_sub_agent_plays_in_its_own_context() -> None:
+    episode = played(delegate("roll once"), CALL, "it is 5", "6")
+    assert said(episode) == ["roll", "6"] and episode.success
+    caller, agent = episode.trajectories
+    assert agent.is_delegated and not caller.is_delegated
+    assert text(episode, 1).count("roll once") == 1 and "it is 5" in text(episode, 1)
+    assert "delegate(task)" in text(episode, 0) and "delegate(task)" not in text(episode, 1)
+    assert "tool\nit is 5<|im_end|>" in text(episode, 0) and "roll()" in text(episode, 1)
+    rolled = next(m.content for m in episode.messages if m.role == "tool")
+    assert f"tool\n{rolled}" in text(episode, 1) and f"tool\n{rolled}" not in text(episode, 0)
+
+
+def test_delegated_tokens_are_trained_once_in_their_turns() -> None:
+    episode = played(delegate("roll once"), CALL, "it is 5", "6")
+    samples = to_samples([episode])
+    assert [s.loss_mask.sum() for s in samples] == [t.sampled for t in episode.trajectories]
+    turns = [sorted({s.turn for s in t.spans if s.source is Source.POLICY}) for t in episode.trajectories]
+    assert turns == [[0, 1], [0, 1]]  # the call and what it caused; the answer and what was made of it
+    assert rollout_metrics([episode])["rollout/delegated"] == 1 and rollout_metrics([episode])["rollout/forks"] == 0
+
+
+def test_stored_episode_keeps_its_sub_agents() -> None:
+    episode = played(delegate("roll once"), CALL, "it is 5", "6")
+    stored = load_line(dump_line(episode))
+    assert [t.forked_from for t in stored.trajectories] == [t.forked_from for t in episode.trajectories]
+
+
+def test_calls_are_answered_one_after_the_other() -> None:
+    episode = played(delegate("first", "second"), CALL, "one", "two", "6")
+    assert [t.is_delegated for t in episode.trajectories] == [False, True, True]
+    assert text(episode, 0).index("tool\none") < text(episode, 0).index("tool\ntwo")
+    assert said(episode) == ["roll", "6"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        (Message("assistant", tool_calls=(ToolCall("a", "delegate", {"task": " "}),)), TASKLESS),
+        (Message("assistant", tool_calls=(ToolCall("a", "delegate", {"job": "x"}),)), TASKLESS),
+    ],
+)
+def test_call_without_task_is_answered(reply: Message, answer: str) -> None:
+    episode = played(reply, "6")
+    assert f"tool\n{answer}" in text(episode, 0) and len(episode.trajectories) == 1 and said(episode) == ["6"]
+
+
+def test_other_calls_beside_a_delegation_are_not_made() -> None:
+    both = Message("assistant", tool_calls=(ToolCall("a", "delegate", {"task": "think"}), ToolCall("b", "roll", {})))
+    episode = played(both, "done", "6")
+    assert f"tool\n{ALONE}" in text(episode, 0) and not episode.tool_calls
+
+
+def test_sub_agents_are_bounded_in_number_and_turns() -> None:
+    episode = played(delegate("one"), CALL, CALL, delegate("two"), "6", rule=Delegation(most=1, turns=1))
+    assert said(episode) == ["roll", "6"]
+    assert f"tool\n{SILENT}" in text(episode, 0) and f"tool\n{EXHAUSTED}" in text(episode, 0)
+
+
+def test_budget_of_tokens_holds_in_each_context() -> None:
+    whole = played(delegate("roll " * 20), CALL, "it is 5", "6")
+    budget = Budget(tokens=len(whole.trajectories[1]) - 1)
+    assert played(delegate("roll " * 20), CALL, "it is 5", "6", budget=budget).stop_reason is StopReason.TOKENS
+
+
+def test_environment_with_such_a_tool_is_refused() -> None:
+    class Own(Dice):
+        @tool
+        def delegate(self) -> int:
+            return 1
+
+    episode = played("6", cls=Own)
+    assert episode.error is not None and "rename it" in episode.error.message
+
+
+class Patient(Dice):
+    """Answers whatever is said with a tool's result, four times."""
+
+    def snapshot(self):
+        return self.left
+
+    def restore(self, state):
+        self.left = state
+
+    async def reset(self, task, rng):
+        self.left = 4
+        return "roll"
+
+    async def step(self, action):
+        self.left -= 1
+        return Step((Message("tool", "1 2 3", tool_call_id="call_0", name="roll"),), terminated=not self.left)
+
+
+def test_caller_waits_without_a_slot_and_samples_in_its_context() -> None:
+    """One slot for two episodes that delegate: nobody waits for ever, and each token is sampled behind its row."""
+    model = shaken(make_model(ModelConfig(**TINY | {"max_positions": 1024}), 432, seed=0)).to(DEVICE)
+    engine = Engine(model, slots=1, max_len=1024)
+    turns = {0: delegate("roll once"), 1: CALL, 2: Message("assistant", "it is 5")}
+
+    class Directed(UnprovenRenderer):
+        """Reads the replies of a random model as a script."""
+
+        asked = 0
+
+        def parse(self, reply, prefix=(), tools=()):
+            self.asked += 1
+            return turns.get(self.asked - 1, CALL)
+
+    renderer = Directed(RENDERER, ())
+    renderer.stop_ids = frozenset(range(432))  # whatever a random model says is a whole reply
+    policy = TokenPolicy(engine, renderer, SamplingParams(max_tokens=8), delegate=Delegation())
+    jobs = [Job(dice_spec(Patient), {}, seed) for seed in range(2)]
+    first, second = asyncio.run(asyncio.wait_for(run_jobs(jobs, policy, concurrency=2), 60))
+    assert len(first.trajectories) + len(second.trajectories) == 3 and first.turns == second.turns == 4
+    rows = collate(to_samples([first, second]))
+    assert rows.loss_mask.sum() == sum(t.sampled for e in (first, second) for t in e.trajectories)
+    with torch.no_grad():
+        logits = model(rows.token_ids.to(DEVICE)).logits[:, :-1].log_softmax(-1).cpu()
+    again = logits.gather(-1, rows.token_ids[:, 1:, None])[..., 0]
+    mask = rows.loss_mask[:, 1:]
+    torch.testing.assert_close(again[mask], rows.rollout_logprobs[:, 1:][mask], atol=1e-3, rtol=1e-3)
+
+
+def test_continuation_from_a_sub_agents_turn_is_refused() -> None:
+    episode = played(delegate("roll once"), CALL, "it is 5", CALL, "6", cls=Patient, snapshots=True, task={})
+    with pytest.raises(ConfigError, match="a sub-agent replied in turn 0"):
+        continuation(dice_spec(Patient), episode, 0, 1)
+    assert continuation(dice_spec(Patient), episode, 2, 1).branch is not None
+
+
+def test_training_offers_sub_agents(tmp_path: Path) -> None:
+    rollout = {"groups": 1, "samples": 2, "max_tokens": 4, "slots": 2, "delegate": {"most": 1}}
+    settings = config(tmp_path, rollout=rollout, budget={"tokens": 256}, warm_start={"demonstrations": 8})
+    env = settings.load_env()
+    actor = fresh_actor(env, settings)
+    batch = RolloutSampler(env, actor, settings, Algorithm(settings.algorithm)).sample(0)
+    assert all("delegate(task)" in actor.decode(e.trajectories[0].token_ids) for e in batch.episodes)
+
+
+def test_training_by_continuations_refuses_sub_agents() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.delegate: advantage="):
+        check_run(training_config("calculator-v0", algorithm="vineppo", **{"rollout.delegate.most": 1}))
