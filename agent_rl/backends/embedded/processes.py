@@ -127,7 +127,8 @@ class SeveralProcesses(OneProcess):
         found += [worker.answer() for worker in self._workers]
         for worker in self._workers:  # all of them are there: nobody waits in vain
             worker.ask("add")
-        sum_gradients(self._trainer.optimizer.parameters)
+        with self._together():
+            sum_gradients(self._trainer.optimizer.parameters)
         for part, gradients in zip(parts, found, strict=True):
             for rows, sums, logprobs in gradients:
                 yield Gradient([part[row] for row in rows], sums, logprobs)
@@ -136,7 +137,19 @@ class SeveralProcesses(OneProcess):
         """Send the weights that are trained."""
         for worker in self._workers:
             worker.ask("update_weights", version)
-        send_weights(self._trainer.actor.model)
+        with self._together():
+            send_weights(self._trainer.actor.model)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Name the process that is lost where gloo says that a connection is."""
+        try:
+            yield
+        except RuntimeError as error:
+            for worker in self._workers:
+                if worker.connection.poll():  # nothing was to be answered: its end is closed
+                    raise worker.lost() from error
+            raise
 
 
 @dataclass(frozen=True)
@@ -146,6 +159,8 @@ class _Worker:
     rank: int
     process: subprocess.Popen[bytes]
     connection: Connection
+    folder: Path
+    """The run's."""
 
     def ask(self, what: str, *arguments: object) -> None:
         """Have something done.
@@ -177,14 +192,18 @@ class _Worker:
             yield
         except (EOFError, OSError):
             self.connection.close()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(PATIENCE)
-            code = self.process.returncode
-            how = f"was killed by signal {-code}, perhaps for want of memory" if code and code < 0 else f"ended: {code}"
-            raise WorkerError(
-                f"process {self.rank} of the run {how}; continue from the last checkpoint, with fewer processes: "
-                "agent-rl train resume=FOLDER processes=1"
-            ) from None
+            raise self.lost() from None
+
+    def lost(self) -> WorkerError:
+        """Return what to say where it has gone, or is about to."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(PATIENCE)
+        code = self.process.returncode
+        how = f"was killed by signal {-code}, perhaps for want of memory" if code and code < 0 else f"ended: {code}"
+        return WorkerError(
+            f"process {self.rank} of the run {how}; continue from the last checkpoint, with as many processes or "
+            f"fewer: agent-rl train resume={self.folder} processes=1"
+        )
 
     def end(self) -> None:
         """Let it end, and make sure that it does."""
@@ -219,7 +238,7 @@ def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
         torch.save((trainer.actor.model, trainer.actor.tokenizer), model)
         try:
             for rank in range(1, config.processes):
-                workers.append(_start(rank))
+                workers.append(_start(rank, folder))
                 workers[-1].ask("start", sys.path, modules, folder, shared, rank)
             for worker in workers:
                 worker.answer()
@@ -284,14 +303,14 @@ def deal(batch: WeightedRows, n: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def _start(rank: int) -> _Worker:
+def _start(rank: int, folder: Path) -> _Worker:
     own, other = Pipe()
     # the threads of two processes must not spin against each other; torch reads it when it is loaded
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     command = [sys.executable, "-m", "agent_rl.backends.embedded.worker", str(other.fileno())]
     process = subprocess.Popen(command, pass_fds=(other.fileno(),), env=environment, stdin=subprocess.DEVNULL)
     other.close()
-    return _Worker(rank, process, own)
+    return _Worker(rank, process, own, folder)
 
 
 def _module(env: EnvSpec, imports: Sequence[str]) -> str:

@@ -150,6 +150,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     Worker(Connection(int(sys.argv[1]))).serve()
+    os._exit(0)  # gloo's threads wait for other processes that are still there
 
 
 if __name__ == "__main__":
