@@ -32,7 +32,7 @@ from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
 from agent_rl.gym.task_files import read_rows
 from agent_rl.gym.tool import tool
-from agent_rl.tools.search import SearchIndex, described, open_index
+from agent_rl.tools.search import MAX_PASSAGE, SearchIndex, described, open_index
 
 _ARTICLE = re.compile(r"^(a|an|the) ")
 
@@ -75,6 +75,16 @@ class WordNet(Quiz):
 
     snapshot_attributes = ("found", "failed")
 
+    def __init__(self, results: int = 5, characters: int = MAX_PASSAGE) -> None:
+        """Take how many passages a search returns, and how long one may be: a small model reads few and short ones.
+
+        Raises:
+            ConfigError: if that leaves nothing to read.
+        """
+        if results < 1 or characters < 1:
+            raise ConfigError(f"results={results}, characters={characters}: a search returns at least 1 of either")
+        self.results, self.characters = results, characters
+
     def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Ask."""
         self.index = wordnet_index()
@@ -86,14 +96,14 @@ class WordNet(Quiz):
 
     @tool
     def search(self, query: str) -> str:
-        """Search an encyclopaedic dictionary for passages with words of the query; the best five are returned.
+        """Search an encyclopaedic dictionary for passages with words of the query; the best are returned.
 
         Args:
             query: a question, or the words that tell it from others.
         """
-        passages = self.index.search(query, 5)
+        passages = self.index.search(query, self.results)
         self.found.update(passage.id for passage in passages)
-        return described(passages)
+        return described(passages, self.characters)
 
     @reward(inline=True)
     def correct(self, episode: Episode) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -313,3 +314,23 @@ def test_load_renderer_refuses_a_tokenizer_without_special_tokens() -> None:
         load_renderer(bare, "chatml")
     with pytest.raises(RenderError, match="no chat template"):
         load_renderer(bare)
+
+
+def test_chatml_writes_tags_as_text_without_their_tokens() -> None:
+    from tokenizers import Tokenizer
+
+    state = json.loads(tokenizer().backend_tokenizer.to_str())
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] not in ("<tool_call>", "</tool_call>")]
+    state["model"]["vocab"] = {
+        {"<tool_call>": "<tag>", "</tool_call>": "</tag>"}.get(word, word): i
+        for word, i in state["model"]["vocab"].items()
+    }
+    bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)))
+    renderer = ChatMLRenderer(bare)
+    reply = renderer.reply(CALLS)
+    assert len(reply) > len(chatml().reply(CALLS)) and bare.decode(reply) == text(chatml().reply(CALLS))
+    found, wanted = renderer.parse(reply), chatml().parse(chatml().reply(CALLS))
+    assert found.tool_calls == wanted.tool_calls and found.content == wanted.content.strip()
+    assert renderer.parse(reply[:-9]).tool_calls[-1].error is not None
+    asked = renderer.prompt([ASK], [CALCULATOR])
+    assert bare.decode(asked) == text(chatml().prompt([ASK], [CALCULATOR]))

@@ -95,3 +95,22 @@ def test_score_tokens_holds_one_chunk_of_logits(monkeypatch: pytest.MonkeyPatch)
     seen.clear()
     score_tokens(tiny(), IDS).logprobs.sum().backward()
     assert seen == [33]  # kept, not recomputed
+
+
+def test_wanted_tokens_score_as_all_do() -> None:
+    """Their values, and the gradients of a loss on them, are those of a head over every token."""
+    model = tiny().double()
+    wanted = torch.rand(IDS.shape, generator=torch.Generator().manual_seed(3)).to(DEVICE) < 0.4
+    wanted[1] = False  # a row without any
+    weights = torch.randn(IDS.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    found = []
+    for some in (None, wanted):
+        model.zero_grad()
+        scores = score_tokens(model, IDS, 0.7, wanted=some, entropy_gradient=True)
+        values = torch.stack([scores.logprobs, scores.entropy, scores.sum_pi_squared])
+        found.append((torch.where(wanted, values, 0.0), values))
+        (found[-1][0][:2] * weights).sum().backward()
+        found[-1] += (torch.cat([p.grad.flatten() for p in model.parameters()]),)
+    (all_of, _, whole), (same, exact, part) = found
+    assert torch.equal(same[:, :, 1:], exact[:, :, 1:]) and (same != 0).any()
+    assert torch.allclose(all_of, same, rtol=1e-12) and torch.allclose(whole, part, rtol=1e-9, atol=1e-12)

@@ -154,6 +154,29 @@ def test_trainer_gradient_does_not_depend_on_cut(trainer: Trainer) -> None:
         assert torch.allclose(gradient(budget), reference, rtol=1e-4, atol=1e-7)
 
 
+def test_update_has_the_gradient_of_whole_rows(trainer: Trainer) -> None:
+    """Micro-batches, logits of some tokens only and prompts computed once for a group change none of it."""
+    episodes = trainer.train_step().episodes
+    x = Experience.of(group_episodes(episodes))
+    x = x.rescored(torch.as_tensor(np.random.default_rng(0).normal(size=len(episodes))))
+    batch, whole = weigh(trainer.algorithm, x)
+    model = trainer.actor.model
+
+    def gradient() -> torch.Tensor:
+        found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        model.zero_grad()
+        return found
+
+    model.zero_grad()
+    cuts = [cut for cut, _, _ in trainer._gradients(batch, whole)]
+    assert sorted(row for cut in cuts for row in cut) == list(range(len(batch)))
+    found = gradient()
+    scores = score_tokens(model, batch.rows.token_ids)
+    trainer.algorithm.loss(scores.logprobs, scores.entropy, batch.inputs, whole).loss.backward()
+    expected = gradient()
+    assert expected.norm() > 0 and (found - expected).norm() <= 2e-6 * expected.norm()
+
+
 EVERYTHING = {
     "kl": {"where": "loss", "coefficient": 0.01},
     "entropy": 0.01,

@@ -71,9 +71,9 @@ def rows(corpus: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (corpus / name).read_text().splitlines()]
 
 
-def play(task: ar.Task, *answers: str | ar.Message) -> ar.Episode:
+def play(task: ar.Task, *answers: str | ar.Message, **args: int) -> ar.Episode:
     policy = Scripted(lambda env, seed: (answer for answer in answers))
-    return asyncio.run(run_episode(Job(spec("wordnet-v0"), task, 0), policy))
+    return asyncio.run(run_episode(Job(spec("wordnet-v0"), task, 0, env_args=args), policy))
 
 
 def search(query: str) -> ar.Message:
@@ -122,6 +122,16 @@ def test_answers_are_any_name_and_support_is_searched_for(corpus: Path) -> None:
     half = play(task, search("snowy"), "animal")
     assert (half.value("correct"), half.value("supported")) == (1.0, 0.0)
     assert half.messages[2].content.startswith("[1] snowy owl (noun): large and white")
+
+
+def test_searches_return_as_much_as_was_asked_for(corpus: Path) -> None:
+    task = next(row for row in rows(corpus, "tasks.jsonl") if row["names"][0] == "owl")
+    whole, short = (play(task, search("owl"), "bird", **args).messages[2].content for args in ({}, {"results": 2}))
+    assert (whole.count("\n"), short.count("\n")) == (4, 1) and whole.startswith(short)
+    cut = play(task, search("owl"), "bird", results=2, characters=12).messages[2].content
+    assert [len(line) for line in cut.split("\n")] == [16, 16] and cut.startswith("[1] ") and cut.endswith("…")
+    with pytest.raises(ConfigError, match="results=0, characters=5: "):
+        spec("wordnet-v0").make(results=0, characters=5)
 
 
 def test_splits_are_disjoint_and_complete(corpus: Path) -> None:

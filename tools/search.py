@@ -213,11 +213,11 @@ def open_search(
     return find
 
 
-def described(passages: Iterable[Passage]) -> str:
-    """Return passages as a model reads them: a numbered paragraph each, cut where it is long."""
+def described(passages: Iterable[Passage], most: int = MAX_PASSAGE) -> str:
+    """Return passages as a model reads them: a numbered paragraph each, cut where it has more than `most` characters."""
     paragraphs = []
     for number, passage in enumerate(passages, 1):
-        text = passage.text if len(passage.text) <= MAX_PASSAGE else passage.text[: MAX_PASSAGE - 1] + "…"
+        text = passage.text if len(passage.text) <= most else passage.text[: most - 1] + "…"
         title = f"{passage.title}: " if passage.title and not text.startswith(passage.title) else ""
         paragraphs.append(f"[{number}] {title}{text}")
     return "\n".join(paragraphs) or "no results"

@@ -36,6 +36,10 @@ class Sample:
     routed_experts: ExpertArray | None = None
 
 
+PADDING, FAIR = 0.03, 0.125
+"""The most padding of a micro-batch that is not small, and the part of the token budget from which on it is not."""
+
+
 class Stage:
     """Rows at one stage on their way to the loss; each stage holds the one before it, and adds what became known."""
 
@@ -63,14 +67,19 @@ class Stage:
     def cut_rows(self, token_budget: int) -> list[list[int]]:
         """Return the rows of micro-batches of at most `token_budget` padded tokens, similar lengths together.
 
-        A row longer than the budget gets a micro-batch of its own: nothing is dropped or shortened.
+        One that has a fair part of the budget already takes no row that would make more than `PADDING` of it padding. A
+        row longer than the budget gets a micro-batch of its own: nothing is dropped or shortened.
         """
-        lengths, cuts = self.rows.lengths.tolist(), list[list[int]]()
+        lengths, cuts, tokens = self.rows.lengths.tolist(), list[list[int]](), 0
         for row in self.rows.lengths.argsort(descending=True, stable=True).tolist():
-            if cuts and (len(cuts[-1]) + 1) * lengths[cuts[-1][0]] <= token_budget:
+            padded = (len(cuts[-1]) + 1) * lengths[cuts[-1][0]] if cuts else token_budget + 1
+            filled = tokens + lengths[row]
+            if padded <= token_budget and (tokens < FAIR * token_budget or padded - filled <= PADDING * padded):
                 cuts[-1].append(row)
+                tokens = filled
             else:
                 cuts.append([row])
+                tokens = lengths[row]
         return cuts
 
 

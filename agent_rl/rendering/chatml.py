@@ -25,7 +25,7 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.by_name import register_renderer
 from agent_rl.rendering.chat_format import as_unicode
-from agent_rl.rendering.hermes import CLOSE, OPEN, read_call, write_call
+from agent_rl.rendering.hermes import CLOSE, OPEN, read_call, read_hermes, write_call
 from agent_rl.rendering.tokenizer import END_OF_TEXT, IM_END, IM_START
 
 if TYPE_CHECKING:
@@ -40,16 +40,20 @@ class ChatMLRenderer:
     """Renders the format above; a bridge costs what its messages cost, however long the episode is."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Take a tokenizer from `train_tokenizer`, or one that has the same special tokens.
+        """Take a tokenizer from `train_tokenizer`, or one that has the tokens of ChatML.
+
+        One that has no tokens for the tags of a call, such as SmolLM2's, gets them as text: a reply is then read by its
+        text, as other Hermes formats are.
 
         Raises:
-            RenderError: if the tokenizer lacks one of the special tokens.
+            RenderError: if the tokenizer lacks one of ChatML's special tokens.
         """
         self._tokenizer = tokenizer.backend_tokenizer
         self._plain = _without_added_tokens(self._tokenizer)
-        start, self._end, end_of_text, self._open, self._close = (
-            self._special(token) for token in (IM_START, IM_END, END_OF_TEXT, OPEN, CLOSE)
-        )
+        start, self._end, end_of_text = (self._special(token) for token in (IM_START, IM_END, END_OF_TEXT))
+        tags = [self._tokenizer.token_to_id(tag) for tag in (OPEN, CLOSE)]
+        self._tags: list[int] | None = None if None in tags else tags
+        self._open, self._close = ([t] for t in self._tags) if self._tags else (self._text(OPEN), self._text(CLOSE))
         self.stop_ids = frozenset({self._end, end_of_text})
         self._newline = self._text("\n")
         self._headers = {role: [start, *self._text(f"{role}\n")] for role in _ROLES}
@@ -78,10 +82,13 @@ class ChatMLRenderer:
     def parse(self, reply: Sequence[int], prefix: Sequence[int] = (), tools: Sequence[ToolSpec] = ()) -> Message:
         """Read a reply by its token ids; text that only looks like a tag is text."""
         stop = next((at for at, token in enumerate(reply) if token in self.stop_ids), len(reply))
-        content, *bodies = _split(reply[:stop], self._open)
+        if self._tags is None:
+            return read_hermes(self._decode(reply[:stop]))
+        opening, closing = self._tags
+        content, *bodies = _split(reply[:stop], opening)
         calls = []
         for index, body in enumerate(bodies):
-            at = body.index(self._close) if self._close in body else None
+            at = body.index(closing) if closing in body else None
             inside, stray = (body, []) if at is None else (body[:at], body[at + 1 :])
             calls.append(read_call(self._decode(inside), index, stray=self._decode(stray), closed=at is not None))
         return Message("assistant", self._decode(content), tool_calls=tuple(calls))
@@ -96,7 +103,7 @@ class ChatMLRenderer:
             raise RenderError(f"ChatML has no place for reasoning, got {message.reasoning!r}: put it into `content`")
         ids = self._text(message.content)
         for call in message.tool_calls:
-            ids += [self._open, *self._text(write_call(call)), self._close]
+            ids += [*self._open, *self._text(write_call(call)), *self._close]
         return [*ids, self._end]
 
     def _turns(self, messages: Sequence[Message]) -> list[int]:

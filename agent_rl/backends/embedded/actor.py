@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_rl.backends.embedded.config import InterruptionConfig
+from agent_rl.algorithms import Algorithm
+from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
+from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapter
 from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams, WeightFormat
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.model_folder import load_model, make_engine
+from agent_rl.engines.model_files import BASE, base_model
 from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
@@ -93,6 +97,39 @@ def load_actor(
         ConfigError: if this machine has no such device.
     """
     return make_actor(*load_model(folder, device), slots=slots, context=context, weights=weights)
+
+
+def fine_tune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, folder: Path) -> None:
+    """Make a whole model what a run trains: in its format, with a fresh adapter, with parts that keep their values.
+
+    An adapter is worth nothing without the model that it was trained on. Where nobody else has that, because it was
+    made here, or `start_from` is an adapter itself or a file of another format, the run's folder gets it.
+
+    Raises:
+        ConfigError: if the model has not so many layers or no such modules, or `peft` is missing.
+    """
+    if config.lora is not None:
+        start = config.start_from
+        if start is None or Path(start).is_file() or base_model(start) is not None:
+            base = (folder / BASE).resolve()
+            model.save_pretrained(base)
+            tokenizer.save_pretrained(base)
+            start = str(base)
+        model.name_or_path = start
+    model.to(getattr(torch, config.dtype))
+    if config.lora is not None:
+        new_adapter(model, config.lora, config.freeze, config.seed)
+    freeze_parameters(model, config.freeze)
+
+
+def load_reference(folder: Path, config: TrainConfig, actor: Actor) -> PreTrainedModel | None:
+    """Return the policy that the run's algorithm compares with, if it does.
+
+    With adapters that is the model itself: `Trainer` switches them off, and they began without effect.
+    """
+    if not Algorithm(config.algorithm).needs_reference:
+        return None
+    return actor.model if config.lora else load_model(folder, config.device, dtype=config.dtype)[0]
 
 
 def new_tokenizer(episodes: Iterable[Episode], vocab_size: int) -> PreTrainedTokenizerBase:

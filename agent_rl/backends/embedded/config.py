@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from agent_rl.algorithms.config import learns_from_pairs
+from agent_rl.algorithms.requirements import Requirements
+from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, ModelFormat
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig, pretrained_defaults
@@ -120,6 +122,12 @@ class TrainConfig(RunConfig):
     device: str = Field("cpu", pattern=DEVICES)
     """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, or `auto`, a GPU if there is one. A run may be
     resumed on another."""
+    dtype: ModelFormat = "float32"
+    """What the weights are held, sampled and trained in. With `bfloat16` the optimizer steps a float32 copy of them,
+    into which gradients are added in float32; logits are float32 (`precision.head`)."""
+    lora: LoraConfig | None = None
+    """Train adapters in place of the model's weights, such as `lora.rank=16`; null trains the weights."""
+    freeze: FreezeConfig = FreezeConfig()
     vocab_size: int = Field(576, ge=432)
     """Of a fresh model's tokenizer."""
     micro_batch_tokens: int = Field(4096, ge=1)
@@ -154,6 +162,11 @@ class TrainConfig(RunConfig):
             raise ValueError(
                 f"warm_start.episodes={self.warm_start.episodes} with warm_start.clone_steps=0 clones nothing"
             )
+        if self.lora and self.start_from and self.warms_up and Requirements(self.algorithm).needs_reference:
+            raise ValueError(
+                f"lora: {self.algorithm.name} compares with the model without its adapter, and the warm start is in "
+                "the adapter: clone in a run of its own (steps=0), then set start_from to its checkpoint"
+            )
         if self.precision.autocast == "float16" and self.algorithm.critic.where != "none":
             raise ValueError(
                 "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its "
@@ -161,6 +174,11 @@ class TrainConfig(RunConfig):
             )
         if problem := self._unshared():
             raise ValueError(f"processes={self.processes}: {problem}, which one process has: set processes=1")
+        if self.dtype == "bfloat16" and self.precision.autocast != "none":
+            raise ValueError(
+                f"precision.autocast={self.precision.autocast} changes nothing that dtype=bfloat16 does not: leave one "
+                "of them out"
+            )
         cut = self.rollout.interrupt
         most = self.rollout.max_tokens or (MAX_TOKENS if self.start_from is None else None)
         if cut and cut.per == "reply" and most is not None and cut.after_tokens >= most:
@@ -197,6 +215,11 @@ class TrainConfig(RunConfig):
             "judge.evolve=true changes criteria": self.judge.evolve,
         }
         return next((problem for problem, there in shared.items() if there), None)
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether the model is changed before it is trained: its format, or what of it learns."""
+        return self.dtype != "float32" or self.lora is not None or self.freeze != FreezeConfig()
 
     @property
     def warms_up(self) -> bool:

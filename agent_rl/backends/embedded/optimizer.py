@@ -41,15 +41,20 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
 
 
 class Optimizer:
-    """Steps the parameters of one model.
+    """Steps those parameters of one model that have a gradient.
+
+    Of a weight in bfloat16 or float16 it holds a float32 copy, its master: gradients are added up and steps are taken
+    there, and the weight is the master, rounded. A step is often smaller than the distance to the next bfloat16.
 
     With `scale_loss`, losses are multiplied, so that float16 gradients don't vanish, by as much as doesn't overflow.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, *, scale_loss: bool = False) -> None:
         self.config = config
-        named = list(model.named_parameters())
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        named = [(name, _master(p)) for name, p in trained]
         self.parameters = [p for _, p in named]
+        self._copies = [(p, master) for (_, p), master in zip(trained, self.parameters, strict=True) if p is not master]
         hidden = [p for name, p in named if config.muon_lr and _suits_muon(name, p)]
         rest = [p for p in self.parameters if not any(p is h for h in hidden)]
         betas = (config.beta1, config.beta2)
@@ -75,6 +80,14 @@ class Optimizer:
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         finally:
             torch.use_deterministic_algorithms(before)
+        self._gather()
+
+    def _gather(self) -> None:
+        """Add the weights' gradients to those of their masters."""
+        for weight, master in self._copies:
+            if weight.grad is not None:
+                gradient, weight.grad = weight.grad.float(), None
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
     def step(self, scale: float) -> float:
         """Clip the gradients, update, clear them; return their norm before clipping.
@@ -82,6 +95,7 @@ class Optimizer:
         A norm that is not finite skips the update: weights that were good stay so. Where losses are scaled, gradients
         must have come from `backward`, and an overflow halves the scale.
         """
+        self._gather()  # of a loss that another optimizer took backward
         for part, _ in self._parts:
             self._scaler.unscale_(part)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
@@ -91,21 +105,35 @@ class Optimizer:
             if math.isfinite(norm):
                 part.step()
             part.zero_grad(set_to_none=True)
+        for weight, master in self._copies:
+            weight.data.copy_(master)
         self._scaler.update()
         return norm
 
     def state_dict(self) -> list[dict[str, object]]:
         """Return all that a checkpoint must hold."""
         parts = [part.state_dict() for part, _ in self._parts]
-        return [*parts, self._scaler.state_dict()] if self.scales_loss else parts
+        parts += [self._scaler.state_dict()] if self.scales_loss else []
+        return [*parts, {"masters": [master.detach() for _, master in self._copies]}] if self._copies else parts
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:
         """Continue from `state_dict`."""
+        if self._copies:
+            *states, copied = states
+            masters: list[Tensor] = copied["masters"]  # type: ignore[assignment]
+            for (_, master), saved in zip(self._copies, masters, strict=True):
+                master.data.copy_(saved)
         parts: list[torch.optim.Optimizer | torch.amp.GradScaler] = [part for part, _ in self._parts]
         if self.scales_loss:
             parts.append(self._scaler)
         for part, state in zip(parts, states, strict=True):
             part.load_state_dict(state)
+
+
+def _master(weight: nn.Parameter) -> nn.Parameter:
+    """Return the float32 copy that is stepped in a weight's place; the weight itself if it has that precision."""
+    low = weight.dtype in (torch.bfloat16, torch.float16)
+    return torch.nn.Parameter(weight.detach().float()) if low else weight
 
 
 def _suits_muon(name: str, parameter: Tensor) -> bool:

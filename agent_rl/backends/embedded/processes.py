@@ -121,15 +121,15 @@ class SeveralProcesses(OneProcess):
     ) -> Iterator[Gradient]:
         """Add the gradients of a batch: of some groups here, of the others in the workers."""
         parts = deal(batch, len(self._workers) + 1)
-        for worker, part in zip(self._workers, parts[1:], strict=True):
+        busy = [worker for worker, part in zip(self._workers, parts[1:], strict=True) if part]
+        for worker, part in zip(busy, parts[1:], strict=False):  # parts without a group are the last ones
             worker.ask("gradients", self._trainer.step, batch.select(part), whole)
-        found = [list(accumulate(batch.select(parts[0]), whole))]
-        found += [worker.answer() for worker in self._workers]
+        found = [list(accumulate(batch.select(parts[0]), whole)), *(worker.answer() for worker in busy)]
         for worker in self._workers:  # all of them are there: nobody waits in vain
             worker.ask("add")
         with self._together():
             sum_gradients(self._trainer.optimizer.parameters)
-        for part, gradients in zip(parts, found, strict=True):
+        for part, gradients in zip(parts, found, strict=False):
             for rows, sums, logprobs in gradients:
                 yield Gradient([part[row] for row in rows], sums, logprobs)
 

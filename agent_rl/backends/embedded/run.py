@@ -17,10 +17,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import Actor, make_actor, new_tokenizer
+from agent_rl.backends.embedded.actor import Actor, fine_tune, load_reference, make_actor, new_tokenizer
 from agent_rl.backends.embedded.check import check_run, evaluated_tasks, index_stored
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.fine_tuning import freeze_parameters
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.processes import in_processes
@@ -90,19 +91,25 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         if note := env.tasks.describe_held_out():
             progress.say(f"[yellow]{env.id}: {note}.[/yellow]")
         if config.start_from:
-            actor = actor_of(env, config, *load_model(config.start_from, config.device))
+            model, tokenizer = load_model(config.start_from, config.device, dtype=config.dtype)
+            if config.fine_tunes:
+                fine_tune(model, tokenizer, config, folder)
+            actor = actor_of(env, config, model, tokenizer)
             run.check_fit(actor)
             progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
             if config.warms_up:
                 run.warm_up(actor)
         else:
             actor = run.prepare()
-        if Algorithm(config.algorithm).needs_reference:
+            if config.fine_tunes:
+                fine_tune(actor.model, actor.tokenizer, config, folder)
+                actor = actor_of(env, run.measured_config(actor), actor.model, actor.tokenizer)
+        if Algorithm(config.algorithm).needs_reference and config.lora is None:
             actor.save(folder / REFERENCE)
         if stored is not None:
             stored.check_tokens(len(actor.tokenizer), actor.decode)
             stored.save(folder / STORED)
-        trainer = Trainer(env, actor, config, _reference(folder, config), stored)
+        trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         make_latest(folder)
         if run.held_out.warning:
             warn(folder, run.held_out.warning, run.say)
@@ -133,9 +140,11 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     existing_shards(folder / EPISODES)
     with _open(folder, env, config, progress, stop) as run:
-        actor = actor_of(env, config, *load_model(checkpoint, config.device))
+        model, tokenizer = load_model(checkpoint, config.device, dtype=config.dtype, merged=False)
+        freeze_parameters(model, config.freeze)
+        actor = actor_of(env, config, model, tokenizer)
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
-        trainer = Trainer(env, actor, config, _reference(folder, config), stored)
+        trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         restore(checkpoint, trainer)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
         with in_processes(folder, trainer):
@@ -200,8 +209,7 @@ class _Run:
         say(f"[bold]{env.id}[/bold]: training a small transformer from nothing.")
         say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
         actor = fresh_actor(env, config)
-        rollout = config.rollout.model_copy(update={"context": actor.engine.context_limit})
-        save_config(self.folder, config.model_copy(update={"rollout": rollout}))  # for a resumed run
+        save_config(self.folder, self.measured_config(actor))  # for a resumed run
         self.check_fit(actor)
         self.warm_up(actor)
         return actor
@@ -251,6 +259,11 @@ class _Run:
             on_step=show,
         )
         actor.model.eval()
+
+    def measured_config(self, actor: Actor) -> TrainConfig:
+        """Return the settings, with the context that the actor was made for."""
+        rollout = self.config.rollout.model_copy(update={"context": actor.engine.context_limit})
+        return self.config.model_copy(update={"rollout": rollout})
 
     def check_fit(self, actor: Actor) -> None:
         """Warn if the environment's own solution does not fit; refuse one whose openings leave no room for a reply."""
@@ -376,11 +389,6 @@ def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Rendere
         but, successful = evaluated_tasks(config, env), config.warm_start.successful
         return stored_demonstrations(env, stored, n, successful=successful, but=but, renderer=renderer)
     return demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
-
-
-def _reference(folder: Path, config: TrainConfig) -> PreTrainedModel | None:
-    """Load the policy that the run's algorithm compares with, if it does."""
-    return load_model(folder / REFERENCE, config.device)[0] if (folder / REFERENCE).exists() else None
 
 
 def _minutes(config: TrainConfig) -> str:

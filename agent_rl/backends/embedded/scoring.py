@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Rows
 from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.backends.embedded.prompts import Prompt
 from agent_rl.engines.embedded.parts import Head, head_of, states_of
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import routed
@@ -25,7 +26,7 @@ from agent_rl.moe.routes import routed
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of every token given those before it; the first column, which nothing predicts, is 0."""
+    """Of every token given those before it, or of some; the first column, which nothing predicts, is 0."""
 
     logprobs: Tensor
     """float32 `[B, T]`, in nats."""
@@ -50,6 +51,8 @@ def score_tokens(
     token_ids: Tensor,
     temperature: float = 1.0,
     *,
+    wanted: Tensor | None = None,
+    prompt: Prompt | None = None,
     entropy_gradient: bool = False,
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
 ) -> Scores:
@@ -57,21 +60,19 @@ def score_tokens(
 
     Padding on the right needs no attention mask: a causal model's real tokens don't see it. A float64 model's scores
     are float64. Greedy sampling (temperature 0) scores like 1. With `entropy_gradient` the entropies have one, too.
+    Where only some tokens are `wanted`, bool `[B, T]`, there are logits for these alone, and the others score 0. With
+    the `prompt` of the rows only what comes after it runs through the model; nothing in it can be wanted.
     """
     with precision.region(token_ids.device):
-        states = states_of(model, token_ids[:, :-1])
+        states = states_of(model, token_ids[:, :-1]) if prompt is None else prompt.states(model, token_ids)
     head = head_of(model)
     form, chunk = precision.head_format(head.weight), precision.tokens_at_a_time(head.weight.shape[0])
     how = _How(temperature or 1.0, entropy_gradient, form, chunk, head)
-    scores = _Head.apply(states.flatten(0, 1), head.weight, head.bias, token_ids[:, 1:].flatten(), how)  # type: ignore[no-untyped-call]
-    logprobs, entropy, squares = scores
-    shape, before = (len(token_ids), -1), (1, 0)
-    return Scores(
-        F.pad(logprobs.view(shape), before),
-        F.pad(entropy.view(shape), before),
-        F.pad(squares.view(shape), before),
-        states,
-    )
+    chosen = token_ids[:, 1:]
+    here = torch.ones_like(chosen, dtype=torch.bool) if wanted is None else wanted[:, 1:]
+    scores = _Head.apply(states[here], head.weight, head.bias, chosen[here], how)  # type: ignore[no-untyped-call]
+    logprobs, entropy, squares = (F.pad(x.new_zeros(here.shape).masked_scatter(here, x), (1, 0)) for x in scores)
+    return Scores(logprobs, entropy, squares, states)
 
 
 @torch.no_grad()
@@ -96,12 +97,11 @@ def score_rows(
         part = rows.select(indices, model.device)
         width = part.token_ids.shape[1]
         with routed(model, None if given is None else given[indices, :width]) as routes:
-            scores = score_tokens(model, part.token_ids, temperature, precision=precision)
+            scores = score_tokens(model, part.token_ids, temperature, wanted=part.loss_mask, precision=precision)
         if log is not None:
             log.add(indices, routes)
         for out, name in zip(whole, names, strict=True):
-            values = getattr(scores, name)
-            out[indices, :width] = torch.where(part.loss_mask, values, values.new_zeros(())).to(out.device)
+            out[indices, :width] = getattr(scores, name).to(out.device)
     return whole
 
 

@@ -20,12 +20,14 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.processes import Gradient, OneProcess
+from agent_rl.backends.embedded.prompts import Prompt, cut_groups, sharing
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_rows, score_tokens
 from agent_rl.backends.group_sampling import Groups, episodes_of, require_hooks
 from agent_rl.core.episode import Episode, Origin, group_episodes
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.adapters import without_adapters
 from agent_rl.errors import ConfigError
 from agent_rl.gym.mixture import members_of
 from agent_rl.gym.registry import EnvSpec
@@ -187,11 +189,22 @@ class Trainer:
         return self.algorithm.prepare(logprobs, batch)
 
     def gradients(self, batch: WeightedRows, whole: Denominators) -> Iterator[Gradient]:
-        """Add the gradients of a batch, or of a part of one whose denominators are `whole`, a micro-batch at a time."""
-        for cut in batch.cut_rows(self.config.micro_batch_tokens):
-            yield Gradient(cut, *self._accumulate(batch.select(cut, self.actor.model.device), whole))
+        """Add the gradients of a batch, or of whole groups of one, with the prompts of as many as fit computed once.
 
-    def _accumulate(self, batch: WeightedRows, whole: Denominators) -> tuple[dict[str, float], Tensor]:
+        `whole` are the denominators of all of the batch. Yields what each micro-batch gave.
+        """
+        model, budget = self.actor.model, self.config.micro_batch_tokens
+        for part in cut_groups(model, batch.rows, batch.group, budget):
+            some = batch.select(part)
+            with sharing(model, some.rows, some.group, self.config.precision) as shared:
+                for cut in some.cut_rows(budget):
+                    prompt = None if shared is None else shared.of(cut)
+                    found = self._accumulate(some.select(cut, model.device), whole, prompt)
+                    yield Gradient([part[row] for row in cut], *found)
+
+    def _accumulate(
+        self, batch: WeightedRows, whole: Denominators, prompt: Prompt | None = None
+    ) -> tuple[dict[str, float], Tensor]:
         """Add the gradients of a micro-batch; return its sums to report, and the log-probabilities of its tokens."""
         config, model = self.config, self.actor.model
         replaying = replayed(model, self._routes(batch.scored)) if self.replay != "none" else nullcontext()
@@ -200,6 +213,8 @@ class Trainer:
                 model,
                 batch.rows.token_ids,
                 config.rollout.temperature,
+                wanted=batch.rows.loss_mask,
+                prompt=prompt,
                 entropy_gradient=config.algorithm.entropy > 0,
                 precision=config.precision,
             )
@@ -231,7 +246,8 @@ class Trainer:
         """Score rows under the reference."""
         if self.reference is None:
             raise ConfigError(f"{self.config.algorithm.name} compares with the start of the run: give a `reference`")
-        (logprobs,) = self._scores(self.reference, scored.rows, "logprobs")
+        with without_adapters(self.reference):
+            (logprobs,) = self._scores(self.reference, scored.rows, "logprobs")
         return replace(scored, reference_logprobs=logprobs)
 
     def _scores(

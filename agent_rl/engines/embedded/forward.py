@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from agent_rl.engines.embedded.adapters import weight_of
 from agent_rl.engines.embedded.kv_cache import KVCache, Layout
 from agent_rl.engines.embedded.parts import body_of, head_of, states_of
 from agent_rl.errors import ConfigError
@@ -76,9 +77,14 @@ class ModuleForward:
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.model, self.cache = model, cache
+        self.refresh()
 
     def refresh(self) -> None:
-        """Nothing to do: the modules are the model's."""
+        """Take over the head, in float32 at least; the modules are the model's."""
+        head = head_of(self.model)
+        form = torch.promote_types(head.weight.dtype, torch.float32)
+        bias = None if head.bias is None else head.bias.detach().to(form)
+        self.head = replace(head, weight=head.weight.detach().to(form), bias=bias)
 
     @torch.no_grad()
     def __call__(self, layout: Layout) -> StepOutput:
@@ -102,7 +108,7 @@ class ModuleForward:
             self.model.train(training)
             for hook in hooks:
                 hook.remove()
-        logits = head_of(self.model).logits(hidden if layout.last is None else hidden[layout.last])
+        logits = self.head.logits((hidden if layout.last is None else hidden[layout.last]).to(self.head.weight.dtype))
         return StepOutput(logits, torch.stack(routes, 1) if routes else None)
 
 
@@ -136,6 +142,7 @@ class FusedForward:
         config = model.config
         self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.eps = config.rms_norm_eps
+        self.head_dtype = torch.promote_types(cache.dtype, torch.float32)
         self.top_k = getattr(config, "num_experts_per_tok", 0)
         self.normalise_gates = getattr(config, "norm_topk_prob", False)
         positions = torch.arange(cache.max_len, device=cache.device)[None]
@@ -161,23 +168,25 @@ class FusedForward:
             if moe:
                 experts = list(zip(take(mlp.experts.gate_up_proj), take(mlp.experts.down_proj), strict=True))
             else:
-                experts = [(take(mlp.gate_proj.weight, mlp.up_proj.weight), take(mlp.down_proj.weight))]
+                experts = [(take(weight_of(mlp.gate_proj), weight_of(mlp.up_proj)), take(weight_of(mlp.down_proj)))]
             self.layers.append(
                 _Layer(
                     input_norm=take(layer.input_layernorm.weight),
-                    qkv=_linear(take(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)),
+                    qkv=_linear(
+                        take(weight_of(attention.q_proj), weight_of(attention.k_proj), weight_of(attention.v_proj))
+                    ),
                     qk_norm=take(
                         attention.q_norm.weight.expand(self.heads, -1) * self.dim**-0.5,
                         attention.k_norm.weight.expand(self.kv_heads, -1),
                     ),
-                    out=_linear(take(attention.o_proj.weight)),
+                    out=_linear(take(weight_of(attention.o_proj))),
                     mlp_norm=take(layer.post_attention_layernorm.weight),
                     experts=[(_linear(gate_up), _linear(down)) for gate_up, down in experts],
                     router=_linear(take(mlp.gate.weight)) if moe else None,
                 )
             )
         self.embedding, self.final_norm = take(base.embed_tokens.weight), take(base.norm.weight)
-        self.head = _linear(take(head_of(self.model).weight))
+        self.head = _linear(head_of(self.model).weight.detach().to(self.head_dtype))
 
     @torch.no_grad()
     def __call__(self, layout: Layout) -> StepOutput:
@@ -196,7 +205,7 @@ class FusedForward:
                 routes.append(experts)
         if layout.last is not None:
             x = x[layout.last]
-        logits = self.head(self._norm(x, self.final_norm))
+        logits = self.head(self._norm(x, self.final_norm).to(self.head_dtype))
         return StepOutput(logits, torch.stack(routes, 1) if routes else None)
 
     def _attention(self, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:

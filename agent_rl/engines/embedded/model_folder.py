@@ -8,29 +8,37 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.engines.base import WeightFormat
+from agent_rl.engines.embedded.adapters import load_adapter, merge
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.quantization import forward_in
-from agent_rl.engines.model_files import require_model
+from agent_rl.engines.model_files import base_model, require_model
 from agent_rl.errors import CheckpointError
 
 
-def load_model(folder: str | Path, device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a folder's model, in float32 on a device, and its tokenizer.
+def load_model(
+    folder: str | Path, device: str = "cpu", *, dtype: str = "float32", merged: bool = True
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return a folder's model, in a format on a device, and its tokenizer.
+
+    An adapter's folder is loaded with the model that it was trained on; `merged` into its weights or beside them.
 
     Raises:
         CheckpointError: if the folder holds no model, or a damaged one.
         ConfigError: if this machine has no such device.
     """
     require_model(folder)
-    place = device_of(device)
+    base, place = base_model(folder), device_of(device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return model.to(place), AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=getattr(torch, dtype)).to(place)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # what its many readers raise about a file that is cut short or missing
         raise CheckpointError(
             f"the model in '{folder}' can't be loaded, {type(error).__name__}: {str(error)[:200]}; take another folder"
         ) from error
+    if base is not None:
+        load_adapter(model, folder)
+    return merge(model) if merged else model, tokenizer
 
 
 def make_engine(

@@ -110,6 +110,12 @@ def _head_module(model: PreTrainedModel) -> nn.Module:
     return cast(nn.Module, module)
 
 
+def layers_of(model: nn.Module) -> nn.ModuleList:
+    """Return a model's decoder layers, the one that is fed first at the front."""
+    lists = (module for module in body_of(model).children() if isinstance(module, nn.ModuleList))
+    return next(found for found in lists if len(found) == unwrapped(model).config.num_hidden_layers)
+
+
 def rows_of(model: nn.Module) -> int:
     """Return how many token ids a model can be fed, which may be more than its tokenizer has."""
     return int(cast(Tensor, unwrapped(model).get_input_embeddings().weight).shape[0])

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_rl.engines.base import WeightFormat
+from agent_rl.engines.embedded.adapters import merge, merged_parameters
 from agent_rl.engines.embedded.forward import Forward, StepOutput, make_forward
 from agent_rl.engines.embedded.kv_cache import KVCache, Layout
 from agent_rl.errors import ConfigError
@@ -59,8 +60,8 @@ _PROJECTION = {"bfloat16": to_bfloat16, "float8": to_float8, "int4": to_int4}
 
 @torch.no_grad()
 def round_weights(source: PreTrainedModel, target: PreTrainedModel, weights: WeightFormat) -> None:
-    """Write the weights of `source`, rounded, into `target`, a model of the same shape."""
-    kept = dict(source.named_parameters())
+    """Write the weights of `source`, its adapters merged and rounded, into `target`, a model without any."""
+    kept = dict(merged_parameters(source))
     for name, parameter in target.named_parameters():
         rounding = _PROJECTION[weights] if any(part in name for part in PROJECTIONS) else to_bfloat16
         parameter.copy_(rounding(kept[name]))
@@ -71,7 +72,7 @@ class QuantizedForward:
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, weights: WeightFormat) -> None:
         self.model, self.weights = model, weights
-        self.rounded = copy.deepcopy(model)
+        self.rounded = merge(copy.deepcopy(model))
         round_weights(model, self.rounded, weights)
         self.inner = make_forward(self.rounded, cache)
 

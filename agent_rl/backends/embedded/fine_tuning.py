@@ -1,0 +1,120 @@
+"""Fine-tuning: which of a model's parameters are trained, and in which format the model is held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from agent_rl.config import Section
+from agent_rl.errors import ConfigError
+from agent_rl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+ModelFormat = Literal["float32", "bfloat16"]
+"""What a model's weights are held and computed in."""
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685), by `peft`: the model's own weights stay as they are.
+
+    There is no dropout: it would make the policy that is trained another one than the policy that was sampled. An
+    adapter takes about ten times the learning rate of the weights themselves (Schulman et al. 2025, "LoRA Without
+    Regret"); `optimizer.lr` is what it is set to.
+    """
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32.0, gt=0)
+    """What the product of the two matrices is scaled by, over `rank`."""
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """The modules that get an adapter, by the ends of their names, such as `[q_proj,v_proj]`; `all-linear` for every
+    linear one but the head. The experts of a mixture are none: their attention gets adapters."""
+    dora: bool = False
+    """Whether magnitude and direction are trained apart (DoRA, Liu et al. 2024, arXiv 2402.09353)."""
+
+
+class FreezeConfig(Section):
+    """Which parameters keep their values: they take no gradient and have no optimizer state."""
+
+    embeddings: bool = False
+    """The input embeddings, and a head that is tied to them."""
+    layers: int = Field(0, ge=0)
+    """The first ones. Gradients end above them, so that the embeddings learn nothing from below; a head that is tied to
+    them still trains them."""
+
+
+def new_adapter(model: PreTrainedModel, lora: LoraConfig, freeze: FreezeConfig, seed: int) -> None:
+    """Put a fresh adapter into a model; the model computes what it did.
+
+    Raises:
+        ConfigError: if the model has none of the modules that should get one, or `peft` is missing.
+    """
+    require_peft()
+    import peft
+
+    from agent_rl.engines.embedded.adapters import add_adapter
+
+    layers, linear = range(freeze.layers, model.config.num_hidden_layers), linear_names(model)
+    targets = linear if lora.targets == "all-linear" else lora.targets
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # a whole number is asked for, and any serves
+        target_modules=list(targets),
+        layers_to_transform=list(layers) if freeze.layers else None,
+        use_dora=lora.dora,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            add_adapter(model, config)
+    except ValueError as error:
+        raise ConfigError(f"lora.targets={lora.targets}: the model's linear modules are {', '.join(linear)}") from error
+
+
+def linear_names(model: PreTrainedModel) -> list[str]:
+    """Return the ends of the names of a model's linear modules, but for its head."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    linear = (name for name, m in model.named_modules() if isinstance(m, (torch.nn.Linear, Conv1D)) and m is not head)
+    return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def require_peft() -> None:
+    """Refuse an adapter where `peft` is missing.
+
+    Raises:
+        ConfigError: with the command that installs it.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("peft") is None:
+        raise ConfigError("lora needs peft: pip install -e '.[train]'")
+
+
+def freeze_parameters(model: PreTrainedModel, freeze: FreezeConfig) -> None:
+    """Take the frozen parameters out of training.
+
+    Raises:
+        ConfigError: if the model has not so many layers.
+    """
+    from agent_rl.engines.embedded.parts import head_of, layers_of
+
+    layers, embeddings = layers_of(model), model.get_input_embeddings()
+    if freeze.layers > len(layers):
+        raise ConfigError(f"freeze.layers={freeze.layers}: the model has {len(layers)}")
+    for layer in layers[: freeze.layers]:
+        layer.requires_grad_(False)
+    tied = head_of(model).weight is embeddings.weight
+    if freeze.embeddings or (freeze.layers and not tied):
+        embeddings.weight.requires_grad_(False)
+    if freeze.layers:
+        embeddings.register_forward_hook(_cut)
+
+
+def _cut(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return output.detach()

@@ -1,0 +1,129 @@
+"""Adapters: the low-rank matrices that `peft` puts beside a model's weights, found, read, loaded and merged.
+
+`peft` is injected into the model's own modules (`PreTrainedModel.add_adapter`), not wrapped around the model: body,
+head and config stay where they are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agent_rl.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+def has_adapters(model: PreTrainedModel) -> bool:
+    """Return whether a model has adapters, switched on or off."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+@torch.no_grad()
+def weight_of(module: nn.Module) -> Tensor:
+    """Return what a linear module multiplies with: its weight, and what its adapter makes of it.
+
+    The module stays as it is, to the bit: `merge` and `unmerge` of `peft` would leave rounding errors in it.
+    """
+    if not _is_adapted(module):
+        return module.weight  # type: ignore[return-value]
+    base = module.get_base_layer()  # type: ignore[operator]
+    own = base.weight.data
+    module.merge(safe_merge=True)  # type: ignore[operator]
+    merged: Tensor = base.weight.data
+    base.weight.data = own
+    module.merged_adapters.clear()  # type: ignore[union-attr, operator]
+    return merged
+
+
+def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of the model that `merge` would leave, by their names; a tied one once."""
+    adapted = {name: module for name, module in model.named_modules() if _is_adapted(module)}
+    for name, parameter in model.named_parameters():
+        owner = next((found for found in adapted if name.startswith(found + ".")), None)
+        if owner is None:
+            yield name, parameter
+        elif name == f"{owner}.base_layer.weight":
+            yield f"{owner}.weight", weight_of(adapted[owner])
+        elif name.startswith(f"{owner}.base_layer."):
+            yield name.replace(".base_layer", ""), parameter
+
+
+def merge(model: PreTrainedModel) -> PreTrainedModel:
+    """Write a model's adapters into its weights, and take them away; return the model."""
+    for name, module in [(name, module) for name, module in model.named_modules() if _is_adapted(module)]:
+        base = module.get_base_layer()
+        base.weight.data = weight_of(module)
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, base)
+    if has_adapters(model):
+        model._hf_peft_config_loaded = False
+        del model.peft_config
+    return model
+
+
+@contextmanager
+def without_adapters(model: PreTrainedModel) -> Iterator[None]:
+    """Switch a model's adapters off, if it has any."""
+    if not has_adapters(model):
+        yield
+        return
+    model.disable_adapters()
+    try:
+        yield
+    finally:
+        model.enable_adapters()
+
+
+def add_adapter(model: PreTrainedModel, config: PeftConfig) -> None:
+    """Put an adapter into a model, in float32 whatever the model is in; only it has gradients from then on."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a mixture's experts get none
+        model.add_adapter(config)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
+    """Put the adapter that a folder holds in `peft`'s format into a model.
+
+    Raises:
+        CheckpointError: if the folder's adapter is damaged or doesn't fit the model.
+    """
+    from peft import PeftConfig, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+        config.inference_mode = False
+        name = model.name_or_path
+        add_adapter(model, config)
+        config.base_model_name_or_path = name
+        found = set_peft_model_state_dict(model, load_file(Path(folder) / WEIGHTS))
+    except Exception as error:  # what peft and its readers raise about a file that is missing, cut short or other
+        raise CheckpointError(
+            f"the adapter in '{folder}' can't be loaded, {type(error).__name__}: {str(error)[:200]}; take another "
+            "folder"
+        ) from error
+    if found.unexpected_keys:
+        raise CheckpointError(
+            f"the adapter in '{folder}' doesn't fit {model.name_or_path}, which has no {found.unexpected_keys[0]}; "
+            "take the model that it was trained on"
+        )
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    return hasattr(module, "base_layer") and hasattr(module, "merged_adapters")

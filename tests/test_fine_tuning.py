@@ -1,0 +1,189 @@
+"""Adapters, frozen parameters and bfloat16 weights: what is trained, sampled, stored and resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, freeze_parameters, new_adapter
+from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
+from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.adapters import merge, merged_parameters, without_adapters
+from agent_rl.engines.embedded.engine import Engine
+from agent_rl.engines.embedded.model_folder import load_model
+from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.view.progress import Progress
+from tests.engines import VOCAB, full_logprobs, play_all, ragged_plans, tiny
+from tests.runs import assert_same_run, config, metrics_of, whole_and_killed
+
+IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))
+
+
+def adapted(architecture: str = "qwen3", *, layers: int = 0, **lora: object):
+    """A tiny model whose adapter has an effect."""
+    model = tiny(architecture)
+    new_adapter(model, LoraConfig.model_validate({"rank": 4} | lora), FreezeConfig(layers=layers), 0)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("dora", [False, True])
+def test_engine_samples_from_weights_with_adapter(architecture: str, dora: bool) -> None:
+    model = adapted(architecture, dora=dora)
+    with_adapter, before = logits(model), {name: t.clone() for name, t in model.state_dict().items()}
+    for record in play_all(Engine(model, slots=4, max_len=160), ragged_plans(4), SamplingParams()):
+        expected = full_logprobs(model, record.ids)[record.sampled]
+        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, rtol=0, atol=1e-5)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    with without_adapters(model):
+        own = logits(model)
+    assert torch.equal(own, logits(tiny(architecture).eval())) and (own - with_adapter).abs().max() > 0.1
+    read = dict(merged_parameters(model))
+    merged = merge(model)
+    assert {n: p.tolist() for n, p in merged.named_parameters()} == {n: p.tolist() for n, p in read.items()}
+    torch.testing.assert_close(logits(merged), with_adapter, rtol=0, atol=2e-5)
+
+
+def test_adapter_alone_is_trained_above_frozen_layers() -> None:
+    model = adapted(layers=1)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained and all(name.startswith("model.layers.1.") and "lora_" in name for name in trained)
+    with pytest.raises(ConfigError, match=r"lora.targets=\('nope',\): the model's linear modules are down_proj, "):
+        new_adapter(tiny(), LoraConfig(targets=("nope",)), FreezeConfig(), 0)
+
+
+@pytest.mark.parametrize(("freeze", "trained"), [({"layers": 1}, True), ({"layers": 1, "embeddings": True}, False)])
+def test_frozen_parameters_take_no_gradient(freeze: dict[str, object], trained: bool) -> None:
+    model, whole = tiny(), tiny()
+    freeze_parameters(model, FreezeConfig.model_validate(freeze))
+    for one in (model, whole):
+        score_tokens(one, IDS).logprobs.mean().backward()
+    expected = dict(whole.named_parameters())
+    for name, parameter in model.named_parameters():
+        if name.startswith("model.layers.0."):
+            assert parameter.grad is None
+        elif name == "model.embed_tokens.weight":  # as the head
+            assert (parameter.grad is not None) == trained
+        else:
+            assert torch.equal(parameter.grad, expected[name].grad)
+    count = sum(1 for p in model.parameters() if p.requires_grad)
+    assert len(Optimizer(model, OptimizerConfig()).parameters) == count
+    with pytest.raises(ConfigError, match=r"freeze.layers=3: the model has 2"):
+        freeze_parameters(tiny(), FreezeConfig(layers=3))
+
+
+@pytest.mark.parametrize("muon_lr", [0.0, 0.05])
+def test_masters_take_steps_too_small_for_bfloat16(muon_lr: float) -> None:
+    one, two = tiny(), tiny().bfloat16()
+    for parameter, rounded in zip(one.parameters(), two.parameters(), strict=True):
+        parameter.data = rounded.detach().float()
+    start = [p.detach().clone() for p in one.parameters()]
+    settings = OptimizerConfig(lr=1e-5, muon_lr=muon_lr and 1e-4)
+    optimizers = Optimizer(one, settings), Optimizer(two, settings)
+    for _ in range(3):
+        for model, optimizer in zip((one, two), optimizers, strict=True):
+            for row in IDS:
+                optimizer.backward(-score_tokens(model, row[None]).logprobs.mean())
+            optimizer.step(1.0)
+    moved, of_masters = (
+        torch.cat([(p.detach() - s).flatten() for p, s in zip(o.parameters, start, strict=True)]) for o in optimizers
+    )
+    assert torch.cosine_similarity(moved, of_masters, dim=0) > 0.8
+    for weight, master in zip(two.parameters(), optimizers[1].parameters, strict=True):
+        assert master.dtype == torch.float32 and torch.equal(weight, master.bfloat16())
+    again = Optimizer(two, settings)
+    again.load_state_dict(optimizers[1].state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters, optimizers[1].parameters, strict=True))
+
+
+def test_autocast_is_refused_beside_bfloat16_weights() -> None:
+    with pytest.raises(ValueError, match=r"precision.autocast=bfloat16 changes nothing that dtype=bfloat16 does not"):
+        TrainConfig.model_validate({"env": "calculator-v0", "dtype": "bfloat16", "precision": {"autocast": "bfloat16"}})
+
+
+@pytest.fixture(scope="module")
+def adapter_run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run with an adapter and a reference, and what a kill in its fourth step would have left."""
+    settings = config(
+        tmp_path_factory.mktemp("lora"),
+        start_from=str(folder / "checkpoint"),
+        lora={"rank": 4},
+        optimizer={"lr": 0.02},
+        algorithm={"entropy": 0.01, "kl": {"where": "loss", "coefficient": 0.1}},
+        eval={"n": 4, "dev_n": 4, "every": 0},
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        return whole_and_killed(settings, patched)
+
+
+def test_adapter_run_resumes_bit_for_bit(adapter_run: tuple[Path, Path]) -> None:
+    whole, killed = adapter_run
+    assert_same_run(whole, resume_run(killed, Progress()))
+    gaps = [row["train/rollout_gap"] for row in metrics_of(whole) if "train/rollout_gap" in row]
+    kls = [row["train/reference_kl"] for row in metrics_of(whole) if "train/reference_kl" in row]
+    assert gaps and max(gaps) < 1e-5 and abs(kls[0]) < 1e-6 < kls[-1]  # the reference is the start
+    assert not (whole / "reference").exists()
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft 0.21 asks so
+def test_adapter_checkpoint_loads_with_peft(adapter_run: tuple[Path, Path], folder: Path) -> None:
+    checkpoint = adapter_run[0] / "checkpoint"
+    assert not (checkpoint / "model.safetensors").exists()
+    base = AutoModelForCausalLM.from_pretrained(folder / "checkpoint", dtype=torch.float32)
+    ours, _ = load_model(checkpoint)
+    torch.testing.assert_close(
+        logits(ours), logits(PeftModel.from_pretrained(base, str(checkpoint)).eval()), rtol=0, atol=1e-5
+    )
+
+
+def test_run_from_adapter_keeps_its_base(adapter_run: tuple[Path, Path], tmp_path: Path) -> None:
+    changes = {"steps": 1, "eval": {"n": 4, "dev_n": 4, "every": 0}, "lora": {"rank": 2}}
+    run = start_run(config(tmp_path, start_from=str(adapter_run[0] / "checkpoint"), **changes), Progress())
+    torch.testing.assert_close(
+        logits(load_model(run / "base")[0]), logits(load_model(adapter_run[0] / "checkpoint")[0]), rtol=0, atol=1e-5
+    )
+    moved = shutil.move(run, tmp_path / "moved")
+    load_model(moved / "checkpoint")
+    shutil.rmtree(moved / "base")
+    with pytest.raises(CheckpointError, match="which is gone: put that model back"):
+        load_model(moved / "checkpoint")
+    (moved / "checkpoint" / "adapter_config.json").write_text(json.dumps({}))
+    with pytest.raises(CheckpointError, match="it names no base_model_name_or_path"):
+        load_model(moved / "checkpoint")
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "lora": {"rank": 4, "dora": True}, "freeze": {"layers": 1}},
+        {"freeze": {"layers": 1, "embeddings": True}, "optimizer": {"lr": 1e-3, "muon_lr": 0.01}},
+    ],
+)
+def test_fresh_run_resumes_bit_for_bit(
+    changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = {"entropy": 0.01, "kl": {"where": "loss", "coefficient": 0.1}}
+    whole, killed = whole_and_killed(config(tmp_path, algorithm=algorithm, **changes), monkeypatch)
+    assert_same_run(whole, resume_run(killed, Progress()))
+    gaps = [row["train/rollout_gap"] for row in metrics_of(whole) if "train/rollout_gap" in row]
+    assert gaps and max(gaps) < (0.1 if "dtype" in changes else 1e-5)

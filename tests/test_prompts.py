@@ -1,0 +1,101 @@
+"""Shared prompts: the scores and gradients of rows whose prompts are computed once are those of whole rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
+
+from agent_rl.algorithms import Rows, collate
+from agent_rl.algorithms.batch import Sample
+from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.backends.embedded.prompts import cut_groups, is_exact, sharing
+from agent_rl.backends.embedded.scoring import score_tokens
+from tests.engines import DEVICE, VOCAB, shaken, tiny
+
+SMALL = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+GROUP = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+PROMPTS = (9, 4, 14)
+
+
+def rows_of_groups(seed: int = 0) -> Rows:
+    """Rows of 18 to 34 tokens that begin with the prompt of their group; the last group's agree in nothing."""
+    random, prompts, samples = np.random.default_rng(seed), {}, []
+    for number in GROUP.tolist():
+        prompt = prompts.setdefault(number, random.integers(0, VOCAB, PROMPTS[number]))
+        own = random.integers(0, VOCAB, random.integers(14, 20))
+        ids = np.concatenate([prompt if number < 2 else random.permutation(VOCAB)[: len(prompt)], own])
+        mask = np.concatenate([np.zeros(len(prompt), bool), random.random(len(own)) < 0.6])
+        mask[[len(prompt), -1]] = True
+        nothing = np.zeros(len(ids), np.int32)
+        samples.append(Sample(ids, mask, nothing * 0.0, nothing * 0.0, nothing, nothing, nothing, len(samples)))
+    return collate(samples)
+
+
+def llama() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return shaken(LlamaForCausalLM(LlamaConfig(**SMALL))).to(DEVICE)
+
+
+def trained(model: PreTrainedModel, rows: Rows, budget: int, *, share: bool) -> tuple[Tensor, Tensor]:
+    """The log-probabilities of a batch that is cut, and the gradients of a loss over all of it."""
+    model.zero_grad()
+    weights = torch.randn(rows.token_ids.shape, generator=torch.Generator().manual_seed(1)).double().to(DEVICE)
+    whole = torch.zeros(rows.token_ids.shape, dtype=torch.float64)
+    with sharing(model, rows, GROUP if share else torch.arange(len(rows)), PrecisionConfig()) as shared:
+        assert (shared is not None) == share
+        for cut in rows.cut_rows(budget):
+            part = rows.select(cut, model.device)
+            prompt = shared.of(cut) if shared else None
+            scores = score_tokens(model, part.token_ids, 0.8, wanted=part.loss_mask, prompt=prompt)
+            width = part.token_ids.shape[1]
+            (scores.logprobs * weights[cut, :width]).sum().backward()
+            whole[cut, :width] = scores.logprobs.detach().double().cpu()
+    return whole, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("make", [tiny, llama])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-7), (torch.float32, 1e-6)], ids=str)
+def test_shared_prompts_leave_scores_and_gradients_as_they_are(
+    make: type[PreTrainedModel], dtype: torch.dtype, error: float
+) -> None:
+    model, rows = make().to(dtype), rows_of_groups()
+    expected, gradient = trained(model, rows, 10**6, share=False)
+    for budget in (1, 70, 10**6):
+        found, same = trained(model, rows, budget, share=True)
+        assert torch.allclose(found, expected, rtol=0, atol=20 * error)
+        assert (same - gradient).norm() <= error * gradient.norm()
+
+
+def test_sharing_computes_as_much_as_a_group_has_in_common() -> None:
+    rows = rows_of_groups()
+    with torch.no_grad(), sharing(tiny(), rows, GROUP, PrecisionConfig()) as shared:
+        assert shared.lengths.tolist() == [8, 8, 8, 3, 3, 0, 0]  # the last token of a prompt predicts
+        assert [tuple(leaf.shape) for leaf in shared.leaves] == [(3, 2, 8, 8)] * 4
+    with sharing(tiny(), rows, torch.arange(7), PrecisionConfig()) as shared:
+        assert shared is None
+
+
+def test_models_that_read_prompts_otherwise_do_not_share() -> None:
+    assert is_exact(tiny()) and is_exact(llama())
+    assert not is_exact(tiny("qwen3_moe"))
+    assert not is_exact(MistralForCausalLM(MistralConfig(sliding_window=8, **SMALL)))
+    model = llama()
+    model.model.layers[0].gradient_checkpointing = True
+    assert not is_exact(model)
+    model = llama()
+    model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    assert not is_exact(model)
+
+
+def test_cut_groups_keeps_groups_whole() -> None:
+    rows = rows_of_groups()
+    assert cut_groups(tiny(), rows, GROUP, 10**6) == [[*range(7)]] == cut_groups(tiny("qwen3_moe"), rows, GROUP, 1)
+    assert cut_groups(tiny(), rows, GROUP, 1) == [[0, 1, 2], [3, 4], [5, 6]]
+    longest = int(rows.lengths[:5].max())
+    assert cut_groups(tiny(), rows, GROUP, 2 * longest) == [[0, 1, 2, 3, 4], [5, 6]]
