@@ -214,7 +214,7 @@ def open_search(
 
 
 def described(passages: Iterable[Passage], most: int = MAX_PASSAGE) -> str:
-    """Return passages as a model reads them: a numbered paragraph each, cut where it has more than `most` characters."""
+    """Return passages as a model reads them: a numbered paragraph each, cut where it exceeds `most` characters."""
     paragraphs = []
     for number, passage in enumerate(passages, 1):
         text = passage.text if len(passage.text) <= most else passage.text[: most - 1] + "…"

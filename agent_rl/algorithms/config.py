@@ -236,8 +236,14 @@ def _check_denominators(config: AlgorithmConfig) -> str | None:
 
 
 def learns_from_pairs(config: AlgorithmConfig) -> bool:
-    """Whether the objective learns from pairs of episodes: of any policy's, so also from stored ones."""
+    """Whether the objective learns from pairs of episodes."""
     return "sides" in components.objective[config.objective].reads
+
+
+def learns_from_any_policy(config: AlgorithmConfig) -> bool:
+    """Whether it does not matter to the objective who sampled the tokens, so that it can learn from stored ones."""
+    sampled_by = {"old_logprobs", "rollout_logprobs"}
+    return learns_from_pairs(config) or not sampled_by & set(components.objective[config.objective].reads)
 
 
 def _names(registry: components.ComponentRegistry[R], wanted: Callable[[Component[R]], bool]) -> str:

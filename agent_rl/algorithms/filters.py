@@ -45,6 +45,40 @@ def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: NotNegative = TO
     return (high - low > tolerance) & ~scores.isnan()
 
 
+@episode_filter(
+    "successful",
+    formula="the first `most` distinct episodes of a task with R >= threshold",
+    source="RFT, Yuan et al. 2023, 2308.01825, sec. 3.3; STaR, RAFT",
+)
+def successful(
+    scores: Tensor,
+    kept: Tensor,
+    groups: Tensor,
+    token_ids: Tensor,
+    mask: Tensor,
+    episode: Tensor,
+    *,
+    threshold: float = 1.0,
+    most: Count | None = None,
+) -> Tensor:
+    """Keep the episodes that score at least `threshold`, each way to succeed once, at most `most` of a group.
+
+    Two episodes of a group are the same if they sampled the same tokens. RFT keeps every distinct path to an answer
+    (its paths are equal if their equations are; more of them help more), STaR one, RAFT the best of the samples.
+    What another filter has dropped counts for nothing.
+    """
+    chosen, seen = torch.zeros_like(kept), dict[int, set[tuple[int, ...]]]()
+    sampled: dict[int, list[int]] = {}
+    for row, number in enumerate(episode.tolist()):
+        sampled.setdefault(number, []).extend(token_ids[row][mask[row]].tolist())
+    for number in torch.nonzero(kept & (scores >= threshold))[:, 0].tolist():
+        ways, way = seen.setdefault(int(groups[number]), set()), tuple(sampled.get(number, ()))
+        if way and way not in ways and (most is None or len(ways) < most):
+            ways.add(way)
+            chosen[number] = True
+    return chosen
+
+
 def on_policy(versions_oldest: Tensor, current: int, *, max_staleness: int) -> Tensor:
     """Keep the episodes whose every sampled token comes from weights at most `max_staleness` versions behind `current`.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
+from agent_rl.algorithms.config import learns_from_pairs
 from agent_rl.core.episode import Episode, group_episodes
 from agent_rl.errors import ConfigError, StoreError
 from agent_rl.gym.tasks import task_key
@@ -143,9 +144,10 @@ def index_groups(path: str | Path, env: str, algorithm: Algorithm, held_out: Con
     if groups:
         return replace(everything, groups=groups)
     episodes = sum(len(g.places) for g in everything.groups)
+    wanted = "two that differ in reward" if learns_from_pairs(algorithm.config) else "one that its filters keep"
     raise ConfigError(
         f"episodes={path} has nothing to learn from: {len(found)} groups with {episodes} episodes, none with "
-        f"two that differ in reward as {algorithm.config.name} asks. Left out: {evaluations} of evaluations, {held} of "
+        f"{wanted} as {algorithm.config.name} asks. Left out: {evaluations} of evaluations, {held} of "
         f"tasks that this run evaluates on, {silent} without sampled token ids"
     )
 

@@ -224,6 +224,12 @@ def reinforce_pp_baseline(scores: Tensor, groups: Tensor, episode: Tensor, mask:
     return whiten_tokens(on_tokens(group_relative(scores, groups, std=False), episode, mask), trained)
 
 
+@advantage("ones", formula="A = 1", source="RFT: filters say what is learned")
+def ones(scores: Tensor) -> Tensor:
+    """1 for every scored episode: what is trained on, filters decide."""
+    return torch.where(scores.isnan(), math.nan, torch.ones_like(scores))
+
+
 @advantage(
     "best-against-worst", formula="A = 1 for the best, -1 for the worst where they are more than margin apart, else 0"
 )

@@ -27,6 +27,15 @@ def reinforce(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Tok
     return _unclipped(_policy_gradient(logprobs, advantages, 1.0), _ratio(logprobs, old_logprobs))
 
 
+@objective("likelihood", formula="L = -A log theta, of any policy's tokens", source="maximum likelihood; RFT, STaR")
+def likelihood(logprobs: Tensor, advantages: Tensor) -> Tensor:
+    """The negative log-likelihood of tokens, weighed by their advantages: with A = 1 that of fine-tuning.
+
+    The gradient is that of `reinforce`. As it asks nothing about who sampled the tokens, stored episodes will do.
+    """
+    return _policy_gradient(logprobs, advantages, 1.0)
+
+
 @objective(
     "ppo-clip",
     formula="L = max(-A r, -A clip(r, 1 - clip_low_eps, 1 + clip_high_eps)), r = theta/old",

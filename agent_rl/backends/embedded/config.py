@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agent_rl.algorithms.config import learns_from_pairs
+from agent_rl.algorithms.config import learns_from_any_policy
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, ModelFormat
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
@@ -128,6 +128,9 @@ class TrainConfig(RunConfig):
     lora: LoraConfig | None = None
     """Train adapters in place of the model's weights, such as `lora.rank=16`; null trains the weights."""
     freeze: FreezeConfig = FreezeConfig()
+    gradient_checkpointing: bool = False
+    """Whether a layer's activations are computed again for its gradients instead of kept: less memory for a fourth more
+    time, about."""
     vocab_size: int = Field(576, ge=432)
     """Of a fresh model's tokenizer."""
     micro_batch_tokens: int = Field(4096, ge=1)
@@ -172,6 +175,11 @@ class TrainConfig(RunConfig):
                 "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its "
                 "own: use bfloat16"
             )
+        if self.gradient_checkpointing and self.algorithm.routing.replay != "none":
+            raise ValueError(
+                "gradient_checkpointing computes layers again when no routes are given to them any more: set "
+                "algorithm.routing.replay=none"
+            )
         if problem := self._unshared():
             raise ValueError(f"processes={self.processes}: {problem}, which one process has: set processes=1")
         if self.dtype == "bfloat16" and self.precision.autocast != "none":
@@ -192,10 +200,10 @@ class TrainConfig(RunConfig):
                 "algorithm.routing.replay=none and algorithm.routing.min_agreement=0"
             )
         name = self.algorithm.objective["name"]
-        if self.episodes is not None and not learns_from_pairs(self.algorithm):
+        if self.episodes is not None and not learns_from_any_policy(self.algorithm):
             raise ValueError(
                 f"episodes={self.episodes}: objective={name} learns from rollouts of the policy as it is, not from "
-                "stored ones; objectives over pairs do: dpo (algorithm=dpo)"
+                "stored ones; these learn from those of any policy: algorithm=dpo, algorithm=rft"
             )
         if self.episodes is not None and self.algorithm.refill.max_rounds > 1:
             raise ValueError("refill samples more groups; of stored episodes there are as many as there are")
