@@ -13,11 +13,10 @@ from pathlib import Path
 
 import torch
 from rich.markup import escape
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import Actor, fine_tune, load_reference, make_actor, new_tokenizer
+from agent_rl.backends.embedded.actor import Actor, actor_of, fine_tune, load_reference, new_tokenizer
 from agent_rl.backends.embedded.check import check_run, evaluated_tasks, index_stored
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
@@ -32,7 +31,7 @@ from agent_rl.config import check_config
 from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
-from agent_rl.engines.embedded.threads import threads_restored, use_threads
+from agent_rl.engines.embedded.threads import threads_restored
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.judge.run import run_judge, share_of_worker
 from agent_rl.rendering import load_renderer
@@ -163,7 +162,7 @@ def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
     tokenizer = new_tokenizer(demonstrations, config.vocab_size)
     tokens = config.rollout.context or env.budget.tokens
     if tokens is None:
-        prompt = load_renderer(tokenizer).prompt
+        prompt = load_renderer(tokenizer, config.renderer).prompt
         longest = max((len(prompt(e.messages, ())) for e in demonstrations[:MEASURED]), default=0)
         tokens = min(max(SHORTEST_CONTEXT, 2 * longest), config.model.max_positions)
     model = make_model(config.model, len(tokenizer), config.seed).to(device_of(config.device))
@@ -375,13 +374,6 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
         watching(status_of(folder)),
     ):
         yield _Run(folder, env, config, progress, stop, metrics, episodes, records, known, started)
-
-
-def actor_of(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
-    """Make an actor of a run's model, and give torch the threads that suit it."""
-    rollout, context = config.rollout, config.context(env.budget.tokens)
-    use_threads(model, config.threads, config.processes)
-    return make_actor(model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights)
 
 
 def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:

@@ -20,6 +20,7 @@ import torch
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Denominators, WeightedRows
+from agent_rl.backends.embedded.actor import actor_of
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.processes import (
     Gradient,
@@ -29,7 +30,6 @@ from agent_rl.backends.embedded.processes import (
     send_weights,
     sum_gradients,
 )
-from agent_rl.backends.embedded.run import actor_of
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.engines.base import SamplingParams
