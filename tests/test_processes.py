@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.processes import SeveralProcesses, _module, _Worker, deal
+from agent_rl.backends.embedded.data_parallel import SeveralProcesses, _module, _Worker, deal
 from agent_rl.backends.settings import resumed_changes
 from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError, WorkerError

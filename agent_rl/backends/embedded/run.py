@@ -20,10 +20,10 @@ from agent_rl.backends.embedded.actor import Actor, actor_of, fine_tune, load_re
 from agent_rl.backends.embedded.check import check_run, evaluated_tasks, index_stored
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.data_parallel import in_processes
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.precision import PrecisionConfig
-from agent_rl.backends.embedded.processes import in_processes
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, stored_demonstrations, warm_start
 from agent_rl.backends.group_sampling import HeldOut, held_out_tasks

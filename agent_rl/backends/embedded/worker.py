@@ -1,4 +1,4 @@
-"""A worker of a run in several processes: `python -m agent_rl.backends.embedded.worker FD`, see `processes.py`."""
+"""A worker of a run in several processes: `python -m agent_rl.backends.embedded.worker FD`, see `data_parallel.py`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from transformers.utils import logging as hf_logging
 from agent_rl.algorithms import Denominators, WeightedRows
 from agent_rl.backends.embedded.actor import actor_of
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.processes import (
-    Gradient,
+from agent_rl.backends.embedded.data_parallel import (
     device_of_rank,
     dump,
     join_group,
     send_weights,
     sum_gradients,
 )
+from agent_rl.backends.embedded.processes import Gradient
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.engines.base import SamplingParams

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from runs import config, weights
 
-from agent_rl.backends.embedded.processes import _start
+from agent_rl.backends.embedded.data_parallel import _start
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.trainer import StepResult, Trainer
 from agent_rl.errors import CheckpointError, WorkerError
@@ -26,7 +26,7 @@ def _tokens(folder: Path) -> dict[str, list[list[int]]]:
     return {e.id: [t.token_ids.tolist() for t in e.trajectories] for e in read_episodes(folder)}
 
 
-def test_two_processes_train_as_one_and_resume_as_one(tmp_path: Path) -> None:
+def test_processes_train_as_one_and_resume_as_one(tmp_path: Path) -> None:
     changes = {"steps": 2, "updates_per_batch": 2, "rollout": {"groups": 3, "samples": 4, "slots": 8, "max_tokens": 24}}
     folders = [start_run(config(tmp_path, name=f"of{n}", processes=n, **changes), Progress()).resolve() for n in (1, 2)]
     assert not dist.is_initialized()
@@ -73,7 +73,7 @@ def test_worker_reports_errors_outlives_interrupt_and_ends(tmp_path: Path) -> No
 def test_worker_ends_with_killed_run(tmp_path: Path) -> None:
     script = f"""if True:
         import os, pathlib, sys
-        from agent_rl.backends.embedded.processes import _start
+        from agent_rl.backends.embedded.data_parallel import _start
         worker = _start(1, pathlib.Path({str(tmp_path)!r}))
         worker.ask("start", sys.path, [], pathlib.Path({str(tmp_path)!r}), "", 1)
         worker.connection.poll(60)
