@@ -171,7 +171,8 @@ def train(
             left out.
         backend: "embedded", which makes a small model unless `start_from` names one, or "verl", on Ray with vLLM. Left
             out, it is the resumed run's, otherwise "embedded".
-        resume: the folder of a run to continue, with its own settings but for `steps`, and `device` of an embedded one.
+        resume: the folder of a run to continue, with its own settings but for `steps`, and `device` and `processes`
+            of an embedded one.
         imports: files that register environments and parts of algorithms.
         progress: whether to show it.
         settings: any other setting, by its name in `agent-rl train --config`: of a section as a dictionary, or by its
@@ -188,7 +189,7 @@ def train(
     for file in imports:  # of a run that began before its imports were stored
         load_once(str(Path(file).resolve()))
     backend = backend or backend_of(folder)
-    return Run(_resume(folder, backend, *resumed_changes(backend, {"env": env} | settings), progress))
+    return Run(_resume(folder, backend, resumed_changes(backend, {"env": env} | settings), progress))
 
 
 def checked_config(config: TrainConfig | VerlConfig) -> str:
@@ -273,7 +274,7 @@ def _start(config: TrainConfig | VerlConfig, progress: bool) -> Path:
     return outside_loop(partial(start, config))
 
 
-def _resume(folder: Path, backend: str, steps: int | None, device: str | None, progress: bool) -> Path:
+def _resume(folder: Path, backend: str, changes: Mapping[str, object], progress: bool) -> Path:
     from agent_rl.runs.folder import read_config
 
     load_imports(folder)
@@ -282,11 +283,11 @@ def _resume(folder: Path, backend: str, steps: int | None, device: str | None, p
     if backend == "embedded":
         from agent_rl.backends.embedded.run import resume_run
 
-        return _shown(partial(resume_run, folder, steps=steps, device=device), progress)
+        return _shown(lambda shown, stop: resume_run(folder, shown, stop, **changes), progress)
     require_verl()
     from agent_rl.backends.verl.driver.run import resume
 
-    return outside_loop(partial(resume, folder, steps=steps))
+    return outside_loop(partial(resume, folder, **changes))  # type: ignore[arg-type]  # checked: steps, a number
 
 
 def _shown(work: Callable[[Progress, Stop], Path], progress: bool) -> Path:

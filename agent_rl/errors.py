@@ -72,6 +72,10 @@ class PolicyError(InfrastructureError):
     """The policy could not answer."""
 
 
+class WorkerError(InfrastructureError):
+    """One of the processes of a run was lost, or failed."""
+
+
 class UserError(InfrastructureError):
     """The simulated user of a dialogue could not answer."""
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from agent_rl.backends.verl.config.settings import VerlConfig
 
 BACKENDS = ("embedded", "verl")
+RESUMED = {"embedded": ("steps", "device", "processes"), "verl": ("steps",)}
+"""The settings that may change when a run is resumed."""
 EnvNames: TypeAlias = str | type[Env] | Sequence[str | type[Env] | Mapping[str, object]]
 
 
@@ -50,21 +52,20 @@ def training_config(
     return load_config(f"backend/{backend or 'embedded'}", schema_of(backend), settings=given)
 
 
-def resumed_changes(backend: str, given: Mapping[str, object]) -> tuple[int | None, str | None]:
-    """Return the new total of steps and the device of a run to resume; None for its own.
+def resumed_changes(backend: str, given: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings that change when a run is resumed: those that are given and not None.
 
     Raises:
-        ConfigError: if anything else is given that is not None, or steps are no number.
+        ConfigError: if one of them can't change, or steps are no number.
     """
-    free = ("steps", "device") if backend == "embedded" else ("steps",)
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes, free = {name: value for name, value in given.items() if value is not None}, RESUMED[backend]
     if odd := ", ".join(sorted({*changes} - {*free})):
         but = " and ".join(free)
         raise ConfigError(f"{odd} can't change when a run is resumed: it keeps its own settings (but for {but})")
-    steps, device = changes.get("steps"), changes.get("device")
-    if not (steps is None or (isinstance(steps, int) and steps >= 0)):
+    steps = changes.get("steps", 0)
+    if not (isinstance(steps, int) and steps >= 0):
         raise ConfigError(f"steps={steps} must be a whole number")
-    return steps, None if device is None else str(device)
+    return changes
 
 
 def id_of(env: object) -> str:

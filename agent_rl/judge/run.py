@@ -86,9 +86,16 @@ def judge_of_worker(config: JudgeConfig, log: Path, workers: int) -> Judge | Non
         log: the file of this process's calls.
         workers: how many processes there are.
     """
+    return _model_of(share_of_worker(config, workers), log)
+
+
+def share_of_worker(config: JudgeConfig, workers: int) -> JudgeConfig:
+    """Return the settings with the share of what is limited that one of several processes of a run has."""
+    if workers == 1:
+        return config
     limits = {name: getattr(config, name) for name in ("requests_per_minute", "tokens_per_minute", "max_cost")}
     shares: dict[str, float] = {name: limit / workers for name, limit in limits.items() if limit is not None}
-    return _model_of(config.model_copy(update={**shares, "concurrency": max(1, config.concurrency // workers)}), log)
+    return config.model_copy(update={**shares, "concurrency": max(1, config.concurrency // workers)})
 
 
 def _model_of(config: JudgeConfig, log: Path | None = None) -> Judge | None:

@@ -16,7 +16,9 @@ from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapte
 from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams, TrainedEngine, WeightFormat
 from agent_rl.engines.embedded.model_folder import in_format, load_model, make_engine
+from agent_rl.engines.embedded.threads import use_threads
 from agent_rl.engines.model_files import BASE, base_model
+from agent_rl.gym.registry import EnvSpec
 from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
@@ -84,6 +86,15 @@ def make_actor(
     if renderer is not None:
         remember_renderer(tokenizer, renderer)
     return Actor(model, tokenizer, load_renderer(tokenizer, renderer), engine)
+
+
+def actor_of(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
+    """Make an actor of a run's model, and give torch the threads that suit it."""
+    rollout, context = config.rollout, config.context(env.budget.tokens)
+    use_threads(model, config.threads, config.processes)
+    return make_actor(
+        model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights, renderer=config.renderer
+    )
 
 
 def load_actor(

@@ -116,6 +116,9 @@ class TrainConfig(RunConfig):
     """An earlier run's folder or episode file to learn from, instead of rollouts; `rollout.groups` of it a step."""
     threads: int = Field(0, ge=0)
     """Of torch; 0 for one, or for torch's own choice if the model has at least 10 million parameters."""
+    processes: int = Field(1, ge=1)
+    """Of this machine: each samples a share of the groups, with `rollout.slots` of its own, and computes a share of the
+    gradients; with `device=cuda` each takes a GPU. A run may be resumed with another number."""
     device: str = Field("cpu", pattern=DEVICES)
     """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, or `auto`, a GPU if there is one. A run may be
     resumed on another."""
@@ -184,6 +187,8 @@ class TrainConfig(RunConfig):
                 "gradient_checkpointing computes layers again when no routes are given to them any more: set "
                 "algorithm.routing.replay=none"
             )
+        if problem := self._unshared():
+            raise ValueError(f"processes={self.processes}: {problem}, which one process has: set processes=1")
         if self.dtype == "bfloat16" and self.precision.autocast != "none":
             raise ValueError(
                 f"precision.autocast={self.precision.autocast} changes nothing that dtype=bfloat16 does not: leave one "
@@ -212,6 +217,19 @@ class TrainConfig(RunConfig):
         if problem := _async_problem(self.asynchrony, self.episodes):
             raise ValueError(problem)
         return self
+
+    def _unshared(self) -> str | None:
+        """Return what several processes would share, and don't."""
+        if self.processes == 1:
+            return None
+        if self.device.startswith("cuda:"):
+            return f"device={self.device} is one GPU"
+        shared = {
+            "precision.autocast=float16 scales the loss by what overflows": self.precision.autocast == "float16",
+            "algorithm.critic is a second model": self.algorithm.critic.where != "none",
+            "judge.evolve=true changes criteria": self.judge.evolve,
+        }
+        return next((problem for problem, there in shared.items() if there), None)
 
     @property
     def fine_tunes(self) -> bool:
@@ -249,6 +267,8 @@ def _engine_problem(config: TrainConfig) -> str | None:
     """Return what the settings ask of an engine that has it not; None if nothing."""
     if config.engine == "torch":
         return "engine_args are vLLM's: set engine=vllm, or leave them out" if config.engine_args else None
+    if config.processes > 1:
+        return f"processes={config.processes} sample with engines of their own: set processes=1 with engine=vllm"
     if config.rollout.weights != "float32":
         return f"rollout.weights={config.rollout.weights} is simulated by engine=torch only: set engine_args.dtype"
     if config.algorithm.routing != RoutingConfig():

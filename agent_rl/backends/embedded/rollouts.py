@@ -16,6 +16,7 @@ from agent_rl.algorithms import Algorithm, Experience
 from agent_rl.algorithms.dynamic_sampling import DynamicSampling
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.processes import OneProcess
 from agent_rl.backends.group_sampling import (
     Groups,
     add_greedy,
@@ -81,6 +82,7 @@ class RolloutSampler:
         self.tasks = spec.tasks.stream(config.split, config.seed)
         self.params = actor.params(config.rollout.temperature, config.rollout.max_tokens)
         """What training samples with: nothing but the temperature, so that its log-probabilities are exact."""
+        self.processes = OneProcess()
 
     def sample(self, step: int) -> StepBatch:
         """Sample all that a step needs with the engine's present weights."""
@@ -123,7 +125,16 @@ class RolloutSampler:
 
     def run(self, jobs: list[Job], params: SamplingParams) -> list[Episode]:
         """Run episodes with the engine's present weights."""
+        return self.processes.spread(self.play, jobs, params)
+
+    def play(self, jobs: Sequence[Job], params: SamplingParams) -> list[Episode]:
+        """Run episodes in this process."""
         return asyncio.run(run_jobs(jobs, self._policy(params), concurrency=self.actor.engine.slots))
+
+    def play_groups(self, jobs: Sequence[Job], params: SamplingParams) -> list[EpisodeGroup]:
+        """Run groups in this process."""
+        at_once = self.actor.engine.slots // (seats_of(self.spec) if self.config.self_play else 1)
+        return asyncio.run(run_groups(jobs, self._policy(params), concurrency=at_once))
 
     def _policy(self, params: SamplingParams) -> TokenPolicy:
         rollout = self.config.rollout
@@ -131,10 +142,10 @@ class RolloutSampler:
 
     def _groups(self, step: int, first: int, n: int) -> list[EpisodeGroup]:
         """Sample some of a step's groups."""
-        config, slots = self.config, self.actor.engine.slots
+        config, seats = self.config, 1
         if config.self_play:
             seats = seats_of(self.spec)
-            first, n, slots = first // seats, -(-n // seats), slots // seats  # a task has a group for each seat
+            first, n = first // seats, -(-n // seats)  # a task has a group for each seat
         start = RL_START + step * int(config.rollout.groups * config.algorithm.refill.most)
         again = self.tasks.again
         jobs = [
@@ -144,7 +155,7 @@ class RolloutSampler:
         ]
         if config.self_play:
             jobs = [seated for job in jobs for seated in match_jobs(job)]
-        groups = asyncio.run(run_groups(jobs, self._policy(self.params), concurrency=slots))
+        groups = self.processes.spread(self.play_groups, jobs, self.params, seats * config.rollout.samples)
         if not config.shuffle_rewards:
             return groups
         order = rng(Stream.SHUFFLED_REWARDS, config.seed, step, first)

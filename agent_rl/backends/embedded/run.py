@@ -7,41 +7,33 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from rich.markup import escape
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import (
-    Actor,
-    fine_tune,
-    load_reference,
-    make_actor,
-    new_tokenizer,
-    sampled_as_set,
-)
-from agent_rl.backends.embedded.check import check_run, evaluated_tasks, index_stored
+from agent_rl.backends.embedded.actor import Actor, actor_of, fine_tune, load_reference, sampled_as_set
+from agent_rl.backends.embedded.check import check_run, index_stored
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.data_parallel import in_processes
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters
-from agent_rl.backends.embedded.model import make_model
+from agent_rl.backends.embedded.fresh import demonstrations_of, fresh_actor
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, stored_demonstrations, warm_start
+from agent_rl.backends.embedded.warm_start import WarmStep, warm_start
 from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
+from agent_rl.config import check_config
 from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
-from agent_rl.engines.embedded.threads import threads_restored, use_threads
+from agent_rl.engines.embedded.threads import threads_restored
 from agent_rl.gym.registry import EnvSpec
-from agent_rl.judge.run import run_judge
-from agent_rl.rendering import load_renderer
-from agent_rl.rendering.base import Renderer
+from agent_rl.judge.run import run_judge, share_of_worker
 from agent_rl.rollout import summarise
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.rollout.watch import watching
@@ -70,12 +62,6 @@ from agent_rl.store.token_records import TokenRecordWriter
 from agent_rl.view.progress import Progress
 
 CHECKPOINT, REFERENCE, STORED = "checkpoint", "reference", "stored_groups.json"
-TOKENIZER_EPISODES = 1000
-"""How many demonstrations a fresh model's tokenizer is trained on."""
-MEASURED = 100
-"""How many of them its context is made for."""
-SHORTEST_CONTEXT = 256
-"""Tokens."""
 
 
 def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None, *, env: EnvSpec | None = None) -> Path:
@@ -100,7 +86,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
             model, tokenizer = load_model(config.start_from, config.device, dtype=config.dtype)
             if config.fine_tunes:
                 fine_tune(model, tokenizer, config, folder)
-            actor = _actor(env, config, model, tokenizer)
+            actor = actor_of(env, config, model, tokenizer)
             run.check_fit(actor)
             progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
             if config.warms_up:
@@ -109,7 +95,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
             actor = run.prepare()
             if config.fine_tunes:
                 fine_tune(actor.model, actor.tokenizer, config, folder)
-                actor = _actor(env, run.measured_config(actor), actor.model, actor.tokenizer)
+                actor = actor_of(env, run.measured_config(actor), actor.model, actor.tokenizer)
         if Algorithm(config.algorithm).needs_reference and config.lora is None:
             actor.save(folder / REFERENCE)
         if stored is not None:
@@ -121,28 +107,27 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         if run.held_out.warning:
             warn(folder, run.held_out.warning, run.say)
         save_checkpoint(folder / CHECKPOINT, trainer)
-        run.evaluate(trainer, "before")
-        run.train(trainer)
-        return run.finish(trainer)
+        with in_processes(folder, trainer):
+            run.evaluate(trainer, "before")
+            run.train(trainer)
+            return run.finish(trainer)
 
 
-def resume_run(
-    folder: Path, progress: Progress, stop: Stop | None = None, *, steps: int | None = None, device: str | None = None
-) -> Path:
+def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **changes: object) -> Path:
     """Continue a run from its last checkpoint; bit for bit what it would have been, on the same machine.
 
-    `steps` is a new total, and `device` another device, instead of the configured ones.
+    `changes` are settings instead of the configured ones, see `resumed_changes`.
 
     Raises:
         CheckpointError: if the folder is no run, or has no checkpoint.
+        ConfigError: if a change has no meaning.
     """
     folder = folder.resolve()
     config = read_config(folder, TrainConfig)
-    config = config.model_copy(
-        update={"steps": config.steps if steps is None else steps, "device": device or config.device}
-    )
+    if changes:
+        config = check_config(TrainConfig, config.model_dump(mode="json", by_alias=True) | changes)
     device_of(config.device)
-    if steps is not None or device is not None:
+    if changes:
         save_config(folder, config)
     env = config.load_env()
     checkpoint = find_checkpoint(folder / CHECKPOINT)
@@ -150,32 +135,17 @@ def resume_run(
     with _open(folder, env, config, progress, stop) as run:
         model, tokenizer = load_model(checkpoint, config.device, dtype=config.dtype, merged=False)
         freeze_parameters(model, config.freeze)
-        actor = _actor(env, config, model, tokenizer)
+        actor = actor_of(env, config, model, tokenizer)
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
         actor = run.resources.enter_context(sampled_as_set(actor, config))
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         restore(checkpoint, trainer)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
-        if not trainer.step:
-            run.evaluate(trainer, "before")  # which may have been cut short
-        run.train(trainer)
-        return run.finish(trainer)
-
-
-def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
-    """Make an untrained actor whose tokenizer knows the words of the environment's demonstrations.
-
-    Where neither the settings nor a budget say it, its context has room for twice their length.
-    """
-    demonstrations = _demonstrations(env, config, TOKENIZER_EPISODES)
-    tokenizer = new_tokenizer(demonstrations, config.vocab_size)
-    tokens = config.rollout.context or env.budget.tokens
-    if tokens is None:
-        prompt = load_renderer(tokenizer, config.renderer).prompt
-        longest = max((len(prompt(e.messages, ())) for e in demonstrations[:MEASURED]), default=0)
-        tokens = min(max(SHORTEST_CONTEXT, 2 * longest), config.model.max_positions)
-    model = make_model(config.model, len(tokenizer), config.seed).to(device_of(config.device))
-    return _actor(replace(env, budget=replace(env.budget, tokens=tokens)), config, model, tokenizer)
+        with in_processes(folder, trainer):
+            if not trainer.step:
+                run.evaluate(trainer, "before")  # which may have been cut short
+            run.train(trainer)
+            return run.finish(trainer)
 
 
 @dataclass
@@ -234,7 +204,7 @@ class _Run:
         source = config.warm_start.episodes
         which = "noisy demonstrations that the environment plays itself" if source is None else f"episodes of {source}"
         say(f"[bold]1. Warm start[/bold]: clone {escape(which)}.")
-        demonstrations = _demonstrations(self.env, config, config.warm_start.demonstrations, actor.renderer)
+        demonstrations = demonstrations_of(self.env, config, config.warm_start.demonstrations, actor.renderer)
         success = summarise(demonstrations).success
         say(
             f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
@@ -380,27 +350,12 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
         MetricsFile(folder, Writers(config.report_to, folder, config, progress.say)) as metrics,
         EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
-        run_judge(config.judge, env, folder, evolves=True),
+        run_judge(share_of_worker(config.judge, config.processes), env, folder, evolves=True),
         stop.on_signals(),
         watching(status_of(folder)),
         ExitStack() as resources,
     ):
         yield _Run(folder, env, config, progress, stop, metrics, episodes, records, known, started, resources)
-
-
-def _actor(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
-    rollout, context = config.rollout, config.context(env.budget.tokens)
-    use_threads(model, config.threads)
-    return make_actor(
-        model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights, renderer=config.renderer
-    )
-
-
-def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:
-    if (stored := config.warm_start.episodes) is not None:
-        but, successful = evaluated_tasks(config, env), config.warm_start.successful
-        return stored_demonstrations(env, stored, n, successful=successful, but=but, renderer=renderer)
-    return demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
 
 
 def _minutes(config: TrainConfig) -> str:

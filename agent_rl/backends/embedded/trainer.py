@@ -20,6 +20,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.fine_tuning import checkpointed
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
+from agent_rl.backends.embedded.processes import Gradient, OneProcess
 from agent_rl.backends.embedded.prompts import Prompt, cut_groups, sharing
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_rows, score_tokens
@@ -78,6 +79,7 @@ class Trainer:
         self.optimizer = Optimizer(actor.model, config.optimizer, scale_loss=half)
         wanted = config.algorithm.critic.where != "none"
         self.critic = Critic(actor.model, self.algorithm, config.optimizer) if wanted else None
+        self.processes = OneProcess()
         self.rollouts = RolloutSampler(spec, actor, config, self.algorithm)
         self.ahead = deque[StepBatch]()
         """The batches of the steps to come that were sampled already, the next one's first."""
@@ -109,6 +111,7 @@ class Trainer:
     def _next(self) -> StepBatch:
         """Return this step's batch, after sampling those that are due with the present weights."""
         self.actor.engine.update_weights(self.step)
+        self.processes.update_weights(self.step)
         while not self.ahead or (
             len(self.ahead) <= self.config.steps_ahead and self.step + len(self.ahead) < self.config.steps
         ):
@@ -160,7 +163,9 @@ class Trainer:
         for number in range(config.updates_per_batch):
             prepared, of_objective = self._prepare(batch) if self.algorithm.preparation else (batch, {})
             sums = dict[str, float]()
-            for cut, found, logprobs in self._gradients(prepared, whole):
+            if number:
+                self.processes.update_weights(self.step)
+            for cut, found, logprobs in self.processes.gradients(self.gradients, prepared, whole):
                 if number == 0:
                     self.learned.scores.append((rows[cut], logprobs))
                 for name, value in found.items():
@@ -184,12 +189,10 @@ class Trainer:
         (logprobs,) = self._scores(self.actor.model, batch.rows, "logprobs", given=given)
         return self.algorithm.prepare(logprobs, batch)
 
-    def _gradients(
-        self, batch: WeightedRows, whole: Denominators
-    ) -> Iterator[tuple[list[int], dict[str, float], Tensor]]:
-        """Add the gradients of a whole batch, with the prompts of as many groups as fit computed once.
+    def gradients(self, batch: WeightedRows, whole: Denominators) -> Iterator[Gradient]:
+        """Add the gradients of a batch, or of whole groups of one, with the prompts of as many as fit computed once.
 
-        Yields the rows of each micro-batch, and what `_accumulate` returns of it.
+        `whole` are the denominators of all of the batch. Yields what each micro-batch gave.
         """
         model, budget = self.actor.model, self.config.micro_batch_tokens
         for part in cut_groups(model, batch.rows, batch.group, budget):
@@ -197,7 +200,8 @@ class Trainer:
             with sharing(model, some.rows, some.group, self.config.precision) as shared:
                 for cut in some.cut_rows(budget):
                     prompt = None if shared is None else shared.of(cut)
-                    yield [part[row] for row in cut], *self._accumulate(some.select(cut, model.device), whole, prompt)
+                    found = self._accumulate(some.select(cut, model.device), whole, prompt)
+                    yield Gradient([part[row] for row in cut], *found)
 
     def _accumulate(
         self, batch: WeightedRows, whole: Denominators, prompt: Prompt | None = None
@@ -264,6 +268,7 @@ class Trainer:
     ) -> tuple[Evaluation, list[Episode]]:
         """Run each task of a split once; the same weights give the same episodes. Their ids name the sampling."""
         self.actor.engine.update_weights(self.step)
+        self.processes.update_weights(self.step)
         origin = Origin("eval", split, self.step, greedy=params.temperature == 0)
         jobs = [self.rollouts.job(origin, task, number, sampling) for number, task in enumerate(tasks)]
         episodes = self.rollouts.run(jobs, params)

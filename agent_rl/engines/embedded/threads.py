@@ -7,6 +7,7 @@ cores: 90 s and 35 CPU-s on one thread, 155 s and 40 on two that wait asleep, 23
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -22,14 +23,19 @@ CPU time at a hidden size of 128 (0.7 M parameters), 1.22 at 256, 1.13 at 384 (a
 tokens a step."""
 
 
-def use_threads(model: nn.Module, wanted: int = 0) -> int:
+def use_threads(model: nn.Module, wanted: int = 0, processes: int = 1) -> int:
     """Set torch's threads for a model and return their number.
 
-    `wanted` is that number; 0 for one thread of a small model, and torch's own choice for a larger one.
+    Args:
+        model: what is computed.
+        wanted: that number; 0 for one thread of a small model, and torch's own choice for a larger one.
+        processes: how many processes share that choice.
     """
     small = sum(p.numel() for p in model.parameters()) < ONE_THREAD
-    if wanted or small:
-        torch.set_num_threads(wanted or 1)
+    most = torch.get_num_threads()
+    if processes > 1:
+        most = min(most, max(1, (os.cpu_count() or 1) // processes))
+    torch.set_num_threads(wanted or (1 if small else most))
     return torch.get_num_threads()
 
 

@@ -1,0 +1,301 @@
+"""Several processes of one run: each samples a share of a step's groups and computes a share of its gradients.
+
+Rank 0 is the run itself: it has the files, the optimizer and every decision. The others are `worker.py`: they have the
+model and an engine, and do what they are told over a pipe. Advantages and denominators are those of the whole batch, so
+that gradients, which `torch.distributed` sums, are those of one process but for the order of the sum.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agent_rl.algorithms import Denominators, WeightedRows
+from agent_rl.backends.embedded.processes import Gradient, OneProcess
+from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.device import device_of
+from agent_rl.errors import AgentRLError, ConfigError, WorkerError
+from agent_rl.gym.mixture import members_of
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.rollout import Job
+
+T = TypeVar("T")
+PATIENCE = 10.0
+"""Seconds that a worker has to end by itself."""
+LONGEST_WAIT = 600.0
+"""Seconds that processes wait for each other in a sum: all of them are there when it begins."""
+
+
+class SeveralProcesses(OneProcess):
+    """Rank 0's side."""
+
+    def __init__(self, trainer: Trainer, workers: Sequence[_Worker]) -> None:
+        self._trainer, self._workers = trainer, workers
+
+    def spread(
+        self,
+        play: Callable[[Sequence[Job], SamplingParams], list[T]],
+        jobs: Sequence[Job],
+        params: SamplingParams,
+        size: int = 1,
+    ) -> list[T]:
+        """Play every n-th block of `size` jobs here, the others in the workers; what hangs on a snapshot stays here."""
+        if any(job.snapshots or job.branch is not None for job in jobs):
+            return play(jobs, params)
+        n = len(self._workers) + 1
+        blocks = [list(jobs[start : start + size]) for start in range(0, len(jobs), size)]
+        parts = [blocks[rank::n] for rank in range(n)]
+        for worker, part in zip(self._workers, parts[1:], strict=True):
+            worker.ask("play", play.__name__, [job for block in part for job in block], params)
+        found = [play([job for block in parts[0] for job in block], params)]
+        for worker in self._workers:
+            results, tokens = worker.answer()
+            found.append(results)
+            self._trainer.actor.engine.tokens += tokens
+        ordered = list[list[T]]([[]] * len(blocks))
+        for rank, (part, results) in enumerate(zip(parts, found, strict=True)):
+            each = len(results) // max(1, len(part))
+            ordered[rank::n] = [results[i * each : (i + 1) * each] for i in range(len(part))]
+        return [result for block in ordered for result in block]
+
+    def gradients(
+        self,
+        accumulate: Callable[[WeightedRows, Denominators], Iterator[Gradient]],
+        batch: WeightedRows,
+        whole: Denominators,
+    ) -> Iterator[Gradient]:
+        """Add the gradients of a batch: of some groups here, of the others in the workers."""
+        parts = deal(batch, len(self._workers) + 1)
+        busy = [worker for worker, part in zip(self._workers, parts[1:], strict=True) if part]
+        for worker, part in zip(busy, parts[1:], strict=False):  # parts without a group are the last ones
+            worker.ask("gradients", self._trainer.step, batch.select(part), whole)
+        found = [list(accumulate(batch.select(parts[0]), whole)), *(worker.answer() for worker in busy)]
+        for worker in self._workers:  # all of them are there: nobody waits in vain
+            worker.ask("add")
+        with self._together():
+            sum_gradients(self._trainer.optimizer.parameters)
+        for part, gradients in zip(parts, found, strict=False):
+            for rows, sums, logprobs in gradients:
+                yield Gradient([part[row] for row in rows], sums, logprobs)
+
+    def update_weights(self, version: int) -> None:
+        """Send the weights that are trained."""
+        for worker in self._workers:
+            worker.ask("update_weights", version)
+        with self._together():
+            send_weights(self._trainer.actor.model)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Name the process that is lost where gloo says that a connection is."""
+        try:
+            yield
+        except RuntimeError as error:
+            for worker in self._workers:
+                if worker.connection.poll():  # nothing was to be answered: its end is closed
+                    raise worker.lost() from error
+            raise
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """Another process of the run."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    folder: Path
+    """The run's."""
+
+    def ask(self, what: str, *arguments: object) -> None:
+        """Have something done.
+
+        Raises:
+            WorkerError: if the process has ended.
+        """
+        with self._alive():
+            self.connection.send_bytes(dump((what, arguments)))
+
+    def answer(self) -> Any:
+        """Wait for what was asked.
+
+        Raises:
+            WorkerError: if the process has ended.
+            AgentRLError: what it raised.
+        """
+        with self._alive():
+            answer = pickle.loads(self.connection.recv_bytes())
+        if isinstance(answer, AgentRLError):
+            raise answer
+        if isinstance(answer, str):
+            raise WorkerError(f"process {self.rank} of the run failed: {answer}")
+        return answer
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError):
+            self.connection.close()
+            raise self.lost() from None
+
+    def lost(self) -> WorkerError:
+        """Return what to say where it has gone, or is about to."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(PATIENCE)
+        code = self.process.returncode
+        how = f"was killed by signal {-code}, perhaps for want of memory" if code and code < 0 else f"ended: {code}"
+        return WorkerError(
+            f"process {self.rank} of the run {how}; continue from the last checkpoint, with as many processes or "
+            f"fewer: agent-rl train resume={self.folder} processes=1"
+        )
+
+    def end(self) -> None:
+        """Let it end, and make sure that it does."""
+        self.connection.close()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
+    """Let as many processes as the run's settings say do the trainer's work; they end with the context.
+
+    Raises:
+        ConfigError: if another process can't see the environment, or there are not as many devices.
+        WorkerError: if one of them does not start.
+    """
+    config = trainer.config
+    if config.processes == 1:
+        yield
+        return
+    if trainer.actor.model.device.type == "cuda" and (there := torch.cuda.device_count()) < config.processes:
+        raise ConfigError(f"processes={config.processes}: each takes a GPU, and there are {there}")
+    modules = [_module(member.spec, config.imports) for member in members_of(trainer.spec, config.env_args)]
+    if dist.is_initialized():
+        raise ConfigError("processes: this process is in a group of torch.distributed already; leave out its launcher")
+    workers: list[_Worker] = []
+    with tempfile.TemporaryDirectory(prefix="agent_rl_") as shared:
+        model = Path(shared) / "model"
+        torch.save((trainer.actor.model, trainer.actor.tokenizer), model)
+        try:
+            for rank in range(1, config.processes):
+                workers.append(_start(rank, folder))
+                workers[-1].ask("start", sys.path, modules, folder, shared, rank)
+            for worker in workers:
+                worker.answer()
+            for worker in workers:
+                worker.ask("join", shared, worker.rank, config.processes)
+            join_group(shared, 0, config.processes, trainer.actor.model.device)
+            model.unlink()
+            trainer.processes = trainer.rollouts.processes = SeveralProcesses(trainer, workers)
+            yield
+        finally:
+            trainer.processes = trainer.rollouts.processes = OneProcess()
+            for worker in workers:
+                worker.connection.close()  # all of them, then wait for each
+            for worker in workers:
+                worker.end()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def device_of_rank(name: str, rank: int) -> torch.device:
+    """Return the device of one of a run's processes: a GPU of its own, or the CPU that all share."""
+    device = device_of(name)
+    return torch.device("cuda", rank) if device.type == "cuda" else device
+
+
+def join_group(shared: str, rank: int, n: int, device: torch.device) -> None:
+    """Join the other processes, by a file in a folder of this machine."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    wait = timedelta(seconds=LONGEST_WAIT)
+    dist.init_process_group(backend, init_method=f"file://{shared}/rendezvous", rank=rank, world_size=n, timeout=wait)
+
+
+def sum_gradients(parameters: Sequence[Tensor]) -> None:
+    """Add every process's gradients up at rank 0; elsewhere they are spent."""
+    sums = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        sums.append(dist.reduce(parameter.grad, 0, async_op=True))
+    for each in sums:
+        each.wait()
+
+
+def send_weights(model: torch.nn.Module) -> None:
+    """Give every process rank 0's values of the parameters that are trained."""
+    with torch.no_grad():
+        for sent in [dist.broadcast(p.data, 0, async_op=True) for p in model.parameters() if p.requires_grad]:
+            sent.wait()
+
+
+def deal(batch: WeightedRows, n: int) -> list[list[int]]:
+    """Divide a batch's rows by groups into `n` parts of about as many tokens."""
+    rows_of = dict[int, list[int]]()
+    for row, group in enumerate(batch.group.tolist()):
+        rows_of.setdefault(group, []).append(row)
+    tokens = {group: int(batch.rows.lengths[rows].sum()) for group, rows in rows_of.items()}
+    parts, loads = [list[int]() for _ in range(n)], [0] * n
+    for group in sorted(rows_of, key=lambda group: -tokens[group]):
+        lightest = loads.index(min(loads))
+        parts[lightest] += rows_of[group]
+        loads[lightest] += tokens[group]
+    return [sorted(part) for part in parts]
+
+
+def _start(rank: int, folder: Path) -> _Worker:
+    own, other = Pipe()
+    # the threads of two processes must not spin against each other; torch reads it when it is loaded
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    command = [sys.executable, "-m", "agent_rl.backends.embedded.worker", str(other.fileno())]
+    process = subprocess.Popen(command, pass_fds=(other.fileno(),), env=environment, stdin=subprocess.DEVNULL)
+    other.close()
+    return _Worker(rank, process, own, folder)
+
+
+def _module(env: EnvSpec, imports: Sequence[str]) -> str:
+    """Return the module that another process imports to see an environment."""
+    name = env.cls.__module__
+    if name == "__main__" and str(env.file) not in imports:
+        where = "a notebook" if env.file is None else f"{env.file}, which runs as a script"
+        raise ConfigError(
+            f"processes: other processes can't see {env.id}, defined in {where}: put it into a file of its own, and "
+            "name that in imports"
+        )
+    return "" if name == "__main__" or str(env.file) in imports else name
+
+
+class _Pickler(pickle.Pickler):
+    """Writes environments by their ids: what is registered may hold functions that no other process can read."""
+
+    def persistent_id(self, value: object) -> str | None:
+        return value.id if isinstance(value, EnvSpec) else None
+
+
+def dump(value: object) -> bytes:
+    """Pickle a value for another process of the run."""
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()

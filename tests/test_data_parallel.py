@@ -1,0 +1,86 @@
+"""Real runs in two processes: what one process gives, failures, ends."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from agent_rl.backends.embedded.data_parallel import _start
+from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.trainer import StepResult, Trainer
+from agent_rl.errors import CheckpointError, WorkerError
+from agent_rl.runs.metrics import read_metrics
+from agent_rl.store.episodes import read_episodes
+from agent_rl.view.progress import Progress
+from runs import config, weights
+
+pytestmark = pytest.mark.sandbox
+
+
+def _tokens(folder: Path) -> dict[str, list[list[int]]]:
+    return {e.id: [t.token_ids.tolist() for t in e.trajectories] for e in read_episodes(folder)}
+
+
+def test_processes_train_as_one_and_resume_as_one(tmp_path: Path) -> None:
+    changes = {"steps": 2, "updates_per_batch": 2, "rollout": {"groups": 3, "samples": 4, "slots": 8, "max_tokens": 24}}
+    folders = [start_run(config(tmp_path, name=f"of{n}", processes=n, **changes), Progress()).resolve() for n in (1, 2)]
+    assert not dist.is_initialized()
+    resume_run(folders[0], Progress(), steps=3)
+    resume_run(folders[1], Progress(), steps=3, processes=1)
+    one, two = map(weights, folders)
+    # sums in another order: one unit in the last place of a float32 gradient, as Adam magnifies it
+    assert all(torch.allclose(one[name], two[name], rtol=0, atol=2e-5) for name in one)
+    assert _tokens(folders[0]) == _tokens(folders[1])
+    for first, second in zip(*(read_metrics(folder / "metrics.jsonl") for folder in folders), strict=True):
+        same = {name for name in first if not name.startswith("perf/")}
+        assert {n: first[n] for n in same} == pytest.approx({n: second[n] for n in same}, abs=1e-4)
+
+
+def test_run_ends_when_one_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, lost = Trainer.train_step, list[subprocess.Popen[bytes]]()
+
+    def dies(self: Trainer) -> StepResult:
+        (worker,) = self.processes._workers  # type: ignore[attr-defined]
+        worker.process.kill()
+        lost.append(worker.process)
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "train_step", dies)
+    with pytest.raises(WorkerError, match="process 1 of the run was killed by signal 9"):
+        start_run(config(tmp_path, processes=2), Progress())
+    assert lost[0].poll() == -signal.SIGKILL and not dist.is_initialized()
+
+
+def test_worker_reports_errors_outlives_interrupt_and_ends(tmp_path: Path) -> None:
+    worker = _start(1, tmp_path)
+    for _ in range(2):
+        worker.ask("start", sys.path, [], tmp_path, str(tmp_path), 1)
+        with pytest.raises(CheckpointError, match="is no run"):
+            worker.answer()
+        worker.process.send_signal(signal.SIGINT)
+    worker.ask("play", "play", [], None)
+    with pytest.raises(WorkerError, match="process 1 of the run failed: AttributeError"):
+        worker.answer()
+    worker.end()
+    assert worker.process.returncode == 0
+
+
+def test_worker_ends_with_killed_run(tmp_path: Path) -> None:
+    script = f"""if True:
+        import os, pathlib, sys
+        from agent_rl.backends.embedded.data_parallel import _start
+        worker = _start(1, pathlib.Path({str(tmp_path)!r}))
+        worker.ask("start", sys.path, [], pathlib.Path({str(tmp_path)!r}), "", 1)
+        worker.connection.poll(60)
+        print(worker.process.pid, flush=True)
+        os.kill(os.getpid(), 9)"""
+    pid = int(subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True).stdout)
+    until = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < until
+        time.sleep(0.1)
