@@ -188,6 +188,14 @@ def _parser() -> argparse.ArgumentParser:
     person.add_argument("env", help="the id of a registered environment")
     person.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
     person.settings = "play:play_help"
+    about = "Talk to a model in the terminal; with an environment's tools, which really run, if one is given."
+    talking = add("chat", "chat:talk", about, description=about)
+    talking.add_argument(
+        "checkpoint", help="a run's or a model's folder, a file or name of a model, or a policy's name"
+    )
+    talking.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
+    talking.add_argument("--tokens", action="store_true", help="print the ids of each reply, with log-probabilities")
+    talking.settings = "chat:chat_help"
     about = "say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
     add("doctor", "training:doctor", about, settings="settings, as of train")
     about = "list the algorithms and the parts that they are made of, with formulas"
@@ -217,11 +225,11 @@ def _parser() -> argparse.ArgumentParser:
     replaying = commands.add_parser("replay", help=about, description=about)
     replays = replaying.add_subparsers(parser_class=_Parser, required=True, metavar="verify | fork")
     add_replay_actions(replays.add_parser, imports)
-    about = "Write stored episodes in another system's format."
+    about = "Write stored episodes in another system's format, or a checkpoint's model for other tools."
     exporting = commands.add_parser("export", help=about, description=about, formatter_class=raw)
     add_export(exporting)
-    exporting.set_defaults(command="formats:export", stored=("file",))
-    exporting.settings = "formats:export_help"
+    exporting.set_defaults(command="export:export")
+    exporting.settings = "export:export_help"
     about = "Read conversations of other systems as episodes, to judge, view and compare them."
     importing = commands.add_parser("import", help=about, description=about, formatter_class=raw)
     add_import(importing)
