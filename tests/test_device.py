@@ -22,7 +22,8 @@ from agent_rl.core.episode import group_episodes
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.engine import Engine
-from agent_rl.engines.embedded.forward import FusedForward, ModuleForward
+from agent_rl.engines.embedded.forward import FusedForward
+from agent_rl.engines.embedded.module_forward import ModuleForward
 from agent_rl.engines.embedded.quantization import forward_in
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec

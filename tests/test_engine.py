@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
-from agent_rl.engines.embedded.forward import Forward, FusedForward, ModuleForward
-from agent_rl.errors import ConfigError
+from agent_rl.engines.embedded.forward import Forward, FusedForward
+from agent_rl.engines.embedded.module_forward import ModuleForward
 from tests.engines import (
     DEVICE,
     NEVER,
@@ -99,13 +99,16 @@ def test_engine_runs_other_architectures_through_their_modules() -> None:
     assert model.config._attn_implementation != "agent_rl_slots"
 
 
-def test_engine_refuses_sliding_windows() -> None:
+def test_engine_feeds_whole_sequences_where_a_layer_slides() -> None:
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, use_sliding_window=True, sliding_window=8, max_window_layers=1,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="full attention in every layer; qwen3 has sliding_attention"):
-        Engine(Qwen3ForCausalLM(config), slots=2, max_len=32)
+    model = shaken(Qwen3ForCausalLM(config))
+    assert isinstance(Engine(model, slots=2, max_len=8).forward, FusedForward)  # no window is full
+    for record in play_all(Engine(model, slots=3, max_len=160), ragged_plans(4), SamplingParams()):
+        expected = full_logprobs(model, record.ids)[record.sampled]
+        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
 
 
 # --- randomness ------------------------------------------------------------------------------------------------------

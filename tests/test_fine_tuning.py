@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from agent_rl.backends.embedded.check import check_run
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, freeze_parameters, new_adapter
+from agent_rl.backends.embedded.fine_tuning import (
+    FreezeConfig,
+    LoraConfig,
+    checkpointed,
+    freeze_parameters,
+    new_adapter,
+)
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -88,6 +98,74 @@ def test_frozen_parameters_take_no_gradient(freeze: dict[str, object], trained: 
     assert len(Optimizer(model, OptimizerConfig()).parameters) == count
     with pytest.raises(ConfigError, match=r"freeze.layers=3: the model has 2"):
         freeze_parameters(tiny(), FreezeConfig(layers=3))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
+def test_checkpointed_layers_keep_gradients_and_less(architecture: str) -> None:
+    found = []
+    for sparing in (False, True):
+        model, kept = adapted(architecture, layers=1), list[int]()
+        how = checkpointed(model) if sparing else nullcontext()
+        with how, torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):  # noqa: B023
+            scores = score_tokens(model, IDS)
+        assert not any(module.training for module in model.modules())
+        assert not model.get_input_embeddings()(IDS).requires_grad
+        scores.logprobs.mean().backward()
+        found.append((sum(kept), [p.grad for p in model.parameters() if p.requires_grad]))
+    (whole, gradients), (spared, others) = found
+    assert spared < 0.7 * whole and all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
+
+
+def test_state_in_8_bits_follows_adamw() -> None:
+    linear = torch.nn.utils.skip_init(torch.nn.Linear, 64, 128, bias=False)
+    torch.nn.init.zeros_(linear.weight)
+    models = [linear, copy.deepcopy(linear), copy.deepcopy(linear)]
+    one, two, resumed = (
+        Optimizer(model, OptimizerConfig(kind=kind, lr=1e-3))
+        for model, kind in zip(models, ("adamw", "adamw_8bit", "adamw_8bit"), strict=True)
+    )
+    inputs = torch.randn(5, 32, 64, generator=torch.Generator().manual_seed(3))
+
+    def step(number: int, optimizer: Optimizer) -> None:
+        model = models[(one, two, resumed).index(optimizer)]
+        optimizer.backward((model(inputs[number]) - inputs[number].repeat(1, 2)).square().mean())
+        optimizer.step(1.0)
+
+    for number in range(4):
+        step(number, one)
+        step(number, two)
+    assert torch.cosine_similarity(models[0].weight.flatten(), models[1].weight.flatten(), dim=0) > 0.99
+    saved = io.BytesIO()
+    torch.save(two.state_dict(), saved)
+    assert len(saved.getvalue()) < 4 * linear.weight.numel()  # two float32 would be 8 bytes a parameter
+    saved.seek(0)
+    resumed.load_state_dict(torch.load(saved, weights_only=True))
+    models[2].load_state_dict(models[1].state_dict())
+    step(4, two)
+    step(4, resumed)
+    assert torch.equal(models[1].weight, models[2].weight)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": {"kind": "paged_adamw_8bit"}}, "on device=cpu set adamw_8bit"),
+        ({"gradient_checkpointing": True, "model": {"architecture": "qwen3_moe"},
+          "algorithm": {"routing": {"replay": "R3"}}}, "algorithm.routing.replay=none"),
+        ({"lora": {}, "start_from": "X", "warm_start": {"episodes": "Y"}, "algorithm": {"kl": {"where": "loss"}}},
+         "clone in a run of its own"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_served_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=message):
+        check_run(TrainConfig.model_validate({"env": "calculator-v0"} | settings))
+
+
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for settings, name in (({"lora": {}}, "train"), ({"optimizer": {"kind": "adamw_8bit"}}, "bnb")):
+        with pytest.raises(ConfigError, match=rf"pip install -e '.\[{name}\]'"):
+            check_run(TrainConfig.model_validate({"env": "calculator-v0"} | settings))
 
 
 @pytest.mark.parametrize("muon_lr", [0.0, 0.05])

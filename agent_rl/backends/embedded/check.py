@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.fine_tuning import require_peft
+from agent_rl.backends.embedded.optimizer import require_optimizer
 from agent_rl.backends.group_sampling import check_environment
 from agent_rl.core.messages import JSON
 from agent_rl.engines.model_files import require_model
@@ -30,6 +32,9 @@ def check_run(config: TrainConfig) -> EnvSpec:
     env = check_environment(config)
     env.tasks.require(config.eval.during(env.tasks.splits))
     config.context(env.budget.tokens)
+    require_optimizer(config.optimizer.kind, config.device)
+    if config.lora is not None:
+        require_peft()
     if config.self_play:
         require_self_play(env, config)
     if config.rollout.delegate and Requirements(config.algorithm).needs_values:

@@ -125,6 +125,9 @@ class TrainConfig(RunConfig):
     lora: LoraConfig | None = None
     """Train adapters in place of the model's weights, such as `lora.rank=16`; null trains the weights."""
     freeze: FreezeConfig = FreezeConfig()
+    gradient_checkpointing: bool = False
+    """Whether a layer's activations are computed again for its gradients instead of kept: less memory for a fourth more
+    time, about."""
     vocab_size: int = Field(576, ge=432)
     """Of a fresh model's tokenizer."""
     micro_batch_tokens: int = Field(0, ge=0)
@@ -169,6 +172,11 @@ class TrainConfig(RunConfig):
             raise ValueError(
                 "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its "
                 "own: use bfloat16"
+            )
+        if self.gradient_checkpointing and self.algorithm.routing.replay != "none":
+            raise ValueError(
+                "gradient_checkpointing computes layers again when no routes are given to them any more: set "
+                "algorithm.routing.replay=none"
             )
         if self.dtype == "bfloat16" and self.precision.autocast != "none":
             raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -90,9 +92,9 @@ def require_peft() -> None:
     Raises:
         ConfigError: with the command that installs it.
     """
-    from importlib.util import find_spec
+    import importlib.util
 
-    if find_spec("peft") is None:
+    if importlib.util.find_spec("peft") is None:
         raise ConfigError("lora needs peft: pip install -e '.[train]'")
 
 
@@ -114,6 +116,34 @@ def freeze_parameters(model: PreTrainedModel, freeze: FreezeConfig) -> None:
         embeddings.weight.requires_grad_(False)
     if freeze.layers:
         embeddings.register_forward_hook(_cut)
+
+
+@contextmanager
+def checkpointed(model: PreTrainedModel) -> Iterator[None]:
+    """Keep no activations of layers in the forward passes inside: their backward computes them again.
+
+    transformers does so for a layer in training mode; only the layers themselves are put into it, so that no dropout
+    below them begins.
+
+    Raises:
+        ConfigError: if transformers can't do it for this model.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    if not model.is_activation_checkpointing:
+        try:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        except ValueError as error:
+            raise ConfigError(f"gradient_checkpointing: {error}") from error
+        model.disable_input_require_grads()  # the backward would run through frozen layers
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 def _cut(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from agent_rl.config import Section
+from agent_rl.errors import ConfigError
 from agent_rl.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+OptimizerKind = Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"]
+
+
 class OptimizerConfig(Section):
     """Learning rates and what surrounds them."""
 
+    kind: OptimizerKind = "adamw"
+    """How AdamW keeps its state, 8 bytes a parameter: `adamw_8bit` in 2 (Dettmers et al. 2021, arXiv 2110.02861), by
+    `bitsandbytes`, in blocks of 256 values with a scale; `paged_...` moves a GPU's to the machine's memory when the
+    GPU's is short."""
     lr: float = Field(2e-3, gt=0)
     """AdamW's."""
     muon_lr: float = Field(0.0, ge=0)
@@ -59,7 +70,7 @@ class Optimizer:
         rest = [p for p in self.parameters if not any(p is h for h in hidden)]
         betas = (config.beta1, config.beta2)
         self._parts: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.AdamW(rest, lr=config.lr, betas=betas, weight_decay=config.weight_decay), config.lr)
+            (_adamw(config.kind)(rest, lr=config.lr, betas=betas, weight_decay=config.weight_decay), config.lr)
         ]
         if hidden:
             muon = torch.optim.Muon(hidden, lr=config.muon_lr, weight_decay=config.weight_decay, momentum=0.95)
@@ -128,6 +139,33 @@ class Optimizer:
             parts.append(self._scaler)
         for part, state in zip(parts, states, strict=True):
             part.load_state_dict(state)
+
+
+def require_optimizer(kind: OptimizerKind, device: str) -> None:
+    """Refuse a kind of optimizer that this machine can't serve, before anything heavy is imported.
+
+    Raises:
+        ConfigError: with the way out.
+    """
+    if kind != "adamw" and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(f"optimizer.kind={kind} needs bitsandbytes: pip install -e '.[bnb]', or set adamw")
+    if kind.startswith("paged") and device == "cpu":
+        instead = kind.removeprefix("paged_")
+        raise ConfigError(f"optimizer.kind={kind} moves a GPU's state to the CPU's memory: on device=cpu set {instead}")
+
+
+def _adamw(kind: OptimizerKind) -> Callable[..., torch.optim.Optimizer]:
+    if kind == "adamw":
+        return torch.optim.AdamW
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it misses kernels for 4-bit weights
+    from bitsandbytes import optim
+
+    kinds = {
+        "adamw_8bit": optim.AdamW8bit,
+        "paged_adamw": optim.PagedAdamW,
+        "paged_adamw_8bit": optim.PagedAdamW8bit,
+    }
+    return kinds[kind]  # type: ignore[no-any-return]
 
 
 def _master(weight: nn.Parameter) -> nn.Parameter:

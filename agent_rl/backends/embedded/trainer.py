@@ -18,6 +18,7 @@ from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
+from agent_rl.backends.embedded.fine_tuning import checkpointed
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.prompts import Prompt, cut_groups, sharing
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
@@ -204,7 +205,8 @@ class Trainer:
         """Add the gradients of a micro-batch; return its sums to report, and the log-probabilities of its tokens."""
         config, model = self.config, self.actor.model
         replaying = replayed(model, self._routes(batch.scored)) if self.replay != "none" else nullcontext()
-        with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), replaying:
+        sparing = checkpointed(model) if config.gradient_checkpointing else nullcontext()
+        with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), replaying, sparing:
             scores = score_tokens(
                 model,
                 batch.rows.token_ids,

@@ -23,11 +23,13 @@ from transformers import PreTrainedModel
 
 from agent_rl.core.trajectory import Completion, FinishReason, expert_dtype
 from agent_rl.engines.base import SamplingParams
-from agent_rl.engines.embedded.forward import Forward, StepOutput, make_forward
+from agent_rl.engines.embedded.forward import Forward, StepOutput
 from agent_rl.engines.embedded.kv_cache import Feed, KVCache
+from agent_rl.engines.embedded.module_forward import make_forward
 from agent_rl.engines.embedded.parts import positions_of, rows_of
 from agent_rl.engines.embedded.token_sampler import sample
 from agent_rl.errors import ConfigError, PolicyError
+from agent_rl.moe.routes import experts_of
 from agent_rl.seeds import Stream, rng
 
 _log = logging.getLogger(__name__)
@@ -171,17 +173,19 @@ class Engine:
         max_len: int = 512,
         forward: Callable[[PreTrainedModel, KVCache], Forward] = make_forward,
     ) -> None:
-        config = model.config
+        config = model.config.get_text_config()
         if slots < 1 or max_len < 2:
             raise ConfigError(f"an engine needs slots >= 1 and max_len >= 2, not {slots} and {max_len}")
         if max_len > ((positions := positions_of(model)) or max_len):
             raise ConfigError(f"max_len={max_len} exceeds the model's {positions} positions")
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        cache_shape = (config.num_hidden_layers, slots, config.num_key_value_heads, max_len, head_dim)
+        heads = getattr(config, "num_attention_heads", None) or 1
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        cache_shape = (config.num_hidden_layers, slots, kv_heads, max_len, head_dim)
         self.cache = KVCache(*cache_shape, dtype=model.dtype, device=model.device)
         self.forward = forward(model, self.cache)
         self.vocab_size = rows_of(model)
-        self.experts: int = getattr(config, "num_experts", 0)
+        self.experts = experts_of(model)
         self.context_limit = max_len
         self.version = 0
         self.steps = self.tokens = 0

@@ -1,20 +1,19 @@
-"""One inference step over a slot cache: fused for Qwen3, through the model's own modules for anything else."""
+"""One inference step over a slot cache, and the fused one of Qwen3; `module_forward` has that of other families."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from agent_rl.engines.embedded.adapters import weight_of
 from agent_rl.engines.embedded.kv_cache import KVCache, Layout
-from agent_rl.engines.embedded.parts import body_of, head_of, states_of
-from agent_rl.errors import ConfigError
+from agent_rl.engines.embedded.parts import body_of, head_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,79 +36,6 @@ class Forward(Protocol):
     def refresh(self) -> None:
         """Take over the model's present weights."""
         ...
-
-
-def make_forward(model: PreTrainedModel, cache: KVCache) -> Forward:
-    """Choose the fused forward where it is exact, the general one elsewhere.
-
-    Raises:
-        ConfigError: if the model attends in another way than fully and causally.
-    """
-    config = model.config
-    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
-    if kinds or getattr(config, "sliding_window", None):
-        what = ", ".join(sorted(kinds)) or "a sliding window"
-        raise ConfigError(f"the embedded engine needs full attention in every layer; {config.model_type} has {what}")
-    fusible = config.model_type in ("qwen3", "qwen3_moe") and not config.attention_bias and config.hidden_act == "silu"
-    return FusedForward(model, cache) if fusible else ModuleForward(model, cache)
-
-
-def _attend_in_slots(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **kwargs: object
-) -> tuple[Tensor, None]:
-    scale, (cache, layout) = kwargs["scaling"], _STEP[-1]
-    assert isinstance(scale, float)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    assert isinstance(module.layer_idx, int)
-    return cache.attend(module.layer_idx, q * scale, k, v, layout)[None], None
-
-
-AttentionInterface.register("agent_rl_slots", _attend_in_slots)
-_STEP: list[tuple[KVCache, Layout]] = []
-"""The step under way; not every family hands further arguments down to its attention."""
-
-
-class ModuleForward:
-    """The model's own modules, with only their attention redirected to the slot cache.
-
-    Works for every causal LM of transformers with full attention through its attention interface.
-    """
-
-    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
-        self.model, self.cache = model, cache
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Take over the head, in float32 at least; the modules are the model's."""
-        head = head_of(self.model)
-        form = torch.promote_types(head.weight.dtype, torch.float32)
-        bias = None if head.bias is None else head.bias.detach().to(form)
-        self.head = replace(head, weight=head.weight.detach().to(form), bias=bias)
-
-    @torch.no_grad()
-    def __call__(self, layout: Layout) -> StepOutput:
-        """Feed `layout` and return the next-token logits."""
-        routes: list[Tensor] = []
-        hooks = [
-            m.register_forward_hook(lambda _m, _i, out: routes.append(out[2]))
-            for m in self.model.modules()
-            if type(m).__name__.endswith("TopKRouter")
-        ]
-        config = self.model.config
-        before, training = config._attn_implementation, self.model.training
-        config._attn_implementation = "agent_rl_slots"
-        self.model.eval()
-        _STEP.append((self.cache, layout))
-        try:
-            hidden = states_of(self.model, layout.ids[None], position_ids=layout.positions[None])[0]
-        finally:
-            _STEP.pop()
-            config._attn_implementation = before
-            self.model.train(training)
-            for hook in hooks:
-                hook.remove()
-        logits = self.head.logits((hidden if layout.last is None else hidden[layout.last]).to(self.head.weight.dtype))
-        return StepOutput(logits, torch.stack(routes, 1) if routes else None)
 
 
 Linear = Callable[[Tensor], Tensor]
@@ -140,7 +66,7 @@ class FusedForward:
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.model, self.cache = model, cache
         config = model.config
-        self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, cache.head_dim
         self.eps = config.rms_norm_eps
         self.head_dtype = torch.promote_types(cache.dtype, torch.float32)
         self.top_k = getattr(config, "num_experts_per_tok", 0)

@@ -8,9 +8,10 @@ seen through everywhere.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
@@ -19,6 +20,8 @@ from agent_rl.errors import ConfigError
 
 MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 """What configs call a number that logits are multiplied by."""
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""What they call the magnitude that logits approach at most."""
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
@@ -44,7 +47,13 @@ class Head:
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the model's logits of states `[..., hidden]`."""
-        return self.shaped(linear(states, self.weight, self.bias))
+        return self.shaped(linear(states.to(self.weight.dtype), self.weight, self.bias))
+
+    def widened(self) -> Head:
+        """Return it in float32 at least, without gradient; a copy if its weights are narrower."""
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.detach().to(dtype)
+        return replace(self, weight=self.weight.detach().to(dtype), bias=bias)
 
     def shaped(self, logits: Tensor) -> Tensor:
         """Scale and cap what the linear map returned; in place."""
@@ -64,10 +73,12 @@ def head_of(model: nn.Module) -> Head:
     scale = 1.0
     for name in MULTIPLIERS:
         scale *= getattr(config, name, None) or 1.0
-    if (scaling := getattr(config, "logits_scaling", None)) is not None:
+    if (
+        scaling := getattr(config, "logits_scaling", None)
+    ) is not None and config.model_type != "minicpm3":  # before it
         scale = scale * scaling if config.model_type == "hyperclovax" else scale / scaling
     weight, bias = cast(Tensor, module.weight), cast(Tensor | None, getattr(module, "bias", None))
-    return Head(weight, bias, scale, getattr(config, "final_logit_softcapping", None))
+    return Head(weight, bias, scale, next((cap for name in CAPS if (cap := getattr(config, name, None))), None))
 
 
 def states_of(model: nn.Module, token_ids: Tensor, **inputs: object) -> Tensor:
@@ -125,4 +136,4 @@ def positions_of(model: nn.Module) -> int | None:
     """Return the longest sequence that a model can be fed, in tokens; None if it knows no limit."""
     config = unwrapped(model).config.get_text_config()
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    return next((int(n) for name in names if (n := getattr(config, name, None))), None)
+    return next((n for name in names if isinstance(n := getattr(config, name, None), int) and n > 0), None)

@@ -1,0 +1,222 @@
+"""Forwards through a model's own modules, for every family that has no fused one; and the choice between them all.
+
+`ModuleForward` redirects the attention to the engine's cache, which families allow whose layers attend through
+transformers' attention interface. `WholeForward` feeds whole sequences again in every step: slow, and right for
+whatever is causal. Which of the two a model gets is found by running it beside the model's own forward.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from agent_rl.engines.embedded.forward import Forward, FusedForward, StepOutput
+from agent_rl.engines.embedded.kv_cache import Feed, KVCache, Layout
+from agent_rl.engines.embedded.parts import head_of, rows_of, states_of
+from agent_rl.errors import ConfigError
+from agent_rl.moe.routes import recorded
+
+_log = logging.getLogger(__name__)
+
+PROBE = (5, 1, 3)
+"""Tokens of the turns in which a forward is compared with the model's own."""
+WHOLE = 4096
+"""Padded tokens that `WholeForward` feeds at a time."""
+
+
+def make_forward(model: PreTrainedModel, cache: KVCache) -> Forward:
+    """Choose the fastest forward that computes what the model's own does.
+
+    Raises:
+        ConfigError: if the model can't be sampled from left to right: it isn't causal, or needs more than token ids.
+    """
+    config = model.config
+    limited = _is_limited(model, cache.max_len)
+    fusible = config.model_type in ("qwen3", "qwen3_moe") and not config.attention_bias and config.hidden_act == "silu"
+    if fusible and not limited:
+        return FusedForward(model, cache)
+    require_causal(model)
+    if not limited and _agrees(model, cache):
+        return ModuleForward(model, cache)
+    _log.warning(
+        "%s attends in a way that the engine's cache doesn't know: every step feeds whole sequences again, which is "
+        "exact and slow",
+        config.model_type,
+    )
+    return WholeForward(model, cache)
+
+
+class ModuleForward:
+    """The model's own modules, with only their attention redirected to the engine's cache."""
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+        self.model, self.cache = model, cache
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the head, in float32 at least; all else is the model's own."""
+        self.head = head_of(self.model).widened()
+
+    @torch.no_grad()
+    def __call__(self, layout: Layout) -> StepOutput:
+        """Feed `layout` and return the next-token logits."""
+        with _evaluated(self.model), recorded(self.model) as routes, _attending(self.model):
+            _STEP.append((self.cache, layout))
+            try:
+                states = states_of(self.model, layout.ids[None], position_ids=layout.positions[None])[0]
+            finally:
+                _STEP.pop()
+        logits = self.head.logits(states if layout.last is None else states[layout.last])
+        return StepOutput(logits, torch.stack(routes.own, 1) if routes.own else None)
+
+
+class WholeForward:
+    """The model's own forward over whole sequences, in every step again: nothing but ids is kept between steps."""
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+        self.model = model
+        self.ids = torch.zeros(cache.slots, cache.max_len, dtype=torch.int64, device=cache.device)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the head, in float32 at least; all else is the model's own."""
+        self.head = head_of(self.model).widened()
+
+    @torch.no_grad()
+    def __call__(self, layout: Layout) -> StepOutput:
+        """Feed `layout` and return the next-token logits."""
+        slots, positions = layout.cells[1], layout.positions
+        self.ids[slots, positions] = layout.ids
+        last = torch.arange(len(slots), device=slots.device) if layout.last is None else layout.last
+        ends, logits, experts = positions[last] + 1, list[Tensor](), list[Tensor]()
+        with _evaluated(self.model):
+            for part in torch.split(torch.arange(len(last)), max(1, WHOLE // int(ends.max()))):
+                ids, end = self.ids[slots[last[part]], : int(ends[part].max())], ends[part]
+                with recorded(self.model) as routes:
+                    states = states_of(self.model, ids)
+                logits.append(self.head.logits(states[torch.arange(len(ids)), end - 1]))
+                if routes.own:
+                    own = torch.stack(routes.own, 1).view(*ids.shape, len(routes.own), -1)
+                    first = end - torch.diff(last, prepend=last.new_tensor([-1]))[part]  # how much was fed before
+                    fed = torch.arange(ids.shape[1], device=end.device)
+                    experts.append(own[(fed >= first[:, None]) & (fed < end[:, None])])
+        return StepOutput(torch.cat(logits), torch.cat(experts) if experts else None)
+
+
+def _attend_in_cache(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **kwargs: object
+) -> tuple[Tensor, None]:
+    cache, layout = _STEP[-1]
+    special = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if special:
+        raise ConfigError(f"the engine's cache can't attend with {', '.join(special)}")
+    scale, index = kwargs.get("scaling"), module.layer_idx
+    scale = scale if isinstance(scale, (int, float)) else query.shape[-1] ** -0.5
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    assert isinstance(index, int)
+    return cache.attend(index, q * scale, k, v, layout)[None], None
+
+
+_INTERFACE = "agent_rl_cache"
+AttentionInterface.register(_INTERFACE, _attend_in_cache)
+_STEP: list[tuple[KVCache, Layout]] = []
+"""The step under way; not every family hands further arguments down to its attention."""
+
+
+@contextmanager
+def _attending(model: PreTrainedModel) -> Iterator[None]:
+    """Let every layer attend through the cache."""
+    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}.values()
+    before = [config._attn_implementation for config in configs]
+    for config in configs:
+        config._attn_implementation = _INTERFACE
+    try:
+        yield
+    finally:
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation = name
+
+
+@contextmanager
+def _evaluated(model: PreTrainedModel) -> Iterator[None]:
+    """Leave training mode for a while."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def _is_limited(model: PreTrainedModel, max_len: int) -> bool:
+    """Return whether a query may not see all tokens before it, in a sequence of some length."""
+    config = model.config.get_text_config()
+    kinds = {*(getattr(config, "layer_types", None) or ())}
+    spans = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+    if kinds - spans.keys() - {"full_attention"}:
+        return True
+    names = {spans[kind] for kind in kinds & spans.keys()} if kinds else {*spans.values()}
+    return any((getattr(config, name, None) or max_len) < max_len for name in names)
+
+
+@torch.no_grad()
+def require_causal(model: PreTrainedModel) -> None:
+    """Refuse a model that sees later tokens, or can't be run on token ids alone.
+
+    Raises:
+        ConfigError: with the way out.
+    """
+    kind, ids = model.config.model_type, _probe_ids(model)
+    try:
+        with _evaluated(model):
+            whole, part = states_of(model, ids), states_of(model, ids[:, : PROBE[0]])
+            logits = model(input_ids=ids).logits
+        problem = ""
+        if not _close(whole[:, : PROBE[0]], part):
+            problem = "its states depend on later tokens (is_decoder=false in its config.json?)"
+        elif not _close(head_of(model).logits(whole), logits):
+            problem = "its logits are no linear map of its states"
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a family raises that wants more than ids
+        problem = f"it can't be run on token ids alone, {type(error).__name__}: {str(error)[:120]}"
+    if problem:
+        raise ConfigError(f"{kind} can't be sampled and trained: {problem}; start from a causal language model")
+
+
+@torch.no_grad()
+def _agrees(model: PreTrainedModel, cache: KVCache) -> bool:
+    """Return whether `ModuleForward` computes what the model does, over several turns of one sequence."""
+    forward, ids, start = ModuleForward(model, cache), _probe_ids(model), 0
+    try:
+        with _evaluated(model):
+            expected = head_of(model).logits(states_of(model, ids))[0]
+        for count in PROBE:
+            fed = ids[0, start : start + count].tolist()
+            start += count
+            if not _close(forward(cache.layout([Feed(0, start - count, fed)])).logits[0], expected[start - 1]):
+                return False
+    except Exception as error:  # of the model's code, which is asked for what it may not be made for
+        _log.debug("%s doesn't run over the engine's cache", model.config.model_type, exc_info=error)
+        return False
+    finally:
+        cache.release(0)
+    return True
+
+
+def _probe_ids(model: PreTrainedModel) -> Tensor:
+    """Return ids `[1, sum(PROBE)]` that differ from one another as far as the vocabulary allows."""
+    rows = rows_of(model)
+    spread = torch.arange(1, sum(PROBE) + 1, device=model.device) * max(1, rows // (sum(PROBE) + 2))
+    return spread[None] % rows
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Return whether two results agree but for rounding."""
+    tolerance = 1e-4 if b.dtype in (torch.float32, torch.float64) else 5e-2
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())
