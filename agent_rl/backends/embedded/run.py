@@ -234,7 +234,7 @@ class _Run:
             config.warm_start,
             tokenizer=actor.tokenizer,
             seed=config.seed,
-            token_budget=config.micro_batch_tokens,
+            token_budget=config.forward_tokens,
             precision=config.precision if config.start_from else PrecisionConfig(),
             on_step=show,
         )
