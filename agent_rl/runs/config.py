@@ -76,7 +76,7 @@ class RunConfig(EnvironmentSettings):
     runs_dir: str = "runs"
     """Where the run's folder goes."""
     start_from: str | None = None
-    """The folder of a model or checkpoint to train on from."""
+    """The model or checkpoint to train on from: a folder, a name on Hugging Face's hub, or a .gguf file."""
     steps: int = Field(100, ge=0)
     updates_per_batch: int = Field(1, ge=1)
     checkpoint_every: int = Field(20, ge=1)
@@ -101,7 +101,7 @@ class RunConfig(EnvironmentSettings):
     @classmethod
     def _seen_from_anywhere(cls, model: str | None) -> str | None:
         # `runs/latest` will be another run, and workers have folders of their own
-        return str(Path(model).resolve()) if model is not None and Path(model).is_dir() else model
+        return str(Path(model).resolve()) if model is not None and Path(model).exists() else model
 
     @field_validator("imports")
     @classmethod
