@@ -56,7 +56,7 @@ def trained(model: PreTrainedModel, rows: Rows, budget: int, *, share: bool) -> 
             width = part.token_ids.shape[1]
             (scores.logprobs * weights[cut, :width]).sum().backward()
             whole[cut, :width] = scores.logprobs.detach().double().cpu()
-    return whole, torch.cat([p.grad.flatten() for p in model.parameters()])
+    return whole, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 @pytest.mark.parametrize("make", [tiny, llama])
@@ -70,6 +70,15 @@ def test_shared_prompts_leave_scores_and_gradients_as_they_are(
         found, same = trained(model, rows, budget, share=True)
         assert torch.allclose(found, expected, rtol=0, atol=20 * error)
         assert (same - gradient).norm() <= error * gradient.norm()
+
+
+def test_shared_prompts_end_gradients_at_frozen_layers() -> None:
+    model, rows = llama().double(), rows_of_groups()
+    for part in (model.model.embed_tokens, model.model.layers[0]):
+        part.requires_grad_(False)
+    (expected, gradient), (found, same) = (trained(model, rows, 70, share=share) for share in (False, True))
+    assert torch.allclose(found, expected, rtol=0, atol=2e-6) and len(same) < sum(p.numel() for p in model.parameters())
+    assert (same - gradient).norm() <= 1e-7 * gradient.norm()
 
 
 def test_sharing_computes_as_much_as_a_group_has_in_common() -> None:

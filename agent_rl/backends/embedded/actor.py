@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.algorithms import Algorithm
@@ -16,13 +15,15 @@ from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapte
 from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams, WeightFormat
 from agent_rl.engines.embedded.engine import Engine
-from agent_rl.engines.embedded.model_folder import load_model, make_engine
+from agent_rl.engines.embedded.model_folder import in_format, load_model, make_engine
 from agent_rl.engines.model_files import BASE, base_model
 from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.base import Renderer
+from agent_rl.rendering.by_name import remember_renderer
+from agent_rl.rendering.config import RendererConfig
 from agent_rl.rendering.hermes import write_call
 
 OTHERS_MAX_TOKENS = 1024
@@ -72,14 +73,17 @@ def make_actor(
     slots: int = 64,
     context: int = 512,
     weights: WeightFormat = "float32",
+    renderer: RendererConfig | None = None,
 ) -> Actor:
-    """Make an actor of a model and its tokenizer.
+    """Make an actor of a model and its tokenizer; `save` leaves the renderer that is asked for with the tokenizer.
 
     Its engine samples `slots` sequences at a time, each of `context` tokens at most, with a copy of the weights that is
     rounded to `weights`.
     """
     engine = make_engine(model, tokenizer, slots=slots, context=context, weights=weights)
-    return Actor(model, tokenizer, load_renderer(tokenizer), engine)
+    if renderer is not None:
+        remember_renderer(tokenizer, renderer)
+    return Actor(model, tokenizer, load_renderer(tokenizer, renderer), engine)
 
 
 def load_actor(
@@ -89,6 +93,7 @@ def load_actor(
     context: int = 512,
     weights: WeightFormat = "float32",
     device: str = "cpu",
+    renderer: RendererConfig | None = None,
 ) -> Actor:
     """Load a checkpoint in Hugging Face's format, as `Actor.save`, or another tool, wrote it; see `make_actor`.
 
@@ -96,7 +101,7 @@ def load_actor(
         CheckpointError: if there is none in the folder.
         ConfigError: if this machine has no such device.
     """
-    return make_actor(*load_model(folder, device), slots=slots, context=context, weights=weights)
+    return make_actor(*load_model(folder, device), slots=slots, context=context, weights=weights, renderer=renderer)
 
 
 def fine_tune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, folder: Path) -> None:
@@ -116,7 +121,7 @@ def fine_tune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config
             tokenizer.save_pretrained(base)
             start = str(base)
         model.name_or_path = start
-    model.to(getattr(torch, config.dtype))
+    in_format(model, config.dtype)
     if config.lora is not None:
         new_adapter(model, config.lora, config.freeze, config.seed)
     freeze_parameters(model, config.freeze)

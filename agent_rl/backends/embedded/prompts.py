@@ -125,8 +125,9 @@ def sharing(
     with precision.region(model.device):
         cache = body_of(model)(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values
     computed = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-    learns = torch.is_grad_enabled()
-    leaves = [x.detach().to(torch.promote_types(x.dtype, torch.float32)).requires_grad_(learns) for x in computed]
+    leaves = [  # those of frozen layers learn nothing
+        x.detach().to(torch.promote_types(x.dtype, torch.float32)).requires_grad_(x.requires_grad) for x in computed
+    ]
     shared = SharedPrompts(lengths.to(model.device), place.to(model.device), computed, leaves)
     yield shared
     shared.backward()

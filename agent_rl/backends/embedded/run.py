@@ -55,6 +55,7 @@ from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.runs.report import write_reports
 from agent_rl.runs.stop import Stop
 from agent_rl.runs.stored_groups import StoredGroups
+from agent_rl.runs.writers import Writers
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.selection import episode_ids
 from agent_rl.store.shards import existing_shards
@@ -161,7 +162,7 @@ def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
     tokenizer = new_tokenizer(demonstrations, config.vocab_size)
     tokens = config.rollout.context or env.budget.tokens
     if tokens is None:
-        prompt = load_renderer(tokenizer).prompt
+        prompt = load_renderer(tokenizer, config.renderer).prompt
         longest = max((len(prompt(e.messages, ())) for e in demonstrations[:MEASURED]), default=0)
         tokens = min(max(SHORTEST_CONTEXT, 2 * longest), config.model.max_positions)
     model = make_model(config.model, len(tokenizer), config.seed).to(device_of(config.device))
@@ -365,7 +366,7 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
     hf_logging.disable_progress_bar()
     with (
         threads_restored(),
-        MetricsFile(folder) as metrics,
+        MetricsFile(folder, Writers(config.report_to, folder, config, progress.say)) as metrics,
         EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
         run_judge(config.judge, env, folder, evolves=True),
@@ -378,7 +379,9 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
 def _actor(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
     rollout, context = config.rollout, config.context(env.budget.tokens)
     use_threads(model, config.threads)
-    return make_actor(model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights)
+    return make_actor(
+        model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights, renderer=config.renderer
+    )
 
 
 def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:

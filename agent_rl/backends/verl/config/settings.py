@@ -153,7 +153,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "trainer.save_freq": config.checkpoint_every,
         "trainer.resume_mode": "auto",
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        "trainer.logger": ["console"],  # and our own metrics.jsonl
+        "trainer.logger": ["console", *config.report_to],  # and our own metrics.jsonl
     }
 
 
@@ -190,6 +190,7 @@ def agent_loop(config: VerlConfig, folder: Path) -> list[dict[str, JsonValue]]:
             "max_tokens": config.rollout.max_tokens,
             "budget": config.budget.model_dump(exclude_none=True),
             "judge": config.judge.model_dump(exclude_defaults=True),
+            "renderer": config.renderer.model_dump_json(),
             "folder": str(folder),
             "retries": {str(ending): n for ending, n in config.retries.items()},
         }
