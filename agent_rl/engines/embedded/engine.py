@@ -177,9 +177,7 @@ class Engine:
         if slots < 1 or max_len < 2:
             raise ConfigError(f"an engine needs slots >= 1 and max_len >= 2, not {slots} and {max_len}")
         if max_len > ((positions := positions_of(model)) or max_len):
-            raise ConfigError(
-                f"max_len={max_len} exceeds the model's {positions} positions: set rollout.context, or policy.context"
-            )
+            raise ConfigError(f"max_len={max_len} exceeds the model's {positions} positions")
         heads = getattr(config, "num_attention_heads", None) or 1
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
