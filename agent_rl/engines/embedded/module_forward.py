@@ -41,7 +41,7 @@ def make_forward(model: PreTrainedModel, cache: KVCache) -> Forward:
     config = model.config
     limited = _is_limited(model, cache.max_len)
     fusible = config.model_type in ("qwen3", "qwen3_moe") and not config.attention_bias and config.hidden_act == "silu"
-    if fusible and not limited:
+    if fusible and not limited and hasattr(config, "head_dim"):
         return FusedForward(model, cache)
     require_causal(model)
     if not limited and _agrees(model, cache):
