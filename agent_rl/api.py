@@ -36,6 +36,7 @@ from agent_rl.judge.reward import require_judges
 from agent_rl.policy import AnyPolicy, PolicyConfig, TokenPolicy, open_policy, sampling_params
 from agent_rl.policy.by_name import require_policy
 from agent_rl.policy.checkpoint import UNBOUNDED_CONTEXT
+from agent_rl.rendering.config import RendererConfig
 from agent_rl.rollout import Evaluation, run_groups, run_jobs, split_jobs, summarise
 from agent_rl.rollout.fit import check_policy_fit
 from agent_rl.rollout.match import match_jobs
@@ -218,6 +219,7 @@ def load(
     max_tokens: int | None = None,
     context: int | None = None,
     device: str = "cpu",
+    renderer: str | None = None,
 ) -> TokenPolicy:
     """Return the model of a run, a checkpoint or any folder in Hugging Face's format as a policy.
 
@@ -231,6 +233,7 @@ def load(
         max_tokens: of one reply; None for the run's or the model's own limit.
         context: the longest sequence, in tokens; None for the run's, otherwise 1024.
         device: "cpu", "cuda", "cuda:1", or "auto", a GPU if there is one.
+        renderer: its name, as in `load_renderer`, for a model that is no run's; a run's remembers its own.
 
     Raises:
         ConfigError: if torch or transformers are missing, or the device.
@@ -244,7 +247,9 @@ def load(
         return Run(run).policy(temperature, max_tokens=max_tokens, context=context, device=device)
     from agent_rl.backends.embedded.actor import load_actor
 
-    actor = load_actor(folder, context=context or UNBOUNDED_CONTEXT, device=device)
+    actor = load_actor(
+        folder, context=context or UNBOUNDED_CONTEXT, device=device, renderer=RendererConfig(name=renderer)
+    )
     return actor.policy(actor.params(temperature, max_tokens))
 
 

@@ -12,7 +12,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 import agent_rl as ar
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.core.episode import Origin
-from agent_rl.rendering import Renderer, train_tokenizer
+from agent_rl.rendering import Renderer, TemplateRenderer, train_tokenizer
+from agent_rl.rendering.families import matching_family
+from agent_rl.rendering.support import Support
 from agent_rl.rollout import split_jobs
 from agent_rl.rollout.fit import check_fit
 
@@ -96,6 +98,19 @@ def test_opening_beyond_budget_is_refused_in_its_tokens(qwen3: Renderer) -> None
         ar.ConfigError, match=r"an opening takes [\d.]+ .* tokens of this policy, and budget.tokens=100"
     ):
         fit("calculator-v0", qwen3, 100)
+
+
+def test_local_folder_finds_its_family_by_rendering(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert matching_family(tokenizer) == "qwen3"
+    of_fine_tune = str(tokenizer.chat_template).replace("# Tools", "# Functions")
+    monkeypatch.setattr(tokenizer, "chat_template", of_fine_tune)
+    assert matching_family(tokenizer) is None
+    renderer = ar.load_renderer(tokenizer, "template-fork")
+    assert isinstance(renderer, TemplateRenderer) and renderer.support == Support()
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    assert matching_family(tokenizer) is None
 
 
 def test_prompt_is_that_of_its_chat_template(tokenizer: PreTrainedTokenizerBase, qwen3: Renderer) -> None:

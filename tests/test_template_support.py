@@ -163,7 +163,7 @@ def test_template_reads_thoughts_that_its_header_opens() -> None:
 
 
 def test_template_refuses_what_is_missing() -> None:
-    with pytest.raises(RenderError, match=r"leaves out what missing='system' would write: tools into"):
+    with pytest.raises(RenderError, match=r"leaves out what renderer\.missing=system would write: tools into"):
         TemplateRenderer(tokenizer(SMOLLM2), missing="refuse")
     with pytest.raises(ConfigError, match="missing='drop': take 'system' or 'refuse'"):
         TemplateRenderer(tokenizer(SMOLLM2), missing="drop")  # type: ignore[arg-type]

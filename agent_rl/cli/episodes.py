@@ -48,7 +48,7 @@ policies: oracle, demonstrator, vllm, openai (any OpenAI-compatible server), the
   policy.extra.KEY=VALUE   of openai: more of the request, such as reasoning_effort
   policy.slots=64          of a checkpoint: sequences that are sampled at a time
   policy.device=cuda       of a checkpoint: cpu, cuda, cuda:N or auto
-  policy.renderer=NAME     of both: instead of the one that fits the tokenizer
+  policy.renderer=NAME     of both: instead of the one that fits the tokenizer; settings are policy.renderer.KEY=VALUE
   policy.context=N         of both: the longest sequence in tokens
 
 examples:

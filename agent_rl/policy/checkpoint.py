@@ -16,6 +16,7 @@ from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
+from agent_rl.rendering.config import RendererConfig
 
 UNBOUNDED_CONTEXT = 1024
 """Tokens of context where the environment has no token budget."""
@@ -28,7 +29,7 @@ def checkpoint_policy(
     *,
     params: SamplingParams,
     env: EnvSpec,
-    renderer: str | None = None,
+    renderer: RendererConfig | str | None = None,
     context: Annotated[int, Field(ge=2)] | None = None,
     slots: Annotated[int, Field(ge=1)] = 64,
     device: str = "cpu",
@@ -41,7 +42,7 @@ def checkpoint_policy(
         folder: such as runs/latest/checkpoint.
         params: how to sample.
         env: its token budget is the context, if it has one.
-        renderer: as in `load_renderer`; None for the one that fits the tokenizer.
+        renderer: as in `load_renderer`.
         context: the longest sequence, in tokens, instead.
         slots: sequences that are sampled at a time.
         device: as in `device_of`.

@@ -20,6 +20,7 @@ from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
+from agent_rl.rendering.config import RendererConfig
 
 
 @register_policy("vllm")
@@ -29,7 +30,7 @@ def vllm_policy(
     *,
     url: str | None = None,
     tokenizer: str | None = None,
-    renderer: str | None = None,
+    renderer: RendererConfig | str | None = None,
     params: SamplingParams | None = None,
     context: Annotated[int, Field(ge=2)] | None = None,
     concurrency: Annotated[int, Field(ge=1)] = 64,
@@ -82,7 +83,7 @@ def vllm_policy(
         loop.close()
 
 
-def _renderer(tokenizer: str, name: str | None) -> Renderer:
+def _renderer(tokenizer: str, asked: RendererConfig | str | None) -> Renderer:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -93,4 +94,4 @@ def _renderer(tokenizer: str, name: str | None) -> Renderer:
         loaded = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no tokenizer in '{tokenizer}': name its folder with policy.tokenizer ({error})") from error
-    return load_renderer(loaded, name)
+    return load_renderer(loaded, asked)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from agent_rl.errors import ConfigError
 from agent_rl.registries import Registry
 from agent_rl.rendering.base import Renderer
+from agent_rl.rendering.config import RendererConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RendererFactory: TypeAlias = Callable[[Any], Renderer]
-"""Takes the model's tokenizer."""
+RendererFactory: TypeAlias = Callable[..., Renderer]
+"""Takes the model's tokenizer; with parameters `missing` and `options`, these settings, too."""
 F = TypeVar("F", bound=RendererFactory)
 
 RENDERERS: Registry[RendererFactory] = Registry(
@@ -22,12 +25,15 @@ RENDERERS: Registry[RendererFactory] = Registry(
         "chatml": "agent_rl.rendering.chatml",
         "template": "agent_rl.rendering.template",
         "template-fork": "agent_rl.rendering.template",
+        "plain": "agent_rl.rendering.template",
     },
 )
+_REMEMBERED = "agent_rl_renderer"
+"""A key of `tokenizer_config.json`: a renderer's name, or its settings."""
 
 
 def register_renderer(name: str) -> Callable[[F], F]:
-    """Register what makes a renderer of a tokenizer; `policy.renderer=name` then chooses it.
+    """Register what makes a renderer of a tokenizer; `renderer=name` or `policy.renderer=name` then chooses it.
 
     Example::
 
@@ -43,22 +49,44 @@ def register_renderer(name: str) -> Callable[[F], F]:
     return add
 
 
-def load_renderer(tokenizer: PreTrainedTokenizerBase, name: str | None = None) -> Renderer:
-    """Choose the renderer of a tokenizer: ours for ours, a family's if it is known, else its chat template, proven.
+def load_renderer(tokenizer: PreTrainedTokenizerBase, renderer: RendererConfig | str | None = None) -> Renderer:
+    """Return the renderer that fits a tokenizer, or the one that is asked for.
+
+    What fits is, in this order: what `remember_renderer` left in its files, the family of its name on Hugging Face's
+    hub, the family that renders as its chat template does, and the chat template itself, proven.
 
     Args:
-        tokenizer: the model's tokenizer.
-        name: "chatml", "template", "template-fork", a registered name, or one of `families()`, for a fine-tune whose
-            name says nothing; None chooses.
+        tokenizer: the model's.
+        renderer: a `RendererConfig`, or only its name.
 
     Raises:
-        ConfigError: if there is no renderer of that name.
+        ConfigError: if there is no renderer of that name, or it has no such option.
         RenderError: if the tokenizer does not fit the renderer.
     """
-    from agent_rl.rendering.families import FamilyRenderer, families, family_of
+    from agent_rl.rendering.families import FamilyRenderer, families, family_of, matching_family
 
-    name = name or tokenizer.init_kwargs.get("agent_rl_renderer") or family_of(tokenizer.name_or_path) or "template"
+    config = _with_remembered(tokenizer, RendererConfig(name=renderer) if isinstance(renderer, str) else renderer)
+    name = config.name or family_of(tokenizer.name_or_path) or matching_family(tokenizer) or "template"
     if name not in RENDERERS:
         for family in families():  # not sooner: their package takes 0.4 s to import
             RENDERERS.add(family, partial(FamilyRenderer, family=family), FamilyRenderer)
-    return RENDERERS[name](tokenizer)
+    factory = RENDERERS[name]
+    takes = inspect.signature(factory).parameters
+    if config.options and "options" not in takes:
+        raise ConfigError(f"renderer={name} has no options, got {config.options}: leave out renderer.options")
+    settings = {"missing": config.missing, "options": config.options}
+    return factory(tokenizer, **{key: value for key, value in settings.items() if key in takes})
+
+
+def remember_renderer(tokenizer: PreTrainedTokenizerBase, renderer: RendererConfig) -> None:
+    """Leave what was asked for with a tokenizer, so that its saved files lead `load_renderer` to it."""
+    if asked := renderer.model_dump(exclude_defaults=True):
+        tokenizer.init_kwargs[_REMEMBERED] = asked
+
+
+def _with_remembered(tokenizer: PreTrainedTokenizerBase, config: RendererConfig | None) -> RendererConfig:
+    """Return what was asked for now, or else what was remembered."""
+    remembered = tokenizer.init_kwargs.get(_REMEMBERED)
+    if remembered is None or (config is not None and config != RendererConfig()):
+        return config or RendererConfig()
+    return RendererConfig.model_validate({"name": remembered} if isinstance(remembered, str) else remembered)

@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HELLO = Message("user", "Hello")
+_TOOL = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}
+_TOOLS = [{"type": "function", "function": _TOOL}]
+_CALL = Message("assistant", "b", reasoning="a", tool_calls=(ToolCall("functions.f:0", "f", {"x": "1"}),))
+_RESULT = Message("tool", "2", tool_call_id="functions.f:0", name="f")
+_CONVERSATIONS = (
+    [_HELLO],
+    [Message("system", "s"), _HELLO, _CALL, _RESULT],
+    [_HELLO, _CALL, _RESULT, _CALL, _RESULT, Message("assistant", "c", reasoning="d"), _HELLO],
+)
+"""With all that has a frame: tools, system, reasoning, calls, results, a later question."""
 _UNREADABLE = (ValueError, RecursionError)
 """What `renderers` lets through from JSON: numbers of 5,000 digits, thousands of open brackets."""
 
@@ -38,6 +48,45 @@ def family_of(model: str) -> str | None:
 
     known: Mapping[str, str] = MODEL_RENDERER_MAP
     return known.get(model)
+
+
+def matching_family(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the family that renders as a tokenizer's own chat template does; None if there is none.
+
+    So it is found for a local folder, and not for a fine-tune that has another template.
+    """
+    if not tokenizer.chat_template:
+        return None
+    import renderers
+
+    own = [_by_template(tokenizer, probe) for probe in _CONVERSATIONS]
+    for name in sorted(families(), key=len):  # of a model and its variant the model
+        if name == "gpt-oss" and "<|channel|>" not in tokenizer.get_vocab():
+            continue  # it would look for its vocabulary on the network
+        try:
+            renderer = renderers.create_renderer(tokenizer, type(renderers.config_from_name(name))())
+            if all(ids in (None, _by_hand(renderer, probe)) for ids, probe in zip(own, _CONVERSATIONS, strict=True)):
+                return name
+        except Exception:  # whatever a family says of a tokenizer that is not its own
+            continue
+    return None
+
+
+def _by_hand(renderer: renderers.Renderer, messages: Sequence[Message]) -> list[int]:
+    ids: list[int] = renderer.render_ids([message_dict(m) for m in messages], tools=_TOOLS, add_generation_prompt=True)
+    return ids
+
+
+def _by_template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int] | None:
+    """Return the ids of the tokenizer's own chat template; None if it does not render such a conversation."""
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [message_dict(m) for m in messages], tools=_TOOLS, add_generation_prompt=True, tokenize=False
+        )
+    except Exception:  # of Jinja, and whatever the template raises
+        return None
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
 
 
 class FamilyRenderer:
@@ -175,14 +224,9 @@ def _create(tokenizer: PreTrainedTokenizerBase, config: renderers.RendererConfig
 
 
 def _probe(renderer: renderers.Renderer) -> list[list[int] | None]:
-    """Render everything that has a frame: tools, system, reasoning, tool calls, results, the next turn."""
-    tool = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}
-    call = Message("assistant", "b", reasoning="a", tool_calls=(ToolCall("functions.f:0", "f", {"x": "1"}),))
-    result = Message("tool", "2", tool_call_id="functions.f:0", name="f")
-    start = [message_dict(m) for m in (Message("system", "s"), _HELLO)]
-    later = [message_dict(m) for m in (call, result)]
-    tools = [{"type": "function", "function": tool}]
-    prompt: list[int] = renderer.render_ids(start, tools=tools, add_generation_prompt=True)
-    whole: list[int] = renderer.render_ids([*start, *later], tools=tools, add_generation_prompt=True)
-    bridge = renderer.bridge_to_next_turn(prompt, prompt[:1], later[1:], tools=tools)
+    """Render a conversation with all frames: its beginning, as a whole, and its continuation."""
+    start, later = ([message_dict(m) for m in part] for part in (_CONVERSATIONS[1][:2], _CONVERSATIONS[1][2:]))
+    prompt: list[int] = renderer.render_ids(start, tools=_TOOLS, add_generation_prompt=True)
+    whole: list[int] = renderer.render_ids([*start, *later], tools=_TOOLS, add_generation_prompt=True)
+    bridge = renderer.bridge_to_next_turn(prompt, prompt[:1], later[1:], tools=_TOOLS)
     return [prompt, whole, bridge and bridge.token_ids]

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import resources
 from typing import TYPE_CHECKING, Literal
 
 from agent_rl.core.messages import JSON, Message, ToolCall
@@ -91,7 +92,10 @@ class TemplateRenderer:
         if missing not in ("system", "refuse"):
             raise ConfigError(f"missing={missing!r}: take 'system' or 'refuse'")
         if not tokenizer.chat_template:
-            raise RenderError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template: set its chat_template")
+            raise RenderError(
+                f"the tokenizer {tokenizer.name_or_path!r} has no chat template, as base models have none: set "
+                "renderer=plain, or start from the model's instruct version"
+            )
         self._tokenizer, self._parser, self._on_break = tokenizer, parser, on_break
         self._options = dict(options or {})
         special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -104,7 +108,9 @@ class TemplateRenderer:
         self._broken: set[str] = set()
         self._find_support()
         if missing == "refuse" and self.support.added:
-            raise RenderError(f"the chat template leaves out what missing='system' would write: {self.support.added}")
+            raise RenderError(
+                f"the chat template leaves out what renderer.missing=system would write: {self.support.added}"
+            )
         for history, new in _PROBES:
             self._try(history, new)
 
@@ -145,8 +151,8 @@ class TemplateRenderer:
         except _BreakError as error:
             if self._on_break == "refuse":
                 raise RenderError(
-                    f"{error}. Take a template that only appends, or the model's family if it has one (families()), "
-                    f"or accept a fork at such turns: renderer=template-fork"
+                    f"{error}. Accept a fork at such turns with renderer=template-fork, or name the model's family if "
+                    f"`renderers` has it, such as renderer=qwen3"
                 ) from error
             self._broken.add(new.role)
 
@@ -212,6 +218,14 @@ class TemplateRenderer:
                     return False
             except RenderError:  # turns that don't alternate
                 continue
+        if self.support.calls == "template":
+            return True
+        try:  # a template's results may need its calls
+            for probe in _PROBES:
+                if probe[1].role == "tool":
+                    self._prove(*probe)
+        except RenderError:
+            return False
         return True
 
     def _prove(self, history: Sequence[Message], new: Message) -> None:
@@ -305,9 +319,26 @@ class TemplateRenderer:
 
 
 @register_renderer("template-fork")
-def template_fork(tokenizer: PreTrainedTokenizerBase) -> TemplateRenderer:
+def template_fork(
+    tokenizer: PreTrainedTokenizerBase, missing: Missing = "system", options: Mapping[str, JSON] | None = None
+) -> TemplateRenderer:
     """Return a renderer for a chat template that may rewrite the past: it then forks."""
-    return TemplateRenderer(tokenizer, on_break="fork")
+    return TemplateRenderer(tokenizer, on_break="fork", missing=missing, options=options)
+
+
+@register_renderer("plain")
+def plain(tokenizer: PreTrainedTokenizerBase) -> TemplateRenderer:
+    """Give a base model's tokenizer a chat template of words, and return its renderer; the model saves it.
+
+    Raises:
+        RenderError: if the tokenizer has no token that ends a text.
+    """
+    if tokenizer.eos_token_id is None:
+        raise RenderError(
+            f"renderer=plain ends turns by eos_token, which the tokenizer {tokenizer.name_or_path!r} lacks"
+        )
+    tokenizer.chat_template = (resources.files("agent_rl.rendering") / "plain.j2").read_text(encoding="utf-8")
+    return TemplateRenderer(tokenizer)
 
 
 def _kind(messages: Sequence[Message]) -> str:

@@ -20,6 +20,7 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.delegation import DELEGATE
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
+from agent_rl.rendering.config import RendererConfig
 from agent_rl.replay.compare import compare_messages
 from agent_rl.replay.record import Record
 from agent_rl.replay.result import SAME, Result, Status, VerifiedEpisode, differs, unverified
@@ -41,7 +42,7 @@ class TokenReader:
         return [*self.encode(self.decode(ids))] != [*ids]
 
 
-def load_reader(folder: str | Path, renderer: str | None = None) -> TokenReader:
+def load_reader(folder: str | Path, renderer: RendererConfig | None = None) -> TokenReader:
     """Return the reader of a tokenizer's folder.
 
     Raises:

@@ -12,6 +12,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.errors import CheckpointError, ConfigError, RenderError, StoreError
 from agent_rl.gym.registry import EnvSpec, load_once, spec
 from agent_rl.remote.client import RemoteEnv
+from agent_rl.rendering.config import RendererConfig
 from agent_rl.replay.companions import Companions, is_of_match
 from agent_rl.replay.compare import compare_episode
 from agent_rl.replay.drift import TokenReader, load_reader, with_tokens
@@ -35,7 +36,7 @@ class VerifyPlan:
     """A tokenizer's folder; None if there is none."""
     is_named: bool = False
     """Whether the caller asked for this tokenizer: it has to load."""
-    renderer: str | None = None
+    renderer: RendererConfig | None = None
     imports: tuple[str, ...] = ()
     """Files that register environments."""
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from agent_rl.concurrency import outside_loop
 from agent_rl.errors import ConfigError
+from agent_rl.rendering.config import RendererConfig
 from agent_rl.replay.result import Verification, VerifiedEpisode
 from agent_rl.replay.run import MODES, Mode
 from agent_rl.replay.verifier import AT_A_TIME, Verifier, VerifyPlan
 from agent_rl.replay.workers import verified_by
-from agent_rl.store.beside import imported_files, renderer_name, tokenizer_files
+from agent_rl.store.beside import imported_files, renderer_settings, tokenizer_files
 from agent_rl.store.selection import find_episode, select
 from agent_rl.store.shards import Place
 
@@ -44,7 +45,7 @@ def verify(
         mode: "live" runs all tools again; in "cassette" those that reach outside answer from the record.
         limit: the most episodes to verify, from the first.
         tokenizer: the folder of the tokenizer that token ids are verified with; None for the one in the run's folder.
-        renderer: as in `load_renderer`.
+        renderer: its name, as in `load_renderer`; None for what the settings of the run or rollout say.
         workers: processes. A script needs `if __name__ == "__main__":` for more than one.
         imports: files that register environments, for further processes.
         on_progress: called with what is known so far, and the number of episodes.
@@ -66,7 +67,7 @@ def verify(
         mode,
         next(beside, None) if tokenizer is None else str(tokenizer),
         tokenizer is not None,
-        renderer or renderer_name(path),
+        RendererConfig(name=renderer) if renderer else renderer_settings(path),
         tuple(map(str, files)),
     )
     found = Verification(mode)

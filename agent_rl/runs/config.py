@@ -15,6 +15,7 @@ from agent_rl.gym.mixture import EnvironmentSettings, load_environment
 from agent_rl.gym.registry import EnvSpec, load_once
 from agent_rl.gym.tasks import EVAL, TRAIN
 from agent_rl.judge.config import JudgeConfig
+from agent_rl.rendering.config import RendererConfig
 
 
 class AsyncConfig(Section):
@@ -77,6 +78,8 @@ class RunConfig(EnvironmentSettings):
     """Where the run's folder goes."""
     start_from: str | None = None
     """The folder of a model or checkpoint to train on from."""
+    renderer: RendererConfig = RendererConfig()
+    """How the model reads messages and writes replies; the checkpoints remember it."""
     steps: int = Field(100, ge=0)
     updates_per_batch: int = Field(1, ge=1)
     checkpoint_every: int = Field(20, ge=1)

@@ -7,15 +7,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from agent_rl.policy.by_name import model_folder
+from agent_rl.rendering.config import RendererConfig
 from agent_rl.store.shards import FILE_NAME, episode_file
 
 TOKENIZER = "tokenizer.json"
 
 
-def renderer_name(path: str | os.PathLike[str]) -> str | None:
-    """Return the renderer that a rollout's settings name, if they do."""
-    names = (_policy(settings).get("renderer") for settings in _of_rollout(episode_file(path)))
-    return next((name for name in names if isinstance(name, str)), None)
+def renderer_settings(path: str | os.PathLike[str]) -> RendererConfig | None:
+    """Return the renderer that the settings of a rollout's policy, or of a run, ask for, if they do."""
+    file = episode_file(path)
+    asked = [_policy(settings).get("renderer") for settings in _of_rollout(file)]
+    for found in (*asked, _settings(file.with_name("config.yaml")).get("renderer")):
+        if found:
+            return RendererConfig.model_validate({"name": found} if isinstance(found, str) else found)
+    return None
 
 
 def imported_files(path: str | os.PathLike[str]) -> list[Path]:

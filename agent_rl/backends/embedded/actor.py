@@ -23,6 +23,8 @@ from agent_rl.policy.shortening import Shortening
 from agent_rl.policy.token import TokenPolicy
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.base import Renderer
+from agent_rl.rendering.by_name import remember_renderer
+from agent_rl.rendering.config import RendererConfig
 from agent_rl.rendering.hermes import write_call
 
 OTHERS_MAX_TOKENS = 1024
@@ -72,14 +74,17 @@ def make_actor(
     slots: int = 64,
     context: int = 512,
     weights: WeightFormat = "float32",
+    renderer: RendererConfig | None = None,
 ) -> Actor:
-    """Make an actor of a model and its tokenizer.
+    """Make an actor of a model and its tokenizer; `save` leaves the renderer that is asked for with the tokenizer.
 
     Its engine samples `slots` sequences at a time, each of `context` tokens at most, with a copy of the weights that is
     rounded to `weights`.
     """
     engine = make_engine(model, tokenizer, slots=slots, context=context, weights=weights)
-    return Actor(model, tokenizer, load_renderer(tokenizer), engine)
+    if renderer is not None:
+        remember_renderer(tokenizer, renderer)
+    return Actor(model, tokenizer, load_renderer(tokenizer, renderer), engine)
 
 
 def load_actor(
@@ -89,6 +94,7 @@ def load_actor(
     context: int = 512,
     weights: WeightFormat = "float32",
     device: str = "cpu",
+    renderer: RendererConfig | None = None,
 ) -> Actor:
     """Load a checkpoint in Hugging Face's format, as `Actor.save`, or another tool, wrote it; see `make_actor`.
 
@@ -96,7 +102,7 @@ def load_actor(
         CheckpointError: if there is none in the folder.
         ConfigError: if this machine has no such device.
     """
-    return make_actor(*load_model(folder, device), slots=slots, context=context, weights=weights)
+    return make_actor(*load_model(folder, device), slots=slots, context=context, weights=weights, renderer=renderer)
 
 
 def fine_tune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, folder: Path) -> None:

@@ -161,7 +161,7 @@ def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
     tokenizer = new_tokenizer(demonstrations, config.vocab_size)
     tokens = config.rollout.context or env.budget.tokens
     if tokens is None:
-        prompt = load_renderer(tokenizer).prompt
+        prompt = load_renderer(tokenizer, config.renderer).prompt
         longest = max((len(prompt(e.messages, ())) for e in demonstrations[:MEASURED]), default=0)
         tokens = min(max(SHORTEST_CONTEXT, 2 * longest), config.model.max_positions)
     model = make_model(config.model, len(tokenizer), config.seed).to(device_of(config.device))
@@ -378,7 +378,9 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
 def _actor(env: EnvSpec, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Actor:
     rollout, context = config.rollout, config.context(env.budget.tokens)
     use_threads(model, config.threads)
-    return make_actor(model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights)
+    return make_actor(
+        model, tokenizer, slots=rollout.slots, context=context, weights=rollout.weights, renderer=config.renderer
+    )
 
 
 def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:

@@ -190,6 +190,7 @@ def agent_loop(config: VerlConfig, folder: Path) -> list[dict[str, JsonValue]]:
             "max_tokens": config.rollout.max_tokens,
             "budget": config.budget.model_dump(exclude_none=True),
             "judge": config.judge.model_dump(exclude_defaults=True),
+            "renderer": config.renderer.model_dump_json(),
             "folder": str(folder),
             "retries": {str(ending): n for ending, n in config.retries.items()},
         }

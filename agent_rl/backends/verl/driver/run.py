@@ -89,7 +89,7 @@ def check_fit(config: VerlConfig) -> str | None:
     from transformers import AutoTokenizer
 
     try:
-        renderer = load_renderer(AutoTokenizer.from_pretrained(config.start_from))
+        renderer = load_renderer(AutoTokenizer.from_pretrained(config.start_from), config.renderer)
     except (OSError, ValueError) as error:  # verl may be given another tokenizer or template
         return (
             f"start_from={config.start_from}: rollout.context={config.rollout.context} and budget.tokens were not "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedTokenizerBase
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from agent_rl.backends.verl.worker.routes import FSDP_STRATEGIES, ROLLOUT, RouteShape
@@ -27,7 +28,8 @@ from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.reward import use_judge
 from agent_rl.judge.run import judge_of_worker
 from agent_rl.policy.token import TokenPolicy
-from agent_rl.rendering import load_renderer
+from agent_rl.rendering import Renderer, load_renderer
+from agent_rl.rendering.config import RendererConfig
 from agent_rl.rollout.episode import run_episode
 from agent_rl.rollout.job import Job
 from agent_rl.rollout.naming import names_of, origin_of, seed_of
@@ -35,8 +37,12 @@ from agent_rl.rollout.watch import watch_log
 
 LONGEST_S = 3600.0
 """How long an environment, and a reply, may take where neither the environment nor the run says it."""
-_renderer_of = functools.cache(load_renderer)
-"""A tokenizer's renderer, made once a process: verl makes an agent loop for every episode."""
+
+
+@functools.cache
+def _renderer_of(tokenizer: PreTrainedTokenizerBase, settings: str) -> Renderer:
+    """Return the run's renderer, made once a process: verl makes an agent loop for every episode."""
+    return load_renderer(tokenizer, RendererConfig.model_validate_json(settings))
 
 
 @functools.cache
@@ -105,6 +111,7 @@ class EnvAgentLoop(AgentLoopBase):
         budget: dict[str, Any] | None = None,
         retries: dict[str, int] | None = None,
         judge: dict[str, Any] | None = None,
+        renderer: str = "{}",
         folder: str = ".",
         tools: object = None,
         **kwargs: Any,
@@ -112,7 +119,7 @@ class EnvAgentLoop(AgentLoopBase):
         super().__init__(*args, **kwargs)
         watch_log()
         self._env = environment_of({"env": env, "env_args": env_args, "imports": imports})  # the rows have the tasks
-        self._env_args, self._seed, self._max_tokens = dict(env_args), seed, max_tokens
+        self._env_args, self._seed, self._max_tokens, self._renderer = dict(env_args), seed, max_tokens, renderer
         workers = int(self.config.actor_rollout_ref.rollout.agent.num_workers) if judge else 1
         self._judge = _judge_of(JudgeConfig.model_validate(dict(judge or {})).model_dump_json(), folder, workers)
         self._budget, self._retries = dict(budget or {}), {Ending(k): n for k, n in (retries or {}).items()}
@@ -127,7 +134,7 @@ class EnvAgentLoop(AgentLoopBase):
             max_tokens=self._max_tokens,
         )
         sampler = ResumingEngine(_engine_of(self.server_manager, int(self.rollout_config.max_model_len)))
-        policy = TokenPolicy(sampler, _renderer_of(self.tokenizer), params)
+        policy = TokenPolicy(sampler, _renderer_of(self.tokenizer, self._renderer), params)
         with use_judge(self._judge):
             episode = await run_episode(self._job(row, params), policy)
         asked = self.data_config.agent_rl
