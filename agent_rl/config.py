@@ -56,6 +56,8 @@ ELSEWHERE = {
     "eval_steps": "eval.every",
     "model_name_or_path": "start_from",
     "max_concurrent": "concurrency",
+    "logger": "report_to",
+    "loggers": "report_to",
 }
 """What TRL, verl and verifiers call a setting, and its name here."""
 _NONE: Mapping[str, object] = MappingProxyType({})

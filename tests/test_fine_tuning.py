@@ -29,7 +29,7 @@ from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.adapters import merge, merged_parameters, without_adapters
 from agent_rl.engines.embedded.engine import Engine
-from agent_rl.engines.embedded.model_folder import load_model
+from agent_rl.engines.embedded.model_folder import in_format, load_model
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.view.progress import Progress
 from tests.engines import VOCAB, full_logprobs, play_all, ragged_plans, tiny
@@ -170,7 +170,7 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("muon_lr", [0.0, 0.05])
 def test_masters_take_steps_too_small_for_bfloat16(muon_lr: float) -> None:
-    one, two = tiny(), tiny().bfloat16()
+    one, two = tiny(), in_format(tiny(), "bfloat16")
     for parameter, rounded in zip(one.parameters(), two.parameters(), strict=True):
         parameter.data = rounded.detach().float()
     start = [p.detach().clone() for p in one.parameters()]

@@ -19,7 +19,7 @@ VERL = VerlConfig(env="calculator-v0", start_from="/models/m", steps=2)
 
 def verl_run(folder: Path) -> Path:
     """The files of a run on verl: its last evaluation stored the tasks in another order."""
-    metrics = MetricsFile(folder, mirror=False)
+    metrics = MetricsFile(folder)
     logger = MetricsLogger(metrics, lambda values: None)
     with EpisodeWriter(folder) as store:
         for step, order, successes in ((0, range(4), 1), (2, (3, 1, 0, 2), 3)):
@@ -63,7 +63,7 @@ def test_report_shows_the_same_tasks_before_and_after(tmp_path: Path) -> None:
 
 
 def test_report_of_a_run_without_evaluations_is_written(tmp_path: Path) -> None:
-    MetricsFile(tmp_path, mirror=False).close()
+    MetricsFile(tmp_path).close()
     EpisodeWriter(tmp_path).close()
     assert write_reports(tmp_path, VERL, {}, wall_s=1.0).exists()
     assert json.loads((tmp_path / "summary.json").read_text())["eval"] == {"n": 0}

@@ -21,7 +21,7 @@ from tests.doubles import example_episode
 
 def killed_run(folder: Path, *, checkpoint: int = 2, steps: int = 3, shard_bytes: int = SHARD_BYTES) -> Path:
     """A run that stored an episode and reported a row per step, noted a checkpoint, and was killed in mid-line."""
-    metrics = MetricsLogger(MetricsFile(folder, mirror=False), lambda values: None)
+    metrics = MetricsLogger(MetricsFile(folder), lambda values: None)
     metrics.log({"success": 0.5}, 0)
     with EpisodeWriter(folder, shard_bytes=shard_bytes) as store, TokenRecordWriter(folder) as records:
         for step in range(1, steps + 1):

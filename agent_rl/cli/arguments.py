@@ -18,6 +18,9 @@ def add_statistics(parser: argparse.ArgumentParser) -> None:
     where = "only episodes for which this holds, such as purpose=eval; all of several hold"
     parser.add_argument("--where", action="append", default=[], metavar="FIELD=VALUE", help=where)
     parser.add_argument("--departures", action="store_true", help="list everything that went wrong, not the top only")
+    fit = "fit ScaleRL's sigmoid in log compute to a metric (rollout/success), its first quarter against the rest"
+    parser.add_argument("--fit", nargs="?", const="rollout/success", metavar="METRIC", help=fit)
+    parser.add_argument("--svg", metavar="FILE", help="with --fit: write its picture")
     parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
 
 
@@ -78,10 +81,14 @@ def _count(text: str) -> int:
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `export`."""
-    parser.add_argument("file", help="an episodes.jsonl, or a run's folder")
-    parser.add_argument("--to", required=True, metavar="FORMAT", help="one of the formats above")
-    out = "the new file; a folder for dataset, and for atif where it does not end in .jsonl"
-    parser.add_argument("-o", "--out", required=True, metavar="PATH", help=out)
+    parser.add_argument("file", help="an episodes.jsonl, or a run's folder; or a checkpoint, to export its model")
+    parser.add_argument("target", nargs="?", metavar="OUT", help="the same as --out")
+    parser.add_argument("--to", metavar="FORMAT", help="one of the formats above; left out, the model is exported")
+    out = "the new file; a folder for a model, for dataset, and for atif where it does not end in .jsonl"
+    parser.add_argument("-o", "--out", metavar="PATH", help=out)
+    parser.add_argument("--merge", action="store_true", help="of a model: add its adapter to its weights")
+    formats = ("float32", "bfloat16", "float16")
+    parser.add_argument("--dtype", choices=formats, help="of a model: the format of its weights, float32 by default")
     where = "only episodes for which this holds, as of agent-rl view; those that failed are left out by default"
     parser.add_argument("--where", action="append", default=[], metavar="FIELD=VALUE", help=where)
     parser.add_argument("--search", default="", metavar="TEXT", help="only episodes in which this was said")

@@ -1,4 +1,4 @@
-"""`agent-rl export` and `agent-rl import`: episodes in other systems' formats."""
+"""`agent-rl export --to` and `agent-rl import`: episodes in other systems' formats."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ EXAMPLES = """
 examples:
   agent-rl export runs/latest --to sft --where success=yes -o sft.jsonl
   agent-rl export runs/latest --to preferences --where purpose=train -o pairs.jsonl
-  agent-rl export runs/latest --to atif -o trajectories"""
+  agent-rl export runs/latest --to atif -o trajectories
+  agent-rl export runs/latest/checkpoint my-model --merge --dtype bfloat16      the model, not its episodes"""
 _UNFAILED = "outcome!=failed"
 
 
-def export_help() -> str:
+def formats_help() -> str:
     """Return the formats and examples, for `--help`."""
     formats = "\n".join(f"  {name:12s} {text}" for name, text in FORMATS.items())
     return f"\n\nformats:\n{formats}\n{EXAMPLES}"
 
 
-def export(arguments: argparse.Namespace) -> int:
+def export_stored(arguments: argparse.Namespace, out: str) -> int:
     """Write the episodes that fit."""
     where = arguments.where or [_UNFAILED]
     limit = 2**62 if arguments.limit is None else arguments.limit
     selected = select(arguments.file, where=where, search=arguments.search, limit=limit)
     if not selected.places:
         raise ConfigError(f"{arguments.file}: none of its {selected.total:,} episodes fits {' and '.join(where)}")
-    rows = export_episodes(selected.episodes(), arguments.out, arguments.to)
+    rows = export_episodes(selected.episodes(), out, arguments.to)
     if not rows:
-        Path(arguments.out).unlink(missing_ok=True)
+        Path(out).unlink(missing_ok=True)
         wanted = f"{arguments.to}: {FORMATS[arguments.to]}"
         raise ConfigError(f"none of {len(selected.places):,} episodes makes a row of {wanted}")
-    print(f"{rows:,} rows of {len(selected.places):,} episodes in {arguments.out}")
+    print(f"{rows:,} rows of {len(selected.places):,} episodes in {out}")
     return 0
 
 

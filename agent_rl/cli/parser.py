@@ -217,11 +217,11 @@ def _parser() -> argparse.ArgumentParser:
     replaying = commands.add_parser("replay", help=about, description=about)
     replays = replaying.add_subparsers(parser_class=_Parser, required=True, metavar="verify | fork")
     add_replay_actions(replays.add_parser, imports)
-    about = "Write stored episodes in another system's format."
+    about = "Write stored episodes in another system's format, or a checkpoint's model for other tools."
     exporting = commands.add_parser("export", help=about, description=about, formatter_class=raw)
     add_export(exporting)
-    exporting.set_defaults(command="formats:export", stored=("file",))
-    exporting.settings = "formats:export_help"
+    exporting.set_defaults(command="export:export")
+    exporting.settings = "export:export_help"
     about = "Read conversations of other systems as episodes, to judge, view and compare them."
     importing = commands.add_parser("import", help=about, description=about, formatter_class=raw)
     add_import(importing)

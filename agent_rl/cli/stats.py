@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from agent_rl.backends.settings import backend_of
+from agent_rl.cli.fit import print_fit
 from agent_rl.cli.view import paged
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, without_nan
@@ -39,6 +40,10 @@ def stats(arguments: argparse.Namespace) -> int:
         StoreError: if there is no such file, or a line can't be read.
         ConfigError: if no episode fits, a filter has no meaning, or two runs have no scored task in common.
     """
+    if arguments.fit is not None:
+        return print_fit(arguments)
+    if arguments.svg is not None:
+        raise ConfigError("--svg draws a fit: give --fit, too")
     found = _read(arguments.first, arguments)
     if arguments.second is not None:
         return _compare(found, _read(arguments.second, arguments), arguments)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.config import Section
@@ -16,6 +16,11 @@ from agent_rl.gym.registry import EnvSpec, load_once
 from agent_rl.gym.tasks import EVAL, TRAIN
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.rendering.config import RendererConfig
+from agent_rl.runs.writers import WriterName
+
+
+def _listed(names: object) -> object:
+    return [names] if isinstance(names, str) else names
 
 
 class AsyncConfig(Section):
@@ -76,6 +81,10 @@ class RunConfig(EnvironmentSettings):
     """Of the run's folder; null for the environment's id."""
     runs_dir: str = "runs"
     """Where the run's folder goes."""
+    report_to: Annotated[tuple[WriterName, ...], BeforeValidator(_listed)] = ()
+    """Where metrics go besides metrics.jsonl, which has them all: `tensorboard` (into the run's folder), `wandb`,
+    `trackio`, or several; the extra `writers` has their packages. Accounts, projects and offline modes are set as these
+    packages say, such as by WANDB_MODE=offline."""
     start_from: str | None = None
     """The folder of a model or checkpoint to train on from."""
     renderer: RendererConfig = RendererConfig()

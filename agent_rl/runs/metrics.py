@@ -17,7 +17,8 @@ from agent_rl.store.tail import heal
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from torch.utils.tensorboard import SummaryWriter
+
+    from agent_rl.runs.writers import Writers
 
 T = TypeVar("T")
 Row: TypeAlias = dict[str, JSON]
@@ -82,15 +83,15 @@ def rewind_metrics(path: Path, step: int) -> None:
 
 
 class MetricsFile:
-    """Appends rows to a run's metrics.jsonl, and mirrors numbers to TensorBoard if it is installed."""
+    """Appends rows to a run's metrics.jsonl, and hands each to the run's writers."""
 
-    def __init__(self, folder: Path, *, mirror: bool = True) -> None:
-        """Open the file, and heal it; `mirror` says whether to write for TensorBoard, too."""
+    def __init__(self, folder: Path, writers: Writers | None = None) -> None:
+        """Open the file, and heal it."""
         self._path = folder / METRICS
         self._seen = {_key(row) for row in read_metrics(self._path)}
         with self._path.open("ab+") as file:
             heal(file.fileno(), self._path)
-        self._board = _tensorboard(folder) if mirror else None
+        self._writers = writers
 
     def write(self, kind: str, step: int, values: Mapping[str, Number]) -> None:
         """Append a row, unless the file has it already. What is not finite becomes null."""
@@ -101,16 +102,13 @@ class MetricsFile:
         self._seen.add(_key(row))
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        if self._board is not None:
-            prefix = "/".join(str(row[k]) for k in ("kind", "split", "sampling") if k in row)
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(f"{prefix}/{name}", value, step)
+        if self._writers is not None:
+            self._writers.write(kind, step, values)
 
     def close(self) -> None:
-        """Finish what is written for TensorBoard."""
-        if self._board is not None:
-            self._board.close()
+        """Finish what the writers write."""
+        if self._writers is not None:
+            self._writers.close()
 
     def __enter__(self) -> MetricsFile:
         return self
@@ -142,11 +140,3 @@ def _plain(value: Number) -> JSON:
 
 def _key(row: Row) -> tuple[JSON, ...]:
     return tuple(row.get(k) for k in KEY)
-
-
-def _tensorboard(folder: Path) -> SummaryWriter | None:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder / "tensorboard"))

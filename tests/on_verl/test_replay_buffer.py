@@ -59,7 +59,7 @@ class Setup:
         self.rows: list[dict[str, Any]] = []
         verls = kind("sync", {}, 2, "drop", {}, poll_interval=0.0, refill_fn=self.rollout.refill, train_batch_size=2)
         self.store, self.folder = EpisodeWriter(folder), folder
-        self.metrics = MetricsFile(folder, mirror=False)
+        self.metrics = MetricsFile(folder)
         self.buffer = EpisodeReplayBuffer(
             verls,
             Algorithm(AlgorithmConfig.model_validate(algorithm)),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_rl.algorithms import Algorithm
@@ -16,7 +15,7 @@ from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapte
 from agent_rl.core.episode import Episode
 from agent_rl.engines.base import SamplingParams, WeightFormat
 from agent_rl.engines.embedded.engine import Engine
-from agent_rl.engines.embedded.model_folder import load_model, make_engine
+from agent_rl.engines.embedded.model_folder import in_format, load_model, make_engine
 from agent_rl.engines.model_files import BASE, base_model
 from agent_rl.policy.delegation import Delegation
 from agent_rl.policy.shortening import Shortening
@@ -122,7 +121,7 @@ def fine_tune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config
             tokenizer.save_pretrained(base)
             start = str(base)
         model.name_or_path = start
-    model.to(getattr(torch, config.dtype))
+    in_format(model, config.dtype)
     if config.lora is not None:
         new_adapter(model, config.lora, config.freeze, config.seed)
     freeze_parameters(model, config.freeze)

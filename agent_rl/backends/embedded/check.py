@@ -18,6 +18,7 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import task_key
 from agent_rl.rollout.match import seats_of
 from agent_rl.runs.stored_groups import StoredGroups, index_groups
+from agent_rl.runs.writers import require_writers
 from agent_rl.store.shards import existing_shards
 
 
@@ -32,6 +33,7 @@ def check_run(config: TrainConfig) -> EnvSpec:
     env = check_environment(config)
     env.tasks.require(config.eval.during(env.tasks.splits))
     config.context(env.budget.tokens)
+    require_writers(config.report_to)
     require_optimizer(config.optimizer.kind, config.device)
     if config.lora is not None:
         require_peft()

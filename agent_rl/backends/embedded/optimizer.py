@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
@@ -157,7 +156,6 @@ def require_optimizer(kind: OptimizerKind, device: str) -> None:
 def _adamw(kind: OptimizerKind) -> Callable[..., torch.optim.Optimizer]:
     if kind == "adamw":
         return torch.optim.AdamW
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it misses kernels for 4-bit weights
     from bitsandbytes import optim
 
     kinds = {

@@ -55,6 +55,7 @@ from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.runs.report import write_reports
 from agent_rl.runs.stop import Stop
 from agent_rl.runs.stored_groups import StoredGroups
+from agent_rl.runs.writers import Writers
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.selection import episode_ids
 from agent_rl.store.shards import existing_shards
@@ -365,7 +366,7 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
     hf_logging.disable_progress_bar()
     with (
         threads_restored(),
-        MetricsFile(folder) as metrics,
+        MetricsFile(folder, Writers(config.report_to, folder, config, progress.say)) as metrics,
         EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
         run_judge(config.judge, env, folder, evolves=True),

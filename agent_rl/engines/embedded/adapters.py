@@ -6,6 +6,8 @@ head and config stay where they are.
 
 from __future__ import annotations
 
+import json
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from agent_rl.errors import CheckpointError
 if TYPE_CHECKING:
     from peft import PeftConfig
 
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it; it misses kernels for 4-bit weights
 WEIGHTS = "adapter_model.safetensors"
 
 
@@ -123,6 +126,29 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
             f"the adapter in '{folder}' doesn't fit {model.name_or_path}, which has no {found.unexpected_keys[0]}; "
             "take the model that it was trained on"
         )
+
+
+def verl_weights(folder: str | Path) -> dict[str, Tensor] | None:
+    """Return the weights of a model that verl trained an adapter of, with the adapter added; None for other folders.
+
+    verl 0.9.1 writes the parameters of `peft`'s modules under their own names into the folder's safetensors, where
+    transformers knows none of them, and the adapter's scale beside it.
+    """
+    from safetensors.torch import load_file
+
+    scale = Path(folder).parent / "lora_train_meta.json"
+    if not scale.exists():
+        return None
+    meta = json.loads(scale.read_text(encoding="utf-8"))
+    files = [load_file(file) for file in sorted(Path(folder).glob("*.safetensors"))]
+    state = {name.removeprefix("base_model.model."): t for file in files for name, t in file.items()}
+    found = {name.replace(".base_layer.", "."): t for name, t in state.items() if ".lora_" not in name}
+    for name, a in state.items():
+        module, is_a, end = name.partition(".lora_A.")
+        if is_a:
+            delta = state[f"{module}.lora_B.{end}"].float() @ a.float() * (meta["lora_alpha"] / meta["r"])
+            found[f"{module}.weight"] = found[f"{module}.weight"].float() + delta
+    return found
 
 
 def _is_adapted(module: nn.Module) -> bool:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from agent_rl.engines.base import WeightFormat
-from agent_rl.engines.embedded.adapters import load_adapter, merge
+from agent_rl.engines.embedded.adapters import load_adapter, merge, verl_weights
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.quantization import forward_in
@@ -30,7 +38,9 @@ def load_model(
     require_model(folder)
     base, place = base_model(folder), device_of(device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=getattr(torch, dtype)).to(place)
+        weights = verl_weights(folder)
+        model = _read(base or folder, dtype) if weights is None else _made_of(folder, weights, dtype)
+        model = model.to(place)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # what its many readers raise about a file that is cut short or missing
         raise CheckpointError(
@@ -39,6 +49,30 @@ def load_model(
     if base is not None:
         load_adapter(model, folder)
     return merge(model) if merged else model, tokenizer
+
+
+def _read(folder: str | Path, dtype: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+
+
+def _made_of(folder: str | Path, weights: dict[str, Tensor], dtype: str) -> PreTrainedModel:
+    """Return the model of a folder's config with these weights."""
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    tied = set(model.state_dict()) - dict(model.named_parameters()).keys()
+    if wrong := [*(set(weights) ^ set(model.state_dict())) - tied]:
+        raise ValueError(f"{wrong[0]} is not both in the weights and in the model")
+    model.load_state_dict(weights, strict=False)
+    if (Path(folder) / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return in_format(model, dtype)
+
+
+def in_format(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
+    """Round a model's parameters to a format, in place; buffers, such as those of positions, keep theirs."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    return model
 
 
 def make_engine(

@@ -153,7 +153,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "trainer.save_freq": config.checkpoint_every,
         "trainer.resume_mode": "auto",
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        "trainer.logger": ["console"],  # and our own metrics.jsonl
+        "trainer.logger": ["console", *config.report_to],  # and our own metrics.jsonl
     }
 
 

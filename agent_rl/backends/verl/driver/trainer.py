@@ -98,7 +98,7 @@ class AlgorithmTrainer(PPOTrainer):
         self.routes = route_fields(self.algorithm.config.routing, self.config)
         self.store = EpisodeWriter(settings.episodes, experts=settings.store_experts)
         self.records = TokenRecordWriter(settings.episodes) if settings.token_records else None
-        self.metrics = MetricsFile(folder := self.store.path.parent, mirror=False)
+        self.metrics = MetricsFile(folder := self.store.path.parent)
         self.diagnosis = Diagnosis(self.algorithm.config, samples, self.env.cls, folder, print)
         super()._setup()
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))

@@ -1,0 +1,49 @@
+"""`agent-rl export`: episodes in other systems' formats, or a checkpoint's model in Hugging Face's."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from agent_rl.errors import ConfigError
+from agent_rl.store.shards import existing_shards
+
+
+def export_help() -> str:
+    """Return the formats and examples, for `--help`."""
+    from agent_rl.cli.formats import formats_help
+
+    return formats_help()
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write the episodes that fit, or a model.
+
+    Raises:
+        ConfigError: if it is not said where to.
+    """
+    target = arguments.out or arguments.target
+    if target is None:
+        raise ConfigError("export where to? Give a path after --out")
+    if arguments.to is not None:
+        existing_shards(arguments.file)
+        from agent_rl.cli.formats import export_stored
+
+        return export_stored(arguments, target)
+    from agent_rl.engines.embedded.export import export_model
+
+    folder = _model_in(Path(arguments.file))
+    size = export_model(folder, target, merged=arguments.merge, dtype=arguments.dtype or "float32")
+    print(f"{target}: the model of {folder}, {size / 1e6:,.0f} MB")
+    return 0
+
+
+def _model_in(path: Path) -> Path:
+    """Return a model's folder: of a run on either backend, or of one of verl's checkpoints, the one in it."""
+    if (path / "actor" / "huggingface").is_dir():
+        return path / "actor" / "huggingface"
+    if (path / "config.yaml").is_file():
+        from agent_rl.backends.run import Run
+
+        return Run(path).checkpoint
+    return path
