@@ -25,7 +25,7 @@ FREE = ("env_args.", "engine_args.", "verl.", "policy.", "retries.", "renderer.o
 endings, a chat template's variables."""
 _NUMBER, _WORD = re.compile(r"-?(0|[1-9]\d*)", re.ASCII), re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
 _CONSTANTS = ("null", "true", "false", "nan", "inf")
-SHORT = 9
+SHORT = 10
 """The fields of a section whose settings a help text lists one by one."""
 ELSEWHERE = {
     "num_generations": "rollout.samples",
