@@ -20,8 +20,6 @@ from agent_rl.runs.chat import StreamingEngine
 from agent_rl.store.episodes import read_episodes
 
 Types = Callable[..., None]
-
-
 OF_THE_README = "agent-rl chat runs/latest env=calculator-v0"
 
 
