@@ -52,7 +52,7 @@ def test_fused_forward_equals_transformers(family: str, packed: bool, monkeypatc
     assert isinstance(engine.forward, FusedForward)
     for record in play_all(engine, ragged_plans(4), SamplingParams()):
         expected = full_logprobs(model, record.ids)[record.sampled]
-        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
