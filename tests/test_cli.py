@@ -11,6 +11,8 @@ from agent_rl.cli import main
 from agent_rl.config import choices, load_config
 from agent_rl.store.episodes import read_episodes
 
+STORED = Path(__file__).parent / "data" / "episodes_of_schema_2.jsonl"
+
 
 def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     status = main(argv)
@@ -92,7 +94,7 @@ def test_rollout_stores_readable_json(capsys: pytest.CaptureFixture[str], tmp_pa
         (["train", "algorithm.weight=token-tis"], "set proximal=recompute"),
         (["train", "eval.split=evil"], "Did you mean 'eval'?"),
         (["train", "algorithm=dpo", "episodes=nowhere"], "there is no episode file"),
-        (["train", "episodes=nowhere"], "episodes=nowhere: objective=ppo-clip learns from rollouts"),
+        (["train", f"episodes={STORED}"], "objective=ppo-clip learns from rollouts"),
         (["view", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from agent_rl.config import load_config
+from agent_rl.engines.model_files import require_model
 from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.gym.env import Env
 from agent_rl.gym.registry import env_ids, spec
+from agent_rl.store.shards import existing_shards
 
 if TYPE_CHECKING:
     from agent_rl.backends.embedded.config import TrainConfig
     from agent_rl.backends.verl.config.settings import VerlConfig
 
 BACKENDS = ("embedded", "verl")
+STORED = ("episodes", "warm_start.episodes")
+"""Settings that name stored episodes."""
 RESUMED = {"embedded": ("steps", "device", "processes"), "verl": ("steps",)}
 """The settings that may change when a run is resumed."""
 EnvNames: TypeAlias = str | type[Env] | Sequence[str | type[Env] | Mapping[str, object]]
@@ -50,6 +54,18 @@ def training_config(
     if isinstance(name, str) and not given.get("imports") and "/" not in name:
         spec(name)  # a wrong one shows before the settings are composed
     return load_config(f"backend/{backend or 'embedded'}", schema_of(backend), settings=given)
+
+
+def require_files(given: Mapping[str, object]) -> None:
+    """Check that the model and the episodes that settings name are there, before the settings are composed.
+
+    Raises:
+        CheckpointError: if `start_from` has no model.
+        StoreError: if there is no file of stored episodes.
+    """
+    for name, require in (("start_from", require_model), *dict.fromkeys(STORED, existing_shards).items()):
+        if isinstance(path := given.get(name), str):
+            require(path)
 
 
 def resumed_changes(backend: str, given: Mapping[str, object]) -> dict[str, object]:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_rl.backends.run import Run
-from agent_rl.backends.settings import backend_of, require_verl, resumed_changes, training_config
+from agent_rl.backends.settings import backend_of, require_files, require_verl, resumed_changes, training_config
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import list_settings, load_config, write_config
 from agent_rl.errors import ConfigError
@@ -48,6 +47,8 @@ def train(arguments: argparse.Namespace) -> int:
     if "resume" in settings:
         _check_resumed(settings, asked)
     else:
+        if not asked and settings.get("backend") != "verl":
+            require_files(settings)
         config = training_config(**settings)  # type: ignore[arg-type]
         if asked:
             print(_shown(config, arguments))
@@ -83,6 +84,8 @@ def _check_resumed(settings: Mapping[str, object], asked: Sequence[str]) -> None
     if asked:
         all_asked = ", ".join(asked)
         raise ConfigError(f"{all_asked} can't change when a run is resumed: it keeps its own settings (but for steps)")
+    from agent_rl.backends.run import Run
+
     folder = Path(str(settings["resume"]))
     given = {name: value for name, value in settings.items() if name not in ("resume", "imports", "backend")}
     resumed_changes(str(settings.get("backend") or backend_of(folder)), given)
