@@ -19,7 +19,7 @@ from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.core.trajectory import Completion
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
-from agent_rl.engines.embedded.kv_cache import CHUNK
+from agent_rl.engines.embedded.pages import PAGE
 
 T = TypeVar("T")
 Architecture = Literal["qwen3", "qwen3_moe"]
@@ -100,7 +100,7 @@ def ragged_plans(count: int, seed: int = 0) -> list[Plan]:
     plans = [
         [(ids(rng.integers(1, 15)), int(rng.integers(1, 10))) for _ in range(rng.integers(2, 5))] for _ in range(count)
     ]
-    plans[0] = [(ids(CHUNK - 3), 7), (ids(CHUNK), 5), (ids(1), 1)]
+    plans[0] = [(ids(PAGE - 3), 7), (ids(PAGE), 5), (ids(1), 1)]
     return plans
 
 

@@ -12,7 +12,8 @@ from agent_rl.core.trajectory import Completion, FinishReason
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.forward import StepOutput
-from agent_rl.engines.embedded.kv_cache import KVCache, Layout
+from agent_rl.engines.embedded.kv_cache import KVCache
+from agent_rl.engines.embedded.layout import Layout
 from agent_rl.engines.embedded.module_forward import make_forward
 from agent_rl.errors import ConfigError, PolicyError
 from tests.engines import GREEDY, NEVER, VOCAB, Record, play, play_alone, run, steps, tiny

@@ -51,6 +51,7 @@ ELSEWHERE = {
     "agent-rl view runs/latest --tui": "tests/test_tui.py",
     "agent-rl view runs/latest --serve": "tests/test_served_page.py",
     "agent-rl play search-v0": "tests/test_play.py",
+    "agent-rl chat runs/latest env=calculator-v0": "tests/test_chat.py",
     "agent-rl replay verify runs/latest": "tests/test_verify_command.py",
     "agent-rl replay fork runs/latest ID --at-turn K policy=POLICY n=8": "tests/test_fork.py",
     "agent-rl judge run runs/latest rubric.yaml": "tests/test_judge_command.py",

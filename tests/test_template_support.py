@@ -115,8 +115,8 @@ def test_template_without_tools_gets_them_in_its_system_message() -> None:
     call = '<tool_call>\n{"name": "search", "arguments": {"query": "7", "all": false}}\n</tool_call>\n'
     assert text(renderer, renderer.reply(CALLS)).startswith(f"<think>\nHm.\n</think>\n\nI look.\n{call}<tool_call>")
     assert describe_additions(renderer) == (
-        "the model's chat template does not render everything, so that agent_rl writes tools into the system message "
-        "(as Hermes does), calls into the reply's text (<tool_call>)"
+        "the model's chat template does not render everything, or calls in a form that can't be read back, so that "
+        "agent_rl writes tools into the system message (as Hermes does), calls into the reply's text (<tool_call>)"
     )
     assert describe_additions(ChatMLRenderer(bare())) is None
 

@@ -90,3 +90,23 @@ def test_budget_config_replaces_the_set_limits() -> None:
 def test_agent_loop_has_the_budget() -> None:
     (loop,) = agent_loop(config(budget={"seconds": 5}), Path("run"))
     assert loop["budget"] == {"seconds": 5}
+
+
+def test_adapter_becomes_verls_keys() -> None:
+    found = verl_settings(config(lora={"rank": 8, "targets": ["q_proj", "v_proj"]}), Path("/runs/r"))
+    model = {key.rpartition(".")[2]: value for key, value in found.items() if ".model." in key}
+    assert model["lora_rank"] == 8 and model["lora_alpha"] == 32 and model["target_modules"] == ["q_proj", "v_proj"]
+    assert not any("lora" in key for key in verl_settings(config(), Path("/runs/r")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lora": {"dora": True}}, "lora.dora: verl's adapters on FSDP are plain LoRA"),
+        ({"lora": {"alpha": 0.5}}, "lora.alpha=0.5: verl takes a whole number"),
+        ({"lora": {}, "verl": {"actor_rollout_ref.model.lora_rank": 4}}, "model.lora_rank says what lora does"),
+    ],
+)
+def test_adapter_that_verl_lacks_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**settings)

@@ -188,6 +188,14 @@ def _parser() -> argparse.ArgumentParser:
     person.add_argument("env", help="the id of a registered environment")
     person.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
     person.settings = "play:play_help"
+    about = "Talk to a model in the terminal; with an environment's tools, which really run, if one is given."
+    talking = add("chat", "chat:talk", about, description=about)
+    talking.add_argument(
+        "checkpoint", help="a run's or a model's folder, a file or name of a model, or a policy's name"
+    )
+    talking.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
+    talking.add_argument("--tokens", action="store_true", help="print the ids of each reply, with log-probabilities")
+    talking.settings = "chat:chat_help"
     about = "say what Ray's cluster lacks for a run: doctor backend=verl hardware=NAME"
     add("doctor", "training:doctor", about, settings="settings, as of train")
     about = "list the algorithms and the parts that they are made of, with formulas"

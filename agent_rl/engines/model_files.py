@@ -1,14 +1,70 @@
-"""What a model's folder must hold, in Hugging Face's format."""
+"""Where a model lies: a folder in Hugging Face's format, a name on its hub, or a GGUF file; found without torch."""
 
 from __future__ import annotations
 
 import json
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 from agent_rl.errors import CheckpointError
 
 ADAPTER, BASE = "adapter_config.json", "base"
 """The file that says what an adapter was trained on, and the folder beside the checkpoint that may hold it."""
+CONFIG = "config.json"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""What a name on the hub looks like: `organisation/model`."""
+HUB_TIMEOUT = 10.0
+"""Seconds that the hub has to answer."""
+
+
+def is_gguf(name: str | Path) -> bool:
+    """Return whether a name is that of a GGUF file."""
+    return str(name).endswith(".gguf")
+
+
+def is_hub_id(name: str | Path) -> bool:
+    """Return whether a name can only be one on the hub: it looks like one, and its first part is no folder here."""
+    return bool(HUB_ID.fullmatch(str(name))) and not is_gguf(name) and not Path(name).parent.exists()
+
+
+def load_options(name: str | Path) -> dict[str, str | bool]:
+    """Return the arguments with which transformers' `from_pretrained` loads a model, its name or folder among them.
+
+    The hub is asked whether it has the model; where it can't be reached, what was downloaded before serves.
+
+    Raises:
+        CheckpointError: if there is no such model, or what reads it is missing.
+    """
+    if is_gguf(name):
+        file = Path(name)
+        if not file.is_file():
+            raise CheckpointError(f"no model in '{name}': there is no such file; give the path of a .gguf file")
+        if find_spec("gguf") is None:
+            raise CheckpointError(f"'{name}' is read by the package gguf: pip install 'agent-rl[gguf]'")
+        return {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    options: dict[str, str | bool] = {"pretrained_model_name_or_path": str(name)}
+    if is_hub_id(name) and (problem := _hub_problem(str(name))):
+        from huggingface_hub import try_to_load_from_cache
+
+        if not isinstance(try_to_load_from_cache(str(name), CONFIG), str):
+            raise CheckpointError(
+                f"no model in '{name}': there is no such folder here, and as a name on Hugging Face's hub it can't be "
+                f"had: {problem}"
+            )
+        options["local_files_only"] = True
+    return options
+
+
+def _hub_problem(name: str) -> str:
+    """Return why a model can't be downloaded; nothing if it can."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_TIMEOUT)  # without the five retries of a download
+    except Exception as error:  # of the hub's client, of HTTP and of the network
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return ""
 
 
 def base_model(folder: str | Path) -> str | None:
@@ -36,18 +92,21 @@ def base_model(folder: str | Path) -> str | None:
 
 
 def require_model(folder: str | Path) -> None:
-    """Check that a folder holds a model, or an adapter and that model that it was trained on.
+    """Check that there is a model: in a folder, which may hold an adapter and name its model, on the hub or in a file.
 
     Raises:
-        CheckpointError: if it has no config.json, or one that can't be read.
+        CheckpointError: if there is none, or its config.json can't be read.
     """
     if (base := base_model(folder)) is not None:
         folder = base
-    file = Path(folder) / "config.json"
+    load_options(folder)
+    if is_gguf(folder) or is_hub_id(folder):
+        return
+    file = Path(folder) / CONFIG
     if not file.exists():
         raise CheckpointError(
-            f"no model in '{folder}': it has no config.json; give the folder of a run's checkpoint or of a "
-            "model in Hugging Face's format (a name there is not downloaded: fetch it with `hf download`)"
+            f"no model in '{folder}': it has no config.json; give the folder of a run's checkpoint or of a model in "
+            "Hugging Face's format, a .gguf file, or a name on the hub such as org/model"
         )
     try:
         is_config = isinstance(json.loads(file.read_text(encoding="utf-8")), dict)

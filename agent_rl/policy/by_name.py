@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, create_m
 
 from agent_rl.config import Section
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.model_files import is_gguf, is_hub_id
 from agent_rl.errors import CheckpointError, ConfigError, did_you_mean
 from agent_rl.gym.env import Env
 from agent_rl.gym.mixture import members_of
@@ -66,7 +67,7 @@ class PolicyConfig(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str = "oracle"
-    """A registered name, or the folder of a checkpoint or run."""
+    """A registered name, or a model: the folder of a checkpoint or run, a name on Hugging Face's hub, a .gguf file."""
 
     @property
     def folder(self) -> str:
@@ -111,12 +112,12 @@ def open_policy(config: PolicyConfig, params: SamplingParams, env: EnvSpec) -> I
     name, settings = config.name, dict(config.model_extra or {})
     if not name:
         raise ConfigError("policy= has no name: give one, such as oracle, or a checkpoint's folder")
-    if name not in POLICIES and Path(name).is_dir():
+    if name not in POLICIES and (Path(name).is_dir() or is_gguf(name) or is_hub_id(name)):
         name, settings = "checkpoint", {"folder": str(model_folder(name)), **settings}
     if name not in POLICIES:
         known = ", ".join(POLICIES)
         raise ConfigError(
-            f"policy={name} is neither {known} nor a checkpoint's folder.{did_you_mean(name, POLICIES)} "
+            f"policy={name} is neither {known} nor a model's folder, file or name.{did_you_mean(name, POLICIES)} "
             "--import FILE loads your own."
         )
     factory = POLICIES[name]

@@ -1,4 +1,4 @@
-"""A policy that the embedded engine samples from a checkpoint's folder."""
+"""A policy that the embedded engine samples from a checkpoint, or any other model."""
 
 from __future__ import annotations
 

@@ -99,4 +99,7 @@ def describe_additions(renderer: Renderer) -> str | None:
     support = getattr(renderer, "support", None)
     if not isinstance(support, Support) or not support.added:
         return None
-    return f"the model's chat template does not render everything, so that agent_rl writes {support.added}"
+    return (
+        "the model's chat template does not render everything, or calls in a form that can't be read back, so that "
+        f"agent_rl writes {support.added}"
+    )

@@ -15,7 +15,7 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.by_name import register_renderer
 from agent_rl.rendering.chat_format import message_dict, tool_dicts
-from agent_rl.rendering.hermes import THINK, read_hermes
+from agent_rl.rendering.hermes import THINK, THINK_END, read_hermes
 from agent_rl.rendering.support import Reasoning, Support
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ class TemplateRenderer:
         self._special_ids = frozenset(special)
         self._masks = {token: chr(_MASK + index) for index, token in enumerate(special.values())}
         self.support = Support()
+        self._final: tuple[int, ...] = ()
+        self._final = self._find_final()
         self._close = self._find_close()
         eos: int | None = tokenizer.eos_token_id
         self.stop_ids = frozenset({self._close[0]} | ({eos} if eos is not None else set()))
@@ -163,7 +165,7 @@ class TemplateRenderer:
         if not (self._comes_out([_HELLO], [_TOOL], *_WORDS) and self._comes_out([_SYSTEM, _HELLO], [_TOOL], *_WORDS)):
             self.support = replace(self.support, tools="system")
         problem = self._choose_reasoning() or self._choose_calls()
-        if problem is not None and self._on_break == "refuse":
+        if problem is not None and (self._on_break == "refuse" or not isinstance(problem, _BreakError)):
             raise problem
         if not self._takes_results():
             self.support = replace(self.support, results="user")
@@ -203,7 +205,7 @@ class TemplateRenderer:
         calls, expected = ([(c.name, dict(c.arguments), c.error) for c in m.tool_calls] for m in (read, message))
         if (read.content.strip(), read.reasoning, calls) == (message.content, message.reasoning, expected):
             return None
-        return RenderError(f"the chat template changes the reply {message!r} to {self._decode(ids)!r}")
+        return RenderError(f"the chat template changes the reply: {message.content!r} becomes {self._decode(ids)!r}")
 
     def _takes_results(self) -> bool:
         """Return whether a result comes out, and as nobody else's words."""
@@ -229,9 +231,9 @@ class TemplateRenderer:
         return True
 
     def _prove(self, history: Sequence[Message], new: Message) -> None:
-        if self.support.reasoning == "dropped":
-            raise _BreakError(f"the chat template changes the reply: it leaves out the thought {_THOUGHT!r}")
         header = self._render(history[:-1], (), generate=True)
+        if self.support.reasoning == "dropped" and not self._decode(header).rstrip().endswith(THINK_END):
+            raise _BreakError(f"the chat template changes the reply: it leaves out the thought {_THOUGHT!r}")
         before = self._render(history, (), generate=False)
         after = self._render([*history, new], (), generate=True)
         self._require_prefix(header, before, "a reply")
@@ -251,13 +253,22 @@ class TemplateRenderer:
         name = tools[0].name if tools else "look"
         tools = tools if self.support.tools == "template" else ()  # the system message is not in the tail
         calls = tuple(ToolCall(m.tool_call_id or "call00000", m.name or name) for m in messages if m.role == "tool")
-        dummy = [_HELLO, Message("assistant", "x", tool_calls=calls)]
+        thought = _THOUGHT if self.support.reasoning == "template" else None  # templates keep no empty ones
+        dummy = [_HELLO, Message("assistant", "x", reasoning=thought, tool_calls=calls)]
         before = self._render(dummy, tools, generate=False)
         after = self._render([*dummy, *messages], tools, generate=True)
         self._require_prefix(before, after, f"a {_kind(messages)} message")
         if tuple(before[-len(self._close) :]) != self._close:
             raise _BreakError(f"the chat template closes a reply with tool calls as {self._decode(before[-8:])!r}")
         return after[len(before) :]
+
+    def _find_final(self) -> tuple[int, ...]:
+        """Return what the template puts behind a conversation as a whole, and no more once it goes on: Phi-3's eos."""
+        history = [_HELLO, Message("assistant", "x")]
+        alone = self._render(history, (), generate=False)
+        continued = self._render([*history, _AGAIN], (), generate=True)
+        at = next((at for at, (a, b) in enumerate(zip(alone, continued, strict=False)) if a != b), len(alone))
+        return tuple(alone[at:]) if set(alone[at:]) <= {self._tokenizer.eos_token_id} else ()
 
     def _find_close(self) -> tuple[int, ...]:
         """Return what the template puts behind a reply: from its end-of-turn token on."""
@@ -269,8 +280,8 @@ class TemplateRenderer:
         start = next((at for at, token in enumerate(suffix) if token in self._special_ids), None)
         if start is None:
             raise RenderError(
-                f"the chat template closes a reply with {self._decode(suffix)!r}, in which no special token ends the "
-                f"turn, so nothing tells where to stop sampling: add one"
+                f"no special token ends the turn in the chat template, which closes a reply with "
+                f"{self._decode(suffix)!r}: nothing tells where to stop sampling, add one"
             )
         return tuple(suffix[start:])
 
@@ -299,13 +310,15 @@ class TemplateRenderer:
                 **self._options,
             )
         except (TemplateError, TypeError, LookupError) as error:
-            roles = [m.role for m in messages]
-            raise RenderError(f"the chat template does not render messages of roles {roles}: {error}") from error
+            roles = ", ".join(m.role for m in messages)
+            raise RenderError(f"the chat template does not render a conversation of {roles}: {error}") from error
         tokens = {mask: token for token, mask in self._masks.items() if mask in text}
         ids: list[int] = []
         for piece in re.split(f"([{''.join(tokens)}])", text) if tokens else [text]:
             for part in (tokens[piece][0], tokens[piece][1:]) if piece in tokens else (piece,):
                 ids += self._tokenizer.encode(part, add_special_tokens=False)
+        if self._final and not generate and tuple(ids[-len(self._final) :]) == self._final:
+            del ids[-len(self._final) :]
         return ids
 
     def _mask(self, text: str) -> str:

@@ -86,7 +86,7 @@ class RunConfig(EnvironmentSettings):
     `trackio`, or several; the extra `writers` has their packages. Accounts, projects and offline modes are set as these
     packages say, such as by WANDB_MODE=offline."""
     start_from: str | None = None
-    """The folder of a model or checkpoint to train on from."""
+    """The model or checkpoint to train on from: a folder, a name on Hugging Face's hub, or a .gguf file."""
     renderer: RendererConfig = RendererConfig()
     """How the model reads messages and writes replies; the checkpoints remember it."""
     steps: int = Field(100, ge=0)
@@ -113,7 +113,7 @@ class RunConfig(EnvironmentSettings):
     @classmethod
     def _seen_from_anywhere(cls, model: str | None) -> str | None:
         # `runs/latest` will be another run, and workers have folders of their own
-        return str(Path(model).resolve()) if model is not None and Path(model).is_dir() else model
+        return str(Path(model).resolve()) if model is not None and Path(model).exists() else model
 
     @field_validator("imports")
     @classmethod

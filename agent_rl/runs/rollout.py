@@ -246,7 +246,7 @@ def _from_anywhere(settings: RolloutSettings) -> RolloutSettings:
     """Let the file of prices be found from any folder, and the model, too, when `runs/latest` is another run."""
     named = settings.policy.model_dump()
     folders = ("folder", "model", "tokenizer", *(("name",) if settings.policy.name not in POLICIES else ()))
-    found = {key: str(Path(name).resolve()) for key in folders if (name := named.get(key)) and Path(name).is_dir()}
+    found = {key: str(Path(name).resolve()) for key in folders if (name := named.get(key)) and Path(name).exists()}
     prices = settings.prices and str(Path(settings.prices).resolve())
     return settings.model_copy(update={"prices": prices, "policy": settings.policy.model_copy(update=found)})
 

@@ -249,8 +249,8 @@ class TrainConfig(RunConfig):
         """Return the engine's context for an environment's token budget."""
         wanted = budget_tokens if self.rollout.context is None else self.rollout.context
         if wanted is None:
-            return min(1024, self.model.max_positions)
-        if wanted > self.model.max_positions:
+            return 1024 if self.start_from else min(1024, self.model.max_positions)
+        if self.start_from is None and wanted > self.model.max_positions:  # the engine asks a model to start from
             what = "the environment's budget" if self.rollout.context is None else "rollout.context"
             raise ConfigError(f"{what} of {wanted} tokens exceeds model.max_positions={self.model.max_positions}")
         return wanted

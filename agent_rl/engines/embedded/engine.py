@@ -1,7 +1,11 @@
-"""Engine: continuous batching of many token sequences over a slot cache, in this process.
+"""Engine: continuous batching of many token sequences over a paged cache, in this process.
 
-Every sequence keeps its slot, and with it its keys and values, over all its turns: a turn prefills only the tokens that
-are new. Each step feeds every waiting sequence at once, decoding and prefilling ones together.
+Every sequence keeps its pages, and with them its keys and values, over all its turns: a turn prefills only the tokens
+that are new. Each step feeds one token of every decoding sequence and up to `PREFILL` tokens of the others together.
+
+Sequences that open with the same ids share the pages that hold them, whoever opened them and why: their keys and values
+are computed once (`pages.Pages.share`). Sequences that come in one step with one prompt even share its logits. Pages of
+older weights are not shared with new sequences.
 
 Randomness: a sequence draws its n-th token with the n-th number of its own generator, seeded at `open`. Who shares the
 batch can't change the draw; it can change the last bits of the logits (kernels differ with the shape of the batch, by
@@ -16,6 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,9 +28,11 @@ from transformers import PreTrainedModel
 
 from agent_rl.core.trajectory import Completion, FinishReason, expert_dtype
 from agent_rl.engines.base import SamplingParams
-from agent_rl.engines.embedded.forward import Forward, StepOutput
-from agent_rl.engines.embedded.kv_cache import Feed, KVCache
+from agent_rl.engines.embedded.forward import Forward
+from agent_rl.engines.embedded.kv_cache import KVCache
+from agent_rl.engines.embedded.layout import Feed
 from agent_rl.engines.embedded.module_forward import make_forward
+from agent_rl.engines.embedded.pages import PAGE, Table
 from agent_rl.engines.embedded.parts import positions_of, rows_of
 from agent_rl.engines.embedded.token_sampler import sample
 from agent_rl.errors import ConfigError, PolicyError
@@ -34,6 +41,11 @@ from agent_rl.seeds import Stream, rng
 
 _log = logging.getLogger(__name__)
 
+PREFILL = 2048
+"""Tokens of prefilling sequences in a step: bounds its memory, whatever the contexts' lengths. A multiple of `PAGE`, so
+that what a step leaves of a long prompt begins with a page, where pages can be shared."""
+KEPT = 2**28
+"""Bytes of keys and values that an idle engine keeps for the next sequence; more is given back."""
 YIELDS = 4
 """Turns of the event loop between two steps, so that an episode whose reply is done can come back with its next one."""
 
@@ -46,16 +58,17 @@ class Sequence:
         self._rng = rng(Stream.TOKENS, seed)
         self.uniform = float(self._rng.random())
         """The number that decides the next token."""
-        self.slot: int | None = None
+        self.table: Table | None = None
+        """Its pages; None while it waits for a slot."""
         self.fed: list[int] = []
-        """The ids whose keys and values are in the slot."""
+        """The ids whose keys and values are in the pages."""
         self.feed: list[int] = []
-        """The ids to put in with the next step."""
+        """The ids to put in with the next steps."""
         self.params = SamplingParams()
         self.stop_ids: frozenset[int] = frozenset()
         self.future: asyncio.Future[Completion] | None = None
-        self._refed = 0
-        """How many of the fed positions were reported before and are fed again."""
+        self._routed = 0
+        """Of how many positions the experts were collected."""
         self._over: str | None = None
         """Why nothing more can be sampled."""
         self._clear()
@@ -118,28 +131,40 @@ class Sequence:
         self.finish(FinishReason.ABORT, failure)
 
     def rewind(self) -> None:
-        """Feed everything again with the next step."""
-        self._refed += len(self.fed)
+        """Feed everything again with the next steps."""
+        self._collect()
         self.feed, self.fed = [*self.fed, *self.feed], []
 
-    def accept(self, token: int, logprob: float, version: int, experts: Tensor | None) -> None:
-        """Take a step's result; finish if the reply is complete."""
-        self.fed += self.feed
+    def advance(self, count: int) -> list[int]:
+        """Count the next ids as fed; return them."""
+        ids, self.feed = self.feed[:count], self.feed[count:]
+        self.fed += ids
+        return ids
+
+    def accept(self, token: int, logprob: float, version: int) -> None:
+        """Take the id that was sampled when all was fed; finish if the reply is complete."""
         self.feed = [token]
         self.uniform = float(self._rng.random())
         self._ids.append(token)
         self._logprobs.append(logprob)
         self._versions.append(version)
-        if experts is not None:
-            self._experts.append(experts[self._refed :])
-        self._refed = 0
         if token in self.stop_ids:
             self.finish(FinishReason.STOP)
         elif len(self._ids) >= self.params.max_tokens or len(self.fed) + 1 >= self._engine.context_limit:
             self.finish(FinishReason.LENGTH)
 
+    def _collect(self) -> None:
+        """Take the experts of positions that were fed for the first time."""
+        routes = self._engine.cache.routes
+        if routes is not None and self.table is not None and len(self.fed) > self._routed:
+            pages = torch.tensor([page.number for page in self.table.pages], device=routes.device)
+            self._experts.append(routes[pages].flatten(0, 1)[self._routed : len(self.fed)])
+            self._routed = len(self.fed)
+
     def finish(self, reason: FinishReason, error: Exception | None = None) -> None:
         """Resolve the pending call and leave the engine's queue."""
+        if error is None:
+            self._collect()
         future, self.future = self.future, None
         self._engine.withdraw(self)
         dtype = expert_dtype(self._engine.experts)
@@ -173,16 +198,11 @@ class Engine:
         max_len: int = 512,
         forward: Callable[[PreTrainedModel, KVCache], Forward] = make_forward,
     ) -> None:
-        config = model.config.get_text_config()
         if slots < 1 or max_len < 2:
             raise ConfigError(f"an engine needs slots >= 1 and max_len >= 2, not {slots} and {max_len}")
         if max_len > ((positions := positions_of(model)) or max_len):
             raise ConfigError(f"max_len={max_len} exceeds the model's {positions} positions")
-        heads = getattr(config, "num_attention_heads", None) or 1
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        cache_shape = (config.num_hidden_layers, slots, kv_heads, max_len, head_dim)
-        self.cache = KVCache(*cache_shape, dtype=model.dtype, device=model.device)
+        self.cache = KVCache(max_len, dtype=model.dtype, device=model.device)
         self.forward = forward(model, self.cache)
         self.vocab_size = rows_of(model)
         self.experts = experts_of(model)
@@ -190,7 +210,7 @@ class Engine:
         self.version = 0
         self.steps = self.tokens = 0
         self.slots = slots
-        self._free = list(range(slots))[::-1]
+        self._seats = slots
         self._active: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._open: set[Sequence] = set()
@@ -209,17 +229,21 @@ class Engine:
         no key or value of older weights is left.
         """
         self.forward.refresh()
+        self.cache.pages.forget()
         self.version = version
         _log.debug("weights of version %d are in use, with %d sequences open", version, len(self._open))
         if recompute:
             for sequence in self._open:
                 sequence.rewind()
+                if sequence.table is not None:
+                    self.cache.pages.release(sequence.table)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence that wants to sample, and start the engine's task if it has ended."""
-        if sequence.slot is None and self._free and not self._waiting:
-            sequence.slot = self._free.pop()
-        (self._waiting if sequence.slot is None else self._active).append(sequence)
+        if sequence.table is None and self._seats and not self._waiting:
+            self._seats -= 1
+            sequence.table = Table()
+        (self._waiting if sequence.table is None else self._active).append(sequence)
         self._ensure_driver(asyncio.get_running_loop())
 
     def _ensure_driver(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -233,22 +257,22 @@ class Engine:
                 queue.remove(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Free a closed sequence's slot."""
+        """Free a closed sequence's slot and pages."""
         self._open.discard(sequence)
-        slot, sequence.slot = sequence.slot, None
-        if slot is None:
+        table, sequence.table = sequence.table, None
+        if table is None:
             return
-        self.cache.release(slot)
+        self.cache.pages.release(table)
         if self._waiting:
             heir = self._waiting.popleft()
-            heir.slot = slot
+            heir.table = Table()
             self._active.append(heir)
             if heir.future is not None:  # always: it waits
                 self._ensure_driver(heir.future.get_loop())
         else:
-            self._free.append(slot)
-        if not self._open:  # start over in order, so that what follows does not depend on who ended first
-            self._free = list(range(self.slots))[::-1]
+            self._seats += 1
+        if not self._open and self.cache.nbytes > KEPT:
+            self.cache.clear()
 
     async def _drive(self) -> None:
         while self._active:
@@ -257,30 +281,75 @@ class Engine:
             except Exception as error:
                 for sequence in [*self._active, *self._waiting]:
                     sequence.fail(error)
+                self.cache.pages.forget()  # what the step left unfinished
                 return
             for _ in range(YIELDS):
                 await asyncio.sleep(0)
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Feed every active sequence and sample one token for each."""
-        batch = sorted(self._active, key=lambda s: len(s.feed) > 1)  # stable: decoding sequences first
-        output = self.forward(self.cache.layout([Feed(_slot(s), len(s.fed), s.feed) for s in batch]))
-        ids, logprobs = sample(output.logits, [s.params for s in batch], [s.uniform for s in batch])
+        """Feed every active sequence as far as a step goes, and sample one token for each that is fed wholly."""
+        turns = self._plan()
+        fed = sorted((t for t in turns if t.ids), key=_order)
+        rows = {id(t): row for row, t in enumerate(fed)}
+        done = [t for t in turns if not t.sequence.feed]
+        layout = self.cache.layout([Feed(t.table, t.ids) for t in fed], [rows[id(t.like or t)] for t in done])
+        output = self.forward(layout)
+        self.cache.pages.settle()
+        if output.experts is not None:
+            self.cache.store_routes(layout, output.experts)
         self.steps += 1
-        self.tokens += len(batch)
-        rows = zip(batch, ids.tolist(), logprobs.tolist(), _routes(output, batch), strict=True)
-        for sequence, token, logprob, experts in rows:
-            sequence.accept(token, logprob, self.version, experts)
+        if not done:
+            return
+        sequences = [t.sequence for t in done]
+        ids, logprobs = sample(output.logits, [s.params for s in sequences], [s.uniform for s in sequences])
+        self.tokens += len(done)
+        for sequence, token, logprob in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True):
+            sequence.accept(token, logprob, self.version)
+
+    def _plan(self) -> list[_Turn]:
+        """Give each active sequence its part of the step, in their order; what exceeds it waits."""
+        pages, budget = self.cache.pages, PREFILL
+        turns: list[_Turn] = []
+        ends: dict[int, _Turn] = {}
+        for sequence in self._active:
+            table = _table(sequence)
+            if len(sequence.feed) > 1:
+                sequence.advance(pages.share(table, sequence.feed))
+            if not sequence.feed:  # another one feeds the same ids to the end in this very step
+                turns.append(_Turn(sequence, table, [], ends[table.pages[-1].number]))
+                continue
+            count = min(len(sequence.feed), budget)
+            if count < len(sequence.feed):
+                count -= (table.length + count) % PAGE
+                if count <= 0:
+                    continue
+            ids = sequence.advance(count)
+            budget -= count if count > 1 else 0
+            pages.write(table, ids)
+            turns.append(_Turn(sequence, table, ids))
+            ends[table.pages[-1].number] = turns[-1]
+        return turns
 
 
-def _slot(sequence: Sequence) -> int:
-    if sequence.slot is None:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    """What a sequence does in a step."""
+
+    sequence: Sequence
+    table: Table
+    ids: list[int]
+    """To feed."""
+    like: _Turn | None = None
+    """Who feeds the same ids, if it feeds none itself."""
+
+
+def _order(turn: _Turn) -> int:
+    """Decoding sequences come first, then prefilling ones, with those of similar length side by side."""
+    return turn.table.length if len(turn.ids) > 1 else 0
+
+
+def _table(sequence: Sequence) -> Table:
+    if sequence.table is None:
         raise PolicyError("a sequence without a slot was scheduled")
-    return sequence.slot
-
-
-def _routes(output: StepOutput, batch: Seq[Sequence]) -> Seq[Tensor | None]:
-    if output.experts is None:
-        return [None] * len(batch)
-    return torch.split(output.experts, [len(s.feed) for s in batch])
+    return sequence.table

@@ -1,4 +1,4 @@
-"""One inference step over a slot cache, and the fused one of Qwen3; `module_forward` has that of other families."""
+"""One inference step over a paged cache, and the fused one of Qwen3; `module_forward` has that of other families."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_rl.engines.embedded.adapters import weight_of
-from agent_rl.engines.embedded.kv_cache import KVCache, Layout
+from agent_rl.engines.embedded.kv_cache import KVCache
+from agent_rl.engines.embedded.layout import Layout
 from agent_rl.engines.embedded.parts import body_of, head_of
 
 
@@ -66,7 +67,7 @@ class FusedForward:
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.model, self.cache = model, cache
         config = model.config
-        self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, cache.head_dim
+        self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.eps = config.rms_norm_eps
         self.head_dtype = torch.promote_types(cache.dtype, torch.float32)
         self.top_k = getattr(config, "num_experts_per_tok", 0)

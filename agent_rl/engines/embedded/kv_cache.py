@@ -1,174 +1,285 @@
-"""SlotCache: keys and values of many growing sequences, one fixed slot each, and attention over them.
+"""KVCache: keys and values of many growing sequences in pages that are taken as they grow, and attention over them.
 
-A step feeds a ragged batch: `N` tokens laid end to end, sequences that decode (one token) first, then those that
-prefill (several). Linear layers see the `N` tokens without padding; attention runs per block of equal width.
-
-Positions are cut into chunks, and a chunk of all slots lies in one piece of memory. What a step reads is then one run
-from the start, not a run per slot and head with gaps between: that doubles the speed of decoding at short contexts.
+Attention of decoding sequences goes page by page, in one product for all pages at once, in place where most of them are
+read. A page is read once, also if several sequences share it; the parts of a sequence are joined by their sums of
+exponentials, as in flash decoding (Dao et al. 2023). Attention of prefilling sequences goes by blocks of queries, whose
+scores take bounded memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-CHUNK = 64
-"""Positions in a chunk; keys are read up to a multiple of it."""
+from agent_rl.engines.embedded.layout import SCORES, Decoding, Feed, Layout, Prefilling, Reading, plan
+from agent_rl.engines.embedded.pages import PAGE, Pages
 
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """The tokens that one sequence puts into a step."""
-
-    slot: int
-    start: int
-    """The position of its first token."""
-    ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Rows `[start, stop)` of the ragged batch, attended together as a padded `[P, width]` grid."""
-
-    start: int
-    stop: int
-    width: int
-    chunks: int
-    """How many chunks of cached positions the block may look at."""
-    slots: Tensor | None
-    """The slot of each grid row, int64 `[P]`; None for all slots in order (then nothing is gathered)."""
-    cells: Tensor | None
-    """The grid cell of each ragged row, int64 `[stop - start]`; None if they coincide."""
-    mask: Tensor
-    """Additive, float `[chunks, P, 1, 1, width or 1, CHUNK]`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One step's ragged batch."""
-
-    ids: Tensor
-    positions: Tensor
-    cells: tuple[Tensor, Tensor, Tensor]
-    """Where each token goes in the cache, three int64 `[N]`: its chunk, its slot and its place in the chunk."""
-    last: Tensor | None
-    """The rows whose next token is wanted, one per sequence; None if that is every row."""
-    blocks: tuple[Block, ...]
+HIDDEN = -1e30
+"""Added to the score of what a query must not see. Finite: a page without anything visible has sums, not NaNs."""
 
 
 class KVCache:
-    """Of each layer, keys `[chunks, slots, kv_heads, head_dim, CHUNK]` and values with the last two turned round.
+    """Of each layer, keys `[pages, kv_heads, head_dim, PAGE]` and values `[pages, kv_heads, PAGE, head_dim]`.
 
-    So laid out, either product of a decoding query runs along contiguous memory.
+    So laid out, either product of a decoding query runs along contiguous memory. Layers get their memory with their
+    first step, and more as pages are taken.
     """
 
-    def __init__(
-        self,
-        layers: int,
-        slots: int,
-        kv_heads: int,
-        max_len: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        chunks = _chunks(max_len)
-        shape = (chunks, slots, kv_heads, CHUNK, head_dim)
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.keys = [torch.zeros_like(v).view(*shape[:3], head_dim, CHUNK) for v in self.values]
-        self.slots, self.kv_heads, self.max_len, self.head_dim = slots, kv_heads, max_len, head_dim
-        self.dtype, self.device = dtype, device
-        self._visible = torch.full((chunks, slots, CHUNK), float("-inf"), dtype=dtype, device=device)
-        self._visible[0, :, 0] = 0  # an idle row must see something, or its softmax is NaN
-        self._positions = torch.arange(chunks * CHUNK, device=device)
+    def __init__(self, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.max_len, self.dtype, self.device = max_len, dtype, device
+        self.pages = Pages()
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.routes: Tensor | None = None
+        """The experts of each position, `[pages, PAGE, layers, top_k]`; None for a dense model."""
+        self._mask = torch.empty(0, PAGE, dtype=dtype, device=device)
+        self._positions = torch.arange(max_len + PAGE, device=device)
         self._scratch: dict[str, Tensor] = {}
 
-    def release(self, slot: int) -> None:
-        """Make a slot look empty."""
-        self._visible[:, slot] = float("-inf")
-        self._visible[0, slot, 0] = 0
+    @property
+    def nbytes(self) -> int:
+        """Of the memory held for keys and values."""
+        return sum(x.nbytes for x in [*self.keys.values(), *self.values.values()])
 
-    def layout(self, feeds: Sequence[Feed]) -> Layout:
-        """Plan a step, each sequence within `max_len`; those with one token must come first."""
-        decode = sum(len(f.ids) == 1 for f in feeds)
-        ids = [i for f in feeds for i in f.ids]
-        positions = self._tensor([f.start + j for f in feeds for j in range(len(f.ids))])
-        rows = self._tensor([f.slot for f in feeds for _ in f.ids])
-        cells = (positions // CHUNK, rows, positions % CHUNK)
-        self._visible[cells] = 0
-        blocks = []
-        if decode:
-            blocks.append(self._decode_block(feeds[:decode]))
-        if decode < len(feeds):
-            blocks.append(self._prefill_block(feeds[decode:], decode))
-        last = self._tensor([len(f.ids) for f in feeds]).cumsum(0) - 1 if len(ids) > len(feeds) else None
-        return Layout(self._tensor(ids), positions, cells, last, tuple(blocks))
+    def clear(self) -> None:
+        """Give the memory back; no sequence may be left."""
+        self.pages = Pages()
+        self.keys, self.values, self.routes, self._scratch = {}, {}, None, {}
+        self._mask = self._mask[:0].clone()
 
-    def _decode_block(self, feeds: Sequence[Feed]) -> Block:
-        chunks = _chunks(max(f.start for f in feeds) + 1)
-        slots = self._tensor([f.slot for f in feeds])
-        visible = self._visible[:chunks, :, None, None, None]
-        if 3 * len(feeds) >= self.slots:  # cheaper to attend idle slots too than to gather the busy ones
-            return Block(0, len(feeds), 1, chunks, None, slots, visible)
-        return Block(0, len(feeds), 1, chunks, slots, None, visible[:, slots])
+    def store_routes(self, layout: Layout, experts: Tensor) -> None:
+        """Keep the experts of a step's tokens, `[N, layers, top_k]`."""
+        if self.routes is None:
+            self.routes = experts.new_empty((0, PAGE, *experts.shape[1:]), dtype=torch.int16)
+        self.routes = _grown(self.routes, layout.high)
+        if layout.copies is not None:
+            self.routes[layout.copies[1]] = self.routes[layout.copies[0]]
+        self.routes[layout.cells] = experts.to(torch.int16)
 
-    def _prefill_block(self, feeds: Sequence[Feed], start: int) -> Block:
-        width = max(len(f.ids) for f in feeds)
-        chunks = _chunks(max(f.start + len(f.ids) for f in feeds))
-        cells = self._tensor([row * width + j for row, f in enumerate(feeds) for j in range(len(f.ids))])
-        query = self._tensor([f.start for f in feeds])[:, None] + self._positions[:width]
-        hidden = self._positions[: chunks * CHUNK].view(chunks, 1, 1, CHUNK) > query[:, :, None]
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
-        slots = self._tensor([f.slot for f in feeds])
-        return Block(start, start + len(cells), width, chunks, slots, cells, mask[:, :, None, None])
+    # --- a step's plan -----------------------------------------------------------------------------------------------
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+    def layout(self, feeds: Sequence[Feed], wanted: Sequence[int] | None = None) -> Layout:
+        """Plan a step of sequences within `max_len`, those with one token first; see `layout.plan`."""
+        layout = plan(feeds, wanted, self.pages, self.device)
+        self._mask = _grown(self._mask, layout.high)
+        if layout.fresh is not None:
+            self._mask[layout.fresh] = HIDDEN
+        if layout.copies is not None:
+            hidden = self._positions[:PAGE] >= layout.copies[2][:, None]
+            self._mask[layout.copies[1]] = self._mask.new_zeros(hidden.shape).masked_fill_(hidden, HIDDEN)
+        self._mask[layout.cells] = 0
+        return layout
+
+    # --- a layer's attention -----------------------------------------------------------------------------------------
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layout: Layout,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Store a layer's new keys and values and attend to all that is visible, `[N, heads, head_dim]`.
 
-        Queries `[N, heads, head_dim]` are scaled, keys `[N, kv_heads, head_dim]` have their positions applied.
+        Args:
+            layer: its number.
+            q: queries, scaled, `[N, heads, head_dim]`.
+            k: keys with their positions applied, `[N, kv_heads, head_dim]`.
+            v: values, `[N, kv_heads, head_dim]`.
+            layout: the step's.
+            window: how many positions a query sees, its own among them; None for all before it.
+            softcap: scores `s` become `softcap * tanh(s / softcap)`.
+            sinks: a score of each head, `[heads]`, that takes its share of the softmax and brings no value.
         """
-        keys, values = self.keys[layer], self.values[layer]
-        chunk, slot, within = layout.cells
-        keys[chunk, slot, :, :, within] = k
-        values[chunk, slot, :, within] = v
-        parts = [self._attend_block(keys, values, q[b.start : b.stop], b) for b in layout.blocks]
+        keys, values = self._layer(layer, k, v, layout)
+        page, within = layout.cells
+        keys[page, :, :, within] = k
+        values[page, :, within] = v
+        how = (window or 0, softcap or 0.0, sinks)
+        parts = []
+        if layout.decoding is not None:
+            parts.append(self._decode(keys, values, q[: layout.decoding.stop], layout, layout.decoding, *how))
+        for block in layout.prefilling:
+            parts.append(self._prefill(keys, values, q[block.start : block.stop], layout, block, *how))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_block(self, keys: Tensor, values: Tensor, q: Tensor, block: Block) -> Tensor:
-        # Batched matrix products beat scaled_dot_product_attention on CPU at these sizes by a factor of two.
-        heads, dim, width, chunks, kv = q.shape[1], self.head_dim, block.width, block.chunks, self.kv_heads
-        rows = self.slots if block.slots is None else len(block.slots)
+    def _layer(self, layer: int, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Return a layer's memory, with room for the step's pages, fresh ones empty and copied ones copied."""
+        pair = []
+        for kept, new, shape in (
+            (self.keys, k, (k.shape[1], k.shape[2], PAGE)),
+            (self.values, v, (v.shape[1], PAGE, v.shape[2])),
+        ):
+            memory = kept.get(layer)
+            if memory is None:
+                memory = new.new_empty((0, *shape), dtype=self.dtype)
+            memory = kept[layer] = _grown(memory, layout.high)
+            if layout.fresh is not None:
+                memory[layout.fresh] = 0
+            if layout.copies is not None:
+                memory[layout.copies[1]] = memory[layout.copies[0]]
+            pair.append(memory)
+        return pair[0], pair[1]
+
+    def _decode(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        q: Tensor,
+        layout: Layout,
+        decoding: Decoding,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        rows, heads, out_dim = len(q), q.shape[1], values.shape[-1]
+        seats = [len(r.readers) for r in decoding.readings]
+        total = sum(seats)
+        largest = self._buffer("largest", total + 1, heads)
+        sums = self._buffer("sums", total + 1, heads)
+        outs = self._buffer("outs", total + 1, heads, out_dim)
+        largest[total], sums[total], outs[total] = HIDDEN, 0, 0
+        begin = 0
+        for index, (reading, count) in enumerate(zip(decoding.readings, seats, strict=True)):
+            part = slice(begin, begin + count)
+            mask = self._page_mask(reading, index, window, layout)
+            results = largest[part], sums[part], outs[part]
+            self._read(keys, values, q, reading, mask, softcap, results)
+            begin += count
+        cells = decoding.cells.flatten()
+        if decoding.cells.shape[1] == 1:
+            sums, outs = sums[cells], outs[cells]
+            top = largest[cells]
+        else:
+            parts = largest[cells].view(rows, -1, heads)
+            top = parts.amax(1)
+            weights = (parts - top[:, None]).exp_()
+            sums = (weights * sums[cells].view(rows, -1, heads)).sum(1)
+            outs = (weights[..., None] * outs[cells].view(rows, -1, heads, out_dim)).sum(1)
+        if sinks is not None:
+            sums = sums + (sinks - top).exp()
+        return outs / sums[..., None]
+
+    def _read(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        q: Tensor,
+        reading: Reading,
+        mask: Tensor,
+        softcap: float,
+        results: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
+        """Write each reader's largest score, its sum of exponentials and its weighted sum of values."""
+        (heads, dim), kv = q.shape[1:], keys.shape[1]
+        count = len(reading.chunk)
+        sharers, group = len(reading.readers) // count if count else 1, heads // kv
+        if not count:
+            return
+        if reading.pages is None:
+            keys, values = keys[:count], values[:count]
+        else:
+            keys = torch.index_select(keys, 0, reading.pages, out=self._buffer("keys", count, *keys.shape[1:]))
+            values = torch.index_select(values, 0, reading.pages, out=self._buffer("values", count, *values.shape[1:]))
+        queries = q.index_select(0, reading.readers).view(count, sharers, kv, group, dim).transpose(1, 2)
+        queries = queries.reshape(count * kv, sharers * group, dim)
+        scores = self._buffer("scores", count * kv, sharers * group, PAGE)
+        torch.bmm(queries, keys.flatten(0, 1), out=scores)
+        if softcap:
+            scores.div_(softcap).tanh_().mul_(softcap)
+        by_page = scores.view(count, kv, sharers, group, PAGE)
+        by_page += mask
+        largest = by_page.amax(-1, keepdim=True)
+        by_page.sub_(largest).exp_()
+        outs = torch.bmm(scores, values.flatten(0, 1)).view(count, kv, sharers, group, -1)
+        for result, found in zip(results, (largest[..., 0], by_page.sum(-1), outs), strict=True):
+            result.view(count, sharers, kv, group, *found.shape[4:]).copy_(found.transpose(1, 2))
+
+    def _page_mask(self, reading: Reading, index: int, window: int, layout: Layout) -> Tensor:
+        """Return the additive mask of a step's reading, `[E, 1, 1 or M, 1, PAGE]`."""
+        key = (window, index)
+        if key not in layout.masks:
+            mask = self._mask[: len(reading.chunk)] if reading.pages is None else self._mask[reading.pages]
+            mask = mask[:, None, None, None]
+            if window:
+                queries = layout.positions[reading.readers].view(len(mask), 1, -1, 1, 1)
+                positions = reading.chunk[:, None] * PAGE + self._positions[:PAGE]
+                outside = positions[:, None, None, None] <= queries - window
+                mask = mask.expand(outside.shape).masked_fill(outside, HIDDEN)
+            layout.masks[key] = mask
+        return layout.masks[key]
+
+    def _prefill(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        q: Tensor,
+        layout: Layout,
+        block: Prefilling,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        rows, chunks = block.pages.shape
+        (heads, dim), kv, width = q.shape[1:], keys.shape[1], block.width
         if block.cells is not None:
             grid = q.new_zeros(rows * width, heads, dim)
             grid[block.cells] = q
             q = grid
-        q = q.view(rows, width, kv, heads // kv, dim).permute(0, 2, 3, 1, 4).reshape(rows * kv, -1, dim)
-        queries = q.shape[1]  # of one key-value head: its group of heads times the width
-        q = q.expand(chunks, -1, -1, -1).reshape(-1, queries, dim)
-        scores = self._buffer("scores", len(q), queries, CHUNK)
-        torch.bmm(q, self._read("keys", keys, block), out=scores)
-        by_chunk = scores.view(chunks, rows, kv, -1, width, CHUNK).permute(1, 2, 3, 4, 0, 5)
-        joined = self._buffer("joined", *by_chunk.shape)
-        torch.add(by_chunk, block.mask.permute(1, 2, 3, 4, 0, 5), out=joined)
-        torch.softmax(joined.flatten(4), -1, out=joined.flatten(4))
-        by_chunk.copy_(joined)
-        out = self._buffer("out", len(q), queries, dim)
-        torch.bmm(scores, self._read("values", values, block), out=out)
-        out = out.view(chunks, rows * kv, queries, dim).sum(0)
-        out = out.view(rows, kv, -1, width, dim).permute(0, 3, 1, 2, 4).reshape(rows * width, heads, dim)
+        q = q.view(rows, width, kv, heads // kv, dim).permute(0, 2, 3, 1, 4)
+        flat = block.pages.flatten()
+        out_dim = values.shape[-1]
+        keys = torch.index_select(keys, 0, flat, out=self._buffer("keys", len(flat), *keys.shape[1:]))
+        values = torch.index_select(values, 0, flat, out=self._buffer("values", len(flat), *values.shape[1:]))
+        keys = keys.view(rows, chunks, kv, dim, PAGE).permute(0, 2, 3, 1, 4)
+        keys = self._buffer("long_keys", *keys.shape).copy_(keys).view(rows * kv, dim, -1)
+        values = values.view(rows, chunks, kv, PAGE, out_dim).transpose(1, 2)
+        values = self._buffer("long_values", *values.shape).copy_(values).view(rows * kv, -1, out_dim)
+        step = max(16, SCORES // (rows * heads * chunks * PAGE))
+        parts = []
+        for low in range(0, width, step):
+            high = min(low + step, width)
+            end = min(block.last - width + 1 + high, chunks * PAGE)
+            queries = q[:, :, :, low:high].reshape(rows * kv, -1, dim)
+            scores = self._buffer("scores", len(queries), queries.shape[1], end)
+            torch.bmm(queries, keys[:, :, :end], out=scores)
+            if softcap:
+                scores.div_(softcap).tanh_().mul_(softcap)
+            begin = 0 if window else block.first + low  # all before is visible
+            scores.view(rows, heads, high - low, end)[..., begin:] += self._grid_mask(
+                layout, block, (low, high, begin, end), window
+            )
+            share = None
+            if sinks is not None:
+                share = torch.sigmoid(scores.view(rows, heads, -1, end).logsumexp(-1) - sinks[:, None])
+            torch.softmax(scores, -1, out=scores)
+            out = torch.bmm(scores, values[:, :end]).view(rows, heads, high - low, out_dim)
+            parts.append(out if share is None else out * share[..., None])
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        out = out.transpose(1, 2).reshape(rows * width, heads, out_dim)
         return out if block.cells is None else out[block.cells]
 
-    def _read(self, name: str, cached: Tensor, block: Block) -> Tensor:
-        """Return a block's keys or values, `[chunks * P * kv_heads, ...]`; no copy if P is all slots."""
-        cached = cached[: block.chunks]
-        if block.slots is not None:
-            gathered = self._buffer(name, block.chunks, len(block.slots), *cached.shape[2:])
-            cached = torch.index_select(cached, 1, block.slots, out=gathered)
-        return cached.view(-1, *cached.shape[3:])
+    def _grid_mask(self, layout: Layout, block: Prefilling, part: tuple[int, int, int, int], window: int) -> Tensor:
+        """Return the additive mask `[P, 1, queries, keys]` of queries `low..high` and keys `begin..end`."""
+        key = (block.start, *part, window)
+        if key not in layout.masks:
+            low, high, begin, end = part
+            queries = block.begin[:, None, None, None] + self._positions[low:high, None]
+            positions = self._positions[begin:end]
+            hidden = positions > queries
+            if window:
+                hidden |= positions <= queries - window
+            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+            layout.masks[key] = mask.masked_fill_(hidden, HIDDEN)
+        return layout.masks[key]
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Return memory that is kept between calls: faulting in fresh pages can cost more than the arithmetic."""
@@ -177,9 +288,11 @@ class KVCache:
             buffer = self._scratch[name] = torch.empty(size, dtype=self.dtype, device=self.device)
         return buffer[:size].view(shape)
 
-    def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-
-def _chunks(length: int) -> int:
-    return -(-length // CHUNK)
+def _grown(memory: Tensor, count: int) -> Tensor:
+    """Return memory of at least `count` rows, half as many again as there were if it has to move."""
+    if len(memory) >= count:
+        return memory
+    larger = memory.new_empty((max(count, len(memory) * 3 // 2), *memory.shape[1:]))
+    larger[: len(memory)] = memory
+    return larger

@@ -1,4 +1,4 @@
-"""A model's folder in Hugging Face's format, loaded and put behind an engine."""
+"""A model in Hugging Face's format, of its hub or in a GGUF file, loaded and put behind an engine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    GgufConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -20,19 +21,20 @@ from agent_rl.engines.embedded.adapters import load_adapter, merge, verl_weights
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.quantization import forward_in
-from agent_rl.engines.model_files import base_model, require_model
+from agent_rl.engines.model_files import base_model, load_options, require_model
 from agent_rl.errors import CheckpointError
 
 
 def load_model(
     folder: str | Path, device: str = "cpu", *, dtype: str = "float32", merged: bool = True
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a folder's model, in a format on a device, and its tokenizer.
+    """Return a model, in a format on a device, and its tokenizer: of a folder, of the hub by name, or of a GGUF file.
 
-    An adapter's folder is loaded with the model that it was trained on; `merged` into its weights or beside them.
+    An adapter's folder is loaded with the model that it was trained on; `merged` into its weights or beside them. A
+    GGUF file's weights are dequantised.
 
     Raises:
-        CheckpointError: if the folder holds no model, or a damaged one.
+        CheckpointError: if there is no model, or a damaged one.
         ConfigError: if this machine has no such device.
     """
     require_model(folder)
@@ -40,19 +42,24 @@ def load_model(
     try:
         weights = verl_weights(folder)
         model = _read(base or folder, dtype) if weights is None else _made_of(folder, weights, dtype)
-        model = model.to(place)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(**load_options(folder))
     except Exception as error:  # what its many readers raise about a file that is cut short or missing
+        said = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"the model in '{folder}' can't be loaded, {type(error).__name__}: {str(error)[:200]}; take another folder"
+            f"the model in '{folder}' can't be loaded, {type(error).__name__}: {said}; take another one"
         ) from error
     if base is not None:
         load_adapter(model, folder)
+    model.to(place)
     return merge(model) if merged else model, tokenizer
 
 
 def _read(folder: str | Path, dtype: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    options: dict[str, object] = {**load_options(folder), "dtype": getattr(torch, dtype)}
+    if "gguf_file" in options:  # left packed, it could be neither trained nor saved
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(**options)
+    return model
 
 
 def _made_of(folder: str | Path, weights: dict[str, Tensor], dtype: str) -> PreTrainedModel:
@@ -83,11 +90,15 @@ def make_engine(
     context: int,
     weights: WeightFormat = "float32",
 ) -> Engine:
-    """Return an engine over a model, which gets the tokenizer's special tokens and leaves training mode.
+    """Return an engine over a model, which leaves training mode, and knows the tokenizer's special tokens from then on.
 
     It samples `slots` sequences of at most `context` tokens at a time, from weights that are rounded to a format.
     """
-    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
+    for config in (model.generation_config, model.config):
+        own = config.eos_token_id  # a list where replies end in several ways
+        if tokenizer.eos_token_id not in (own if isinstance(own, list) else [own]):
+            config.eos_token_id = tokenizer.eos_token_id
+        if tokenizer.pad_token_id is not None:
+            config.pad_token_id = tokenizer.pad_token_id
     model.eval()
     return Engine(model, slots=slots, max_len=context, forward=forward_in(weights))

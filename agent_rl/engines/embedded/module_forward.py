@@ -10,13 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from agent_rl.engines.embedded.forward import Forward, FusedForward, StepOutput
-from agent_rl.engines.embedded.kv_cache import Feed, KVCache, Layout
+from agent_rl.engines.embedded.kv_cache import KVCache
+from agent_rl.engines.embedded.layout import Feed, Layout
+from agent_rl.engines.embedded.pages import Table
 from agent_rl.engines.embedded.parts import head_of, rows_of, states_of
 from agent_rl.errors import ConfigError
 from agent_rl.moe.routes import recorded
@@ -38,7 +41,7 @@ def make_forward(model: PreTrainedModel, cache: KVCache) -> Forward:
     config = model.config
     limited = _is_limited(model, cache.max_len)
     fusible = config.model_type in ("qwen3", "qwen3_moe") and not config.attention_bias and config.hidden_act == "silu"
-    if fusible and not limited:
+    if fusible and not limited and hasattr(config, "head_dim"):
         return FusedForward(model, cache)
     require_causal(model)
     if not limited and _agrees(model, cache):
@@ -80,7 +83,6 @@ class WholeForward:
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.model = model
-        self.ids = torch.zeros(cache.slots, cache.max_len, dtype=torch.int64, device=cache.device)
         self.refresh()
 
     def refresh(self) -> None:
@@ -90,36 +92,37 @@ class WholeForward:
     @torch.no_grad()
     def __call__(self, layout: Layout) -> StepOutput:
         """Feed `layout` and return the next-token logits."""
-        slots, positions = layout.cells[1], layout.positions
-        self.ids[slots, positions] = layout.ids
-        last = torch.arange(len(slots), device=slots.device) if layout.last is None else layout.last
-        ends, logits, experts = positions[last] + 1, list[Tensor](), list[Tensor]()
+        tokens = [torch.tensor(feed.table.ids, device=layout.ids.device) for feed in layout.feeds]
+        logits, experts = list[Tensor](), list[Tensor]()
+        size = max(1, WHOLE // max(map(len, tokens)))
         with _evaluated(self.model):
-            for part in torch.split(torch.arange(len(last)), max(1, WHOLE // int(ends.max()))):
-                ids, end = self.ids[slots[last[part]], : int(ends[part].max())], ends[part]
+            for begin in range(0, len(tokens), size):
+                part, feeds = tokens[begin : begin + size], layout.feeds[begin : begin + size]
+                ids = nn.utils.rnn.pad_sequence(part, batch_first=True)
+                end = torch.tensor([len(context) for context in part], device=ids.device)
                 with recorded(self.model) as routes:
                     states = states_of(self.model, ids)
                 logits.append(self.head.logits(states[torch.arange(len(ids)), end - 1]))
                 if routes.own:
                     own = torch.stack(routes.own, 1).view(*ids.shape, len(routes.own), -1)
-                    first = end - torch.diff(last, prepend=last.new_tensor([-1]))[part]  # how much was fed before
-                    fed = torch.arange(ids.shape[1], device=end.device)
+                    first = torch.tensor([feed.start for feed in feeds], device=ids.device)
+                    fed = torch.arange(ids.shape[1], device=ids.device)
                     experts.append(own[(fed >= first[:, None]) & (fed < end[:, None])])
-        return StepOutput(torch.cat(logits), torch.cat(experts) if experts else None)
+        return StepOutput(torch.cat(logits)[list(layout.wanted)], torch.cat(experts) if experts else None)
 
 
 def _attend_in_cache(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **kwargs: object
 ) -> tuple[Tensor, None]:
     cache, layout = _STEP[-1]
-    special = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
-    if special:
-        raise ConfigError(f"the engine's cache can't attend with {', '.join(special)}")
+    if kwargs.get("position_bias") is not None:
+        raise ConfigError("the engine's cache can't attend with position_bias")
+    softcap, sinks = cast(float | None, kwargs.get("softcap")), cast(Tensor | None, kwargs.get("s_aux"))
     scale, index = kwargs.get("scaling"), module.layer_idx
     scale = scale if isinstance(scale, (int, float)) else query.shape[-1] ** -0.5
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     assert isinstance(index, int)
-    return cache.attend(index, q * scale, k, v, layout)[None], None
+    return cache.attend(index, q * scale, k, v, layout, softcap=softcap, sinks=sinks)[None], None
 
 
 _INTERFACE = "agent_rl_cache"
@@ -192,20 +195,22 @@ def require_causal(model: PreTrainedModel) -> None:
 @torch.no_grad()
 def _agrees(model: PreTrainedModel, cache: KVCache) -> bool:
     """Return whether `ModuleForward` computes what the model does, over several turns of one sequence."""
-    forward, ids, start = ModuleForward(model, cache), _probe_ids(model), 0
+    forward, ids, start, table = ModuleForward(model, cache), _probe_ids(model), 0, Table()
     try:
         with _evaluated(model):
             expected = head_of(model).logits(states_of(model, ids))[0]
         for count in PROBE:
             fed = ids[0, start : start + count].tolist()
             start += count
-            if not _close(forward(cache.layout([Feed(0, start - count, fed)])).logits[0], expected[start - 1]):
+            cache.pages.write(table, fed)
+            if not _close(forward(cache.layout([Feed(table, fed)])).logits[0], expected[start - 1]):
                 return False
+            cache.pages.settle()
     except Exception as error:  # of the model's code, which is asked for what it may not be made for
         _log.debug("%s doesn't run over the engine's cache", model.config.model_type, exc_info=error)
         return False
     finally:
-        cache.release(0)
+        cache.clear()
     return True
 
 

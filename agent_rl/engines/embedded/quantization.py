@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 from agent_rl.engines.base import WeightFormat
 from agent_rl.engines.embedded.adapters import merge, merged_parameters
 from agent_rl.engines.embedded.forward import Forward, StepOutput
-from agent_rl.engines.embedded.kv_cache import KVCache, Layout
+from agent_rl.engines.embedded.kv_cache import KVCache
+from agent_rl.engines.embedded.layout import Layout
 from agent_rl.engines.embedded.module_forward import make_forward
 from agent_rl.errors import ConfigError
 

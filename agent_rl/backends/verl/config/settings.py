@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.requirements import Requirements
+from agent_rl.backends.embedded.fine_tuning import LoraConfig
 from agent_rl.backends.verl.config.config_keys import asynchronous, critic_settings, impossible, replaced_by
 from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, routing_settings
 from agent_rl.gym.tasks import RL_START
@@ -38,6 +39,8 @@ class VerlConfig(RunConfig):
     start_from: str
     """A folder in Hugging Face's format, or a model's name there."""
     steps: int = Field(100, ge=1)
+    lora: LoraConfig | None = None
+    """Train adapters in place of the model's weights, such as `lora.rank=16`, by verl's own keys."""
     lr: float = Field(1e-6, gt=0)
     """The policy's learning rate."""
     rollout: VerlRolloutConfig = VerlRolloutConfig()
@@ -63,6 +66,8 @@ class VerlConfig(RunConfig):
 
     @model_validator(mode="after")
     def _possible(self) -> VerlConfig:
+        if self.lora and (why := _no_adapter(self.lora, self.verl)):
+            raise ValueError(why)
         if self.algorithm.critic.where == "shared":
             raise ValueError(
                 f"algorithm={self.algorithm.name}: an engine of verl's has one head, so that the policy and its critic "
@@ -80,6 +85,25 @@ class VerlConfig(RunConfig):
             if why := replaced_by(key, self.algorithm, reference=reference):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
         return self
+
+
+def _no_adapter(lora: LoraConfig, verl: dict[str, JsonValue]) -> str | None:
+    """Return why verl can't train this adapter; None if it can."""
+    if lora.dora:
+        return "lora.dora: verl's adapters on FSDP are plain LoRA: leave it out, or set backend=embedded"
+    if not lora.alpha.is_integer():
+        return f"lora.alpha={lora.alpha}: verl takes a whole number"
+    both = [key for key in verl if key.startswith(("actor_rollout_ref.model.lora_", "actor_rollout_ref.model.target_"))]
+    return f"verl.{both[0]} says what lora does: leave one of them out" if both else None
+
+
+def _adapter(lora: LoraConfig | None) -> dict[str, JsonValue]:
+    """Return what an adapter is in verl's config."""
+    if lora is None:
+        return {}
+    targets: JsonValue = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    settings: dict[str, JsonValue] = {"lora_rank": lora.rank, "lora_alpha": int(lora.alpha), "target_modules": targets}
+    return {f"actor_rollout_ref.model.{key}": value for key, value in settings.items()}
 
 
 def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
@@ -128,6 +152,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "algorithm.adv_estimator": "grpo",  # any: it is never called
         "algorithm.rollout_correction.bypass_mode": algorithm.proximal == "rollout",
         "actor_rollout_ref.model.path": config.start_from,
+        **_adapter(config.lora),
         f"{actor}.ppo_mini_batch_size": config.rollout.groups,
         f"{actor}.ppo_epochs": config.updates_per_batch,
         f"{actor}.optim.lr": config.lr,

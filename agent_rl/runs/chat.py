@@ -1,0 +1,176 @@
+"""A person talks to a policy, which may use an environment's tools; the person plays the user."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from numpy.random import Generator
+
+from agent_rl.concurrency import CallingThread
+from agent_rl.core.episode import Episode, Origin, Reward, StopReason
+from agent_rl.core.messages import Message, Step, Task
+from agent_rl.core.trajectory import Completion, FinishReason
+from agent_rl.engines.base import InferenceEngine, SamplingParams, Session
+from agent_rl.engines.resuming import joined
+from agent_rl.gym.budget import Budget
+from agent_rl.gym.env import Env, messages_of
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.gym.tasks import TaskSource
+from agent_rl.policy.base import AnyPolicy, Conversation
+from agent_rl.policy.human import QuitError
+from agent_rl.rollout.episode import EpisodeRun
+from agent_rl.rollout.job import Job
+from agent_rl.seeds import Stream, rng
+
+CHUNK = 4
+"""Tokens that are sampled between two looks at what is new."""
+
+
+class ResetError(Exception):
+    """The person wants to begin anew."""
+
+
+class Alone(Env):
+    """No environment: nothing but what the person says."""
+
+    def reset(self, task: Task, rng: Generator) -> tuple[Message, ...]:
+        """Say nothing."""
+        return ()
+
+    def step(self, action: Message) -> Step:
+        """Say nothing; there are no tools to call."""
+        return Step()
+
+
+ALONE = EnvSpec("", "chat", 0, Alone, TaskSource({"train": [{}], "eval": [{}]}), Budget())
+
+
+@dataclass(slots=True)
+class StreamingEngine:
+    """Implements `InferenceEngine` in front of one that continues a sequence where its last sample was cut.
+
+    Setting `stopped` ends the reply under way as a limit of tokens would.
+    """
+
+    engine: InferenceEngine
+    on_tokens: Callable[[Sequence[int]], object]
+    """Called with all ids of the reply so far."""
+    stopped: bool = False
+
+    @property
+    def context_limit(self) -> int | None:
+        """The longest sequence, in tokens."""
+        return self.engine.context_limit
+
+    def open(self, seed: int) -> StreamingSession:
+        """Begin a sequence."""
+        return StreamingSession(self, self.engine.open(seed))
+
+
+class StreamingSession:
+    """One sequence, sampled a few tokens at a time: the ids and log-probabilities are those of one piece."""
+
+    def __init__(self, engine: StreamingEngine, session: Session) -> None:
+        self._engine, self._session, self._length = engine, session, 0
+
+    async def sample(self, ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]) -> Completion:
+        """Append `ids` and sample until the reply ends, or is stopped."""
+        engine, limit, pieces = self._engine, self._engine.context_limit, list[Completion]()
+        self._length += len(ids)
+        left = params.max_tokens
+        while True:
+            piece = await self._session.sample(ids, replace(params, max_tokens=min(CHUNK, left)), stop_ids)
+            pieces.append(piece)
+            left -= len(piece.token_ids)
+            self._length += len(piece.token_ids)
+            engine.on_tokens([i for each in pieces for i in each.token_ids])
+            is_full = left < 1 or (limit is not None and self._length >= limit)
+            if piece.finish_reason is not FinishReason.LENGTH or is_full or engine.stopped:
+                return joined(pieces)
+            ids = ()
+
+    def close(self) -> None:
+        """Forget the sequence."""
+        self._session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """How the person sees and says things; called in their thread."""
+
+    ask: Callable[[], str]
+    """May raise `QuitError` and `ResetError`."""
+    show: Callable[[Message], object]
+    """Shows a message of the policy, or of a tool."""
+    say: Callable[[str], object]
+    replied: Callable[[Conversation], object]
+    """Called after each reply."""
+
+
+class ChatRun(EpisodeRun):
+    """One conversation under way; its record is an episode without a score."""
+
+    left: QuitError | ResetError | None = None
+
+    def __init__(self, job: Job, policy: AnyPolicy, terminal: Terminal, thread: CallingThread) -> None:
+        super().__init__(job, policy)
+        self.terminal, self.thread = terminal, thread
+
+    async def interact(self, env: Env) -> StopReason:
+        """Let the person and the policy take turns, until the person leaves or the context is full."""
+        generator = rng(Stream.ENVIRONMENT, self.job.seed)
+        opening = messages_of(await self.call("reset", env.reset, copy.deepcopy(self.job.task), generator))
+        observation = tuple(m for m in opening if m.role == "system")  # the task is the person's to give
+        self.stage = "policy"
+        self.conversation = conversation = self.start(env)
+        limit = conversation.context_limit
+        while True:
+            try:
+                text = await self.thread.call(self.terminal.ask)
+            except (QuitError, ResetError) as left:
+                self.left = left
+                return StopReason.TURNS
+            if self.replies > len(self.steps):
+                self.record(1, 0.0, terminated=False, truncated=False)
+            observation += (Message("user", text),)
+            while observation:
+                self.messages += observation
+                length = conversation.observe(observation)
+                if limit is not None and length >= limit:
+                    await self.thread.call(lambda: self.terminal.say(f"the context of {limit} tokens is full"))
+                    return StopReason.TOKENS
+                observation = await self.answer(env, conversation, None if limit is None else limit - length)
+
+    async def answer(self, env: Env, conversation: Conversation, room: int | None) -> tuple[Message, ...]:
+        """Have the policy reply and its tools run; return what these said, nothing if it is the person's turn."""
+        self.stage = "policy"
+        reply = await self.reply(conversation, room)
+        self.messages.append(reply.message)
+        self.replies += 1
+        await self.thread.call(lambda: self.terminal.show(reply.message))
+        await self.thread.call(lambda: self.terminal.replied(conversation))
+        if not reply.message.tool_calls or reply.finish_reason is not FinishReason.STOP or not env.tools:
+            return ()
+        step = await self.call("step", env.step, reply.message)
+        said = messages_of(step.observation)
+        self.record(len(said), float(step.reward), step.terminated, step.truncated)
+        for message in said:
+            await self.thread.call(lambda message=message: self.terminal.show(message))  # type: ignore[misc]
+        return said
+
+
+def chat(job: Job, policy: AnyPolicy, terminal: Terminal) -> tuple[Episode, bool]:
+    """Hold one conversation in this thread; return it as an episode, and whether the person quit."""
+    thread = CallingThread()
+    run = ChatRun(job, policy, terminal, thread)
+    episode = thread.serve(run.play(scored=False))
+    unscored = (Reward("chat", None, source="person"),)  # none at all would be 0
+    return replace(episode, rewards=unscored), not isinstance(run.left, ResetError)
+
+
+def chat_job(env: EnvSpec, env_args: dict[str, object], split: str, task: int, seed: int) -> Job:
+    """Return the job of a conversation in the world of one of an environment's tasks."""
+    chosen = env.tasks.stream(split).at(task)
+    return Job(env, chosen, seed, env_args=env_args, origin=Origin("rollout", split))  # type: ignore[arg-type]

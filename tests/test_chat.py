@@ -1,0 +1,146 @@
+"""`agent-rl chat`: replies, tools that run, streaming, and what ends a reply or a conversation."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+import agent_rl as ar
+from agent_rl.cli import main
+from agent_rl.core.messages import Message, ToolCall
+from agent_rl.core.trajectory import FinishReason, Trajectory
+from agent_rl.engines.base import SamplingParams
+from agent_rl.gym.tool import ToolSpec
+from agent_rl.policy.base import Reply
+from agent_rl.runs.chat import StreamingEngine
+from agent_rl.store.episodes import read_episodes
+
+Types = Callable[..., None]
+
+
+@pytest.fixture
+def types(monkeypatch: pytest.MonkeyPatch) -> Types:
+    """Let a person type lines; an exception among them is raised, and the end is Ctrl-D."""
+
+    def script(*lines: object) -> None:
+        left = list(lines)
+
+        def read(prompt: str) -> str:
+            line = left.pop(0) if left else EOFError()
+            if isinstance(line, BaseException):
+                raise line
+            return str(line)
+
+        monkeypatch.setattr("builtins.input", read)
+
+    return script
+
+
+class Caller:
+    """Calls the calculator, then says what it returned; implements `Policy` and `Conversation`."""
+
+    context_limit: int | None = None
+    trajectories: tuple[Trajectory, ...] = ()
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+
+    def start(self, tools: Sequence[ToolSpec], seed: int) -> "Caller":
+        self.tool = tools[0].name if tools else ""
+        return self
+
+    def observe(self, messages: Sequence[Message]) -> int:
+        self.heard += messages
+        return 0
+
+    async def reply(self, max_tokens: int | None = None) -> Reply:
+        last = self.heard[-1]
+        left, operator, right = (last.content.split() * 3)[:3]
+        call = ToolCall("call_0", self.tool, {"operator": operator, "left": left, "right": right})
+        said = Message("assistant", f"it is {last.content}")
+        return Reply(Message("assistant", tool_calls=(call,)) if last.role == "user" else said, FinishReason.STOP)
+
+    def close(self) -> None: ...
+
+
+def test_tools_of_the_environment_run(types: Types, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    caller = Caller()
+    ar.register_policy("chat-caller")(lambda: caller)  # type: ignore[arg-type,return-value]
+    out = tmp_path / "talks.jsonl"
+    types("2 * 21", "/help", KeyboardInterrupt(), "//", "/quit")
+    assert main(["chat", "chat-caller", "env=calculator-v0", f"out={out}"]) == 0
+    shown = capsys.readouterr().out
+    assert "it is 42" in shown and "/quit ends" in shown and "stored in" in shown
+    (episode,) = read_episodes(out)
+    said = [(m.role, m.content) for m in episode.messages if m.role != "system"]
+    assert said[:4] == [("user", "2 * 21"), ("assistant", ""), ("tool", "42"), ("assistant", "it is 42")]
+    assert episode.env == "calculator-v0" and episode.reward is None and episode.error is None
+    assert len(episode.messages) == 1 + episode.turns + sum(step.messages for step in episode.steps) + (
+        episode.messages[0].role == "system"
+    )
+
+
+def test_chat_streams_a_checkpoint(
+    types: Types, talker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "talks.jsonl"
+    types("what is 3 + 4", "/reset", "hello")
+    assert main(["chat", str(talker), "max_tokens=12", f"out={out}", "--tokens"]) == 0
+    first, second = read_episodes(out)
+    assert [m.content for m in first.messages if m.role == "user"] == ["what is 3 + 4"]
+    assert [m.content for m in second.messages if m.role == "user"] == ["hello"]
+    shown = capsys.readouterr().out
+    reply = next(m for m in first.messages if m.role == "assistant")
+    assert reply.content.split("\n")[0] in shown and shown.count("id:log-probability") == 2
+    assert 0 < first.trajectories[0].sampled <= 12
+
+
+def test_streaming_samples_the_same_tokens(talker: Path) -> None:
+    policy, seen = ar.load(talker, context=128), list[int]()
+    engine, params, stop = policy.engine, SamplingParams(max_tokens=11), frozenset[int]()
+    ids = policy.renderer.prompt([Message("user", "what is 3 + 4")], ())
+    whole = asyncio.run(engine.open(5).sample(ids, params, stop))
+    streamed = asyncio.run(StreamingEngine(engine, lambda got: seen.append(len(got))).open(5).sample(ids, params, stop))
+    assert (streamed.token_ids, streamed.finish_reason) == (whole.token_ids, FinishReason.LENGTH)
+    assert streamed.logprobs == pytest.approx(whole.logprobs, abs=1e-5) and seen == [4, 8, 11]
+
+
+def test_interrupt_ends_a_reply_only(types: Types, talker: Path, tmp_path: Path) -> None:
+    out, real = tmp_path / "talks.jsonl", StreamingEngine.__dict__["open"]
+
+    def interrupted(self: StreamingEngine, seed: int) -> object:
+        shown = self.on_tokens
+
+        def interrupt(ids: Sequence[int]) -> None:
+            shown(ids)
+            if len(ids) == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)
+
+        self.on_tokens = interrupt
+        return real(self, seed)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StreamingEngine, "open", interrupted)
+        types("what is 3 + 4", "and 5 + 6")
+        assert main(["chat", str(talker), "max_tokens=30", f"out={out}"]) == 0
+    (episode,) = read_episodes(out)
+    assert episode.turns == 2 and episode.trajectories[0].sampled == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["oracle", "env=calculator-v0"], "is a script of environments: give a model"),
+        (["/no/such/model"], "/no/such/model"),
+        (["oracle", "env=calculater-v0"], "Did you mean 'calculator-v0'?"),
+        (["oracle", "temperatur=1"], "Did you mean 'temperature'?"),
+    ],
+)
+def test_chat_refuses_what_is_no_model(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", *words]) == 1
+    assert said in capsys.readouterr().err

@@ -1,0 +1,50 @@
+"""Every family of causal language models in transformers: engine, training and the model itself agree."""
+
+import pytest
+import torch
+
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.engines.embedded.engine import Engine
+from agent_rl.moe.routes import recorded, replayed, routers
+from tests.families import KINDS, group_of, largest_gap, make, page
+from tests.tree import ROOT
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2", "mistral", "mixtral", "bloom"])
+def test_family_is_sampled_and_trained_as_it_computes(kind: str) -> None:
+    model = make(kind)
+    assert largest_gap(model, Engine(model, slots=3, max_len=64)) < 1e-4
+    ids = torch.tensor([[5, 9, 3, 17, 22, 4]])
+    before = score_tokens(model, ids).logprobs.sum()
+    before.backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight += 1e-4 * weight.grad
+        assert score_tokens(model, ids).logprobs.sum() > before
+
+
+@pytest.mark.sandbox
+@pytest.mark.filterwarnings("ignore")  # of families that transformers will drop
+def test_families_are_those_of_the_page() -> None:
+    text = (ROOT / "docs" / "models.md").read_text()
+    assert page() in text
+    assert "Wrong" not in text and len(KINDS) > 150
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "deepseek_v3"])
+def test_routes_replay_in_every_family_with_a_router(kind: str) -> None:
+    model, ids = make(kind), torch.tensor([[5, 9, 3, 17, 22, 4]])
+    with torch.no_grad():
+        with recorded(model) as routes:
+            plain = model(ids, use_cache=False).logits
+        given = torch.stack(routes.own, 1)[None]
+        with replayed(model, given):
+            torch.testing.assert_close(model(ids, use_cache=False).logits, plain)
+        with recorded(model) as other, replayed(model, (given + 1) % 4):
+            assert not torch.allclose(model(ids, use_cache=False).logits, plain)
+    assert len(other.own) == len(routers(model)) == given.shape[2]
+
+
+def test_family_that_sees_later_tokens_is_refused() -> None:
+    assert group_of("xlnet") == "Refused, since their states depend on later tokens"
