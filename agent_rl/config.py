@@ -20,12 +20,12 @@ from agent_rl.errors import ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 
-FREE = ("env_args.", "verl.", "policy.", "retries.", "renderer.options.")
-"""Keys below which anything goes: the environment's constructor, verl, the policy's factory, the names of endings, a
-chat template's variables."""
+FREE = ("env_args.", "engine_args.", "verl.", "policy.", "retries.", "renderer.options.")
+"""Keys below which anything goes: the environment's constructor, vLLM, verl, the policy's factory, the names of
+endings, a chat template's variables."""
 _NUMBER, _WORD = re.compile(r"-?(0|[1-9]\d*)", re.ASCII), re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
 _CONSTANTS = ("null", "true", "false", "nan", "inf")
-SHORT = 9
+SHORT = 10
 """The fields of a section whose settings a help text lists one by one."""
 ELSEWHERE = {
     "num_generations": "rollout.samples",

@@ -85,7 +85,7 @@ def seconds(run: Callable[[], object]) -> float:
 def training_step(batch: Rows, config: TrainConfig) -> float:
     """Return the CPU time of forward and backward of the default model over a batch, from a part of it."""
     model = make_model(config.model, VOCAB, seed=0)
-    cuts = batch.cut(config.micro_batch_tokens)
+    cuts = batch.cut(config.forward_tokens)
     part = cuts[::EVERY]
 
     def step() -> None:
@@ -106,7 +106,7 @@ def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, 
         old = old + 0.01 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0))
     scored = ScoredRows(x.rows, old)
     batch, whole = algorithm.compute_weights(x, scored)
-    micro_batches = batch.cut(config.micro_batch_tokens)
+    micro_batches = batch.cut(config.forward_tokens)
     thetas = [(b.scored.old_logprobs + 0.001).requires_grad_() for b in micro_batches]
 
     def loss() -> None:
@@ -117,7 +117,7 @@ def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, 
     return (
         seconds(lambda: algorithm.experience(group_episodes(made))),
         seconds(lambda: algorithm.compute_weights(x, scored)),
-        seconds(lambda: batch.cut(config.micro_batch_tokens)),
+        seconds(lambda: batch.cut(config.forward_tokens)),
         seconds(lambda: algorithm.diagnose(x, scored)) if settings.proximal == "recompute" else 0.0,
         seconds(loss),
     )

@@ -142,7 +142,7 @@ def score(actor: Actor, batch: Rows, given: torch.Tensor | None) -> tuple[torch.
     """Return the log-probabilities of a batch in the training forward, `[B, T]`, and its routes."""
     log = RouteLog(batch.lengths, batch.token_ids.shape[1])
     config = settings()
-    how = (config.rollout.temperature, config.precision, config.micro_batch_tokens)
+    how = (config.rollout.temperature, config.precision, config.forward_tokens)
     (logprobs,) = score_rows(actor.model, batch, ["logprobs"], *how, given=given, log=log)
     return logprobs, log
 

@@ -131,7 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model trained on the form of tool calls; its episodes have several turns."""
-    from agent_rl.backends.embedded.run import fresh_actor
+    from agent_rl.backends.embedded.fresh import fresh_actor
     from agent_rl.backends.embedded.warm_start import demonstrate, warm_start
     from agent_rl.gym.registry import spec
     from tests.runs import config

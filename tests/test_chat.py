@@ -20,6 +20,7 @@ from agent_rl.runs.chat import StreamingEngine
 from agent_rl.store.episodes import read_episodes
 
 Types = Callable[..., None]
+OF_THE_README = "agent-rl chat runs/latest env=calculator-v0"
 
 
 @pytest.fixture
@@ -72,7 +73,8 @@ def test_tools_of_the_environment_run(types: Types, tmp_path: Path, capsys: pyte
     ar.register_policy("chat-caller")(lambda: caller)  # type: ignore[arg-type,return-value]
     out = tmp_path / "talks.jsonl"
     types("2 * 21", "/help", KeyboardInterrupt(), "//", "/quit")
-    assert main(["chat", "chat-caller", "env=calculator-v0", f"out={out}"]) == 0
+    words = OF_THE_README.replace("runs/latest", "chat-caller").split()[1:]
+    assert main([*words, f"out={out}"]) == 0
     shown = capsys.readouterr().out
     assert "it is 42" in shown and "/quit ends" in shown and "stored in" in shown
     (episode,) = read_episodes(out)

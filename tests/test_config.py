@@ -108,3 +108,10 @@ def test_names_of_other_trainers_are_settings_here():
     known = {*setting_names(TrainConfig), *setting_names(RolloutSettings)}
     assert [ours for ours in ELSEWHERE.values() if ours not in known and not choices(ours)] == []
     assert not set(ELSEWHERE) & known
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"), [((), 1024), (("device=cuda:1",), 4096), (("micro_batch_tokens=9",), 9)]
+)
+def test_forward_takes_more_tokens_on_a_gpu(settings: tuple[str, ...], tokens: int) -> None:
+    assert load(*settings).forward_tokens == tokens

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from runs import config, weights
 
 from agent_rl.backends.embedded.data_parallel import _start
 from agent_rl.backends.embedded.run import resume_run, start_run
@@ -18,6 +17,7 @@ from agent_rl.errors import CheckpointError, WorkerError
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
+from runs import config, weights
 
 pytestmark = pytest.mark.sandbox
 

@@ -12,9 +12,9 @@ from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.batch import collate, to_samples
 from agent_rl.backends.embedded.check import check_run
 from agent_rl.backends.embedded.config import ModelConfig
+from agent_rl.backends.embedded.fresh import fresh_actor
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.rollouts import RolloutSampler
-from agent_rl.backends.embedded.run import fresh_actor
 from agent_rl.backends.settings import training_config
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.messages import Message, Step, ToolCall

@@ -91,8 +91,7 @@ def test_engine_runs_other_architectures_through_their_modules() -> None:
         num_key_value_heads=2, max_position_embeddings=256, use_cache=False,
     )  # fmt: skip
     model = shaken(LlamaForCausalLM(config))
-    engine = Engine(model, slots=3, max_len=160)
-    assert isinstance(engine.forward, ModuleForward)
+    engine = Engine(model, slots=3, max_len=160, forward=ModuleForward)
     for record in play_all(engine, ragged_plans(6), SamplingParams()):
         expected = full_logprobs(model, record.ids)[record.sampled]
         torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)

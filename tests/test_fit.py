@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import agent_rl as ar
-from agent_rl.backends.embedded import run
+from agent_rl.backends.embedded import fresh
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.embedded.warm_start import demonstrate
 from agent_rl.backends.verl.config.settings import VerlConfig
@@ -124,15 +124,15 @@ def test_builtin_environments_leave_tokens_to_the_policy(env: str) -> None:
 
 
 def test_fresh_model_has_room_for_demonstrations(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert yaml.safe_load((folder / "config.yaml").read_text())["rollout"]["context"] == run.SHORTEST_CONTEXT
-    monkeypatch.setattr(run, "SHORTEST_CONTEXT", 1)
+    assert yaml.safe_load((folder / "config.yaml").read_text())["rollout"]["context"] == fresh.SHORTEST_CONTEXT
+    monkeypatch.setattr(fresh, "SHORTEST_CONTEXT", 1)
     settings = config(tmp_path)
-    actor = run.fresh_actor(settings.load_env(), settings)
-    demonstrations = demonstrate(settings.load_env(), run.MEASURED, split="train", seed=0, renderer=actor.renderer)
+    actor = fresh.fresh_actor(settings.load_env(), settings)
+    demonstrations = demonstrate(settings.load_env(), fresh.MEASURED, split="train", seed=0, renderer=actor.renderer)
     longest = max(len(e.trajectories[0]) for e in demonstrations)
     assert longest * 1.8 < actor.engine.context_limit < longest * 2.4
     limited = config(tmp_path, budget={"tokens": 99})
-    assert run.fresh_actor(limited.load_env(), limited).engine.context_limit == 99
+    assert fresh.fresh_actor(limited.load_env(), limited).engine.context_limit == 99
 
 
 def test_verl_compares_with_its_context(tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ HEAVY = {
     *("torch", "transformers", "peft", "tokenizers", "renderers", "safetensors", "httpx", "matplotlib", "bitsandbytes"),
     *("verl", "vllm", "ray", "docker", "e2b", "mcp", "openai", "tensorboard"),
 }
-NEEDS_TORCH = ("agent_rl.algorithms", "agent_rl.backends", "agent_rl.moe", "agent_rl.engines.embedded", "agent_rl.runs")
+NEEDS_TORCH = (
+    *("agent_rl.algorithms", "agent_rl.backends", "agent_rl.moe", "agent_rl.engines.embedded", "agent_rl.runs"),
+    *("agent_rl.engines.vllm.receiver", "agent_rl.engines.vllm.synced"),
+)
 """The packages that may import whatever [train] brings; all others work in a core install."""
 
 ADAPTERS = tuple(f"agent_rl.envs.adapters.{name}" for name in NAMESPACES)

@@ -130,13 +130,14 @@ def test_interruption_per_episode_counts_its_tokens_together():
     assert episode.messages[-1].content == " so 6"
     assert trajectory_metrics([episode, example_episode()]) == {
         "rollout/forks": 0.0,
+        "rollout/delegated": 0.0,
         "rollout/interrupted": 2 / 5,
         "rollout/broken_rewards": 0.0,
     }
     twice = example_episode(trajectories=example_episode().trajectories * 3)
     assert trajectory_metrics([twice, episode])["rollout/forks"] == 1.0
     assert trajectory_metrics([]) == dict.fromkeys(
-        ("rollout/forks", "rollout/interrupted", "rollout/broken_rewards"), 0.0
+        ("rollout/forks", "rollout/delegated", "rollout/interrupted", "rollout/broken_rewards"), 0.0
     )
 
 

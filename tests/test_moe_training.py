@@ -15,7 +15,8 @@ from agent_rl.backends.embedded import scoring
 from agent_rl.backends.embedded import trainer as trainer_module
 from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.backends.embedded.run import fresh_actor, resume_run, start_run
+from agent_rl.backends.embedded.fresh import fresh_actor
+from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import Scores, score_tokens
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import demonstrate, warm_start

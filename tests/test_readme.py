@@ -69,6 +69,7 @@ ELSEWHERE = {
     "agent-rl import FILE -o episodes.jsonl": "tests/test_formats.py",
     "make setup": "tests/test_project.py",
     "make train": "tests/test_project.py",
+    "make train-real": "tests/test_real_model.py",
     "make test": ".ci/run",
     "make test-verl": ".ci/run",
 }

@@ -168,7 +168,7 @@ def test_update_has_the_gradient_of_whole_rows(trainer: Trainer) -> None:
         return found
 
     model.zero_grad()
-    cuts = [cut for cut, _, _ in trainer._gradients(batch, whole)]
+    cuts = [cut for cut, _, _ in trainer.gradients(batch, whole)]
     assert sorted(row for cut in cuts for row in cut) == list(range(len(batch)))
     found = gradient()
     scores = score_tokens(model, batch.rows.token_ids)

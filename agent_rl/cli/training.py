@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent_rl.backends.run import Run
 from agent_rl.backends.settings import backend_of, require_verl, resumed_changes, training_config
 from agent_rl.cli.settings import settings_of
 from agent_rl.config import list_settings, load_config, write_config
 from agent_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agent_rl.backends.embedded.config import TrainConfig
+    from agent_rl.backends.verl.config.settings import VerlConfig
 
 EXAMPLES = """
 examples:
@@ -40,38 +45,44 @@ def train(arguments: argparse.Namespace) -> int:
         return print_status(arguments)
     settings = settings_of(arguments)
     asked = [f"--{name}" for name in ("config", "explain", "dry-run") if getattr(arguments, name.replace("-", "_"))]
-    config = None if "resume" in settings else training_config(**settings)  # type: ignore[arg-type]
-    if config is None:
-        _check_resumed(settings)
-    elif not asked:
+    if "resume" in settings:
+        _check_resumed(settings, asked)
+    else:
+        config = training_config(**settings)  # type: ignore[arg-type]
+        if asked:
+            print(_shown(config, arguments))
+            return 0
         config.load_env()
 
     from agent_rl import api  # a mistake in the settings shows before
     from agent_rl.runs.stop import Interrupted
 
-    if not asked:
-        try:
-            print(f"Done: {api.train(**settings).folder}")  # type: ignore[arg-type]  # checked by the schema
-        except Interrupted as hint:
-            print(f"Stopped; {hint}")
-            return 130
-        return 0
-    if config is None:
-        all_asked = ", ".join(asked)
-        raise ConfigError(f"{all_asked} can't change when a run is resumed: it keeps its own settings (but for steps)")
-    if arguments.config:
-        print(write_config(config))
-    elif arguments.explain:
-        from agent_rl.algorithms.explain import explain
-
-        print(explain(config.algorithm))
-    else:
-        print(api.checked_config(config))
+    try:
+        print(f"Done: {api.train(**settings).folder}")  # type: ignore[arg-type]  # checked by the schema
+    except Interrupted as hint:
+        print(f"Stopped; {hint}")
+        return 130
     return 0
 
 
-def _check_resumed(settings: Mapping[str, object]) -> None:
+def _shown(config: TrainConfig | VerlConfig, arguments: argparse.Namespace) -> str:
+    """Return what is asked about a run, in place of the run."""
+    if arguments.config:
+        return write_config(config)
+    if arguments.explain:
+        from agent_rl.algorithms.explain import explain
+
+        return explain(config.algorithm)
+    from agent_rl.api import checked_config
+
+    return checked_config(config)
+
+
+def _check_resumed(settings: Mapping[str, object], asked: Sequence[str]) -> None:
     """Refuse to resume what is no run, or with other settings, before `api` is imported."""
+    if asked:
+        all_asked = ", ".join(asked)
+        raise ConfigError(f"{all_asked} can't change when a run is resumed: it keeps its own settings (but for steps)")
     folder = Path(str(settings["resume"]))
     given = {name: value for name, value in settings.items() if name not in ("resume", "imports", "backend")}
     resumed_changes(str(settings.get("backend") or backend_of(folder)), given)

@@ -62,3 +62,21 @@ class InferenceEngine(Protocol):
     def open(self, seed: int) -> Session:
         """Begin a sequence whose random draws depend only on `seed`."""
         ...
+
+
+class TrainedEngine(InferenceEngine, Protocol):
+    """An engine that samples from weights which are being trained."""
+
+    slots: int
+    """How many sequences to sample at a time."""
+    tokens: int
+    """How many tokens it has sampled."""
+
+    @property
+    def context_limit(self) -> int:
+        """The longest sequence it can hold, in tokens."""
+        ...
+
+    def update_weights(self, version: int) -> None:
+        """Use the model's present weights from now on; what is sampled is marked with `version`."""
+        ...

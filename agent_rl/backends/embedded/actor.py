@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +14,7 @@ from agent_rl.algorithms import Algorithm
 from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters, new_adapter
 from agent_rl.core.episode import Episode
-from agent_rl.engines.base import SamplingParams, WeightFormat
-from agent_rl.engines.embedded.engine import Engine
+from agent_rl.engines.base import SamplingParams, TrainedEngine, WeightFormat
 from agent_rl.engines.embedded.model_folder import in_format, load_model, make_engine
 from agent_rl.engines.embedded.threads import use_threads
 from agent_rl.engines.model_files import BASE, base_model
@@ -39,7 +39,7 @@ class Actor:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     renderer: Renderer
-    engine: Engine
+    engine: TrainedEngine
 
     def params(self, temperature: float, max_tokens: int | None = None) -> SamplingParams:
         """Return how to sample at a temperature; with the model's own limit of a reply if none is given."""
@@ -113,6 +113,26 @@ def load_actor(
         ConfigError: if this machine has no such device.
     """
     return make_actor(*load_model(folder, device), slots=slots, context=context, weights=weights, renderer=renderer)
+
+
+@contextmanager
+def sampled_as_set(actor: Actor, config: TrainConfig) -> Iterator[Actor]:
+    """Yield the actor with the engine of the settings; vLLM's process ends with the context.
+
+    Raises:
+        ConfigError: if vLLM is not installed, or can't run the model.
+    """
+    if config.engine == "torch":
+        yield actor
+        return
+    from agent_rl.engines.vllm.synced import SyncedEngine
+
+    own = actor.engine
+    engine = SyncedEngine(
+        actor.model, actor.tokenizer, slots=own.slots, context=own.context_limit, arguments=config.engine_args
+    )
+    with closing(engine):
+        yield replace(actor, engine=engine)
 
 
 def fine_tune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, folder: Path) -> None:

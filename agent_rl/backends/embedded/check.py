@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.config import TrainConfig
@@ -37,6 +38,8 @@ def check_run(config: TrainConfig) -> EnvSpec:
     require_optimizer(config.optimizer.kind, config.device)
     if config.lora is not None:
         require_peft()
+    if config.engine == "vllm":
+        require_vllm()
     if config.self_play:
         require_self_play(env, config)
     if config.rollout.delegate and Requirements(config.algorithm).needs_values:
@@ -54,6 +57,19 @@ def check_run(config: TrainConfig) -> EnvSpec:
     if config.episodes is not None:
         existing_shards(config.episodes)
     return env
+
+
+def require_vllm() -> None:
+    """Check that vLLM is installed.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            "engine=vllm needs vLLM: `make setup-verl` installs it for a machine without a GPU, pip install -e "
+            "'.[verl]' for one with; or leave out engine"
+        )
 
 
 def require_self_play(env: EnvSpec, config: TrainConfig) -> None:

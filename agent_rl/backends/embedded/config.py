@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import learns_from_any_policy
 from agent_rl.algorithms.requirements import Requirements
@@ -133,8 +133,9 @@ class TrainConfig(RunConfig):
     time, about."""
     vocab_size: int = Field(576, ge=432)
     """Of a fresh model's tokenizer."""
-    micro_batch_tokens: int = Field(4096, ge=1)
-    """Padded tokens per forward; the loss does not depend on it."""
+    micro_batch_tokens: int = Field(0, ge=0)
+    """Padded tokens per forward; the loss does not depend on it. 0 for 4096 on a GPU, and for 1024 on a CPU, where more
+    took no less time and 165 MiB more."""
     self_play: bool = False
     """Whether the policy has all seats of a game, such as `nim-v0`, and learns from each: the samples of a task's seat
     are a group. Otherwise, and in evaluations, it plays alone, against the game's own opponent."""
@@ -144,6 +145,11 @@ class TrainConfig(RunConfig):
     """With `one_step_off`, `max_staleness` batches are sampled ahead: each is that many updates old, the first ones as
     old as the run. Nothing gets faster, as one process samples and trains in turn; it shows what learning from old
     tokens does to an algorithm, reproducibly."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """What samples: our own engine in this process, or vLLM (`make setup-verl`) in a process beside it, which gets the
+    weights in memory after each update. With vLLM a run is not bit for bit the same again."""
+    engine_args: Mapping[str, JsonValue] = Field({})
+    """vLLM's engine arguments, such as `tensor_parallel_size`; `gpu_memory_utilization` is 0.4 if left out."""
     model: ModelConfig = ModelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -170,6 +176,8 @@ class TrainConfig(RunConfig):
                 f"lora: {self.algorithm.name} compares with the model without its adapter, and the warm start is in "
                 "the adapter: clone in a run of its own (steps=0), then set start_from to its checkpoint"
             )
+        if problem := _engine_problem(self):
+            raise ValueError(problem)
         if self.precision.autocast == "float16" and self.algorithm.critic.where != "none":
             raise ValueError(
                 "precision.autocast=float16 scales the loss for the policy's optimizer, and the critic has one of its "
@@ -235,6 +243,11 @@ class TrainConfig(RunConfig):
         return self.start_from is None or self.warm_start.clone_steps > 0
 
     @property
+    def forward_tokens(self) -> int:
+        """How many padded tokens go through a model at a time."""
+        return self.micro_batch_tokens or (1024 if self.device == "cpu" else 4096)
+
+    @property
     def steps_ahead(self) -> int:
         """How many batches are sampled in advance."""
         return 0 if self.asynchrony.mode == "sync" else self.asynchrony.max_staleness
@@ -254,6 +267,19 @@ class TrainConfig(RunConfig):
             what = "the environment's budget" if self.rollout.context is None else "rollout.context"
             raise ConfigError(f"{what} of {wanted} tokens exceeds model.max_positions={self.model.max_positions}")
         return wanted
+
+
+def _engine_problem(config: TrainConfig) -> str | None:
+    """Return what the settings ask of an engine that has it not; None if nothing."""
+    if config.engine == "torch":
+        return "engine_args are vLLM's: set engine=vllm, or leave them out" if config.engine_args else None
+    if config.processes > 1:
+        return f"processes={config.processes} sample with engines of their own: set processes=1 with engine=vllm"
+    if config.rollout.weights != "float32":
+        return f"rollout.weights={config.rollout.weights} is simulated by engine=torch only: set engine_args.dtype"
+    if config.algorithm.routing != RoutingConfig():
+        return "algorithm.routing needs the routes of engine=torch, or backend=verl: engine=vllm reports none"
+    return None
 
 
 def _async_problem(config: AsyncConfig, episodes: str | None) -> str | None:

@@ -6,8 +6,8 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -16,16 +16,16 @@ from rich.markup import escape
 from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
-from agent_rl.backends.embedded.actor import Actor, actor_of, fine_tune, load_reference, new_tokenizer
-from agent_rl.backends.embedded.check import check_run, evaluated_tasks, index_stored
+from agent_rl.backends.embedded.actor import Actor, actor_of, fine_tune, load_reference, sampled_as_set
+from agent_rl.backends.embedded.check import check_run, index_stored
 from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.data_parallel import in_processes
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters
-from agent_rl.backends.embedded.model import make_model
+from agent_rl.backends.embedded.fresh import demonstrations_of, fresh_actor
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.backends.embedded.warm_start import WarmStep, demonstrate, stored_demonstrations, warm_start
+from agent_rl.backends.embedded.warm_start import WarmStep, warm_start
 from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
 from agent_rl.config import check_config
 from agent_rl.core.episode import Episode
@@ -34,8 +34,6 @@ from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.embedded.threads import threads_restored
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.judge.run import run_judge, share_of_worker
-from agent_rl.rendering import load_renderer
-from agent_rl.rendering.base import Renderer
 from agent_rl.rollout import summarise
 from agent_rl.rollout.fit import check_run_fit
 from agent_rl.rollout.watch import watching
@@ -64,12 +62,6 @@ from agent_rl.store.token_records import TokenRecordWriter
 from agent_rl.view.progress import Progress
 
 CHECKPOINT, REFERENCE, STORED = "checkpoint", "reference", "stored_groups.json"
-TOKENIZER_EPISODES = 1000
-"""How many demonstrations a fresh model's tokenizer is trained on."""
-MEASURED = 100
-"""How many of them its context is made for."""
-SHORTEST_CONTEXT = 256
-"""Tokens."""
 
 
 def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None, *, env: EnvSpec | None = None) -> Path:
@@ -109,6 +101,7 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         if stored is not None:
             stored.check_tokens(len(actor.tokenizer), actor.decode)
             stored.save(folder / STORED)
+        actor = run.resources.enter_context(sampled_as_set(actor, config))
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         make_latest(folder)
         if run.held_out.warning:
@@ -144,6 +137,7 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
         freeze_parameters(model, config.freeze)
         actor = actor_of(env, config, model, tokenizer)
         stored = StoredGroups.load(folder / STORED) if config.episodes else None
+        actor = run.resources.enter_context(sampled_as_set(actor, config))
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         restore(checkpoint, trainer)
         progress.say(f"Continuing from step {trainer.step} of {config.steps} in {folder}")
@@ -152,22 +146,6 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
                 run.evaluate(trainer, "before")  # which may have been cut short
             run.train(trainer)
             return run.finish(trainer)
-
-
-def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
-    """Make an untrained actor whose tokenizer knows the words of the environment's demonstrations.
-
-    Where neither the settings nor a budget say it, its context has room for twice their length.
-    """
-    demonstrations = _demonstrations(env, config, TOKENIZER_EPISODES)
-    tokenizer = new_tokenizer(demonstrations, config.vocab_size)
-    tokens = config.rollout.context or env.budget.tokens
-    if tokens is None:
-        prompt = load_renderer(tokenizer, config.renderer).prompt
-        longest = max((len(prompt(e.messages, ())) for e in demonstrations[:MEASURED]), default=0)
-        tokens = min(max(SHORTEST_CONTEXT, 2 * longest), config.model.max_positions)
-    model = make_model(config.model, len(tokenizer), config.seed).to(device_of(config.device))
-    return actor_of(replace(env, budget=replace(env.budget, tokens=tokens)), config, model, tokenizer)
 
 
 @dataclass
@@ -185,6 +163,8 @@ class _Run:
     known: set[str]
     """The ids of the episodes that the run stored before it was killed."""
     started: float
+    resources: ExitStack
+    """What ends with the run."""
     dev: str = ""
     """The last evaluation during training, in words."""
 
@@ -224,7 +204,7 @@ class _Run:
         source = config.warm_start.episodes
         which = "noisy demonstrations that the environment plays itself" if source is None else f"episodes of {source}"
         say(f"[bold]1. Warm start[/bold]: clone {escape(which)}.")
-        demonstrations = _demonstrations(self.env, config, config.warm_start.demonstrations, actor.renderer)
+        demonstrations = demonstrations_of(self.env, config, config.warm_start.demonstrations, actor.renderer)
         success = summarise(demonstrations).success
         say(
             f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
@@ -254,7 +234,7 @@ class _Run:
             config.warm_start,
             tokenizer=actor.tokenizer,
             seed=config.seed,
-            token_budget=config.micro_batch_tokens,
+            token_budget=config.forward_tokens,
             precision=config.precision if config.start_from else PrecisionConfig(),
             on_step=show,
         )
@@ -373,15 +353,9 @@ def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, s
         run_judge(share_of_worker(config.judge, config.processes), env, folder, evolves=True),
         stop.on_signals(),
         watching(status_of(folder)),
+        ExitStack() as resources,
     ):
-        yield _Run(folder, env, config, progress, stop, metrics, episodes, records, known, started)
-
-
-def _demonstrations(env: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:
-    if (stored := config.warm_start.episodes) is not None:
-        but, successful = evaluated_tasks(config, env), config.warm_start.successful
-        return stored_demonstrations(env, stored, n, successful=successful, but=but, renderer=renderer)
-    return demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
+        yield _Run(folder, env, config, progress, stop, metrics, episodes, records, known, started, resources)
 
 
 def _minutes(config: TrainConfig) -> str:

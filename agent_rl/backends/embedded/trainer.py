@@ -194,7 +194,7 @@ class Trainer:
 
         `whole` are the denominators of all of the batch. Yields what each micro-batch gave.
         """
-        model, budget = self.actor.model, self.config.micro_batch_tokens
+        model, budget = self.actor.model, self.config.forward_tokens
         for part in cut_groups(model, batch.rows, batch.group, budget):
             some = batch.select(part)
             with sharing(model, some.rows, some.group, self.config.precision) as shared:
@@ -240,7 +240,7 @@ class Trainer:
             if log is not None:
                 scored, metrics = replace(scored, old_experts=log.own), log.metrics()
         if self.critic is not None:
-            budget, precision = self.config.micro_batch_tokens, self.config.precision
+            budget, precision = self.config.forward_tokens, self.config.precision
             scored = replace(scored, values=self.critic.values(self.actor.model, rows, budget, precision, given))
         return self._compare(scored) if self.algorithm.needs_reference_for_advantages else scored, metrics
 
@@ -256,7 +256,7 @@ class Trainer:
         self, model: PreTrainedModel, rows: Rows, *names: str, given: Tensor | None = None, log: RouteLog | None = None
     ) -> list[Tensor]:
         config = self.config
-        settings = (config.rollout.temperature, config.precision, config.micro_batch_tokens)
+        settings = (config.rollout.temperature, config.precision, config.forward_tokens)
         return score_rows(model, rows, names, *settings, given=given, log=log)
 
     def _routes(self, scored: ScoredRows) -> Tensor:

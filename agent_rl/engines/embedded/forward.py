@@ -1,20 +1,26 @@
-"""One inference step over a paged cache, and the fused one of Qwen3; `module_forward` has that of other families."""
+"""One inference step over a paged cache, and the fused one of Llama's kind; `module_forward` has all others'."""
 
 from __future__ import annotations
 
+import functools
+import logging
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from agent_rl.engines.embedded.adapters import weight_of
 from agent_rl.engines.embedded.kv_cache import KVCache
 from agent_rl.engines.embedded.layout import Layout
 from agent_rl.engines.embedded.parts import body_of, head_of
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,8 @@ class _Layer:
 
     input_norm: Tensor
     qkv: Linear
-    qk_norm: Tensor
-    """`[heads + kv_heads, head_dim]`; the queries' part holds the attention's scale too."""
+    qk_norm: Tensor | None
+    """`[heads + kv_heads, head_dim]`; the queries' part holds the attention's scale too. Without norms, `qkv` does."""
     out: Linear
     mlp_norm: Tensor
     experts: list[tuple[Linear, Linear]]
@@ -58,7 +64,9 @@ class _Layer:
 
 
 class FusedForward:
-    """Qwen3 and Qwen3-MoE with fused projections: the same arithmetic as transformers', in fewer kernels.
+    """Llama and its like with fused projections: the same arithmetic as transformers', in fewer kernels.
+
+    Queries and keys may be normalised (Qwen3), projections of attention may have biases (Qwen2), MLPs may be mixtures.
 
     Two to three times faster than the modules for models whose step is bound by dispatch. It holds its own copy of the
     fused weights, taken at `refresh`.
@@ -67,7 +75,11 @@ class FusedForward:
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.model, self.cache = model, cache
         config = model.config
-        self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.heads, self.kv_heads, self.dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            head_dim_of(config),
+        )
         self.eps = config.rms_norm_eps
         self.head_dtype = torch.promote_types(cache.dtype, torch.float32)
         self.top_k = getattr(config, "num_experts_per_tok", 0)
@@ -91,6 +103,9 @@ class FusedForward:
         self.layers = []
         for layer in base.layers:
             attention, mlp = layer.self_attn, layer.mlp
+            normed = hasattr(attention, "q_norm")
+            scale = 1.0 if normed else attention.scaling
+            q, k, v, out = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
             moe = hasattr(mlp, "experts")
             if moe:
                 experts = list(zip(take(mlp.experts.gate_up_proj), take(mlp.experts.down_proj), strict=True))
@@ -100,13 +115,16 @@ class FusedForward:
                 _Layer(
                     input_norm=take(layer.input_layernorm.weight),
                     qkv=_linear(
-                        take(weight_of(attention.q_proj), weight_of(attention.k_proj), weight_of(attention.v_proj))
+                        take(weight_of(q) * scale, weight_of(k), weight_of(v)),
+                        None if q.bias is None else take(q.bias * scale, k.bias, v.bias),
                     ),
                     qk_norm=take(
-                        attention.q_norm.weight.expand(self.heads, -1) * self.dim**-0.5,
+                        attention.q_norm.weight.expand(self.heads, -1) * attention.scaling,
                         attention.k_norm.weight.expand(self.kv_heads, -1),
-                    ),
-                    out=_linear(take(weight_of(attention.o_proj))),
+                    )
+                    if normed
+                    else None,
+                    out=_linear(take(weight_of(out)), None if out.bias is None else take(out.bias)),
                     mlp_norm=take(layer.post_attention_layernorm.weight),
                     experts=[(_linear(gate_up), _linear(down)) for gate_up, down in experts],
                     router=_linear(take(mlp.gate.weight)) if moe else None,
@@ -138,7 +156,9 @@ class FusedForward:
     def _attention(self, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         n, rotated = len(h), self.heads + self.kv_heads
         qkv = layer.qkv(h).view(n, rotated + self.kv_heads, self.dim)
-        qk = F.rms_norm(qkv[:, :rotated], (self.dim,), None, self.eps) * layer.qk_norm
+        qk = qkv[:, :rotated]
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, (self.dim,), None, self.eps) * layer.qk_norm
         qk = torch.addcmul(qk * cos, qk.roll(self.dim // 2, -1), sin)
         out = self.cache.attend(index, qk[:, : self.heads], qk[:, self.heads :], qkv[:, rotated:], layout)
         return layer.out(out.reshape(n, -1))
@@ -166,14 +186,44 @@ def _swiglu(h: Tensor, gate_up: Linear, down: Linear) -> Tensor:
     return down(F.silu(gate).mul_(up))
 
 
-def _linear(weight: Tensor) -> Linear:
-    """Return `x -> x @ weight.T`, with the weight packed for oneDNN if it is available.
+def is_fusible(config: PretrainedConfig) -> bool:
+    """Return whether `FusedForward` computes what a model of this configuration does, if no window limits it."""
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    return (
+        config.model_type in ("qwen3", "qwen3_moe", "qwen2", "llama", "mistral")
+        and config.hidden_act == "silu"
+        and not getattr(config, "mlp_bias", False)
+        and rope in ("default", "linear", "llama3", "yarn")  # whose phases don't depend on the sequence's length
+    )
 
-    On AMD CPUs oneDNN's float32 products are up to twice as fast as MKL's, which torch takes otherwise. But it keeps a
-    kernel of about 1 MiB for every number of rows that it has met, so it gets to see only those of `_ROWS`.
+
+def head_dim_of(config: PretrainedConfig) -> int:
+    """Return the size of an attention head; not every family writes it down."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+@functools.cache
+def packs_weights() -> bool:
+    """Return whether float32 weights are packed for oneDNN: on CPUs that are not Intel's, where that is the faster way.
+
+    torch's own products take MKL, which is slow on AMD's CPUs (oneDNN is up to twice as fast) and the faster one by a
+    fifth on Intel's. A rule instead of a timing: a run that is resumed on its machine must take the same kernels.
     """
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.enabled:
-        return lambda x: F.linear(x, weight)
+    cpus = Path("/proc/cpuinfo")
+    intel = "GenuineIntel" in (cpus.read_text() if cpus.exists() else platform.processor())
+    chosen = torch.backends.mkldnn.enabled and not intel
+    _log.debug("float32 linear layers of the engine run on %s", "oneDNN" if chosen else "torch's own kernels")
+    return bool(chosen)
+
+
+def _linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """Return `x -> x @ weight.T + bias`, with the weight packed where that is faster.
+
+    oneDNN keeps a kernel of about 1 MiB for every number of rows that it has met, so it gets to see only those of
+    `_ROWS`.
+    """
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not packs_weights():
+        return lambda x: F.linear(x, weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
 
     def multiply(x: Tensor) -> Tensor:
@@ -181,7 +231,7 @@ def _linear(weight: Tensor) -> Linear:
         rows = next(r for r in _ROWS if r >= n)
         if rows > n:
             x = F.pad(x, (0, 0, 0, rows - n))
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return y[:n]
 
     def apply(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from agent_rl.engines.embedded.forward import Forward, FusedForward, StepOutput
+from agent_rl.engines.embedded.forward import Forward, FusedForward, StepOutput, is_fusible
 from agent_rl.engines.embedded.kv_cache import KVCache
 from agent_rl.engines.embedded.layout import Feed, Layout
 from agent_rl.engines.embedded.pages import Table
@@ -38,10 +38,8 @@ def make_forward(model: PreTrainedModel, cache: KVCache) -> Forward:
     Raises:
         ConfigError: if the model can't be sampled from left to right: it isn't causal, or needs more than token ids.
     """
-    config = model.config
     limited = _is_limited(model, cache.max_len)
-    fusible = config.model_type in ("qwen3", "qwen3_moe") and not config.attention_bias and config.hidden_act == "silu"
-    if fusible and not limited and hasattr(config, "head_dim"):
+    if is_fusible(model.config) and not limited:
         return FusedForward(model, cache)
     require_causal(model)
     if not limited and _agrees(model, cache):
@@ -49,7 +47,7 @@ def make_forward(model: PreTrainedModel, cache: KVCache) -> Forward:
     _log.warning(
         "%s attends in a way that the engine's cache doesn't know: every step feeds whole sequences again, which is "
         "exact and slow",
-        config.model_type,
+        model.config.model_type,
     )
     return WholeForward(model, cache)
 

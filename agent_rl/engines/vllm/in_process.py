@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from agent_rl.core.messages import JSON
 from agent_rl.engines.stateless import EngineOutput, Settings
 from agent_rl.errors import ConfigError, PolicyError, did_you_mean
+
+if TYPE_CHECKING:
+    from agent_rl.engines.vllm.receiver import Place
 
 _SET_BY = {
     "model": "by policy.model",
@@ -71,6 +74,18 @@ class LocalEngine:
     async def close(self) -> None:
         """End the engine's process."""
         self._engine.shutdown()
+
+    async def receive(self, segment: str, places: Sequence[Place]) -> None:
+        """Take new weights from shared memory, and forget what was computed with the old ones.
+
+        Raises:
+            PolicyError: if vLLM fails at it.
+        """
+        try:
+            await self._engine.collective_rpc("receive_weights", args=(segment, [*places]))
+            await self._engine.reset_prefix_cache()
+        except Exception as error:
+            raise PolicyError(f"vLLM did not take the weights: {type(error).__name__}: {error}") from error
 
     async def generate(self, sequence: str, token_ids: list[int], settings: Settings) -> EngineOutput:
         """Implements `Generate`; a cancellation aborts the request.
