@@ -17,7 +17,7 @@ from agent_rl.errors import CheckpointError, WorkerError
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
-from runs import config, weights
+from tests.runs import config, weights
 
 pytestmark = pytest.mark.sandbox
 
