@@ -13,8 +13,10 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
+from contextlib import suppress
 from typing import Any
 
 from agent_rl.concurrency import AsyncOnce, LoopThread
@@ -143,6 +145,11 @@ class _Browser:
         finally:
             self._waiting.pop(number, None)
 
+    def kill(self) -> None:
+        """End the browser with all of its processes: what was started may be a shell script around it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     async def read(self, answers: asyncio.StreamReader) -> None:
         """Give each answer to who waits for it, until the browser ends."""
         try:
@@ -173,7 +180,7 @@ async def _start() -> _Browser:
     launch = [sys.executable, "-IS", "-c", _LAUNCH, str(read), str(written), executable(), *flags, "about:blank"]
     silent = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        *launch, pass_fds=(read, written), stdin=silent, stdout=silent, stderr=silent
+        *launch, pass_fds=(read, written), stdin=silent, stdout=silent, stderr=silent, start_new_session=True
     )
     os.close(read)
     os.close(written)
@@ -189,7 +196,7 @@ async def _start() -> _Browser:
 
 def _kill(browser: _Browser) -> None:
     if not browser.is_lost:
-        browser.process.kill()
+        browser.kill()
     shutil.rmtree(browser.folder, ignore_errors=True)
 
 

@@ -82,7 +82,7 @@ def test_calls_that_make_no_sense_are_answered() -> None:
 def test_browser_that_dies_fails_its_episodes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     async def kill() -> None:
         browser = await chromium._shared.get()
-        browser.process.kill()
+        browser.kill()
         await browser.reading
 
     class Killing(spec("miniwob/click-test-v0").cls):
