@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
 SMALL = (
     *("threads=1", f"steps={STEPS}", "seed=3", "eval.n=4", "eval.dev_n=4", "eval.every=0"),
-    *("rollout.groups=2", "rollout.samples=4", "rollout.slots=8", "optimizer.lr=5e-3", "optimizer.warmup_steps=0"),
-    *("warm_start.copy_steps=5", "warm_start.clone_steps=20", "warm_start.demonstrations=128"),
+    *("rollout.groups=4", "rollout.samples=8", "rollout.slots=16", "optimizer.lr=5e-3", "optimizer.warmup_steps=0"),
+    *("warm_start.clone_steps=100", "warm_start.demonstrations=600"),  # enough that some succeed
 )
 
 
@@ -33,7 +33,8 @@ def test_vllm_samples_from_the_weights_that_are_trained(
     subprocess.run([*command, *adapter, f"runs_dir={tmp_path}"], cwd=ROOT, check=True, timeout=600)
     folder = tmp_path / "latest"
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"]
-    assert len(rows) == STEPS and all(math.isfinite(row["train/loss"]) for row in rows)
+    losses = [row["train/loss"] for row in rows if row["train/samples"]]
+    assert len(rows) == STEPS and losses and all(map(math.isfinite, losses))
     model, _ = load_model(folder.resolve() / "checkpoint")
     gaps = []
     for episode in read_episodes(folder / "episodes.jsonl"):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    GgufConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -56,8 +56,9 @@ def load_model(
 
 def _read(folder: str | Path, dtype: str) -> PreTrainedModel:
     options: dict[str, object] = {**load_options(folder), "dtype": getattr(torch, dtype)}
-    if "gguf_file" in options:  # left packed, it could be neither trained nor saved
-        options["quantization_config"] = GgufConfig(dequantize=True)
+    if "gguf_file" in options and (packed := getattr(transformers, "GgufConfig", None)):
+        # left packed, it could be neither trained nor saved; older releases have no such setting and always unpack
+        options["quantization_config"] = packed(dequantize=True)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(**options)
     return model
 
