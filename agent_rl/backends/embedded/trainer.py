@@ -161,7 +161,7 @@ class Trainer:
             batch = replace(batch, scored=self._compare(batch.scored))
         scale = schedule(config.optimizer, self.step, config.steps)
         for number in range(config.updates_per_batch):
-            prepared, of_objective = self._prepare(batch) if self.algorithm.preparation else (batch, {})
+            prepared, of_objective = self._prepare(batch) if self.algorithm.prepares(batch) else (batch, {})
             sums = dict[str, float]()
             if number:
                 self.processes.update_weights(self.step)
@@ -200,7 +200,7 @@ class Trainer:
             with sharing(model, some.rows, some.group, self.config.precision) as shared:
                 for cut in some.cut_rows(budget):
                     prompt = None if shared is None else shared.of(cut)
-                    found = self._accumulate(some.select(cut, model.device), whole, prompt)
+                    found = self._accumulate(some.padded(cut, model.device), whole, prompt)
                     yield Gradient([part[row] for row in cut], *found)
 
     def _accumulate(
@@ -234,7 +234,7 @@ class Trainer:
         scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
         if algorithm.proximal == "recompute":
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
-            log = RouteLog(rows.lengths, rows.token_ids.shape[1]) if self.is_mixture else None
+            log = RouteLog(len(rows.token_ids)) if self.is_mixture else None
             old, *squares = self._scores(self.actor.model, rows, *names, given=given, log=log)
             scored = replace(scored, old_logprobs=old, sum_pi_squared=squares[0] if squares else None)
             if log is not None:

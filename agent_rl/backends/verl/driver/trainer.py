@@ -264,11 +264,14 @@ class AlgorithmTrainer(PPOTrainer):
         if not metrics[SAMPLES]:
             return batch
         updates = self.config.actor_rollout_ref.actor.ppo_epochs
-        for number in range(updates) if self.algorithm.needs_scores_before_update else ():
+        # sequences in several rows are known as a whole where one update takes them all; else each row is one
+        once = updates == self._mini_batches == 1 and self.algorithm.prepares(self.weighed.batch)
+        prepares = once or self.algorithm.needs_scores_before_update
+        for number in range(updates) if prepares else ():
             sent, found = prepare(self.algorithm, self.weighed, self._theta(batch, number))
             metrics |= found
             batch = self._update(_put(batch, sent), 1, metrics)
-        return batch if self.algorithm.needs_scores_before_update else self._update(batch, updates, metrics)
+        return batch if prepares else self._update(batch, updates, metrics)
 
     def _update(self, batch: KVBatchMeta, updates: int, metrics: dict[str, float]) -> KVBatchMeta:
         self._instruct(batch, updates, self._mini_batches)
@@ -280,7 +283,7 @@ class AlgorithmTrainer(PPOTrainer):
         return batch
 
     def _theta(self, batch: KVBatchMeta, number: int) -> Tensor:
-        """Return log-probabilities of the whole batch under the weights as they are, before update `number`; `[B, T]`.
+        """Return log-probabilities of the whole batch under the weights as they are, before update `number`; `[N]`.
 
         Before the first update they are old's, if those were computed: in this step, so with these weights.
         """
