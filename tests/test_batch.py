@@ -9,8 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.algorithms import Denominators, Experience, collate, to_samples
+from agent_rl.algorithms import (
+    Algorithm,
+    AlgorithmConfig,
+    Denominators,
+    Experience,
+    ScoredRows,
+    collate,
+    to_samples,
+)
 from agent_rl.algorithms.components import Part
+from agent_rl.algorithms.layouts import Grid
 from agent_rl.algorithms.on_tokens import on_tokens
 from agent_rl.core.episode import Outcome, Reward, StopReason, group_episodes
 from tests.doubles import example_episode, example_sample
@@ -144,3 +153,41 @@ def test_collate_keeps_experts_of_two_widths() -> None:
     assert batch.routed_experts is not None
     assert batch.routed_experts[..., 0, 0].tolist() == [127] * 3 + [200] * 2
     assert batch.padded().routed_experts[..., 0, 0].tolist() == [[127] * 3, [200, 200, -1]]
+
+
+# Long rows
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"advantage": "reinforce-pp"},
+        {"advantage": "turn-returns", "weight": "sequence-tis", "rejection": "geometric", "proximal": "recompute"},
+        {"filters": ["varied-groups"], "shaping": [{"name": "scale", "factor": 2.0}]},
+        {"advantage": "gae", "critic": {"where": "shared"}},
+    ],
+    ids=["returns", "corrections", "filters", "critic"],
+)
+def test_long_row_widens_no_other(monkeypatch, settings):
+    algorithm = Algorithm(AlgorithmConfig.model_validate(settings))
+    lengths = [3000, *[30] * 299]
+    samples = [example_sample(n, list(range(1, n, 2)), float(i % 2), seed=i, episode=i) for i, n in enumerate(lengths)]
+    x = algorithm.experience(
+        group_episodes([example_episode(str(i), rewards=(Reward("r", i % 2),)) for i in range(300)])
+    )
+    x = replace(x, rows=collate(samples))
+    cells, plain = [], Grid.of
+
+    def counted(starts, lengths):
+        grid = plain(starts, lengths)
+        cells.append((grid.inside.numel(), int(grid.inside.sum())))
+        return grid
+
+    monkeypatch.setattr(Grid, "of", counted)
+    mu = x.rows.rollout_logprobs
+    scored = ScoredRows(x.rows, mu + 0.01 * x.rows.loss_mask, values=0.5 * mu)
+    batch, _ = algorithm.compute_weights(x, scored)
+    algorithm.diagnose(x, scored)
+    parts = batch.cut(4096)
+    assert len(batch.advantages) == int(batch.rows.lengths.sum()) and sum(map(len, parts)) == len(batch)
+    assert sum(laid for laid, _ in cells) <= 1.2 * sum(real for _, real in cells) > 0

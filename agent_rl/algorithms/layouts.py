@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PADDING, FAIR = 0.03, 0.125
 """The most padding of a grid that is not small, and the part of the token budget from which on it is not."""
-LINES = 65_536
-"""The tokens of lines that a component is given at a time."""
+LINES, FAIR_LINES = 65_536, 0.02
+"""The most padded tokens of lines that a component is given at a time, and what of it is no small grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,17 @@ class Grid:
         return out
 
 
-def cut_lengths(lengths: Tensor, token_budget: int) -> list[list[int]]:
+def cut_lengths(lengths: Tensor, token_budget: int, fair: float = FAIR) -> list[list[int]]:
     """Return the lines of grids of at most `token_budget` padded tokens, similar lengths together.
 
-    One that has a fair part of the budget already takes no line that would make more than `PADDING` of it padding. A
+    One that has a `fair` part of the budget already takes no line that would make more than `PADDING` of it padding. A
     line longer than the budget gets a grid of its own: nothing is dropped or shortened.
     """
     sizes, cuts, tokens = lengths.tolist(), list[list[int]](), 0
     for line in lengths.argsort(descending=True, stable=True).tolist():
         padded = (len(cuts[-1]) + 1) * sizes[cuts[-1][0]] if cuts else token_budget + 1
         filled = tokens + sizes[line]
-        if padded <= token_budget and (tokens < FAIR * token_budget or padded - filled <= PADDING * padded):
+        if padded <= token_budget and (tokens < fair * token_budget or padded - filled <= PADDING * padded):
             cuts[-1].append(line)
             tokens = filled
         else:
@@ -120,7 +120,7 @@ def grids(rows: Rows, layout: str, groups: Tensor | None = None) -> Iterator[tup
         of_line = groups[ids]
         parts = [torch.nonzero(of_line == group)[:, 0] for group in torch.unique(of_line)]
     else:
-        parts = [torch.tensor(lines, device=ids.device) for lines in cut_lengths(lengths, LINES)]
+        parts = [torch.tensor(lines, device=ids.device) for lines in cut_lengths(lengths, LINES, FAIR_LINES)]
     for lines in parts:
         grid = Grid.of(starts[lines], lengths[lines])
         yield Grid(sampled[grid.places], grid.inside), {"episode": ids[lines]}
