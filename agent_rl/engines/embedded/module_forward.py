@@ -164,7 +164,7 @@ def _attends_as_known(model: PreTrainedModel, max_len: int) -> bool:
     if kinds - {"full_attention", "sliding_attention", "chunked_attention"}:
         return False
     chunk = getattr(config, "attention_chunk_size", None) or max_len
-    return chunk >= max_len or bool(kinds) and "chunked_attention" not in kinds
+    return chunk >= max_len or (bool(kinds) and "chunked_attention" not in kinds)
 
 
 @torch.no_grad()
