@@ -198,7 +198,7 @@ def _swiglu(h: Tensor, gate_up: Linear, down: Linear) -> Tensor:
 
 
 def is_fusible(config: PretrainedConfig) -> bool:
-    """Return whether `FusedForward` computes what a model of this configuration does, unless a layer attends in chunks."""
+    """Return whether `FusedForward` does what a model of this configuration does, unless a layer attends in chunks."""
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     return (
         config.model_type in ("qwen3", "qwen3_moe", "qwen2", "llama", "mistral")
