@@ -126,7 +126,7 @@ class FusedForward:
                     )
                     if normed
                     else None,
-                    window=_window_of(attention),
+                    window=_window_of(attention, self.model.config),
                     out=_linear(take(weight_of(out)), None if out.bias is None else take(out.bias)),
                     mlp_norm=take(layer.post_attention_layernorm.weight),
                     experts=[(_linear(gate_up), _linear(down)) for gate_up, down in experts],
@@ -185,10 +185,9 @@ class FusedForward:
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
-def _window_of(attention: nn.Module) -> int | None:
+def _window_of(attention: nn.Module, config: PretrainedConfig) -> int | None:
     """Return the sliding window of a layer's attention; Mistral's layers ask the config for it, Llama's know none."""
-    known = attention if attention.config.model_type != "mistral" else attention.config
-    window: int | None = getattr(known, "sliding_window", None)
+    window: int | None = getattr(config if config.model_type == "mistral" else attention, "sliding_window", None)
     return window
 
 
