@@ -291,9 +291,8 @@ class _Run:
             self.write(result.episodes)
             if self.records is not None:
                 self.records.write(result.records)
-            self.metrics.write("train", trainer.step, result.metrics)
             diagnosis.episodes = result.episodes
-            diagnosis.observe(result.metrics)
+            self.metrics.write("train", trainer.step, result.metrics | diagnosis.observe(result.metrics))
             last = trainer.step == config.steps
             reported = last and split == config.eval.split  # by `finish`, on all of its tasks
             if config.eval.every and trainer.step % config.eval.every == 0 and not reported:
@@ -349,10 +348,11 @@ class _Run:
 def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None) -> Iterator[_Run]:
     started, known, stop = time.monotonic(), episode_ids(folder / EPISODES), stop or Stop(progress.say)
     stop.hint = "nothing is lost but the warm start; run the same command again"
+    shown = config.model_dump(mode="json", by_alias=True)
     hf_logging.disable_progress_bar()
     with (
         threads_restored(),
-        MetricsFile(folder, Writers(config.report_to, folder, config, progress.say)) as metrics,
+        MetricsFile(folder, Writers(config.report_to, folder, shown, progress.say)) as metrics,
         EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
         run_judge(share_of_worker(config.judge, config.processes), env, folder, evolves=True),
