@@ -73,6 +73,11 @@ class VerlConfig(RunConfig):
                 f"algorithm={self.algorithm.name}: an engine of verl's has one head, so that the policy and its critic "
                 "can't share a trunk: set algorithm.critic.where=separate, or backend=embedded"
             )
+        if self.updates.minibatches > 1 or self.updates.target_kl is not None:
+            raise ValueError(
+                "updates.minibatches and updates.target_kl are backend=embedded's: on verl set "
+                "verl.actor_rollout_ref.actor.ppo_mini_batch_size, in groups, and updates.epochs"
+            )
         if why := impossible(self.asynchrony, self.verl):
             raise ValueError(why)
         if Requirements(self.algorithm).needs_values and self.asynchrony.mode != "sync":
@@ -154,7 +159,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "actor_rollout_ref.model.path": config.start_from,
         **_adapter(config.lora),
         f"{actor}.ppo_mini_batch_size": config.rollout.groups,
-        f"{actor}.ppo_epochs": config.updates_per_batch,
+        f"{actor}.ppo_epochs": config.updates.epochs,
         f"{actor}.optim.lr": config.lr,
         f"{actor}.use_kl_loss": Requirements(algorithm).needs_reference,  # so that verl keeps one and scores under it
         **reference_settings(algorithm, config.verl.get(STRATEGY)),
