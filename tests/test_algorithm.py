@@ -219,7 +219,8 @@ def test_loss_sums_by_hand():
         "weight": 2.0,
         "entropy": 0.5,
         "rollout_gap": math.log(2) + 0.5,
-        "rollout_kl": (2 - 1 - math.log(2)) + (math.exp(-0.5) - 1 + 0.5),
+        "rollout_kl": (kl := (2 - 1 - math.log(2)) + (math.exp(-0.5) - 1 + 0.5)),
+        "old_kl": kl,
     }
     assert terms.sums == pytest.approx(expected, rel=1e-6)
 
@@ -232,8 +233,8 @@ def test_loss_sums_by_hand():
         ({"objective": {}}, "needs a name"),
         ({"aggregation": "seq-mean-token-sum-norm"}, "length: field required"),
         ({"advantage": {"name": "pass-at-k", "k": 0}}, "greater than or equal to 1"),
-        ({"weight": "token-tis"}, "set proximal=recompute"),
-        ({"rejection": "sequence"}, "set proximal=recompute"),
+        ({"weight": "token-tis", "proximal": "rollout"}, "set proximal=auto or recompute"),
+        ({"rejection": "sequence", "proximal": "rollout"}, "set proximal=auto or recompute"),
         ({"denominators": "kept"}, "needs a rejection"),
         ({"objective": "minirl", "weight": "icepop", "proximal": "recompute"}, "do it twice"),
         ({"clip": 0.2}, "clip"),
@@ -241,7 +242,7 @@ def test_loss_sums_by_hand():
         ({"refill": {"max_rounds": 2}}, "set filters"),
         ({"objective": "dpo"}, "set advantage=best-against-worst"),
         (DPO | {"aggregation": "token-mean"}, "set aggregation=token-sum"),
-        (DPO | {"proximal": "recompute"}, "set proximal=rollout"),
+        (DPO | {"proximal": "recompute"}, "set proximal=auto"),
         (DPO | {"weight": "token-tis"}, "weight=none and rejection=none"),
         (DPO | {"rejection": "sequence"}, "weight=none and rejection=none"),
         (DPO | {"kl": {"where": "loss"}}, "set kl.where=none"),

@@ -123,3 +123,30 @@ def test_trainer_stops_updates_at_target_kl(trainer: Callable[..., Trainer]) -> 
     one, other = (m.actor.model.state_dict() for m in made)
     assert all(torch.equal(one[name], other[name]) for name in one)  # the update that was too far left nothing
     assert all(p.grad is None for p in made[0].optimizer.parameters)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"rollout": {"weights": "int4"}}, "rollout.weights=int4 samples"),
+        ({"engine": "vllm"}, "engine=vllm samples"),
+        ({"precision": {"autocast": "bfloat16"}}, "precision.autocast=bfloat16 trains"),
+        ({"dtype": "bfloat16"}, "dtype=bfloat16 rounds otherwise"),
+        ({"async": {"mode": "one_step_off"}}, None),
+    ],
+)
+def test_auto_recomputes_old_where_others_sample(changes: dict[str, object], why: str | None, tmp_path: Path) -> None:
+    run = config(tmp_path, **changes)
+    assert (run.mismatch or "").startswith(why or "") and (run.mismatch is None) == (why is None)
+    assert run.decided_algorithm.recomputes_old == (why is not None)
+    kept = config(tmp_path, **changes, algorithm={"proximal": "rollout"})
+    assert not kept.decided_algorithm.recomputes_old
+
+
+def test_auto_recomputes_old_only_where_it_is_read() -> None:
+    for parts in ({"weight": "icepop"}, {"advantage": "optimal-baseline"}, {"rejection": "sequence"}):
+        assert AlgorithmConfig.model_validate(parts).recomputes_old
+    assert not AlgorithmConfig(objective="m2po").sampled_elsewhere().recomputes_old  # it compares with mu itself
+    pairs = AlgorithmConfig(objective="dpo", advantage="best-against-worst", aggregation="token-sum")
+    assert not pairs.sampled_elsewhere().recomputes_old

@@ -33,7 +33,7 @@ def test_verl_settings_maps_our_settings() -> None:
 
 @pytest.mark.parametrize("updates", [{"minibatches": 2}, {"target_kl": 0.1}])
 def test_verl_settings_refuses_updates_of_the_embedded_backend(updates: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="ppo_mini_batch_size, in groups, and updates.epochs"):
+    with pytest.raises(ValueError, match="ppo_mini_batch_size, in groups"):
         config(updates=updates)
 
 

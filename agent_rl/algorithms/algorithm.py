@@ -148,7 +148,7 @@ class Algorithm(Requirements):
         ages = policy_version_histogram(rows.versions, int(rows.versions.max()) if version is None else version)
         if x.baselines.isfinite().any():
             ages["rollout/greedy"] = float(x.baselines.nanmean())
-        if self.config.proximal == "rollout":
+        if not self.config.recomputes_old:
             return ages
         before = torch.cat([torch.full_like(rows.sources[:, :1], -1), rows.sources[:, :-1]], -1)
         old, mu = scored.old_logprobs, rows.rollout_logprobs

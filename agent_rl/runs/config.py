@@ -124,6 +124,16 @@ class RunConfig(EnvironmentSettings):
                 load_once(file)
         return files
 
+    @property
+    def mismatch(self) -> str | None:
+        """Why the log-probabilities of what samples are not the trainer's; None where they are, up to rounding."""
+        return None
+
+    @property
+    def decided_algorithm(self) -> AlgorithmConfig:
+        """The algorithm, with `proximal` as this run needs it."""
+        return self.algorithm.sampled_elsewhere() if self.mismatch else self.algorithm
+
     def load_env(self) -> EnvSpec:
         """Import the user's files and return the environment, with the tasks and the budget that the run gives it.
 

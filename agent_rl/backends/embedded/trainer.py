@@ -68,7 +68,7 @@ class Trainer:
         stored: StoredGroups | None = None,
     ) -> None:
         self.spec, self.actor, self.config, self.reference, self.stored = spec, actor, config, reference, stored
-        self.algorithm = Algorithm(config.algorithm)
+        self.algorithm = Algorithm(config.decided_algorithm)
         for member in members_of(spec, config.env_args):
             require_hooks(member.spec, self.algorithm)
         self.is_mixture, self.replay = bool(routers(actor.model)), config.algorithm.routing.replay
@@ -138,7 +138,7 @@ class Trainer:
         """Return what the last update made of a batch's sampled tokens."""
         if self.learned is None or not self.config.token_records:
             return []
-        return self.learned.records(episodes_of(groups), self.step, self.config.algorithm)
+        return self.learned.records(episodes_of(groups), self.step, self.algorithm.config)
 
     def update(self, x: Experience) -> dict[str, float]:
         """Take the step's updates on what was experienced; none if there is nothing to learn from."""
@@ -254,13 +254,15 @@ class Trainer:
         algorithm, metrics = self.algorithm.config, dict[str, float]()
         given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
         scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
-        if algorithm.proximal == "recompute":
+        if algorithm.recomputes_old:
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
             log = RouteLog(rows.lengths, rows.token_ids.shape[1]) if self.is_mixture else None
+            started = time.perf_counter()
             old, *squares = self._scores(self.actor.model, rows, *names, given=given, log=log)
             scored = replace(scored, old_logprobs=old, sum_pi_squared=squares[0] if squares else None)
             if log is not None:
                 scored, metrics = replace(scored, old_experts=log.own), log.metrics()
+            metrics["perf/old_s"] = time.perf_counter() - started
         if self.critic is not None:
             budget, precision = self.config.forward_tokens, self.config.precision
             scored = replace(scored, values=self.critic.values(self.actor.model, rows, budget, precision, given))

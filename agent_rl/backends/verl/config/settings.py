@@ -64,6 +64,11 @@ class VerlConfig(RunConfig):
     def _by_full_key(cls, settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
         return {key.removeprefix("+"): value for key, value in _flattened(settings)}
 
+    @property
+    def mismatch(self) -> str | None:
+        """Why the log-probabilities of what samples are not the trainer's."""
+        return "vLLM samples, and verl's engine trains"
+
     @model_validator(mode="after")
     def _possible(self) -> VerlConfig:
         if self.lora and (why := _no_adapter(self.lora, self.verl)):
@@ -121,7 +126,7 @@ def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tup
 
 def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
     """Return what the settings are in verl's config."""
-    algorithm, rollout, actor = config.algorithm, "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+    algorithm, rollout, actor = config.decided_algorithm, "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     return {
         **asynchronous(config.asynchrony),
         "data.custom_cls.path": "pkg://agent_rl.backends.verl.worker.dataset",
@@ -155,7 +160,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
             "asked": asked(config),
         },
         "algorithm.adv_estimator": "grpo",  # any: it is never called
-        "algorithm.rollout_correction.bypass_mode": algorithm.proximal == "rollout",
+        "algorithm.rollout_correction.bypass_mode": not algorithm.recomputes_old,
         "actor_rollout_ref.model.path": config.start_from,
         **_adapter(config.lora),
         f"{actor}.ppo_mini_batch_size": config.rollout.groups,
