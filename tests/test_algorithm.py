@@ -229,6 +229,13 @@ def test_loss_sums_by_hand():
     ("settings", "message"),
     [
         ({"objective": {"name": "ppo-clip", "clip_low": 0.2}}, "no knob 'clip_low'. Did you mean 'clip_low_eps'"),
+        ({"objective": {"name": "ppo-clip", "dual_clip": 0.5}}, "dual_clip: input should be greater than 1"),
+        ({"objective": {"name": "ppo-clip", "clip_low_eps": -0.5}}, "clip_low_eps: .* greater than or equal to 0"),
+        ({"objective": {"name": "minirl", "ratio_cap": -1}}, "ratio_cap: .* greater than or equal to 1"),
+        ({"objective": {"name": "cispo", "clip_high_cap": 0.5}}, "clip_high_cap: .* greater than or equal to 1"),
+        ({"objective": {"name": "sapo", "tau_negative": 0}}, "tau_negative: input should be greater than 0"),
+        ({"objective": {"name": "dppo-tv", "delta_low": -0.1}}, "delta_low: .* greater than or equal to 0"),
+        ({"weight": {"name": "token-tis", "cap": 0.5}}, "cap: input should be greater than or equal to 1"),
         ({"objective": "gpso"}, "no objective 'gpso'. Did you mean 'gspo'"),
         ({"objective": {}}, "needs a name"),
         ({"aggregation": "seq-mean-token-sum-norm"}, "length: field required"),
