@@ -182,7 +182,7 @@ def warm_start(
         for part in _parts(batch, token_budget):
             ids, weights = (x.to(model.device) for x in _padded(part))
             with routed(model) as routes:
-                logprobs = score_tokens(model, ids, precision=precision).logprobs
+                logprobs = score_tokens(model, ids, wanted=weights > 0, precision=precision).logprobs
             loss = -(logprobs * weights).sum() / whole
             if config.balance and routes.logits:
                 lengths = torch.tensor([len(row_ids) for row_ids, _ in part], device=ids.device)
