@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
+from omegaconf import OmegaConf
+
+from agent_rl.core.messages import JSON
 from agent_rl.errors import CheckpointError
-from agent_rl.runs.folder import METRICS
+from agent_rl.runs.folder import CONFIG, METRICS
 from agent_rl.runs.metrics import MetricsFile, rewind_metrics, rows_of_verl
+from agent_rl.runs.writers import WriterName, Writers
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.shards import Place
 from agent_rl.store.token_records import TOKEN_RECORDS, TokenRecordWriter
@@ -66,19 +71,24 @@ def rewind_to_checkpoint(folder: Path) -> int:
     return step
 
 
+def open_metrics(folder: Path, report_to: Sequence[WriterName]) -> MetricsFile:
+    """Open the metrics of the run in a folder, and the writers that get them, too."""
+    shown = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))  # not resolved: secrets stay references
+    return MetricsFile(folder, Writers(report_to, folder, cast(Mapping[str, JSON], shown), print))
+
+
 class MetricsLogger:
     """One of verl's loggers: writes what verl reports to metrics.jsonl."""
 
-    def __init__(self, metrics: MetricsFile, observe: Callable[[Mapping[str, float]], object]) -> None:
-        """Begin; `observe` gets what is reported of each training step."""
+    def __init__(self, metrics: MetricsFile, observe: Callable[[Mapping[str, float]], Mapping[str, float]]) -> None:
+        """Begin; `observe` gets what is reported of each training step, and returns what to add."""
         self._metrics, self._observe = metrics, observe
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Write what verl reports of a step."""
         for kind, values in rows_of_verl(data):
-            self._metrics.write(kind, step, values)
-            if kind == "train":
-                self._observe(values)
+            found = self._observe(values) if kind == "train" else {}
+            self._metrics.write(kind, step, {**values, **found})
 
     def finish(self) -> None:
         """Close the file."""
