@@ -73,7 +73,7 @@ def given_rows(name: str, rows: list[Sample]) -> tuple[Experience, ScoredRows, T
     x = replace(x, state_values=torch.arange(24.0, dtype=torch.float64).view(8, 3).cos())
     mu, seen = x.rows.rollout_logprobs, x.rows.loss_mask
     noise = [(1.7 * x.rows.token_ids + 3.1 * x.rows.episode_of_token + k).sin() for k in range(5)]
-    old = mu - 0.1 * noise[0] * seen if algorithm(name).config.proximal == "recompute" else mu
+    old = mu - 0.1 * noise[0] * seen if algorithm(name).config.recomputes_old else mu
     found = ScoredRows(
         x.rows, old, reference_logprobs=mu - 0.3 * noise[1], values=noise[2], sum_pi_squared=0.5 + noise[3] / 2
     )

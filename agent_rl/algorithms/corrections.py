@@ -17,11 +17,9 @@ mask gives a NaN weight and is rejected. A row with nothing sampled has weights 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
-from agent_rl.algorithms.components import Fraction, Positive, rejection, weight
+from agent_rl.algorithms.components import AtLeastOne, Fraction, Positive, rejection, weight
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO
 from agent_rl.errors import ConfigError
 from agent_rl.lazy import torch
@@ -29,7 +27,6 @@ from agent_rl.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-AtLeastOne = Annotated[float, Field(ge=1)]
 Over = Literal["token", "sequence", "geometric"]
 """Whose ratio: each token's, or the product or the geometric mean of a row's."""
 
@@ -82,7 +79,7 @@ def _sequence_normalised(found: Tensor, mask: Tensor, episode: Tensor, *, normal
     layout="lines",
     finish=_token_normalised,
 )
-def token_tis(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0) -> Tensor:
+def token_tis(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0) -> Tensor:
     """Truncated importance sampling by token (Yao et al. 2025, "Off-Policy RL").
 
     The cap is 2 in verl, slime, SkyRL and open-instruct.
@@ -111,7 +108,7 @@ def token_icepop(
     layout="lines",
     finish=_sequence_normalised,
 )
-def sequence_tis(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0) -> Tensor:
+def sequence_tis(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0) -> Tensor:
     """Truncated importance sampling by sequence, on every token of the row (Liu et al. 2025).
 
     verl's `rollout_is=sequence`, cap 2; SkyRL has 5. TRL's default, "sequence_mask", gives rows beyond 3 the weight 0:
@@ -127,7 +124,7 @@ def sequence_tis(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *
     layout="lines",
     finish=_sequence_normalised,
 )
-def geometric_tis(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0) -> Tensor:
+def geometric_tis(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0) -> Tensor:
     """Truncated geometric mean ratio, on every token of the row: biased, but it does not shrink with length.
 
     slime's `mis_level: geometric` with `mis_mode: truncate`.
