@@ -231,6 +231,15 @@ def _sent(batch: WeightedRows, counts: Tensor, positions: Positions, lengths: Se
     return TensorDict(sent, batch_size=len(positions))
 
 
+def prepares_updates(algorithm: Algorithm, weighed: SentBatch, updates: int) -> bool:
+    """Whether theta scores the whole batch before each of so many updates.
+
+    Where objectives of sequences meet episodes in several rows, it does for a single update; in several, each row is
+    taken for a sequence: verl cuts mini-batches and steps the learning rate within one call.
+    """
+    return algorithm.needs_scores_before_update or (updates == 1 and algorithm.prepares(weighed.batch))
+
+
 def prepare(algorithm: Algorithm, weighed: SentBatch, logprobs: Tensor) -> tuple[TensorDict, dict[str, float]]:
     """Prepare the rows for one update: replace their advantages and weights.
 

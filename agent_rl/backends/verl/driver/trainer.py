@@ -41,6 +41,7 @@ from agent_rl.backends.verl.driver.exchange import (
     SentBatch,
     compute_weights,
     prepare,
+    prepares_updates,
     receive,
     score_metrics,
 )
@@ -264,9 +265,7 @@ class AlgorithmTrainer(PPOTrainer):
         if not metrics[SAMPLES]:
             return batch
         updates = self.config.actor_rollout_ref.actor.ppo_epochs
-        # sequences in several rows are known as a whole where one update takes them all; else each row is one
-        once = updates == self._mini_batches == 1 and self.algorithm.prepares(self.weighed.batch)
-        prepares = once or self.algorithm.needs_scores_before_update
+        prepares = prepares_updates(self.algorithm, self.weighed, updates * self._mini_batches)
         for number in range(updates) if prepares else ():
             sent, found = prepare(self.algorithm, self.weighed, self._theta(batch, number))
             metrics |= found
