@@ -302,7 +302,8 @@ class KVCache:
             other, its = attend(q.reshape(rows, kv, group * width, dim), *before, 0.0, False, scale=1.0)
             share = torch.sigmoid(its.view_as(sums) - sums)[..., None].to(out.dtype)  # of logarithms of sums
             out = torch.lerp(out, other.view_as(out), share)
-        return out.transpose(1, 2).reshape(rows * width, kv * group, dim)
+        found: Tensor = out.transpose(1, 2).reshape(rows * width, kv * group, dim)
+        return found
 
     def _grid_mask(self, layout: Layout, block: Prefilling, part: tuple[int, int, int, int], window: int) -> Tensor:
         """Return the additive mask `[P, 1, queries, keys]` of queries `low..high` and keys `begin..end`."""
