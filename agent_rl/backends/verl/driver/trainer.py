@@ -258,10 +258,7 @@ class AlgorithmTrainer(PPOTrainer):
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
-        """Take `ppo_epochs` updates on each mini-batch, by default the whole batch, divided by what counts in it.
-
-        None if nothing has a gradient: momentum and weight decay alone are no step.
-        """
+        """Take `ppo_epochs` updates on each mini-batch; none if nothing has a gradient: momentum alone is no step."""
         if not metrics[SAMPLES]:
             return batch
         updates = self.config.actor_rollout_ref.actor.ppo_epochs
