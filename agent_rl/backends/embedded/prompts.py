@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from agent_rl.algorithms import Rows
+from agent_rl.backends.embedded.optimizer import repeatable
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.engines.embedded.parts import body_of, unwrapped
 
@@ -84,7 +85,8 @@ class SharedPrompts:
         reached = [(made, leaf.grad) for made, leaf in zip(self.computed, self.leaves, strict=True)]
         gradients = {made: grad.to(made.dtype) for made, grad in reached if grad is not None}
         if gradients:
-            torch.autograd.backward(list(gradients), list(gradients.values()))
+            with repeatable(next(iter(gradients)).is_cuda):
+                torch.autograd.backward(list(gradients), list(gradients.values()))
 
 
 KINDS = frozenset({"llama", "qwen2", "qwen3"})

@@ -180,7 +180,7 @@ class Trainer:
             metrics[f"train/{name}"] = value / tokens
         if self.optimizer.scales_loss:
             metrics["train/loss_scale"] = self.optimizer.loss_scale
-        lr = config.optimizer.lr * scale
+        lr = self.optimizer.lr * scale
         now = {"train/loss": loss, "train/grad_norm": norm, "train/lr": lr, "train/tokens": float(tokens)}
         return metrics | now | of_objective
 
