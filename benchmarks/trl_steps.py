@@ -260,13 +260,14 @@ def inputs_of(rows: Any, part: Any, advantages: Any, padding: int) -> dict[str, 
     """Return some of our rows as TRL has them: prompts padded on the left, what follows on the right."""
     import torch
 
-    first = rows.loss_mask.int().argmax(1)[part]
-    before, after = int(first.max()), int((rows.lengths[part] - first).max())
+    some = rows.padded(part)
+    first = some.loss_mask.int().argmax(1)
+    before, after = int(first.max()), int((some.lengths - first).max())
     where = torch.arange(-before, after) + first[:, None]
-    there = (where >= 0) & (where < rows.lengths[part, None])
-    place = where.clamp(0, rows.token_ids.shape[1] - 1)
-    ids = rows.token_ids[part].gather(1, place).masked_fill(~there, padding)
-    sampled = (rows.loss_mask[part].gather(1, place) & there).long()
+    there = (where >= 0) & (where < some.lengths[:, None])
+    place = where.clamp(0, some.token_ids.shape[1] - 1)
+    ids = some.token_ids.gather(1, place).masked_fill(~there, padding)
+    sampled = (some.loss_mask.gather(1, place) & there).long()
     return {
         "prompt_ids": ids[:, :before], "prompt_mask": there[:, :before].long(), "completion_ids": ids[:, before:],
         "completion_mask": there[:, before:].long(), "tool_mask": sampled[:, before:], "advantages": advantages[part],
