@@ -116,7 +116,7 @@ class Setup:
             patch.setattr(where, "tq", self.queue)
         self.trainer = SyncTrainer.__new__(SyncTrainer)
         self.trainer.config = OmegaConf.create(
-            CONFIG | {"algorithm": {"rollout_correction": {"bypass_mode": algorithm.config.proximal == "rollout"}}}
+            CONFIG | {"algorithm": {"rollout_correction": {"bypass_mode": not algorithm.config.recomputes_old}}}
         )
         self.trainer.routes, self.trainer.global_steps = (), 1
         self.trainer.diagnosis = SimpleNamespace()
@@ -199,7 +199,7 @@ def test_trainer_shuffles_rows_for_mini_batches(setup, monkeypatch: pytest.Monke
     monkeypatch.setattr(trainer_base.PPOTrainer, "_balance_batch", lambda self, batch, *_, **__: batch)
     made.actor_rollout_wg._dispatch_info = {"actor": [0, 1]}
     settings, orders = made.config.data, []
-    settings.agent_rl |= {"shuffle": True, "seed": 7}
+    settings.agent_rl.shuffle, settings.agent_rl.seed = True, 7
     for settings.train_batch_size, made.global_steps in ((6, 1), (6, 1), (6, 2), (2, 1)):
         batch = KVBatchMeta(keys=[*"abcdefghijkl"], tags=[{} for _ in range(12)], partition_id="train", fields=None)
         orders.append("".join(made._balance_batch(batch, {}).keys))
