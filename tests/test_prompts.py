@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from agent_rl.algorithms import Rows, collate
 from agent_rl.algorithms.batch import Sample
+from agent_rl.backends.embedded import prompts
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.prompts import cut_groups, is_exact, sharing
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -45,12 +48,13 @@ def llama() -> PreTrainedModel:
 def trained(model: PreTrainedModel, rows: Rows, budget: int, *, share: bool) -> tuple[Tensor, Tensor]:
     """The log-probabilities of a batch that is cut, and the gradients of a loss over all of it."""
     model.zero_grad()
-    weights = torch.randn(rows.token_ids.shape, generator=torch.Generator().manual_seed(1)).double().to(DEVICE)
-    whole = torch.zeros(rows.token_ids.shape, dtype=torch.float64)
+    shape = rows.padded().token_ids.shape
+    weights = torch.randn(shape, generator=torch.Generator().manual_seed(1)).double().to(DEVICE)
+    whole = torch.zeros(shape, dtype=torch.float64)
     with sharing(model, rows, GROUP if share else torch.arange(len(rows)), PrecisionConfig()) as shared:
         assert (shared is not None) == share
         for cut in rows.cut_rows(budget):
-            part = rows.select(cut, model.device)
+            part = rows.padded(cut, model.device)
             prompt = shared.of(cut) if shared else None
             scores = score_tokens(model, part.token_ids, 0.8, wanted=part.loss_mask, prompt=prompt)
             width = part.token_ids.shape[1]
@@ -79,6 +83,13 @@ def test_shared_prompts_end_gradients_at_frozen_layers() -> None:
     (expected, gradient), (found, same) = (trained(model, rows, 70, share=share) for share in (False, True))
     assert torch.allclose(found, expected, rtol=0, atol=2e-6) and len(same) < sum(p.numel() for p in model.parameters())
     assert (same - gradient).norm() <= 1e-7 * gradient.norm()
+
+
+def test_gradients_through_prompts_are_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu = list[bool]()
+    monkeypatch.setattr(prompts, "repeatable", lambda where: nullcontext(on_gpu.append(where)))
+    trained(llama(), rows_of_groups(), 200, share=True)
+    assert on_gpu == [DEVICE.startswith("cuda")]  # once, at the end of the block
 
 
 def test_sharing_computes_as_much_as_a_group_has_in_common() -> None:

@@ -60,11 +60,10 @@ def batch() -> tuple[Experience, Tensor]:
         places = [p for p in range(3, 6 + (i % 7 if i < n - SAMPLES else 4)) if p != 5]
         samples.append(example_sample(LENGTH, places, reward=reward, seed=i, episode=i))
     x = experience(samples, [i // SAMPLES for i in range(n)])
-    turns = torch.where(torch.arange(LENGTH) < 5, 0, 1).expand(n, -1)
-    rows = replace(x.rows, turns=turns.contiguous())
+    rows = replace(x.rows, turns=torch.where(torch.arange(LENGTH) < 5, 0, 1).repeat(n))
     far = torch.rand(n, LENGTH, generator=generator) < 0.1  # as a rollout of rounded weights is
     noise = torch.where(far, 1.5, 0.05) * torch.randn(n, LENGTH, generator=generator)
-    mu = torch.where(rows.loss_mask, logprobs(policy, rows.token_ids) + noise, 0.0)
+    mu = torch.where(rows.loss_mask, (logprobs(policy, rows.token_ids.view(n, LENGTH)) + noise).flatten(), 0.0)
     rows = replace(rows, rollout_logprobs=mu.float(), sources=rows.loss_mask.long())
     style = torch.rand(n, 1, generator=generator, dtype=torch.float64)
     style[-SAMPLES:] = 0.5
@@ -94,7 +93,7 @@ def trained(config: AlgorithmConfig) -> Tensor:
     algorithm, (x, start) = Algorithm(config), batch()
     policy, critic = start.clone().requires_grad_(), torch.zeros(VOCAB, requires_grad=True)
     rate = RATE.get(str(config.aggregation["name"]), 8.0)
-    ids, rows = x.rows.token_ids, x.rows
+    rows = x.rows
     read = SimpleNamespace(mask=rows.loss_mask)
     for shape in algorithm.shaping:
         x = x.rescored(shape(x, rows, read))
@@ -102,15 +101,17 @@ def trained(config: AlgorithmConfig) -> Tensor:
         x = replace(x, kept=x.kept & keep(x, rows, read))
     rows = x.rows
     with torch.no_grad():
-        old = logprobs(policy, ids) if config.recomputes_old else rows.rollout_logprobs
-        values = torch.where(rows.loss_mask, (ids % 7).float() / 7, 0.0)
+        theta = logprobs(policy, rows.token_ids.view(-1, LENGTH)).flatten()
+        old = theta if config.recomputes_old else rows.rollout_logprobs
+        values = torch.where(rows.loss_mask, (rows.token_ids % 7).float() / 7, 0.0)
         scored = ScoredRows(rows, old, reference_logprobs=rows.rollout_logprobs - 0.1, values=values)
     weighed, _, wanted = algorithm.compute_weights_in_place_order(x, scored)
     whole = weighed.select(torch.nonzero(wanted)[:, 0])
     taken = 0
     for part in mini_batches(weighed, wanted, whole, UPDATES, 0, 0):
-        now = part.batch.rows.token_ids
-        prepared, _ = algorithm.prepare(logprobs(policy.detach(), now), part.batch)
+        now = part.batch.rows.token_ids.view(-1, LENGTH)
+        prepared, _ = algorithm.prepare(logprobs(policy.detach(), now).flatten(), part.batch)
+        prepared = prepared.padded()
         theta = logprobs(policy, now)
         loss = algorithm.loss(theta, torch.zeros_like(theta), prepared.inputs, part.whole).loss
         if prepared.critic is not None:

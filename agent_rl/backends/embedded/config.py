@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import learns_from_any_policy
+from agent_rl.algorithms.learnable import nothing_learned
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, ModelFormat
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
@@ -120,8 +121,8 @@ class TrainConfig(RunConfig):
     """Of this machine: each samples a share of the groups, with `rollout.slots` of its own, and computes a share of the
     gradients; with `device=cuda` each takes a GPU. A run may be resumed with another number."""
     device: str = Field("cpu", pattern=DEVICES)
-    """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, or `auto`, a GPU if there is one. A run may be
-    resumed on another."""
+    """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, `mps` (Apple), or `auto`, a GPU if there is
+    one. A run may be resumed on another."""
     dtype: ModelFormat = "float32"
     """What the weights are held, sampled and trained in. With `bfloat16` the optimizer steps a float32 copy of them,
     into which gradients are added in float32; logits are float32 (`precision.head`)."""
@@ -197,6 +198,8 @@ class TrainConfig(RunConfig):
                 f"precision.autocast={self.precision.autocast} changes nothing that dtype=bfloat16 does not: leave one "
                 "of them out"
             )
+        if self.episodes is None and (why := nothing_learned(self.algorithm, self.rollout.samples, self.steps)):
+            raise ValueError(why)
         cut = self.rollout.interrupt
         most = self.rollout.max_tokens or (MAX_TOKENS if self.start_from is None else None)
         if cut and cut.per == "reply" and most is not None and cut.after_tokens >= most:
@@ -225,7 +228,7 @@ class TrainConfig(RunConfig):
         """Return what several processes would share, and don't."""
         if self.processes == 1:
             return None
-        if self.device.startswith("cuda:"):
+        if self.device.startswith("cuda:") or self.device == "mps":
             return f"device={self.device} is one GPU"
         shared = {
             "precision.autocast=float16 scales the loss by what overflows": self.precision.autocast == "float16",

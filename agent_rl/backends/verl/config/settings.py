@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.learnable import nothing_learned
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.backends.embedded.fine_tuning import LoraConfig
@@ -79,6 +80,8 @@ class VerlConfig(RunConfig):
                 f"algorithm={self.algorithm.name}: an engine of verl's has one head, so that the policy and its critic "
                 "can't share a trunk: set algorithm.critic.where=separate, or backend=embedded"
             )
+        if why := nothing_learned(self.algorithm, self.rollout.samples, self.steps):
+            raise ValueError(why)
         if why := _unlike_verl(self.updates, self.rollout.groups, self.verl):
             raise ValueError(why)
         if why := impossible(self.asynchrony, self.verl):
