@@ -176,7 +176,7 @@ IDLE = (
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_knob_changes_the_policy_or_is_refused(name: str) -> None:
+def test_knobs_of_presets_change_the_policy_or_are_refused(name: str) -> None:
     config, idle = preset(name), list[str]()
     for knob, change in knobs_of(config).items():
         try:
