@@ -205,8 +205,15 @@ def checked_config(config: TrainConfig | VerlConfig) -> str:
     if isinstance(config, TrainConfig):
         from agent_rl.backends.embedded.check import check_run, index_stored
 
-        index_stored(config, check_run(config))
-        return OmegaConf.to_yaml(config.model_dump(mode="json", by_alias=True))
+        env = check_run(config)
+        index_stored(config, env)
+        try:
+            from agent_rl.backends.embedded.memory import require_memory
+        except ImportError:
+            memory = "memory: estimated where torch is installed"
+        else:
+            memory = str(require_memory(config, env))
+        return f"# {memory}\n{OmegaConf.to_yaml(config.model_dump(mode='json', by_alias=True))}"
     require_verl()
     from agent_rl.backends.verl.driver import run as verl
 
@@ -233,7 +240,7 @@ def load(
         temperature: 0 is greedy.
         max_tokens: of one reply; None for the run's or the model's own limit.
         context: the longest sequence, in tokens; None for the run's, otherwise 1024.
-        device: "cpu", "cuda", "cuda:1", or "auto", a GPU if there is one.
+        device: "cpu", "cuda", "cuda:1", "mps", or "auto", a GPU if there is one.
         renderer: its name, as in `load_renderer`, for a model that is no run's; a run's remembers its own.
 
     Raises:

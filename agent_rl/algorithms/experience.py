@@ -29,6 +29,7 @@ class Experience:
     components: Tensor
     """float64 `[E, K]`: the reward components; NaN where one is not scored."""
     component_names: tuple[str, ...]
+    """One is there once for each weight that it has."""
     component_weights: Tensor
     """float64 `[K]`: the components' weights."""
     groups: Tensor
@@ -62,15 +63,16 @@ class Experience:
         lengths = torch.zeros(len(episodes), dtype=torch.int64)
         for sample in samples:
             lengths[sample.episode] += int(sample.loss_mask.sum())
-        weights = {r.name: r.weight for e in episodes for r in e.rewards if r.weight != 0}
+        # by both: environments of a mixture may weigh components of one name differently; the other's count as 0
+        kinds = list(dict.fromkeys((r.name, r.weight) for e in episodes for r in e.rewards if r.weight != 0))
         return cls(
             rows=collate(samples),
             scores=_numbers([e.reward for e in episodes]),
-            components=_numbers([[_component(e, name) for name in weights] for e in episodes]).view(
-                len(episodes), len(weights)
+            components=_numbers([[_component(e, *kind) for kind in kinds] for e in episodes]).view(
+                len(episodes), len(kinds)
             ),
-            component_names=tuple(weights),
-            component_weights=torch.tensor(list(weights.values()), dtype=torch.float64),
+            component_names=tuple(name for name, _ in kinds),
+            component_weights=torch.tensor([weight for _, weight in kinds], dtype=torch.float64),
             groups=number,
             lengths=lengths,
             cut_short=torch.tensor([e.stop_reason in CUT_SHORT for e in episodes], dtype=torch.bool),
@@ -81,6 +83,14 @@ class Experience:
             states=(states := _states(episodes)),
             state_values=torch.full(states.shape, math.nan, dtype=torch.float64),
         )
+
+    @property
+    def sampled(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens that the policy sampled in each episode, over all its rows."""
+        rows = self.rows
+        counts = torch.zeros_like(self.groups).index_add(0, rows.episode, rows.sum(rows.loss_mask).long())
+        ids = torch.split(rows.token_ids[rows.loss_mask], counts.tolist())
+        return tuple(tuple(tokens.tolist()) for tokens in ids)
 
     @property
     def turn_rewards(self) -> Tensor:
@@ -99,7 +109,7 @@ class Experience:
     def _places(self) -> Tensor:
         """The turn of every sampled token, as a position in a flat `[E, K]`."""
         rows = self.rows
-        return (rows.episode[:, None] * self.states.shape[1] + rows.turns)[rows.loss_mask]
+        return (rows.episode_of_token * self.states.shape[1] + rows.turns)[rows.loss_mask]
 
     def rescored(self, scores: Tensor) -> Experience:
         """Return it with other scores; the difference is put on each episode's last sampled token."""
@@ -108,16 +118,11 @@ class Experience:
             return replace(self, scores=scores)
         rewards = rows.rewards.clone()
         change = (scores - self.scores).nan_to_num(0.0).float()
-        last = _last_rows(rows.episode)
-        places = rows.loss_mask.shape[1] - 1 - rows.loss_mask.flip(1).int().argmax(1)
-        rewards[last, places[last]] += change[rows.episode[last]]
+        sampled = torch.nonzero(rows.loss_mask)[:, 0]
+        episode = rows.episode_of_token[sampled]
+        last = episode != torch.cat([episode[1:], episode.new_full((1,), -1)])  # an episode's rows are neighbours
+        rewards[sampled[last]] += change[episode[last]]
         return replace(self, scores=scores, rows=replace(rows, rewards=rewards))
-
-
-def _last_rows(episode: Tensor) -> Tensor:
-    """The last row of every episode; an episode's rows are neighbours."""
-    following = torch.cat([episode[1:], episode.new_full((1,), -1)])
-    return torch.nonzero(episode != following)[:, 0]
 
 
 def _states(episodes: Sequence[Episode]) -> Tensor:
@@ -130,10 +135,10 @@ def _states(episodes: Sequence[Episode]) -> Tensor:
     return states
 
 
-def _component(episode: Episode, name: str) -> float | None:
+def _component(episode: Episode, name: str, weight: float) -> float | None:
     if episode.outcome is Outcome.FAILED:
         return None
-    values = [r.value for r in episode.rewards if r.name == name]
+    values = [r.value for r in episode.rewards if (r.name, r.weight) == (name, weight)]
     return None if None in values else math.fsum(v for v in values if v is not None)
 
 

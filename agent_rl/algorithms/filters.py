@@ -8,6 +8,7 @@ advantage is an episode that is not scored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.components import Count, NotNegative
@@ -30,9 +31,16 @@ def not_overlong(cut_short: Tensor) -> Tensor:
     return ~cut_short
 
 
-@episode_filter("varied-groups", formula="groups with max R - min R > tolerance", source="DAPO, dynamic sampling")
-def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: NotNegative = TOLERANCE) -> Tensor:
+@episode_filter(
+    "varied-groups",
+    formula="groups with max R - min R > tolerance, R not shaped",
+    source="DAPO, Yu et al. 2025, eq. 11",
+)
+def varied_groups(unshaped: Tensor, groups: Tensor, *, tolerance: NotNegative = TOLERANCE) -> Tensor:
     """Keep the groups whose scores are not all equal: the criterion of dynamic sampling (DAPO, eq. 11).
+
+    It judges the scores of the environment, as the paper does accuracy: a group that is all right differs by its length
+    penalties only, and would be trained on these alone.
 
     Stated for any score: the highest and the lowest differ by more than `tolerance`, the largest difference that is
     still rounding. A mean strictly between 0 and 1 (OpenRLHF's range filter) is the same for scores in {0, 1} only and
@@ -41,8 +49,8 @@ def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: NotNegative = TO
     is not kept, even in a kept group. DAPO fills the batch up with other groups (`dynamic_sampling`) and counts only
     kept ones.
     """
-    low, high = group_range(scores.double(), group_index(groups, scores))
-    return (high - low > tolerance) & ~scores.isnan()
+    low, high = group_range(unshaped.double(), group_index(groups, unshaped))
+    return (high - low > tolerance) & ~unshaped.isnan()
 
 
 @episode_filter(
@@ -54,9 +62,7 @@ def successful(
     scores: Tensor,
     kept: Tensor,
     groups: Tensor,
-    token_ids: Tensor,
-    mask: Tensor,
-    episode: Tensor,
+    sampled: Sequence[tuple[int, ...]],
     *,
     threshold: float = 1.0,
     most: Count | None = None,
@@ -68,11 +74,8 @@ def successful(
     What another filter has dropped counts for nothing.
     """
     chosen, seen = torch.zeros_like(kept), dict[int, set[tuple[int, ...]]]()
-    sampled: dict[int, list[int]] = {}
-    for row, number in enumerate(episode.tolist()):
-        sampled.setdefault(number, []).extend(token_ids[row][mask[row]].tolist())
     for number in torch.nonzero(kept & (scores >= threshold))[:, 0].tolist():
-        ways, way = seen.setdefault(int(groups[number]), set()), tuple(sampled.get(number, ()))
+        ways, way = seen.setdefault(int(groups[number]), set()), sampled[number]
         if way and way not in ways and (most is None or len(ways) < most):
             ways.add(way)
             chosen[number] = True
@@ -89,7 +92,12 @@ def on_policy(versions_oldest: Tensor, current: int, *, max_staleness: int) -> T
     return (versions_oldest >= 0) & (current - versions_oldest <= max_staleness)
 
 
-@episode_filter("max-staleness", formula="episodes with no token older than `steps` versions", source="AReaL, prime-rl")
+@episode_filter(
+    "max-staleness",
+    formula="episodes with no token older than `steps` versions",
+    source="AReaL, prime-rl",
+    layout="tokens",
+)
 def max_staleness(
     kept: Tensor, groups: Tensor, versions: Tensor, mask: Tensor, episode: Tensor, *, steps: Count
 ) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import learns_from_any_policy
+from agent_rl.algorithms.learnable import nothing_learned
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, ModelFormat
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
@@ -120,8 +121,8 @@ class TrainConfig(RunConfig):
     """Of this machine: each samples a share of the groups, with `rollout.slots` of its own, and computes a share of the
     gradients; with `device=cuda` each takes a GPU. A run may be resumed with another number."""
     device: str = Field("cpu", pattern=DEVICES)
-    """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, or `auto`, a GPU if there is one. A run may be
-    resumed on another."""
+    """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, `mps` (Apple), or `auto`, a GPU if there is
+    one. A run may be resumed on another."""
     dtype: ModelFormat = "float32"
     """What the weights are held, sampled and trained in. With `bfloat16` the optimizer steps a float32 copy of them,
     into which gradients are added in float32; logits are float32 (`precision.head`)."""
@@ -136,6 +137,8 @@ class TrainConfig(RunConfig):
     micro_batch_tokens: int = Field(0, ge=0)
     """Padded tokens per forward; the loss does not depend on it. 0 for 4096 on a GPU, and for 1024 on a CPU, where more
     took no less time and 165 MiB more."""
+    check_memory: bool = True
+    """Whether a run that takes more memory than there is, by an estimate, is refused before it begins."""
     self_play: bool = False
     """Whether the policy has all seats of a game, such as `nim-v0`, and learns from each: the samples of a task's seat
     are a group. Otherwise, and in evaluations, it plays alone, against the game's own opponent."""
@@ -195,6 +198,8 @@ class TrainConfig(RunConfig):
                 f"precision.autocast={self.precision.autocast} changes nothing that dtype=bfloat16 does not: leave one "
                 "of them out"
             )
+        if self.episodes is None and (why := nothing_learned(self.algorithm, self.rollout.samples, self.steps)):
+            raise ValueError(why)
         cut = self.rollout.interrupt
         most = self.rollout.max_tokens or (MAX_TOKENS if self.start_from is None else None)
         if cut and cut.per == "reply" and most is not None and cut.after_tokens >= most:
@@ -223,7 +228,7 @@ class TrainConfig(RunConfig):
         """Return what several processes would share, and don't."""
         if self.processes == 1:
             return None
-        if self.device.startswith("cuda:"):
+        if self.device.startswith("cuda:") or self.device == "mps":
             return f"device={self.device} is one GPU"
         shared = {
             "precision.autocast=float16 scales the loss by what overflows": self.precision.autocast == "float16",
@@ -231,6 +236,20 @@ class TrainConfig(RunConfig):
             "judge.evolve=true changes criteria": self.judge.evolve,
         }
         return next((problem for problem, there in shared.items() if there), None)
+
+    @property
+    def mismatch(self) -> str | None:
+        """Why the log-probabilities of what samples are not the trainer's; None where they are, up to rounding.
+
+        Older weights of the same engine are none: clipping by how far the policy has moved since is what old is for.
+        """
+        differing = {
+            "engine=vllm samples": self.engine == "vllm",
+            f"rollout.weights={self.rollout.weights} samples": self.rollout.weights != "float32",
+            f"precision.autocast={self.precision.autocast} trains": self.precision.autocast != "none",
+            "dtype=bfloat16 rounds otherwise in the engine's kernels": self.dtype == "bfloat16",
+        }
+        return None if self.episodes else next((why for why, there in differing.items() if there), None)
 
     @property
     def fine_tunes(self) -> bool:
