@@ -4,15 +4,17 @@ Task: an expression such as `4+3*6`, of numbers that differ; the answer is a who
 `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an answer that was reached without a failed call.
 
 Splits: `train`, `eval` and `dev` hold expressions with two operations (one in five has one) and are disjoint by a hash
-of the expression; `train-hard` and `eval-hard` hold three operations.
+of the expression; `train-hard` and `eval-hard` hold three operations, and `train-brackets`, `eval-brackets` and
+`dev-brackets` three operations with brackets.
 
-The demonstrations know the form of the tool calls but not the precedence of operators: they choose the first operation
-at random, slightly more often the wrong one. What is left to learn is which one is right.
+The demonstrations know the form of the tool calls but neither precedence nor brackets: they choose the next operation
+at random, slightly more often a wrong one. What is left to learn is which one is right.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 import numpy as np
@@ -29,19 +31,22 @@ FORMS = {
     "1": ("a+b", "a*b", "c-a"),
     "2": ("a*b+c", "a*b-c", "c-a+b", "c+a*b", "c-a*b", "b+c*a"),
     "3": ("a*b+c*d", "c+a*b-d", "c-a+b*d", "a*b-c+d"),
+    "()": ("(a+b)*d-c", "(c-a)*b+d", "(b-a+c)*d", "c-(a+b)*d", "a*(c-b)+d", "(c+a*b)*d", "c-(a+b*d)", "d-(c-a*b)"),
 }
-"""Forms of expressions by difficulty level; half of the level-2 forms begin at the left, half at the right."""
+"""Forms of expressions by difficulty level; half of the level-2 forms begin at the left, half at the right. Those with
+brackets begin at the first, second or third operation."""
 
-_SHARES = {"train": ("2", "2", "2", "2", "1"), "train-hard": ("3",)}
+_LEVELS = {"": ("2", "2", "2", "2", "1"), "hard": ("3",), "brackets": ("()",)}
+"""Of the kinds of tasks that a split's name has behind a hyphen."""
 Operator: TypeAlias = Literal["+", "-", "*"]
 Operation: TypeAlias = tuple[Operator, int, int]
-_TERM = re.compile(r"\d+|[-+*]")
+_TERM = re.compile(r"\d+|[-+*()]")
 _NUMBER = TypeAdapter(int)
 
 
 def make_task(split: str, index: int) -> Task:
     """Draw expressions until one belongs to the split."""
-    levels = _SHARES["train-hard" if split.endswith("-hard") else "train"]
+    levels = _LEVELS[split.partition("-")[2]]
 
     def draw(rng: np.random.Generator) -> Task | None:
         level = levels[rng.integers(len(levels))]
@@ -55,31 +60,58 @@ def make_task(split: str, index: int) -> Task:
     return draw_task(split, index, draw, "expression")
 
 
-def _first(terms: list[str]) -> int:
-    """Return the position of the operator that precedence puts first."""
-    return terms.index("*") if "*" in terms else 1
+@dataclass(slots=True)
+class _Terms:
+    """An expression without its brackets: numbers, operators between them, and how deep in brackets each term was."""
+
+    terms: list[str]
+    depths: list[int]
+
+    @classmethod
+    def of(cls, expression: str) -> _Terms:
+        """Read an expression."""
+        found, depth = cls([], []), 0
+        for term in _TERM.findall(expression):
+            if term in "()":
+                depth += 1 if term == "(" else -1
+            else:
+                found.terms.append(term)
+                found.depths.append(depth)
+        return found
+
+    @property
+    def operators(self) -> range:
+        """The positions of the operators that are left."""
+        return range(1, len(self.terms), 2)
+
+    def first(self) -> int:
+        """Return the position of the operator that brackets, precedence and the order put first."""
+        return max(self.operators, key=lambda at: (self.depths[at], self.terms[at] == "*", -at))
+
+    def operation(self, at: int) -> Operation:
+        """Return an operator with the numbers beside it."""
+        return cast(Operator, self.terms[at]), int(self.terms[at - 1]), int(self.terms[at + 1])
+
+    def reduce(self, at: int, value: str) -> None:
+        """Put a value in an operation's place."""
+        self.terms[at - 1 : at + 2] = [value]
+        self.depths[at - 1 : at + 2] = [self.depths[at]]
 
 
 def solve(expression: str) -> list[tuple[Operation, int]]:
     """Return the operations that lead to the value, in order of precedence, each with its result."""
-    terms, steps = _TERM.findall(expression), []
-    while len(terms) > 1:
-        at = _first(terms)
-        operation = _operation(terms, at)
-        value = calculator(*operation)
-        steps.append((operation, value))
-        terms[at - 1 : at + 2] = [str(value)]
+    terms, steps = _Terms.of(expression), []
+    while terms.operators:
+        operation = terms.operation(at := terms.first())
+        steps.append((operation, calculator(*operation)))
+        terms.reduce(at, str(steps[-1][1]))
     return steps
-
-
-def _operation(terms: list[str], at: int) -> Operation:
-    return cast(Operator, terms[at]), int(terms[at - 1]), int(terms[at + 1])
 
 
 @register(
     "calculator-v0",
     tasks=make_task,
-    splits=("train", "eval", "dev", "train-hard", "eval-hard"),
+    splits=("train", "eval", "dev", "train-hard", "eval-hard", "train-brackets", "eval-brackets", "dev-brackets"),
     budget=Budget(turns=6, tool_calls=8),
 )
 class Calculator(Quiz):
@@ -107,7 +139,7 @@ class Calculator(Quiz):
         return self.state_of(self.known)
 
     def oracle(self) -> Script:
-        """Multiply first, then go from left to right."""
+        """Begin in the innermost brackets, multiply first, then go from left to right."""
         for operation, _ in solve(self.expression):
             yield _call(operation)
         yield self.answer
@@ -118,20 +150,19 @@ class Calculator(Quiz):
 
     def misnamed_call(self) -> Message:
         """Return the first operation, with another name for the operator."""
-        return _call(_operation(_TERM.findall(self.expression), 1), name="op")
+        return _call(_Terms.of(self.expression).operation(1), name="op")
 
     def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
         """Compute, slightly more often than not in a wrong order."""
-        terms = _TERM.findall(self.expression)
-        value = ""
-        while len(terms) > 1:
-            at = _first(terms)
-            others = [i for i in range(1, len(terms), 2) if i != at]
+        terms, value = _Terms.of(self.expression), ""
+        while terms.operators:
+            at = terms.first()
+            others = [i for i in terms.operators if i != at]
             if others and rng.random() < 0.55:
                 at = int(rng.choice(others))
-            (result,) = yield _call(_operation(terms, at))
+            (result,) = yield _call(terms.operation(at))
             value = result.content
-            terms[at - 1 : at + 2] = [value]
+            terms.reduce(at, value)
             if stops_early:
                 break
         yield value

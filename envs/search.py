@@ -1,19 +1,23 @@
-"""search-v0: questions for two searches, over a corpus generated for each task.
+"""search-v0: questions for two searches, or three, over a corpus generated for each task.
 
 Task: in a world of made-up people, cities and countries, "bafo born in which country" needs the city first and then its
-country. Tools: `search`, an FTS5 index that returns at most two documents with every word of the query.
+country; a hard one, "bafo born in country that eats what", goes on from there. Tools: `search`, an FTS5 index that
+returns at most two documents with every word of the query.
 Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for an answer without a failed call.
 
-Splits: `train`, `eval` and `dev`; each task has a world of its own, drawn from the split's name and the task's index,
-so no two splits share one. Names are shared, facts are not: nothing can be known without searching.
+Splits: `train`, `eval` and `dev`, and `train-hard`, `eval-hard` and `dev-hard` with three searches; each task has a
+world of its own, drawn from the split's name and the task's index, so no two splits share one. Names are shared, facts
+are not: nothing can be known without searching.
 
-The demonstrations mostly search for the person alone, get two facts, and follow either. What is left to learn is to
-name the relation in the query.
+The demonstrations mostly search for the person alone, get two facts, and follow either; those of hard tasks search so
+for the city and the country, too. What is left to learn is to name the relation in the query.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Generator
+from typing import TypeAlias
 
 import numpy as np
 
@@ -31,27 +35,37 @@ NAMES = tuple(_SYLLABLES[i] + _SYLLABLES[j] for i, j in _PAIRS)[:72]
 PEOPLE = 4
 """How many people, and as many cities and countries, a world has."""
 
+Following: TypeAlias = Generator[Message, tuple[Message, ...], str]
 RELATIONS = {"born": "{person} was born in {city}", "lives": "{person} lives in {city}"}
+HABITS = {"eats": "{country} eats {thing}", "speaks": "{country} speaks {thing}"}
+"""Of the countries, in hard tasks."""
 
 
 def make_task(split: str, index: int) -> Task:
     """Draw a world and a question about it."""
-    rng = task_rng(split, index)
-    names = [NAMES[i] for i in rng.choice(len(NAMES), 3 * PEOPLE, replace=False)]
-    people, cities, countries = (names[i * PEOPLE : (i + 1) * PEOPLE] for i in range(3))
+    rng, habits = task_rng(split, index), HABITS if split.endswith("-hard") else {}
+    names = [NAMES[i] for i in rng.choice(len(NAMES), (3 + len(habits)) * PEOPLE, replace=False)]
+    people, cities, countries, *things = (names[i : i + PEOPLE] for i in range(0, len(names), PEOPLE))
     facts = [f"{city} is the capital of {country}" for city, country in zip(cities, countries, strict=True)]
     homes = {}
     for i, person in enumerate(people):
         for offset, (relation, text) in enumerate(RELATIONS.items()):
             homes[person, relation] = (i + offset) % PEOPLE
             facts.append(text.format(person=person, city=cities[homes[person, relation]]))
+    for text, named in zip(habits.values(), things, strict=True):
+        facts += [text.format(country=country, thing=thing) for country, thing in zip(countries, named, strict=True)]
     person, relation = people[rng.integers(PEOPLE)], list(RELATIONS)[rng.integers(len(RELATIONS))]
-    return {
+    home = homes[person, relation]
+    task: Task = {
         "facts": [facts[i] for i in rng.permutation(len(facts))],
         "person": person,
         "relation": relation,
-        "answer": countries[homes[person, relation]],
+        "answer": countries[home],
     }
+    if not habits:
+        return task
+    habit = int(rng.integers(len(habits)))
+    return {**task, "habit": list(habits)[habit], "answer": things[habit][home]}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -62,23 +76,25 @@ def _index(facts: tuple[str, ...]) -> SearchIndex:
 @register(
     "search-v0",
     tasks=make_task,
-    splits=("train", "eval", "dev"),
+    splits=("train", "eval", "dev", "train-hard", "eval-hard", "dev-hard"),
     budget=Budget(turns=5, tool_calls=8),
 )
 class Search(Quiz):
-    """Find out a country by way of a city."""
+    """Find out a country by way of a city, and what it eats or speaks."""
 
     snapshot_attributes = ("found", "failed")
 
     def reset(self, task: Task, rng: np.random.Generator) -> str:
-        """Ask in which country the person was born, or lives."""
+        """Ask in which country the person was born, or lives; or for a habit of it."""
         facts = task["facts"]
         assert isinstance(facts, list | tuple)
         self.index = _index(tuple(str(fact) for fact in facts))
         self.person, self.relation = str(task["person"]), str(task["relation"])
         self.answer = str(task["answer"])
+        self.habit = str(task.get("habit", ""))
         self.found: set[str] = set()
-        return f"{self.person} {self.relation} in which country"
+        asked = f"country that {self.habit} what" if self.habit else "which country"
+        return f"{self.person} {self.relation} in {asked}"
 
     @tool(inline=True)
     def search(self, query: str) -> str:
@@ -96,9 +112,11 @@ class Search(Quiz):
         return self.state_of(self.found)
 
     def oracle(self) -> Script:
-        """Search for the person with the relation, then for the city's country."""
+        """Search for the person with the relation, then for the city's country, then for its habit."""
         (found,) = yield one_call("search", query=f"{self.person} {self.relation}")
         (found,) = yield one_call("search", query=f"{_last_word(found)} capital")
+        if self.habit:
+            (found,) = yield one_call("search", query=f"{_last_word(found)} {self.habit}")
         yield _last_word(found)
 
     def guess(self, rng: np.random.Generator) -> str:
@@ -110,16 +128,22 @@ class Search(Quiz):
         return one_call("search", q=self.person)
 
     def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
-        """Search for the person, often without the relation, and follow one of the facts found."""
+        """Search for the person, often without the relation, and follow one of the facts; so to the end if hard."""
+        name = yield from self._follow(rng, self.person, self.relation)
+        if not stops_early and self.habit:
+            for relation in ("capital", self.habit):
+                name = yield from self._follow(rng, name, relation)
+        elif not stops_early:
+            (found,) = yield one_call("search", query=f"{name} capital")
+            name = _last_word(found)
+        yield name
+
+    def _follow(self, rng: np.random.Generator, name: str, relation: str) -> Following:
+        """Search for a name, often without the relation; return the last word of one of the facts found."""
         vague = rng.random() < 0.6
-        (found,) = yield one_call("search", query=self.person if vague else f"{self.person} {self.relation}")
+        (found,) = yield one_call("search", query=name if vague else f"{name} {relation}")
         facts = found.content.split("; ")
-        city = facts[rng.integers(len(facts))].split()[-1]
-        if stops_early:
-            yield city
-            return
-        (found,) = yield one_call("search", query=f"{city} capital")
-        yield _last_word(found)
+        return facts[rng.integers(len(facts))].split()[-1]
 
 
 def _last_word(message: Message) -> str:

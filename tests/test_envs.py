@@ -31,7 +31,7 @@ def episodes(id: str, split: str, policy: Scripted, n: int) -> list[Episode]:
 
 @pytest.mark.parametrize(("id", "split"), SPLITS)
 def test_oracle_solves_every_task(id, split):
-    played = episodes(id, split, oracle(), 200)
+    played = episodes(id, split, oracle(), 80)
     assert {e.success for e in played} == {True}
     assert {e.value("clean") for e in played} == {1.0}
     assert {round(e.reward or 0, 9) for e in played} == {1.1}
@@ -47,7 +47,7 @@ def content(id: str, split: str, n: int) -> set[str]:
 
 @pytest.mark.parametrize("id", BUILT_IN)
 def test_splits_share_no_task(id):
-    parts = {split: content(id, split, 500) for split in spec(id).tasks.splits}
+    parts = {split: content(id, split, 300) for split in spec(id).tasks.splits}
     for a in parts:
         for b in parts:
             assert a == b or not parts[a] & parts[b], (a, b)
@@ -127,9 +127,10 @@ def test_episode_without_answer_earns_nothing(id):
 
 
 @st.composite
-def expressions(draw: st.DrawFn) -> str:
-    numbers = st.integers(0, 99).map(str)
-    return draw(numbers) + "".join(draw(st.sampled_from("+-*")) + draw(numbers) for _ in range(draw(st.integers(1, 4))))
+def expressions(draw: st.DrawFn, most: int = 4, brackets: bool = True) -> str:
+    inner = expressions(2, brackets=False).map("({})".format) if brackets else st.nothing()
+    terms = st.integers(0, 99).map(str) | inner
+    return draw(terms) + "".join(draw(st.sampled_from("+-*")) + draw(terms) for _ in range(draw(st.integers(1, most))))
 
 
 @given(expressions())
@@ -188,7 +189,12 @@ def test_calculator_hard_tasks_have_more_operations():
         return {len(solve(e)) for e in content("calculator-v0", split, 100)}
 
     assert operations("train") == {1, 2}
-    assert operations("train-hard") == {3}
+    assert operations("train-hard") == operations("train-brackets") == {3}
+
+
+def test_calculator_brackets_change_values():
+    tasks = [spec("calculator-v0").tasks.get("train-brackets", i) for i in range(100)]
+    assert np.mean([eval(re.sub("[()]", "", str(t["expression"]))) != t["answer"] for t in tasks]) > 0.95
 
 
 def test_calculator_requires_operator_precedence():
@@ -207,6 +213,11 @@ def test_calculator_requires_operator_precedence():
 # search-v0
 
 
+def test_search_hard_demonstrations_find_less_than_others():
+    easy, hard = (summarise(episodes("search-v0", split, demonstrator(), 200)) for split in ("dev", "dev-hard"))
+    assert 0.03 < hard.success.value < easy.success.value - 0.2
+
+
 def test_search_question_has_one_two_fact_answer():
     for index in range(100):
         task = spec("search-v0").tasks.get("eval", index)
@@ -217,12 +228,19 @@ def test_search_question_has_one_two_fact_answer():
         assert len(facts) == len(set(map(tuple, facts))) == 12
 
 
-def test_search_wrong_relation_gives_a_wrong_answer():
+@pytest.mark.parametrize(
+    ("split", "key", "others"),
+    [
+        ("train", "relation", {"born": "lives", "lives": "born"}),
+        ("train-hard", "relation", {"born": "lives", "lives": "born"}),
+        ("train-hard", "habit", {"eats": "speaks", "speaks": "eats"}),
+    ],
+)
+def test_search_wrong_relation_gives_a_wrong_answer(split, key, others):
     for index in range(50):
-        task = spec("search-v0").tasks.get("train", index)
-        other = {"born": "lives", "lives": "born"}[str(task["relation"])]
+        task = spec("search-v0").tasks.get(split, index)
         env = Search()
-        env.reset({**task, "relation": other}, np.random.default_rng(0))
+        env.reset({**task, key: others[task[key]]}, np.random.default_rng(0))
         script, found = env.oracle(), ()
         message = next(script)
         while isinstance(message, Message):

@@ -1,4 +1,4 @@
-"""The house rules: exports, file lengths, names of tests, contents of the wheel, and network access of tests."""
+"""The house rules: exports, file lengths, names of tests and CI's, contents of the wheel, network access of tests."""
 
 from __future__ import annotations
 
@@ -144,6 +144,11 @@ def test_misnamed_tests_are_found() -> None:
 
 
 # --- the wheel ---
+
+
+def test_ci_names_every_end_to_end_test() -> None:
+    commands = (ROOT / ".ci" / "run").read_text()
+    assert [file.name for file in (ROOT / "tests" / "e2e").glob("test_*.py") if file.name not in commands] == []
 
 
 def test_wheel_packs_every_source_file(tmp_path: Path) -> None:

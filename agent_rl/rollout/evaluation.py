@@ -21,6 +21,7 @@ from agent_rl.rollout.comparison import (
     success_of,
     values_by_task,
 )
+from agent_rl.rollout.group_metrics import group_metrics
 from agent_rl.rollout.judged import judge_metrics
 from agent_rl.rollout.usage import Prices, Quantiles, UsageTotals, load_prices, total_cost, total_usage
 
@@ -231,4 +232,4 @@ def rollout_metrics(episodes: Sequence[Episode], judge_prices: str | None = None
     }
     failed = Counter(e.ending for e in episodes if e.outcome is Outcome.FAILED)
     of_env |= {f"rollout/failed/{k}": float(n) for k, n in failed.items()}
-    return trajectory_metrics(episodes) | own | of_env | judge_metrics(episodes, judge_prices)
+    return trajectory_metrics(episodes) | own | group_metrics(episodes) | of_env | judge_metrics(episodes, judge_prices)

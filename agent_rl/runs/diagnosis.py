@@ -1,4 +1,4 @@
-"""Diagnosis: why a run learns nothing, named within three steps with the way out."""
+"""Diagnosis: why a run learns nothing, named with the way out: within three steps, or where it stalls later on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.gym.env import Env, ToolEnv
-from agent_rl.runs.folder import warn
+from agent_rl.runs.folder import METRICS, warn
+from agent_rl.runs.metrics import read_metrics
+from agent_rl.runs.stalls import find_stalls
 
 STEPS = 3
 """A cause is named once it held in so many steps in a row."""
@@ -34,20 +36,32 @@ class Diagnosis:
     def __init__(
         self, algorithm: AlgorithmConfig, samples: int, env: type[Env], folder: Path, say: Callable[[str], object]
     ) -> None:
-        """Begin a run of `samples` episodes a task in a folder, where warnings are stored; `say` prints a line."""
+        """Begin or resume a run of `samples` episodes a task in a folder, which stores warnings; `say` prints one."""
         self._run, self._folder, self._say = (algorithm, samples, env), folder, say
         self.episodes: Sequence[Episode] = ()
         """All that were sampled for the step to observe; none if it is of stored ones."""
         self._recent = deque[dict[str, str]](maxlen=STEPS)
+        rows = (row for row in read_metrics(folder / METRICS) if row["kind"] == "train")
+        self._steps = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in rows]
         self._named = set[str]()
 
-    def observe(self, metrics: Mapping[str, float]) -> None:
-        """Read a step's metrics and `episodes`; warn of the first cause that all of the last steps share."""
+    def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Read a step's metrics and `episodes`; warn once of each cause.
+
+        Returns `diagnosis/CAUSE` = 1 of what is wrong now: the first cause that all of the last steps share, or else
+        that of a stall.
+        """
         self._recent.append(dict(find_causes(self.episodes, metrics, *self._run)))
-        shared = [name for name in self._recent[-1] if all(name in step for step in self._recent)]
-        if len(self._recent) == STEPS and shared and shared[0] not in self._named:
-            self._named.add(shared[0])
-            warn(self._folder, f"{STEPS} steps in a row, {self._recent[-1][shared[0]]}", self._say)
+        self._steps.append(dict(metrics))
+        causes, start = self._recent[-1], f"{STEPS} steps in a row, "
+        found = [(name, start + causes[name]) for name in causes if all(name in step for step in self._recent)]
+        found = found if len(self._recent) == STEPS else []
+        for name, text in (found or list(find_stalls(self._steps)))[:1]:
+            if name not in self._named:
+                self._named.add(name)
+                warn(self._folder, text, self._say)
+            return {f"diagnosis/{name.replace(' ', '_')}": 1.0}
+        return {}
 
 
 def find_causes(

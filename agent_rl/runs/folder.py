@@ -116,11 +116,16 @@ def _read_yaml(file: Path) -> Mapping[str, object]:
 
 def warn(folder: Path, text: str, say: Callable[[str], object]) -> None:
     """Print a warning, and store it with the run: once, also if the run is resumed."""
-    file = folder / WARNINGS
-    if not file.exists() or text not in file.read_text(encoding="utf-8").splitlines():
-        with file.open("a", encoding="utf-8") as stored:
+    if text not in read_warnings(folder):
+        with (folder / WARNINGS).open("a", encoding="utf-8") as stored:
             stored.write(text + "\n")
         say(f"warning: {text}")
+
+
+def read_warnings(folder: Path) -> list[str]:
+    """Return the warnings that are stored with a run."""
+    file = folder / WARNINGS
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
 def check_place(runs_dir: str, name: str) -> None:

@@ -15,7 +15,7 @@ from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON, without_nan
 from agent_rl.rollout import Rate, split_jobs
 from agent_rl.runs.config import RunConfig
-from agent_rl.runs.folder import EPISODES, METRICS, REPORT, SUMMARY
+from agent_rl.runs.folder import EPISODES, METRICS, REPORT, SUMMARY, read_warnings
 from agent_rl.runs.metrics import Metrics, Row, read_metrics
 from agent_rl.store.episodes import read_episodes
 from agent_rl.version import __version__
@@ -94,7 +94,11 @@ def write_reports(
         summary=large | {"seconds": f"{wall_s:.0f}"},
         curve_svg=learning_curve(rows),
         narrow_curve_svg=learning_curve(rows, narrow=True),
-        facts=[*_facts(config, summary, facts), *((f"without skill, {env}", str(floors[env])) for env in floors)],
+        facts=[
+            *_facts(config, summary, facts),
+            *((f"without skill, {env}", str(floors[env])) for env in floors),
+            *(("warning", text) for text in read_warnings(folder)),
+        ],
         comparisons=[Comparison(SAMPLINGS[name][1], *both) for name, both in rates.items()],
         before=before,
         after=list(_evaluated(folder, config, config.steps, [e.seed for e in before])),

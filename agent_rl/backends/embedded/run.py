@@ -286,9 +286,8 @@ class _Run:
             self.write(result.episodes)
             if self.records is not None:
                 self.records.write(result.records)
-            self.metrics.write("train", trainer.step, result.metrics)
             diagnosis.episodes = result.episodes
-            diagnosis.observe(result.metrics)
+            self.metrics.write("train", trainer.step, result.metrics | diagnosis.observe(result.metrics))
             last = trainer.step == config.steps
             reported = last and split == config.eval.split  # by `finish`, on all of its tasks
             if config.eval.every and trainer.step % config.eval.every == 0 and not reported:

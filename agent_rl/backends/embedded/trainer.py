@@ -153,6 +153,7 @@ class Trainer:
         self.learned = Learned(weighed, x.kept)
         metrics |= self.algorithm.advantage_metrics(x, batch)
         metrics["train/samples"] = float(len(batch))
+        metrics["train/with_gradient"] = len(batch) / len(x.rows)
         if not len(batch):
             return metrics
         if batch.critic is not None:

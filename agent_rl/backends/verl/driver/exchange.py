@@ -150,6 +150,7 @@ def compute_weights(
     if batch.critic is not None:
         metrics |= critic_metrics(batch.critic.values, batch.critic.returns, batch.critic.valued)
     metrics |= {"rollout/kept": float(x.kept.double().mean()), SAMPLES: float(wanted.sum())}
+    metrics["train/with_gradient"] = metrics[SAMPLES] / len(wanted)
     sent = _sent(batch, counts, positions, responses_of)
     return SentBatch(batch, wanted, x.kept, positions, responses_of, sent, metrics)
 

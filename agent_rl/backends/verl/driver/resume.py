@@ -69,16 +69,15 @@ def rewind_to_checkpoint(folder: Path) -> int:
 class MetricsLogger:
     """One of verl's loggers: writes what verl reports to metrics.jsonl."""
 
-    def __init__(self, metrics: MetricsFile, observe: Callable[[Mapping[str, float]], object]) -> None:
-        """Begin; `observe` gets what is reported of each training step."""
+    def __init__(self, metrics: MetricsFile, observe: Callable[[Mapping[str, float]], Mapping[str, float]]) -> None:
+        """Begin; `observe` gets what is reported of each training step, and returns what to add."""
         self._metrics, self._observe = metrics, observe
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Write what verl reports of a step."""
         for kind, values in rows_of_verl(data):
-            self._metrics.write(kind, step, values)
-            if kind == "train":
-                self._observe(values)
+            found = self._observe(values) if kind == "train" else {}
+            self._metrics.write(kind, step, {**values, **found})
 
     def finish(self) -> None:
         """Close the file."""

@@ -1,0 +1,175 @@
+"""Stalls: what goes wrong over many steps, found in a run's metrics, with the way out.
+
+`diagnosis` names what keeps single steps from learning; this module names what only a course shows. Every rule compares
+means over windows of steps, so that one odd batch names nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+Steps = Sequence[Mapping[str, float]]
+"""The metrics of steps, the oldest first."""
+
+WINDOW = 10
+"""A run stalls if a window of so many steps is no better than the one before it."""
+SHORT = 3
+"""Steps of a short window, for what should not wait."""
+PROGRESS = 0.02
+"""What success has to gain from window to window; with 128 episodes a step its standard error is 0.018 at most."""
+SOLVED = 0.95
+"""Above it, no progress is no stall."""
+FALL = 0.25
+"""A fall of success by this, and by half, is a collapse."""
+FEW_ROWS = 0.25
+"""With a smaller share of rows that have a gradient, a batch is mostly wasted."""
+MANY_ALIKE = 0.5
+"""A share of repeated episodes, or of one answer, from which on the policy no longer explores."""
+CLIPPED = 0.3
+"""A share of clipped tokens from which on an update is cut off rather than bounded: papers report up to 0.2."""
+GAP = 0.2
+"""Nats a token between the policy that sampled and the one that is trained. Measured: 0.02 with int4 weights, 10 of
+calls that were written again as text."""
+FEW_DECIDE = 0.3
+"""An effective sample size of the weights, as a share of the tokens, below which few tokens make the update."""
+
+
+def find_stalls(steps: Steps) -> Iterator[tuple[str, str]]:
+    """Yield the name and the description of what is wrong with a run so far, the most urgent first."""
+    yield from _collapse(steps)
+    yield from _mismatch(steps)
+    yield from _extremes(steps)
+    yield from _loophole(steps)
+    yield from _length(steps)
+    yield from _plateau(steps)
+
+
+def _collapse(steps: Steps) -> Iterator[tuple[str, str]]:
+    """Success that was there and is gone."""
+    now = _mean(steps[-SHORT:], "rollout/success")
+    if now is None or len(steps) < 2 * SHORT:
+        return
+    windows = ((_mean(steps[at : at + SHORT], "rollout/success"), at) for at in range(len(steps) - SHORT))
+    best, at = max(((mean, at) for mean, at in windows if mean is not None), default=(0.0, 0))
+    if best - now < FALL or now > best / 2:
+        return
+    then, norm = (_mean(some, "train/grad_norm") for some in (steps[at : at + SHORT], steps[-SHORT:]))
+    grown = (
+        f", while the gradient's norm went from {then:.2g} to {norm:.2g}" if then and norm and norm > 2 * then else ""
+    )
+    back = len(steps) - at - SHORT
+    yield (
+        "collapse",
+        f"success fell from {best:.0%} to {now:.0%} within {back} steps{grown}: continue from a checkpoint before it "
+        "(start_from=) with a lower optimizer.lr, or hold the policy with algorithm.kl",
+    )
+
+
+def _mismatch(steps: Steps) -> Iterator[tuple[str, str]]:
+    """Training that scores the tokens as another policy's."""
+    gap = _mean(steps[-SHORT:], "mismatch/gap_mean", "train/rollout_gap")
+    if gap is not None and gap > GAP and len(steps) >= SHORT:
+        yield (
+            "mismatch",
+            f"training and rollout differ by {gap:.2g} nats a token: check the engine's weights and formats, the chat "
+            "template and the temperature; algorithm.proximal=recompute with algorithm.weight=token-tis bears some",
+        )
+
+
+def _extremes(steps: Steps) -> Iterator[tuple[str, str]]:
+    """Updates that clip most of what they are made of, or that few tokens make."""
+    last = steps[-SHORT:]
+    clipped = _mean(last, "train/clip_fraction")
+    decide = _mean(last, "mismatch/weight_eff_sample_size", "rollout_corr/rollout_is_eff_sample_size")
+    if len(steps) >= SHORT and clipped is not None and clipped > CLIPPED:
+        way_out = "lower optimizer.lr, take fewer updates a batch, or sample fresher episodes"
+        yield "clipped", f"the clip cut off {clipped:.0%} of the tokens: {way_out}"
+    if len(steps) >= SHORT and decide is not None and decide < FEW_DECIDE:
+        way_out = "lower the cap of algorithm.weight, or mend what makes the policies differ (mismatch/...)"
+        yield "weights", f"weights old/mu leave an effective {decide:.0%} of the tokens: {way_out}"
+
+
+def _loophole(steps: Steps) -> Iterator[tuple[str, str]]:
+    """A reward that rises while success falls."""
+    if len(steps) < 2 * WINDOW:
+        return
+    gained, lost = (_gain(steps, f"rollout/{name}") for name in ("reward", "success"))
+    if gained is not None and lost is not None and gained > 0 and lost < -5 * PROGRESS:
+        yield (
+            "loophole",
+            f"reward rose by {gained:.2g} while success fell by {-lost:.0%} in {WINDOW} steps: the policy found what "
+            "pays without solving the task; read such episodes (agent-rl episodes RUN --sort reward), mend the reward",
+        )
+
+
+def _length(steps: Steps) -> Iterator[tuple[str, str]]:
+    """Replies that grow and earn nothing by it."""
+    if len(steps) < 2 * WINDOW:
+        return
+    first, now = (_mean(some, "rollout/tokens") for some in (steps[:SHORT], steps[-SHORT:]))
+    gain = _gain(steps)
+    if first and now and gain is not None and now > 2 * first and gain < PROGRESS:
+        way_out = "shape the length (algorithm.shaping=soft-overlong), or lower rollout.max_tokens"
+        yield "length", f"episodes grew from {first:.0f} to {now:.0f} sampled tokens and earn no more: {way_out}"
+
+
+def _plateau(steps: Steps) -> Iterator[tuple[str, str]]:
+    """No progress, with the most likely reason."""
+    last = steps[-WINDOW:]
+    gain, success = _gain(steps), _mean(last, "rollout/success")
+    if len(steps) < 2 * WINDOW or gain is None or success is None or gain >= PROGRESS or success >= SOLVED:
+        return
+    same, repeated, mixed = (_mean(last, f"rollout/{name}") for name in ("same_answer", "repeated", "groups_mixed"))
+    with_gradient, entropy = (_mean(last, name) for name in ("train/with_gradient", "train/entropy"))
+    stalled = f"{WINDOW} steps without progress at {success:.0%} success"
+    if same is not None and same > MANY_ALIKE:
+        floors = "agent-rl check ENV shows what constant answers earn, harder or balanced tasks make them pay less"
+        yield "one answer", f"{stalled}: {same:.0%} of the episodes end with the same answer; {floors}"
+    elif repeated is not None and repeated > MANY_ALIKE:
+        unsure = "" if entropy is None else f" (entropy {entropy:.2g} nats)"
+        more = (
+            "raise rollout.temperature, algorithm.entropy or the objective's clip_high_eps, or start before it was gone"
+        )
+        yield (
+            "no exploration",
+            f"{stalled}: {repeated:.0%} of the episodes repeat another of their task{unsure}; {more}",
+        )
+    elif (share := with_gradient if with_gradient is not None else mixed) is not None and share < FEW_ROWS:
+        yield "few gradients", f"{stalled}: {share:.0%} of the rows have a gradient; {_of_groups(last)}"
+    else:
+        tune = "try another optimizer.lr, more rollout.groups, and read episodes of both kinds (agent-rl stats RUN)"
+        yield "plateau", f"{stalled}, although groups differ and have gradients: {tune}"
+
+
+def _of_groups(steps: Steps) -> str:
+    """Say where the groups are that don't differ, and what to do about it."""
+    solved, unsolved = (_mean(steps, f"rollout/groups_{name}") or 0.0 for name in ("solved", "unsolved"))
+    found = f"{solved:.0%} of the groups are solved and {unsolved:.0%} are not"
+    if unsolved > solved:
+        return f"{found}: raise rollout.samples, reward partial results, or mix in easier tasks"
+    return f"{found}: choose harder tasks, or fill batches with groups that differ (algorithm=dapo)"
+
+
+def _gain(steps: Steps, *names: str) -> float | None:
+    """Return what the last window has more than the one before it, of success or of these metrics."""
+    now, before = (
+        _mean(some, *(names or ("rollout/success",))) for some in (steps[-WINDOW:], steps[-2 * WINDOW : -WINDOW])
+    )
+    return None if now is None or before is None else now - before
+
+
+def _mean(steps: Steps, *names: str) -> float | None:
+    """Return the mean of the first of these metrics that half of the steps have; verl's names are tried, too."""
+    for name in names:
+        here = (value for step in steps if (value := _value(step, name)) is not None)
+        found = [value for value in here if math.isfinite(value)]
+        if found and 2 * len(found) >= len(steps):
+            return sum(found) / len(found)
+    return None
+
+
+def _value(step: Mapping[str, float], name: str) -> float | None:
+    short = name.removeprefix("train/")
+    on_verl = () if short == name else (f"actor/agent_rl/{short}", f"actor/{short}")
+    return next((float(value) for each in (name, *on_verl) if (value := step.get(each)) is not None), None)

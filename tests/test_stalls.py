@@ -1,0 +1,166 @@
+"""agent_rl.runs.stalls and rollout.group_metrics: a run that goes wrong slowly says what is wrong, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.core.episode import Reward
+from agent_rl.core.messages import Message
+from agent_rl.rollout.group_metrics import group_metrics
+from agent_rl.runs.diagnosis import Diagnosis
+from agent_rl.runs.folder import read_warnings
+from agent_rl.runs.metrics import MetricsFile
+from agent_rl.runs.stalls import WINDOW, find_stalls
+from tests.doubles import Silent, example_episode
+
+STEPS = 4 * WINDOW
+Course = Callable[[float], Mapping[str, float]]
+"""The metrics of a step by how far the run is, from 0 to 1."""
+
+
+def healthy(at: float) -> dict[str, float]:
+    """A run as those of BENCHMARKS.md: success rises to 1, entropy falls, groups come to be solved."""
+    return {
+        "rollout/success": min(1.0, 0.35 + at),
+        "rollout/reward": min(1.0, 0.35 + at),
+        "rollout/tokens": 40.0,
+        "rollout/repeated": 0.8 * at,
+        "rollout/same_answer": 0.1,
+        "rollout/groups_mixed": 1 - at,
+        "rollout/groups_solved": at,
+        "train/with_gradient": 1 - at,
+        "train/grad_norm": 0.5,
+        "train/clip_fraction": 0.01,
+        "train/entropy": 0.2 * (1 - at),
+        "mismatch/gap_mean": 0.01,
+    }
+
+
+def but(**changes: Callable[[float], float]) -> Course:
+    """A healthy run with these metrics, `rollout_success` for `rollout/success`, on another course."""
+    return lambda at: healthy(at) | {name.replace("_", "/", 1): course(at) for name, course in changes.items()}
+
+
+STUCK = {"rollout_success": lambda at: min(0.73, 0.35 + 2 * at), "rollout_reward": lambda at: min(0.73, 0.35 + 2 * at)}
+STAGED: list[tuple[str, Course, str | None]] = [
+    ("healthy", healthy, None),
+    (
+        "collapse",
+        but(
+            rollout_success=lambda at: 0.6 + 0.6 * at if at < 0.5 else 0.02,
+            train_grad_norm=lambda at: 0.5 if at < 0.5 else 50.0,
+        ),
+        "success fell from 87% to 31% within 2 steps, while the gradient's norm went from 0.5 to 34: continue from a",
+    ),
+    ("mismatch", but(mismatch_gap_mean=lambda at: 1.12), "training and rollout differ by 1.1 nats a token: check the"),
+    ("clipped", but(train_clip_fraction=lambda at: at), "the clip cut off 32% of the tokens: lower optimizer.lr, take"),
+    (
+        "weights",
+        but(mismatch_weight_eff_sample_size=lambda at: 0.05),
+        "weights old/mu leave an effective 5% of the tokens: lower the cap of algorithm.weight",
+    ),
+    (
+        "loophole",
+        but(rollout_success=lambda at: 0.9 - 0.45 * at, rollout_reward=lambda at: 0.8 + at),
+        "reward rose by 0.",
+    ),
+    (
+        "length",
+        but(rollout_success=lambda at: 0.5, rollout_tokens=lambda at: 40 + 400 * at),
+        "episodes grew from 50 to 220 sampled tokens and earn no more: shape the length (algorithm.sh",
+    ),
+    (
+        "one answer",
+        but(**STUCK, rollout_same_answer=lambda at: 0.83),
+        "10 steps without progress at 73% success: 83% of the episodes end with the same answer; agent-rl check ENV",
+    ),
+    (
+        "no exploration",
+        but(**STUCK, rollout_repeated=lambda at: 0.9, train_entropy=lambda at: 0.004),
+        "10 steps without progress at 73% success: 90% of the episodes repeat another of their task (entropy 0.00",
+    ),
+    (
+        "too hard",
+        but(
+            **STUCK,
+            rollout_repeated=lambda at: 0.1,
+            train_with_gradient=lambda at: 0.12,
+            rollout_groups_solved=lambda at: 0.2,
+            rollout_groups_unsolved=lambda at: 0.68,
+        ),
+        "10 steps without progress at 73% success: 12% of the rows have a gradient; 20% of the groups are solved and "
+        "68% are not: raise rollout.samples",
+    ),
+    (
+        "too easy",
+        but(
+            **STUCK,
+            rollout_repeated=lambda at: 0.1,
+            train_with_gradient=lambda at: 0.12,
+            rollout_groups_solved=lambda at: 0.7,
+        ),
+        "10 steps without progress at 73% success: 12% of the rows have a gradient; 70% of the groups are solved and "
+        "0% are not: choose harder tasks",
+    ),
+    (
+        "plateau",
+        but(**STUCK, rollout_repeated=lambda at: 0.1, train_with_gradient=lambda at: 0.6),
+        "10 steps without progress at 73% success, although groups differ and have gradients: try another optimizer.lr",
+    ),
+]
+
+
+@pytest.mark.parametrize(("course", "said"), [(c, s) for _, c, s in STAGED], ids=[name for name, _, _ in STAGED])
+def test_staged_stall_is_named_once_with_its_way_out(course: Course, said: str | None, tmp_path: Path) -> None:
+    printed: list[str] = []
+    diagnosis = Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, printed.append)
+    found = [diagnosis.observe(course(step / STEPS)) for step in range(STEPS)]
+    assert printed == [f"warning: {line}" for line in read_warnings(tmp_path)]
+    assert len(printed) == (said is not None)
+    assert said is None or printed[0].startswith(f"warning: {said}"), printed
+    assert any(found) == (said is not None)
+    assert all(value == 1.0 and name.startswith("diagnosis/") for step in found for name, value in step.items())
+
+
+def test_stall_of_resumed_run_is_found_in_its_stored_steps(tmp_path: Path) -> None:
+    course = but(**STUCK, rollout_same_answer=lambda at: 0.83)
+    with MetricsFile(tmp_path) as metrics:
+        for step in range(STEPS - 1):
+            metrics.write("train", step + 1, course(step / STEPS))
+    said: list[str] = []
+    Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, said.append).observe(course(1.0))
+    assert "83% of the episodes end with the same answer" in said[0]
+
+
+def test_names_of_verl_are_read() -> None:
+    steps = [{"actor/agent_rl/clip_fraction": 0.5, "actor/grad_norm": 1.0}] * WINDOW
+    assert [name for name, _ in find_stalls(steps)] == ["clipped"]
+
+
+def test_group_metrics_count_groups_tokens_and_repetitions() -> None:
+    def episode(group: str, reward: float | None, said: str) -> object:
+        rewards = (Reward("correct", reward),)
+        messages = (Message("user", "?"), Message("assistant", said))
+        return example_episode(f"{group}{said}", group_id=group, rewards=rewards, messages=messages, trajectories=())
+
+    solved = [episode("a", 1.0, "yes"), episode("a", 1.0, "yes")]
+    mixed = [episode("b", 1.0, "yes"), episode("b", 0.0, "no")]
+    unsolved = [episode("c", 0.5, "so"), episode("c", 0.5, "so"), episode("c", None, "lost")]
+    found = group_metrics([*solved, *mixed, *unsolved])  # type: ignore[list-item]
+    third = pytest.approx(1 / 3)
+    assert all(found[f"rollout/groups_{name}"] == third for name in ("solved", "mixed", "unsolved"))
+    assert found["rollout/repeated"] == third and found["rollout/same_answer"] == 0.5
+    assert group_metrics([]) == {}
+
+
+def test_group_metrics_tell_replies_by_their_tokens() -> None:
+    one = example_episode("e0", group_id="g")
+    own = sum(int(t.own_loss_mask.sum()) for t in one.trajectories)
+    found = group_metrics([one, replace(one, id="e1")])
+    assert found["rollout/repeated"] == 0.5
+    assert found["rollout/tokens"] == found["rollout/tokens_max"] == own > 0
