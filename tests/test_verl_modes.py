@@ -1,13 +1,16 @@
 """agent_rl.backends.verl.config.config_keys, .staleness and agent_rl.gym.budget: verl's settings for asynchrony."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from agent_rl.backends.settings import training_config
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
 from agent_rl.backends.verl.driver.staleness import check_staleness
+from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget, BudgetConfig
 from tests.doubles import example_episode
 
@@ -97,6 +100,26 @@ def test_adapter_becomes_verls_keys() -> None:
     model = {key.rpartition(".")[2]: value for key, value in found.items() if ".model." in key}
     assert model["lora_rank"] == 8 and model["lora_alpha"] == 32 and model["target_modules"] == ["q_proj", "v_proj"]
     assert not any("lora" in key for key in verl_settings(config(), Path("/runs/r")))
+    merged = "actor_rollout_ref.model.lora.merge"  # verl sends servers of their own no adapter
+    assert merged not in found and verl_settings(config(lora={}, **{"async": {"mode": "separate"}}), Path("/r"))[merged]
+
+
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        (
+            {"model": "smollm2"},
+            "model=smollm2 is a setting of the embedded backend. On verl, set start_from=FOLDER",
+        ),
+        ({"freeze": {"layers": 2}}, "all weights are trained, or an adapter of every layer: lora.rank=16"),
+        ({"warm_start.clone_steps": 5}, "start_from the checkpoint of an embedded run of steps=0 that did it"),
+        ({"dtype": "bfloat16"}, "it is verl.actor_rollout_ref.actor.fsdp_config.model_dtype"),
+        ({"rollout.slots": 4}, "rollout.slots=4 is a setting of the embedded backend. On verl, there is none like it"),
+    ],
+)
+def test_embedded_setting_on_verl_names_the_way_out(given: dict[str, object], way: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(way)):
+        training_config("calculator-v0", backend="verl", start_from="/models/m", **given)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,23 @@
 """agent_rl.backends.verl.driver.resume: the record of a killed run, rewound to its last checkpoint."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agent_rl.backends.verl.driver.resume import MetricsLogger, last_checkpoint, record_position, rewind_to_checkpoint
+from agent_rl.backends.verl.driver.resume import (
+    MetricsLogger,
+    last_checkpoint,
+    open_metrics,
+    record_position,
+    rewind_to_checkpoint,
+)
 from agent_rl.backends.verl.driver.run import resume
 from agent_rl.cli import main
 from agent_rl.errors import CheckpointError, ConfigError, StoreError
+from agent_rl.runs import writers
 from agent_rl.runs.folder import METRICS
 from agent_rl.runs.metrics import MetricsFile
 from agent_rl.store.codec import dump_line
@@ -130,3 +138,14 @@ def test_resume_refuses_a_complete_run(tmp_path: Path) -> None:
 def test_resume_names_fixed_settings(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "backend=verl", "resume=runs/x", "steps=9", *arguments]) == 1
     assert named in capsys.readouterr().err
+
+
+def test_writers_get_settings_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    opened = {"tensorboard": lambda folder, settings: nullcontext(lambda *row: shown.extend((settings, row)))}
+    monkeypatch.setattr(writers, "_OPEN", opened)
+    (tmp_path / "config.yaml").write_text("verl: {KEY: '${oc.env:JUDGE_KEY}'}\n")
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    with open_metrics(tmp_path, ["tensorboard"]) as metrics:
+        MetricsLogger(metrics, lambda values: None).log({"actor/grad_norm": 0.5}, 2)
+    assert shown == [{"verl": {"KEY": "${oc.env:JUDGE_KEY}"}}, ("train", 2, {"actor/grad_norm": 0.5})]

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from agent_rl.config import load_config
+from agent_rl.config import load_config, setting_names
 from agent_rl.engines.model_files import require_model
 from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.gym.env import Env
@@ -23,6 +23,16 @@ STORED = ("episodes", "warm_start.episodes")
 """Settings that name stored episodes."""
 RESUMED = {"embedded": ("steps", "device", "processes"), "verl": ("steps",)}
 """The settings that may change when a run is resumed."""
+ON_VERL = {
+    "model": "set start_from=FOLDER and renderer=NAME; what such a preset clones, freezes and rounds is not verl's",
+    "freeze": "all weights are trained, or an adapter of every layer: lora.rank=16",
+    "warm_start": "start_from the checkpoint of an embedded run of steps=0 that did it",
+    "optimizer.lr": "it is lr",
+    "dtype": "it is verl.actor_rollout_ref.actor.fsdp_config.model_dtype, and actor_rollout_ref.rollout.dtype",
+    "gradient_checkpointing": "it is verl.actor_rollout_ref.model.enable_gradient_checkpointing",
+    "micro_batch_tokens": "it is verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+}
+"""What to do on verl about settings of the embedded backend, or sections of them."""
 EnvNames: TypeAlias = str | type[Env] | Sequence[str | type[Env] | Mapping[str, object]]
 
 
@@ -53,7 +63,23 @@ def training_config(
     name = given.get("env")
     if isinstance(name, str) and not given.get("imports") and "/" not in name:
         spec(name)  # a wrong one shows before the settings are composed
+    if backend == "verl":
+        _refuse_embedded(given)
     return load_config(f"backend/{backend or 'embedded'}", schema_of(backend), settings=given)
+
+
+def _refuse_embedded(given: Mapping[str, object]) -> None:
+    """Refuse, on verl, a setting that only the embedded backend has.
+
+    Raises:
+        ConfigError: with what serves instead.
+    """
+    known = {*setting_names(schema_of("verl")), "algorithm", "hardware"}
+    if unknown := [key for key in given if key not in known]:
+        theirs = {*setting_names(schema_of("embedded")), "model"}
+        for key in (key for key in unknown if key in theirs):
+            does = ON_VERL.get(key, ON_VERL.get(key.partition(".")[0], "there is none like it: leave it out"))
+            raise ConfigError(f"{key}={given[key]} is a setting of the embedded backend. On verl, {does}.")
 
 
 def require_files(given: Mapping[str, object]) -> None:

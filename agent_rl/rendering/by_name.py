@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from agent_rl.errors import ConfigError
@@ -82,6 +84,13 @@ def remember_renderer(tokenizer: PreTrainedTokenizerBase, renderer: RendererConf
     """Leave what was asked for with a tokenizer, so that its saved files lead `load_renderer` to it."""
     if asked := renderer.model_dump(exclude_defaults=True):
         tokenizer.init_kwargs[_REMEMBERED] = asked
+
+
+def remember_in_files(folder: Path, renderer: RendererConfig) -> None:
+    """Leave what was asked for in a folder's tokenizer files, as `remember_renderer` and saving do."""
+    if asked := renderer.model_dump(exclude_defaults=True):
+        file = folder / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | {_REMEMBERED: asked}, indent=2), "utf-8")
 
 
 def _with_remembered(tokenizer: PreTrainedTokenizerBase, config: RendererConfig | None) -> RendererConfig:

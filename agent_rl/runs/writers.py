@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel
 from rich.markup import escape
 
 from agent_rl.core.messages import JSON
@@ -51,15 +50,14 @@ class Writers:
     """The open writers of one run."""
 
     def __init__(
-        self, names: Sequence[WriterName], folder: Path, config: BaseModel, say: Callable[[str], object]
+        self, names: Sequence[WriterName], folder: Path, settings: Mapping[str, JSON], say: Callable[[str], object]
     ) -> None:
-        """Open writers; `config` is what some show beside the curves, `say` prints what fails, with rich's markup."""
+        """Open writers; some show `settings` beside the curves, `say` prints what fails, with rich's markup."""
         self._folder, self._say = folder, say
-        shown = config.model_dump(mode="json", by_alias=True) if names else {}
         self._open: dict[WriterName, tuple[Write, ExitStack]] = {}
         for name in dict.fromkeys(names):
             stack = ExitStack()
-            if write := self._tried(name, partial(stack.enter_context, _OPEN[name](folder, shown))):
+            if write := self._tried(name, partial(stack.enter_context, _OPEN[name](folder, settings))):
                 self._open[name] = write, stack
 
     def write(self, kind: str, step: int, values: Mapping[str, object]) -> None:

@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.config import Section
 from agent_rl.runs.metrics import MetricsFile, read_metrics
 from agent_rl.runs.writers import WriterName, Writers, require_writers
 
 NAMES: tuple[WriterName, ...] = ("tensorboard", "wandb", "trackio")
-
-
-class Settings(Section):
-    """What a run shows beside its curves."""
-
-    steps: int = 4
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +22,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(folder: Path, steps: range, said: list[str], names: tuple[WriterName, ...]) -> None:
-    with MetricsFile(folder, Writers(names, folder, Settings(), said.append)) as metrics:
+    with MetricsFile(folder, Writers(names, folder, {"steps": 4}, said.append)) as metrics:
         metrics.write("cloning", 0, {"loss": 3.0})
         for step in steps:
             metrics.write("train", step, {"train/loss": 1 / step, "train/entropy": math.nan, "rollout/success": 0.5})

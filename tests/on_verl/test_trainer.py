@@ -43,7 +43,7 @@ CONFIG = {
     "critic": {"ppo_epochs": UPDATES},
     "data": {
         "train_batch_size": 2,
-        "agent_rl": {"max_staleness": 0, "max_rollout_gap": 0.2, "keep_checkpoints": 2, "judge": {}},
+        "agent_rl": {"max_staleness": 0, "max_rollout_gap": 0.2, "keep_checkpoints": 2, "judge": {}, "renderer": "{}"},
     },
     "trainer": {"critic_warmup": 2},
 }

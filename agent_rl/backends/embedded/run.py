@@ -343,10 +343,11 @@ class _Run:
 def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None) -> Iterator[_Run]:
     started, known, stop = time.monotonic(), episode_ids(folder / EPISODES), stop or Stop(progress.say)
     stop.hint = "nothing is lost but the warm start; run the same command again"
+    shown = config.model_dump(mode="json", by_alias=True)
     hf_logging.disable_progress_bar()
     with (
         threads_restored(),
-        MetricsFile(folder, Writers(config.report_to, folder, config, progress.say)) as metrics,
+        MetricsFile(folder, Writers(config.report_to, folder, shown, progress.say)) as metrics,
         EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,
         TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
         run_judge(share_of_worker(config.judge, config.processes), env, folder, evolves=True),

@@ -97,12 +97,16 @@ def _no_adapter(lora: LoraConfig, verl: dict[str, JsonValue]) -> str | None:
     return f"verl.{both[0]} says what lora does: leave one of them out" if both else None
 
 
-def _adapter(lora: LoraConfig | None) -> dict[str, JsonValue]:
-    """Return what an adapter is in verl's config."""
+def _adapter(lora: LoraConfig | None, *, merged: bool) -> dict[str, JsonValue]:
+    """Return what an adapter is in verl's config; `merged` sends the servers its sum with the model.
+
+    verl 0.9.1 sends servers with devices of their own no adapter, but the model that it was put on.
+    """
     if lora is None:
         return {}
     targets: JsonValue = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     settings: dict[str, JsonValue] = {"lora_rank": lora.rank, "lora_alpha": int(lora.alpha), "target_modules": targets}
+    settings |= {"lora.merge": True} if merged else {}
     return {f"actor_rollout_ref.model.{key}": value for key, value in settings.items()}
 
 
@@ -148,11 +152,13 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
             "keep_checkpoints": config.keep_checkpoints,
             "judge": config.judge.model_dump(exclude_defaults=True),
             "asked": asked(config),
+            "renderer": config.renderer.model_dump_json(),
+            "report_to": list(config.report_to),
         },
         "algorithm.adv_estimator": "grpo",  # any: it is never called
         "algorithm.rollout_correction.bypass_mode": algorithm.proximal == "rollout",
         "actor_rollout_ref.model.path": config.start_from,
-        **_adapter(config.lora),
+        **_adapter(config.lora, merged=config.asynchrony.mode == "separate"),
         f"{actor}.ppo_mini_batch_size": config.rollout.groups,
         f"{actor}.ppo_epochs": config.updates_per_batch,
         f"{actor}.optim.lr": config.lr,
@@ -178,7 +184,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "trainer.save_freq": config.checkpoint_every,
         "trainer.resume_mode": "auto",
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        "trainer.logger": ["console", *config.report_to],  # and our own metrics.jsonl
+        "trainer.logger": ["console"],  # our own metrics.jsonl hands its rows to the writers of report_to
     }
 
 

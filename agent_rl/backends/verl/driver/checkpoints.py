@@ -9,6 +9,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from agent_rl.rendering.by_name import remember_in_files
+from agent_rl.rendering.config import RendererConfig
+
 EVALUATION = "evaluation.json"
 """Beside verl's files in a checkpoint: the evaluation of its weights."""
 
@@ -62,6 +65,11 @@ def record_evaluation(checkpoint: Path, success: float) -> None:
     """Write the success rate of a checkpoint's weights into it; nothing if there is no such checkpoint."""
     if checkpoint.is_dir():
         (checkpoint / EVALUATION).write_text(json.dumps({"success": success}))
+
+
+def record_renderer(checkpoint: Path, renderer: str) -> None:
+    """Leave a run's renderer, its settings as JSON, with a checkpoint's tokenizer, where `load_renderer` looks."""
+    remember_in_files(checkpoint / "actor" / "huggingface", RendererConfig.model_validate_json(renderer))
 
 
 def remove_old(checkpoints: Path, keep: int) -> list[int]:

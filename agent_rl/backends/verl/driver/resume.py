@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
+from omegaconf import OmegaConf
+
+from agent_rl.core.messages import JSON
 from agent_rl.errors import CheckpointError
-from agent_rl.runs.folder import METRICS
+from agent_rl.runs.folder import CONFIG, METRICS
 from agent_rl.runs.metrics import MetricsFile, rewind_metrics, rows_of_verl
+from agent_rl.runs.writers import WriterName, Writers
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.shards import Place
 from agent_rl.store.token_records import TOKEN_RECORDS, TokenRecordWriter
@@ -64,6 +69,12 @@ def rewind_to_checkpoint(folder: Path) -> int:
     rewind_metrics(folder / METRICS, step)
     _log.info("the record in %s ends with the checkpoint of step %d", folder, step)
     return step
+
+
+def open_metrics(folder: Path, report_to: Sequence[WriterName]) -> MetricsFile:
+    """Open the metrics of the run in a folder, and the writers that get them, too."""
+    shown = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))  # not resolved: secrets stay references
+    return MetricsFile(folder, Writers(report_to, folder, cast(Mapping[str, JSON], shown), print))
 
 
 class MetricsLogger:

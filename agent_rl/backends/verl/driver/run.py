@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from agent_rl.backends.embedded.fine_tuning import require_peft
 from agent_rl.backends.group_sampling import check_environment, held_out_tasks
 from agent_rl.backends.verl.config.config_check import compose_verl
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop
@@ -32,6 +33,7 @@ from agent_rl.rollout.fit import check_run_fit
 from agent_rl.runs.commands import command
 from agent_rl.runs.folder import CONFIG, make_latest, new_folder, read_config, removed_if_unused, warn
 from agent_rl.runs.report import write_reports
+from agent_rl.runs.writers import require_writers
 from agent_rl.view.progress import Progress
 
 _SECRET = re.compile(r"env_vars\.(\w*(?:KEY|TOKEN|SECRET|PASSWORD)\w*)$", re.IGNORECASE)
@@ -51,6 +53,9 @@ def check_run(config: VerlConfig) -> DictConfig:
         ConfigError: if the environment or verl's config can't do what is asked.
     """
     check_environment(config)
+    require_writers(config.report_to)
+    if config.lora is not None:
+        require_peft()
     return compose_verl(config, Path(config.runs_dir) / "dry-run")
 
 

@@ -34,7 +34,7 @@ from agent_rl.backends.verl.driver.canary import (
     check_rollout_gap,
     data_parallel_size,
 )
-from agent_rl.backends.verl.driver.checkpoints import record_evaluation, remove_old
+from agent_rl.backends.verl.driver.checkpoints import record_evaluation, record_renderer, remove_old
 from agent_rl.backends.verl.driver.exchange import (
     COMPUTED,
     SAMPLES,
@@ -46,7 +46,7 @@ from agent_rl.backends.verl.driver.exchange import (
 )
 from agent_rl.backends.verl.driver.metrics_check import require_metrics
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
-from agent_rl.backends.verl.driver.resume import MetricsLogger, record_position
+from agent_rl.backends.verl.driver.resume import MetricsLogger, open_metrics, record_position
 from agent_rl.backends.verl.driver.staleness import check_staleness
 from agent_rl.backends.verl.driver.watchdog import server_managers
 from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
@@ -98,7 +98,7 @@ class AlgorithmTrainer(PPOTrainer):
         self.routes = route_fields(self.algorithm.config.routing, self.config)
         self.store = EpisodeWriter(settings.episodes, experts=settings.store_experts)
         self.records = TokenRecordWriter(settings.episodes) if settings.token_records else None
-        self.metrics = MetricsFile(folder := self.store.path.parent)
+        self.metrics = open_metrics(folder := self.store.path.parent, settings.report_to)
         self.diagnosis = Diagnosis(self.algorithm.config, samples, self.env.cls, folder, print)
         super()._setup()
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))
@@ -313,7 +313,9 @@ class AlgorithmTrainer(PPOTrainer):
     def _save_checkpoint(self) -> None:
         record_position(self._checkpoint, self.store)
         super()._save_checkpoint()
-        remove_old(self._checkpoint.parent, self.config.data.agent_rl.keep_checkpoints)
+        run = self.config.data.agent_rl
+        record_renderer(self._checkpoint, run.renderer)
+        remove_old(self._checkpoint.parent, run.keep_checkpoints)
 
     @property
     def _checkpoint(self) -> Path:
