@@ -205,8 +205,15 @@ def checked_config(config: TrainConfig | VerlConfig) -> str:
     if isinstance(config, TrainConfig):
         from agent_rl.backends.embedded.check import check_run, index_stored
 
-        index_stored(config, check_run(config))
-        return OmegaConf.to_yaml(config.model_dump(mode="json", by_alias=True))
+        env = check_run(config)
+        index_stored(config, env)
+        try:
+            from agent_rl.backends.embedded.memory import require_memory
+        except ImportError:
+            memory = "memory: estimated where torch is installed"
+        else:
+            memory = str(require_memory(config, env))
+        return f"# {memory}\n{OmegaConf.to_yaml(config.model_dump(mode='json', by_alias=True))}"
     require_verl()
     from agent_rl.backends.verl.driver import run as verl
 

@@ -98,14 +98,15 @@ def test_engine_runs_other_architectures_through_their_modules() -> None:
     assert model.config._attn_implementation != "agent_rl_slots"
 
 
-def test_engine_feeds_whole_sequences_where_a_layer_slides() -> None:
+def test_engine_slides_over_its_cache() -> None:
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, use_sliding_window=True, sliding_window=8, max_window_layers=1,
     )  # fmt: skip
     model = shaken(Qwen3ForCausalLM(config))
-    assert isinstance(Engine(model, slots=2, max_len=8).forward, FusedForward)  # no window is full
-    for record in play_all(Engine(model, slots=3, max_len=160), ragged_plans(4), SamplingParams()):
+    engine = Engine(model, slots=3, max_len=160)
+    assert isinstance(engine.forward, FusedForward)
+    for record in play_all(engine, ragged_plans(4), SamplingParams()):
         expected = full_logprobs(model, record.ids)[record.sampled]
         torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
 

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.engines.embedded import module_forward
 from agent_rl.engines.embedded.engine import Engine
+from agent_rl.engines.embedded.kv_cache import KVCache
+from agent_rl.engines.embedded.module_forward import ModuleForward, WholeForward
 from agent_rl.moe.routes import recorded, replayed, routers
 from tests.families import KINDS, group_of, largest_gap, make, page
 from tests.tree import ROOT
@@ -22,6 +25,26 @@ def test_family_is_sampled_and_trained_as_it_computes(kind: str) -> None:
             if weight.grad is not None:
                 weight += 1e-4 * weight.grad
         assert score_tokens(model, ids).logprobs.sum() > before
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gpt_oss", "cohere2", "mixtral"])
+def test_sliding_family_is_sampled_over_the_cache(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(kind)
+    engine = Engine(model, slots=3, max_len=64)  # of a window of 5
+    assert isinstance(engine.forward, ModuleForward) and largest_gap(model, engine) < 1e-4
+    assert model.config.get_text_config().sliding_window == 5  # again, after the comparison
+    attend = KVCache.attend
+    monkeypatch.setattr(KVCache, "attend", lambda *args, window, **kwargs: attend(*args, **kwargs))
+    assert isinstance(Engine(model, slots=3, max_len=64).forward, WholeForward)
+
+
+def test_window_without_effect_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("mixtral")
+    model.config.sliding_window = None
+    assert isinstance(Engine(model, slots=3, max_len=64).forward, ModuleForward)
+    model.config.sliding_window = 40
+    monkeypatch.setattr(module_forward, "PROBE_WINDOW", sum(module_forward.PROBE))
+    assert isinstance(Engine(model, slots=3, max_len=64).forward, WholeForward)
 
 
 @pytest.mark.sandbox

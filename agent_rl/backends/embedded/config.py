@@ -136,6 +136,8 @@ class TrainConfig(RunConfig):
     micro_batch_tokens: int = Field(0, ge=0)
     """Padded tokens per forward; the loss does not depend on it. 0 for 4096 on a GPU, and for 1024 on a CPU, where more
     took no less time and 165 MiB more."""
+    check_memory: bool = True
+    """Whether a run that takes more memory than there is, by an estimate, is refused before it begins."""
     self_play: bool = False
     """Whether the policy has all seats of a game, such as `nim-v0`, and learns from each: the samples of a task's seat
     are a group. Otherwise, and in evaluations, it plays alone, against the game's own opponent."""

@@ -23,6 +23,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.data_parallel import in_processes
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters
 from agent_rl.backends.embedded.fresh import demonstrations_of, fresh_actor
+from agent_rl.backends.embedded.memory import require_memory
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.embedded.warm_start import WarmStep, warm_start
@@ -76,10 +77,12 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
     """
     env = env or check_run(config)
     device_of(config.device)
+    memory = require_memory(config, env)
     stored = index_stored(config, env)
     folder = new_folder(config.runs_dir, config.name or env.id.replace("/", "-"))
     with removed_if_unused(folder), _open(folder, env, config, progress, stop) as run:
         save_config(folder, config)
+        run.say(str(memory))
         if note := env.tasks.describe_held_out():
             progress.say(f"[yellow]{env.id}: {note}.[/yellow]")
         if config.start_from:
@@ -132,7 +135,9 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
     env = config.load_env()
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     existing_shards(folder / EPISODES)
+    memory = require_memory(config, env, checkpoint)
     with _open(folder, env, config, progress, stop) as run:
+        run.say(str(memory))
         model, tokenizer = load_model(checkpoint, config.device, dtype=config.dtype, merged=False)
         freeze_parameters(model, config.freeze)
         actor = actor_of(env, config, model, tokenizer)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from agent_rl.engines.embedded.adapters import weight_of
@@ -56,6 +56,8 @@ class _Layer:
     qkv: Linear
     qk_norm: Tensor | None
     """`[heads + kv_heads, head_dim]`; the queries' part holds the attention's scale too. Without norms, `qkv` does."""
+    window: int | None
+    """How many positions a query sees; None for all before it."""
     out: Linear
     mlp_norm: Tensor
     experts: list[tuple[Linear, Linear]]
@@ -124,6 +126,7 @@ class FusedForward:
                     )
                     if normed
                     else None,
+                    window=_window_of(attention, self.model.config),
                     out=_linear(take(weight_of(out)), None if out.bias is None else take(out.bias)),
                     mlp_norm=take(layer.post_attention_layernorm.weight),
                     experts=[(_linear(gate_up), _linear(down)) for gate_up, down in experts],
@@ -160,7 +163,8 @@ class FusedForward:
         if layer.qk_norm is not None:
             qk = F.rms_norm(qk, (self.dim,), None, self.eps) * layer.qk_norm
         qk = torch.addcmul(qk * cos, qk.roll(self.dim // 2, -1), sin)
-        out = self.cache.attend(index, qk[:, : self.heads], qk[:, self.heads :], qkv[:, rotated:], layout)
+        q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, rotated:]
+        out = self.cache.attend(index, q, k, v, layout, window=layer.window)
         return layer.out(out.reshape(n, -1))
 
     def _mixture(self, h: Tensor, layer: _Layer, router: Linear) -> tuple[Tensor, Tensor]:
@@ -181,13 +185,19 @@ class FusedForward:
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
+def _window_of(attention: nn.Module, config: PretrainedConfig) -> int | None:
+    """Return the sliding window of a layer's attention; Mistral's layers ask the config for it, Llama's know none."""
+    window: int | None = getattr(config if config.model_type == "mistral" else attention, "sliding_window", None)
+    return window
+
+
 def _swiglu(h: Tensor, gate_up: Linear, down: Linear) -> Tensor:
     gate, up = gate_up(h).chunk(2, -1)
     return down(F.silu(gate).mul_(up))
 
 
 def is_fusible(config: PretrainedConfig) -> bool:
-    """Return whether `FusedForward` computes what a model of this configuration does, if no window limits it."""
+    """Return whether `FusedForward` does what a model of this configuration does, unless a layer attends in chunks."""
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     return (
         config.model_type in ("qwen3", "qwen3_moe", "qwen2", "llama", "mistral")

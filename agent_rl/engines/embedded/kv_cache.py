@@ -103,7 +103,8 @@ class KVCache:
         page, within = layout.cells
         keys[page, :, :, within] = k
         values[page, :, within] = v
-        how = (window or 0, softcap or 0.0, sinks)
+        limit = window if window and window < self.max_len else 0
+        how = (limit, softcap or 0.0, sinks)
         parts = []
         if layout.decoding is not None:
             parts.append(self._decode(keys, values, q[: layout.decoding.stop], layout, layout.decoding, *how))

@@ -44,14 +44,17 @@ def load_model(
         model = _read(base or folder, dtype) if weights is None else _made_of(folder, weights, dtype)
         tokenizer = AutoTokenizer.from_pretrained(**load_options(folder))
     except Exception as error:  # what its many readers raise about a file that is cut short or missing
-        said = " ".join(str(error).split())[:200]
-        raise CheckpointError(
-            f"the model in '{folder}' can't be loaded, {type(error).__name__}: {said}; take another one"
-        ) from error
+        raise unloadable(folder, error) from error
     if base is not None:
         load_adapter(model, folder)
     model.to(place)
     return merge(model) if merged else model, tokenizer
+
+
+def unloadable(folder: str | Path, error: Exception) -> CheckpointError:
+    """Return the error that says why a model can't be loaded."""
+    said = " ".join(str(error).split())[:200]
+    return CheckpointError(f"the model in '{folder}' can't be loaded, {type(error).__name__}: {said}; take another one")
 
 
 def _read(folder: str | Path, dtype: str) -> PreTrainedModel:

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 PROBE = (5, 1, 3)
 """Tokens of the turns in which a forward is compared with the model's own."""
+PROBE_WINDOW = 3
+"""What a sliding window is set to for that comparison: all of its own length would take as many tokens."""
 WHOLE = 4096
 """Padded tokens that `WholeForward` feeds at a time."""
 
@@ -38,11 +40,11 @@ def make_forward(model: PreTrainedModel, cache: KVCache) -> Forward:
     Raises:
         ConfigError: if the model can't be sampled from left to right: it isn't causal, or needs more than token ids.
     """
-    limited = _is_limited(model, cache.max_len)
-    if is_fusible(model.config) and not limited:
+    known = _attends_as_known(model, cache.max_len)
+    if is_fusible(model.config) and known:
         return FusedForward(model, cache)
     require_causal(model)
-    if not limited and _agrees(model, cache):
+    if known and _agrees(model, cache) and _slides_alike(model, cache):
         return ModuleForward(model, cache)
     _log.warning(
         "%s attends in a way that the engine's cache doesn't know: every step feeds whole sequences again, which is "
@@ -116,11 +118,12 @@ def _attend_in_cache(
     if kwargs.get("position_bias") is not None:
         raise ConfigError("the engine's cache can't attend with position_bias")
     softcap, sinks = cast(float | None, kwargs.get("softcap")), cast(Tensor | None, kwargs.get("s_aux"))
+    window = cast(int | None, kwargs.get("sliding_window"))
     scale, index = kwargs.get("scaling"), module.layer_idx
     scale = scale if isinstance(scale, (int, float)) else query.shape[-1] ** -0.5
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     assert isinstance(index, int)
-    return cache.attend(index, q * scale, k, v, layout, softcap=softcap, sinks=sinks)[None], None
+    return cache.attend(index, q * scale, k, v, layout, window=window, softcap=softcap, sinks=sinks)[None], None
 
 
 _INTERFACE = "agent_rl_cache"
@@ -154,15 +157,14 @@ def _evaluated(model: PreTrainedModel) -> Iterator[None]:
         model.train(training)
 
 
-def _is_limited(model: PreTrainedModel, max_len: int) -> bool:
-    """Return whether a query may not see all tokens before it, in a sequence of some length."""
+def _attends_as_known(model: PreTrainedModel, max_len: int) -> bool:
+    """Return whether every layer attends to all before it, or to a sliding window of that, in sequences of a length."""
     config = model.config.get_text_config()
     kinds = {*(getattr(config, "layer_types", None) or ())}
-    spans = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-    if kinds - spans.keys() - {"full_attention"}:
-        return True
-    names = {spans[kind] for kind in kinds & spans.keys()} if kinds else {*spans.values()}
-    return any((getattr(config, name, None) or max_len) < max_len for name in names)
+    if kinds - {"full_attention", "sliding_attention", "chunked_attention"}:
+        return False
+    chunk = getattr(config, "attention_chunk_size", None) or max_len
+    return chunk >= max_len or (bool(kinds) and "chunked_attention" not in kinds)
 
 
 @torch.no_grad()
@@ -210,6 +212,36 @@ def _agrees(model: PreTrainedModel, cache: KVCache) -> bool:
     finally:
         cache.clear()
     return True
+
+
+def _slides_alike(model: PreTrainedModel, cache: KVCache) -> bool:
+    """Return whether no window is shorter than the cache's sequences, or `ModuleForward` keeps to it as the model does.
+
+    A window of which neither shows anything may be known to the model by another name: then they don't.
+    """
+    config = model.config.get_text_config()
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None) or cache.max_len
+    if window >= cache.max_len or (kinds and "sliding_attention" not in kinds):
+        return True
+    ids = _probe_ids(model)
+    with torch.no_grad(), _evaluated(model):
+        before = states_of(model, ids)
+        with _sliding(model, PROBE_WINDOW):
+            return not _close(states_of(model, ids), before) and _agrees(model, cache)
+
+
+@contextmanager
+def _sliding(model: PreTrainedModel, window: int) -> Iterator[None]:
+    """Let every layer that slides see `window` positions."""
+    owners = {id(m): m for m in (model.config.get_text_config(), *model.modules())}.values()
+    before = [(owner, w) for owner in owners if isinstance(w := getattr(owner, "sliding_window", None), int)]
+    for owner, _ in before:
+        owner.sliding_window = window
+    try:
+        yield
+    finally:
+        for owner, own in before:
+            owner.sliding_window = own
 
 
 def _probe_ids(model: PreTrainedModel) -> Tensor:
