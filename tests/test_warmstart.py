@@ -13,6 +13,7 @@ from agent_rl.backends.embedded.warm_start import _copies, _epochs, _parts, _row
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.errors import ConfigError
+from agent_rl.rendering import train_tokenizer
 
 TINY = ModelConfig(hidden=32, layers=2, heads=2, kv_heads=2, head_dim=16, intermediate=64)
 
@@ -56,6 +57,23 @@ def test_rows_weigh_repeated_prefixes_nothing() -> None:
 def test_warm_start_refuses_missing_demonstrations() -> None:
     with pytest.raises(ConfigError, match="no demonstrations"):
         warm_start(make_model(TINY, 64, 0), [], WarmStartConfig(), tokenizer=None, seed=0)  # type: ignore[arg-type]
+
+
+def test_warm_start_ignores_tokens_of_weight_zero() -> None:
+    trajectories = []
+    for start in range(4):
+        trajectories.append(trajectory := Trajectory())
+        trajectory.append(range(5 + start, 12), Source.PROMPT, 0)
+        trajectory.append_completion(Completion((20 + start, 9), (0.0, 0.0), FinishReason.STOP, (0, 0)), 0)
+    tokenizer = train_tokenizer(["some words"], 432)
+    found = []
+    for weight in (0, 1e-9):  # with 0 there are no logits for these tokens, and they are the same but for rounding
+        model = make_model(TINY, len(tokenizer), 0)
+        own = {"copy_steps": 0, "copy_share": 0, "clone_steps": 3, "batch": 4, "env_weight": weight}
+        config = WarmStartConfig.model_validate(own | {"optimizer": {"muon_lr": 0, "warmup_steps": 0}})
+        warm_start(model, trajectories, config, tokenizer=tokenizer, seed=0)
+        found.append(torch.cat([p.flatten() for p in model.parameters()]))
+    assert (found[0] - found[1]).abs().max() < 1e-4
 
 
 def test_schedule_rises_and_falls() -> None:

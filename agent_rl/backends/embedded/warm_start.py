@@ -176,13 +176,17 @@ def warm_start(
     optimizer = Optimizer(model, config.optimizer, scale_loss=precision.autocast == "float16")
     model.train()
 
+    def wanted(weights: Tensor) -> Tensor | None:
+        """Return which tokens need logits; None for all, where those of the environment are learned, too."""
+        return None if config.env_weight else weights > 0
+
     def train(batch: _Rows, scale: float) -> float:
         total, whole = 0.0, sum(sum(weights[1:]) for _, weights in batch)
         tokens = sum(len(ids) for ids, _ in batch)
         for part in _parts(batch, token_budget):
             ids, weights = (x.to(model.device) for x in _padded(part))
             with routed(model) as routes:
-                logprobs = score_tokens(model, ids, precision=precision).logprobs
+                logprobs = score_tokens(model, ids, wanted=wanted(weights), precision=precision).logprobs
             loss = -(logprobs * weights).sum() / whole
             if config.balance and routes.logits:
                 lengths = torch.tensor([len(row_ids) for row_ids, _ in part], device=ids.device)
