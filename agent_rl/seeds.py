@@ -51,6 +51,8 @@ class Stream(IntEnum):
     """The order of a mixture's environments; key: the run's seed and the block."""
     RETRY = 13
     """How much earlier a refused request is sent again; key: the episode's seed and the attempt."""
+    MINI_BATCHES = 14
+    """Which groups an update learns from; key: the run's seed, the step and the epoch."""
 
 
 _WORD = 0xFFFFFFFF

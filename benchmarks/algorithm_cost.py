@@ -102,7 +102,7 @@ def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, 
     algorithm = Algorithm(settings)
     x = algorithm.experience(group_episodes(made))
     old = x.rows.rollout_logprobs
-    if settings.proximal == "recompute":
+    if settings.recomputes_old:
         old = old + 0.01 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0))
     scored = ScoredRows(x.rows, old)
     batch, whole = algorithm.compute_weights(x, scored)
@@ -118,7 +118,7 @@ def cost(preset: str, made: list[Episode], config: TrainConfig) -> tuple[float, 
         seconds(lambda: algorithm.experience(group_episodes(made))),
         seconds(lambda: algorithm.compute_weights(x, scored)),
         seconds(lambda: batch.cut(config.forward_tokens)),
-        seconds(lambda: algorithm.diagnose(x, scored)) if settings.proximal == "recompute" else 0.0,
+        seconds(lambda: algorithm.diagnose(x, scored)) if settings.recomputes_old else 0.0,
         seconds(loss),
     )
 

@@ -107,10 +107,11 @@ async def play(session: Session, think: float, seed: int, until: float, seconds:
 async def client(make: Callable[[str], Session], url: str, sessions: int, think: float) -> None:
     """Be ready, wait to be told until when, play, and print what was measured."""
     players = [make(url) for _ in range(sessions)]
-    await players[0].reset()
-    await players[0].close()
+    for one in players:  # who keeps a connection has it before the time is taken
+        await one.reset()
+        await one.close()
     print("ready", flush=True)
-    until = float(sys.stdin.readline())
+    until = float(await asyncio.to_thread(sys.stdin.readline))  # pings are answered meanwhile
     seconds: list[float] = []
     own = os.getpid() * 1000
     used = time.process_time()

@@ -62,13 +62,17 @@ def killed_run(settings: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def whole_and_killed(
-    settings: TrainConfig, monkeypatch: pytest.MonkeyPatch, dies_in: str = "train_step"
+    settings: TrainConfig, monkeypatch: pytest.MonkeyPatch, dies_in: str = "train_step", call: int = 1
 ) -> tuple[Path, Path]:
-    """Run to the end; return its folder, and a copy of what a kill in the fourth step would have left there."""
-    real, copy = getattr(Trainer, dies_in), Path(settings.runs_dir) / "killed"
+    """Run to the end; return its folder, and a copy of what a kill in the fourth step would have left there.
+
+    `call` is which of the step's calls of the trainer's method `dies_in` is cut short.
+    """
+    real, copy, calls = getattr(Trainer, dies_in), Path(settings.runs_dir) / "killed", list[int]()
 
     def copies(self: Trainer, *args: object) -> object:
-        if self.step == 3 and not copy.exists():
+        calls.append(self.step)
+        if self.step == 3 and calls.count(3) == call and not copy.exists():
             shutil.copytree(copy.with_name("latest").resolve(), copy, symlinks=True)
         return real(self, *args)
 

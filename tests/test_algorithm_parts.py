@@ -223,7 +223,7 @@ def test_length_l1_requires_a_target_in_tasks(task, found):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"advantage": "optimal-baseline"}, "set proximal=recompute"),
+        ({"advantage": "optimal-baseline", "proximal": "rollout"}, "set proximal=auto or recompute"),
         ({"negative_mask": "opsm"}, "delta: field required"),
         ({"negative_mask": {"name": "opsm", "delta": 0}}, "delta: input should be greater than 0"),
         ({"shaping": ["length-l1"]}, "target: field required"),

@@ -106,7 +106,7 @@ def test_one_step_off_samples_with_the_previous_weights(
     ("k", "changes"),
     [
         (1, {"algorithm": {}}),
-        (2, {"algorithm": CORRECTED, "updates_per_batch": 2}),
+        (2, {"algorithm": CORRECTED, "updates": {"epochs": 2}}),
         (1, {"algorithm": REMAX, "shuffle_rewards": True}),
         (2, {"algorithm": VINE}),
         (1, {"algorithm": DYNAMIC}),

@@ -91,7 +91,7 @@ def test_rollout_stores_readable_json(capsys: pytest.CaptureFixture[str], tmp_pa
         (["train", "resume=nowhere", "seed=3"], "seed can't change"),
         (["train", "env=nothing-v7"], "no environment 'nothing-v7'"),
         (["train", "algorithm.objective=gpso"], "Did you mean 'gspo'?"),
-        (["train", "algorithm.weight=token-tis"], "set proximal=recompute"),
+        (["train", "algorithm.weight=token-tis", "algorithm.proximal=rollout"], "set proximal=auto or recompute"),
         (["train", "eval.split=evil"], "Did you mean 'eval'?"),
         (["train", "algorithm=dpo", "episodes=nowhere"], "there is no episode file"),
         (["train", f"episodes={STORED}"], "objective=ppo-clip learns from rollouts"),

@@ -59,7 +59,7 @@ def test_load_config_sets_any_key_of_the_schema() -> None:
     [
         ("stepz=3", "no setting 'stepz'. Did you mean 'steps'?"),
         ("num_generations=8", "no setting 'num_generations'. Did you mean 'rollout.samples'?"),
-        ("actor.ppo_epochs=2", "no setting 'actor.ppo_epochs'. Did you mean 'updates_per_batch'?"),
+        ("actor.ppo_epochs=2", "no setting 'actor.ppo_epochs'. Did you mean 'updates.epochs'?"),
         ("rollout.grops=3", "Did you mean 'rollout.groups'?"),
         ("algorithm=ggrpo", "no algorithm 'ggrpo'. Did you mean 'grpo'?"),
         ("steps", "write key=value"),

@@ -135,7 +135,7 @@ def test_warmup_trains_the_critic_only(where: str, folder: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("where", WHERE)
 def test_old_values_precede_the_update(where: str, folder: Path, tmp_path: Path) -> None:
-    chosen = config(tmp_path, algorithm=settings(where, clip_eps=1e-4), updates_per_batch=3)
+    chosen = config(tmp_path, algorithm=settings(where, clip_eps=1e-4), updates={"epochs": 3})
     trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), chosen)
     assert trainer.critic is not None
     with torch.no_grad():

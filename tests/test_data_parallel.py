@@ -27,7 +27,8 @@ def _tokens(folder: Path) -> dict[str, list[list[int]]]:
 
 
 def test_processes_train_as_one_and_resume_as_one(tmp_path: Path) -> None:
-    changes = {"steps": 2, "updates_per_batch": 2, "rollout": {"groups": 3, "samples": 4, "slots": 8, "max_tokens": 24}}
+    updates = {"minibatches": 2, "epochs": 2}
+    changes = {"steps": 2, "updates": updates, "rollout": {"groups": 3, "samples": 4, "slots": 8, "max_tokens": 24}}
     folders = [start_run(config(tmp_path, name=f"of{n}", processes=n, **changes), Progress()).resolve() for n in (1, 2)]
     assert not dist.is_initialized()
     resume_run(folders[0], Progress(), steps=3)

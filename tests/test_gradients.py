@@ -72,7 +72,7 @@ def scores_of(name: str, rows: Rows) -> dict[str, Tensor]:
     mask, found = rows.loss_mask, {"values": torch.where(rows.loss_mask, rows.token_ids / 50, 0.0)}
     if algorithm(name).needs_reference:
         found["reference_logprobs"] = rows.rollout_logprobs - 0.3 * mask
-    if algorithm(name).config.proximal == "recompute":
+    if algorithm(name).config.recomputes_old:
         found["old_logprobs"] = rows.rollout_logprobs - 0.2 * mask
     return found
 

@@ -62,7 +62,7 @@ def rows(talker: Path, judged: Path, tmp_path_factory: pytest.TempPathFactory) -
         run("ppo", algorithm=preset("ppo")),
         run("vineppo", algorithm=preset("vineppo") | {"vine": {"continuations": 2, "max_episodes": 8}}),
         run("remax", algorithm=preset("remax"), steps=2, **{"async": ahead}),
-        run("dapo", algorithm=preset("dapo")),
+        run("dapo", algorithm=preset("dapo"), updates={"minibatches": 2}),
         run("m2po", algorithm=preset("m2po")),
         run(
             "moe",

@@ -103,7 +103,7 @@ def watched(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[list[For
 def test_forward_takes_the_configured_routes(
     replay: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = settings(tmp_path, start, {"replay": replay}, updates_per_batch=2, micro_batch_tokens=10**6)
+    chosen = settings(tmp_path, start, {"replay": replay}, updates={"epochs": 2}, micro_batch_tokens=10**6)
     (old, *updates), episodes = watched(trainer_of(chosen), monkeypatch)
     assert not old.learns and len(updates) == 2 and all(u.learns for u in updates)
     assert (old.given is not None) == (replay == "R3")
@@ -156,7 +156,7 @@ def test_float32_rollout_matches_training_routes(start: str, tmp_path: Path) -> 
 def test_moe_run_resumes_bit_for_bit(
     routing: dict[str, object], mode: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = settings(tmp_path, start, routing, updates_per_batch=2, store_experts=True, **{"async": {"mode": mode}})
+    chosen = settings(tmp_path, start, routing, updates={"epochs": 2}, store_experts=True, **{"async": {"mode": mode}})
     whole, killed = whole_and_killed(chosen, monkeypatch)
     trained = [row for row in read_metrics(whole / "metrics.jsonl") if row.get("train/samples")]
     assert trained and all(float(str(row["mismatch/gap_mean"])) > 1e-3 for row in trained)

@@ -18,7 +18,8 @@ def test_old_run_without_new_settings_resumes_exactly(
 ) -> None:
     killed = killed_run(config(tmp_path), monkeypatch)
     old = yaml.safe_load((killed / "config.yaml").read_text())
-    del old["imports"], old["budget"]
+    del old["imports"], old["budget"], old["updates"]
+    old["updates_per_batch"] = 1
     (killed / "config.yaml").write_text(yaml.safe_dump(old))
     resume_run(killed, Progress())
     assert_same_run(folder, killed)

@@ -89,7 +89,7 @@ def rows(
 
 def weighed(config: AlgorithmConfig, given: tuple[Experience, ScoredRows]) -> tuple[WeightedRows, Denominators]:
     x, scored = given
-    if config.proximal == "rollout":
+    if not config.recomputes_old:
         scored = replace(scored, old_logprobs=x.rows.rollout_logprobs)
     return Algorithm(config).compute_weights(x, scored)
 

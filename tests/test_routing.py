@@ -133,9 +133,9 @@ def test_replayed_routes_chooses_by_mode() -> None:
 
 @pytest.mark.parametrize("routing", [{"replay": "R2"}, {"min_agreement": 0.5}])
 def test_routing_needs_recompute_for_old_routes(routing: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="proximal=recompute"):
-        AlgorithmConfig.model_validate({"routing": routing})
-    AlgorithmConfig.model_validate({"routing": routing, "proximal": "recompute"})
+    with pytest.raises(ValueError, match="set proximal=auto or recompute"):
+        AlgorithmConfig.model_validate({"routing": routing, "proximal": "rollout"})
+    assert AlgorithmConfig.model_validate({"routing": routing}).recomputes_old
 
 
 def test_routing_r3_needs_no_recompute() -> None:

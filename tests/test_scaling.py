@@ -39,6 +39,23 @@ def test_fit_keeps_shares_within_one() -> None:
     assert falling.asymptote == pytest.approx(falling.start)  # no rise is found where there is none
 
 
+def test_fit_takes_a_measured_start() -> None:
+    true = Sigmoid(0.1, 0.95, 1.4, 2000.0)
+    assert fit_sigmoid(COMPUTE, true.at(COMPUTE), 0.1).asymptote == pytest.approx(0.95, abs=1e-4)
+    falling = fit_sigmoid(COMPUTE, 0.9 - COMPUTE / 2e4, 0.95)
+    assert falling.asymptote == falling.start == 0.95
+
+
+def test_measured_start_foretells_more() -> None:
+    true, rng = Sigmoid(0.1, 0.95, 1.4, 2000.0), np.random.default_rng(0)
+    off: dict[float | None, list[float]] = {None: [], true.start: []}
+    for _ in range(10):  # the noise of 128 episodes a point, of which 9 are seen
+        values = rng.binomial(128, true.at(COMPUTE[:39])) / 128
+        for start, errors in off.items():
+            errors.append(forecast(COMPUTE[:39], values, start).errors[1])
+    assert np.mean(off[true.start]) < 0.9 * np.mean(off[None])
+
+
 def test_forecast_is_fitted_to_the_first_quarter() -> None:
     true = Sigmoid(0.05, 0.95, 2.0, 1500.0)
     noise = np.random.default_rng(0).normal(0, 0.02, len(COMPUTE))
@@ -81,6 +98,7 @@ def test_stats_fits_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["stats", run, "--fit", "--svg", str(picture)]) == 0
     out = capsys.readouterr().out
     assert "rollout/success over compute, in sampled training episodes: 60 points, up to 1,920" in out
+    assert "R0 was measured before the first update: 0.125" in out
     assert "fitted to all of them:  R0 0.125, A 0.750, B 1.50, C_mid 400" in out and "first 15 points, 25%" in out
     assert picture.read_text().startswith("<svg") and "forecast" in picture.read_text()
     assert main(["stats", run, "--fit", "eval/dev/greedy/success", "--json"]) == 0

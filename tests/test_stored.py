@@ -173,7 +173,7 @@ ROLLOUT = {"groups": 2, "samples": 4, "slots": 8, "max_tokens": 24}
 
 
 def test_dpo_run_on_stored_episodes_learns(folder: Path, tmp_path: Path) -> None:
-    run = start_run(settings(tmp_path, folder, updates_per_batch=2), Progress())
+    run = start_run(settings(tmp_path, folder, updates={"epochs": 2}), Progress())
     rows = [row for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
     assert len(rows) == 4 and all(row["train/pairs"] in (1.0, 2.0) for row in rows)
     # the second update of a step sees what the first one did; at the start, theta is the reference

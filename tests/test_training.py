@@ -188,14 +188,16 @@ EVERYTHING = {
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"algorithm": EVERYTHING, "updates_per_batch": 2}], ids=["default", "everything"]
+    "changes",
+    [{}, {"algorithm": EVERYTHING, "updates": {"minibatches": 3, "epochs": 2}}],
+    ids=["default", "everything"],
 )
 def test_killed_run_resumes_bit_for_bit(
     changes: dict[str, object], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(tmp_path, **changes)
     if changes:
-        folder, killed = whole_and_killed(settings, monkeypatch)
+        folder, killed = whole_and_killed(settings, monkeypatch, dies_in="_add_gradients", call=3)
         trained = [row for row in read_metrics(folder / "metrics.jsonl") if row.get("train/samples")]
         assert float(str(trained[0]["train/reference_kl"])) != 0 and float(str(trained[-1]["train/weight"])) > 0.9
     else:

@@ -20,7 +20,7 @@ def test_verl_settings_maps_our_settings() -> None:
             rollout={"groups": 4, "samples": 6, "context": 128, "temperature": 0.7},
             eval={"split": "dev", "n": 32, "every": 0, "temperature": 0},
             steps=30,
-            updates_per_batch=2,
+            updates={"epochs": 2},
         ),
         Path("/runs/r"),
     )
@@ -29,6 +29,12 @@ def test_verl_settings_maps_our_settings() -> None:
     assert found["data.val_files"] == "dev:32" and found["trainer.test_freq"] == 30
     assert found["actor_rollout_ref.rollout.val_kwargs.do_sample"] is False
     assert found["trainer.default_local_dir"] == "/runs/r/checkpoints"
+
+
+@pytest.mark.parametrize("updates", [{"minibatches": 2}, {"target_kl": 0.1}])
+def test_verl_settings_refuses_updates_of_the_embedded_backend(updates: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="ppo_mini_batch_size, in groups"):
+        config(updates=updates)
 
 
 @pytest.mark.parametrize(("proximal", "bypass"), [("rollout", True), ("recompute", False)])
@@ -54,7 +60,7 @@ def test_verl_settings_keeps_a_kl_reference(where: str, wanted: bool) -> None:
         ("data.train_files", "tasks come from the environment"),
         ("algorithm.use_kl_in_reward", "agent_rl's algorithm takes its place"),
         ("algorithm.filter_groups.enable", "agent_rl's algorithm takes its place"),
-        ("actor_rollout_ref.actor.ppo_epochs", "set updates_per_batch"),
+        ("actor_rollout_ref.actor.ppo_epochs", "set updates.epochs"),
         ("actor_rollout_ref.actor.kl_loss_coef", "set algorithm.kl"),
         ("actor_rollout_ref.actor.grad_clip", "verl reads actor_rollout_ref.actor.optim.clip_grad"),
         ("actor_rollout_ref.actor.calculate_entropy", "what the engine computes is what the algorithm reads"),

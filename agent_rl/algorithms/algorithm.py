@@ -148,7 +148,7 @@ class Algorithm(Requirements):
         ages = policy_version_histogram(rows.versions, int(rows.versions.max()) if version is None else version)
         if x.baselines.isfinite().any():
             ages["rollout/greedy"] = float(x.baselines.nanmean())
-        if self.config.proximal == "rollout":
+        if not self.config.recomputes_old:
             return ages
         before = torch.cat([torch.full_like(rows.sources[:, :1], -1), rows.sources[:, :-1]], -1)
         old, mu = scored.old_logprobs, rows.rollout_logprobs
@@ -246,14 +246,16 @@ class Algorithm(Requirements):
             raise DefinitionError(f"aggregation '{self.aggregation.name}' returned {_described(loss)}: return a scalar")
         with torch.no_grad():
             gap = (logprobs - mu)[mask].double()
+            moved = (logprobs - known.old_logprobs)[mask].double()
             sums |= {
                 "ratio": float(token.ratio[mask].double().sum()),
                 "clip_fraction": float(token.clipped[mask].double().sum()),
                 "weight": float(batch.weights[mask].double().sum()),
                 "entropy": float(entropy[mask].double().sum()),
                 "rollout_gap": float(gap.abs().sum()),
-                # k3 estimator of KL(mu || theta), Schulman 2020: non-negative, low variance
+                # k3 estimators of KL(mu || theta) and KL(old || theta), Schulman 2020: non-negative, low variance
                 "rollout_kl": float((gap.exp() - 1 - gap).sum()),
+                "old_kl": float((moved.exp() - 1 - moved).sum()),
             }
         return LossTerms(loss, sums)
 

@@ -37,6 +37,8 @@ F = TypeVar("F", bound=Callable[..., object])
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+AtLeastOne = Annotated[float, Field(ge=1)]
+AboveOne = Annotated[float, Field(gt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 ComponentConfig = dict[str, JsonValue]
@@ -69,7 +71,7 @@ class Part(Generic[R]):
 COMPUTED_BY = {
     "reference_logprobs": "the trainer scores the rows under the policy that the run started from",
     "values": "the trainer's critic values the rows; set critic.where",
-    "sum_pi_squared": "old's forward pass; set proximal=recompute",
+    "sum_pi_squared": "old's forward pass; set proximal=auto or recompute",
     "old_experts": "old's forward pass through a mixture of experts; set proximal=recompute",
 }
 """Who computes what may be missing."""

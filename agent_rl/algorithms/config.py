@@ -118,8 +118,10 @@ class AlgorithmConfig(Section):
     advantage: Advantage = Field("group-relative", validate_default=True)
     critic: CriticConfig = CriticConfig()
     vine: StateValueConfig = StateValueConfig()
-    proximal: Literal["rollout", "recompute"] = "rollout"
-    """What `old` is: the rollout's log-probabilities (bypass), or those of a forward pass before the first update."""
+    proximal: Literal["auto", "rollout", "recompute"] = "auto"
+    """What `old` is: the rollout's log-probabilities (bypass), or those of a forward pass before the first update.
+    `auto` recomputes them where a part needs it, and where what samples is not what is trained, if a part reads them:
+    taken for old, another engine's errors are learned from as if the policy had moved."""
     weight: Weight = None
     """Correction by old/mu: what each token's loss is multiplied with."""
     rejection: Rejection = None
@@ -138,6 +140,18 @@ class AlgorithmConfig(Section):
     """Whether rows of advantage 0, which are dropped since they have no gradient, still count in the denominators.
     Counted, they make steps smaller the fewer groups are left to learn from, which keeps the end of a run calm; DAPO
     does not count them, as it samples until the batch is full."""
+
+    @property
+    def recomputes_old(self) -> bool:
+        """Whether old is a forward pass; with `proximal=auto`, on tokens that the trainer itself sampled."""
+        return self.proximal == "recompute" or (self.proximal == "auto" and _needs_old(self) is not None)
+
+    def sampled_elsewhere(self) -> AlgorithmConfig:
+        """Return the settings for tokens that something else than the trainer's present weights sampled."""
+        reads = {*components.objective[self.objective].reads}
+        reads |= {*components.negative_mask[self.negative_mask].reads} if self.negative_mask else set()
+        uses = "old_logprobs" in reads and not learns_from_pairs(self)
+        return self.model_copy(update={"proximal": "recompute"}) if self.proximal == "auto" and uses else self
 
     @model_validator(mode="after")
     def _meaningful(self) -> AlgorithmConfig:
@@ -161,8 +175,8 @@ def _check_pairs(config: AlgorithmConfig) -> str | None:
     elif {"whole", "prompt_shares"} & set(components.aggregation[config.aggregation].reads):
         plain = _names(components.aggregation, lambda c: not {"whole", "prompt_shares"} & set(c.reads))
         problem = f"is a mean over pairs, not over tokens or rows, and takes it itself: set aggregation={plain}"
-    elif config.proximal != "rollout" or config.weight or config.rejection:
-        problem = "learns from pairs of any policy: set proximal=rollout, weight=none and rejection=none"
+    elif config.proximal == "recompute" or config.weight or config.rejection:
+        problem = "learns from pairs of any policy: set proximal=auto, weight=none and rejection=none"
     elif config.kl.where != "none":
         problem = "is held to the start of the run already, by its knob beta: set kl.where=none"
     elif config.entropy:
@@ -186,11 +200,6 @@ def _check_advantage(config: AlgorithmConfig) -> str | None:
             f"advantage={name} asks no critic, critic.where={config.critic.where} would train one in vain: set "
             f"critic.where=none, or advantage={_names(components.advantage, lambda c: 'values' in c.reads)}"
         )
-    if "sum_pi_squared" in reads and config.proximal == "rollout":
-        return (
-            f"advantage={name} weighs by the distributions that tokens came from, which only a forward pass knows: set "
-            "proximal=recompute"
-        )
     return None
 
 
@@ -212,13 +221,22 @@ def _check_state_values(config: AlgorithmConfig) -> str | None:
     return None
 
 
+def _needs_old(config: AlgorithmConfig) -> str | None:
+    """Say which part needs old's forward pass, whatever sampled the tokens."""
+    if config.weight or config.rejection:
+        return "a correction by old/mu has no effect with proximal=rollout, where old is mu"
+    knobs = {"replay=R2": config.routing.replay == "R2", "min_agreement": config.routing.min_agreement > 0}
+    if knob := next((name for name, is_set in knobs.items() if is_set), None):
+        return f"routing.{knob} needs the routes of old's forward pass"
+    if "sum_pi_squared" in components.advantage[config.advantage].reads:
+        name = config.advantage["name"]
+        return f"advantage={name} weighs by the distributions that tokens came from, which only a forward pass knows"
+    return None
+
+
 def _check_proximal(config: AlgorithmConfig) -> str | None:
-    if config.proximal == "rollout":
-        if config.weight or config.rejection:
-            return "a correction by old/mu has no effect with proximal=rollout, where old is mu: set proximal=recompute"
-        knobs = {"replay=R2": config.routing.replay == "R2", "min_agreement": config.routing.min_agreement > 0}
-        if knob := next((name for name, is_set in knobs.items() if is_set), None):
-            return f"routing.{knob} needs the routes of old's forward pass: set proximal=recompute"
+    if config.proximal == "rollout" and (why := _needs_old(config)):
+        return f"{why}: set proximal=auto or recompute"
     if config.weight and "rollout_logprobs" in components.objective[config.objective].reads:
         return (
             f"objective={config.objective['name']} already weighs tokens by theta/mu; weight={config.weight['name']} "

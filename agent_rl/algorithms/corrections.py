@@ -16,11 +16,9 @@ mask gives a NaN weight and is rejected. A row with nothing sampled has weights 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
-from agent_rl.algorithms.components import Fraction, Positive, rejection, weight
+from agent_rl.algorithms.components import AtLeastOne, Fraction, Positive, rejection, weight
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO
 from agent_rl.errors import ConfigError
 from agent_rl.lazy import torch
@@ -28,7 +26,6 @@ from agent_rl.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-AtLeastOne = Annotated[float, Field(ge=1)]
 Over = Literal["token", "sequence", "geometric"]
 """Whose ratio: each token's, or the product or the geometric mean of a row's."""
 
@@ -45,7 +42,7 @@ class Weights:
 
 @weight("token-tis", formula="min(w, cap), w = old/mu", source="Truncated IS, Yao et al. 2025")
 def token_tis(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0, normalise: bool = False
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0, normalise: bool = False
 ) -> Tensor:
     """Truncated importance sampling by token (Yao et al. 2025, "Off-Policy RL").
 
@@ -70,7 +67,7 @@ def token_icepop(
 
 @weight("sequence-tis", formula="min(prod_t w, cap)", source="Truncated IS, Liu et al. 2025")
 def sequence_tis(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0, normalise: bool = False
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0, normalise: bool = False
 ) -> Tensor:
     """Truncated importance sampling by sequence, on every token of the row (Liu et al. 2025).
 
@@ -82,7 +79,7 @@ def sequence_tis(
 
 @weight("geometric-tis", formula="min((prod_t w)^(1/|y|), cap)", source="slime, mis_level=geometric")
 def geometric_tis(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: Positive = 2.0, normalise: bool = False
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0, normalise: bool = False
 ) -> Tensor:
     """Truncated geometric mean ratio, on every token of the row: biased, but it does not shrink with length.
 

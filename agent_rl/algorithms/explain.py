@@ -18,7 +18,9 @@ def formula(config: AlgorithmConfig) -> str:
 
 def explain(config: AlgorithmConfig) -> str:
     """Return the composed formula, each part with its knobs' values and its source."""
-    old = "mu itself" if config.proximal == "rollout" else "recomputed before the first update"
+    old = "recomputed before the first update" if config.recomputes_old else "mu itself"
+    if config.proximal == "auto" and not config.recomputes_old:
+        old += " (recomputed where what samples is not what trains)"
     lines = [f"{config.name}: mu sampled the tokens, old is {old}, theta is trained."]
     for part, component, chosen in _parts(config):
         knobs = ", ".join(f"{k}={v}" for k, v in chosen.items() if k != "name")

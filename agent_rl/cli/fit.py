@@ -24,12 +24,12 @@ def print_fit(arguments: argparse.Namespace) -> int:
         CheckpointError: if it is no run's folder.
     """
     folder = Path(episode_file(arguments.first)).parent
-    compute, values = curve_of(folder, arguments.fit)
-    found = forecast(compute, values)
+    compute, values, start = curve_of(folder, arguments.fit)
+    found = forecast(compute, values, start)
     if arguments.json:
         print(json.dumps(_table(arguments.fit, found)))
     else:
-        print("\n".join(_lines(arguments.fit, found)))
+        print("\n".join(_lines(arguments.fit, found, start)))
     if arguments.svg is not None:
         from agent_rl.view.curve import forecast_svg
 
@@ -38,12 +38,12 @@ def print_fit(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def curve_of(folder: Path, metric: str) -> tuple[list[float], list[float]]:
-    """Return a metric of a run over its compute, in sampled training episodes.
+def curve_of(folder: Path, metric: str) -> tuple[list[float], list[float], float | None]:
+    """Return a run's compute, in sampled training episodes, a metric's values there, and its value before the first.
 
     A value of step n belongs to the weights after n batches of `rollout.groups * rollout.samples` episodes; that of the
-    rollouts of step n, to the weights before its update. What was measured before the first batch has no compute, and
-    is left out.
+    rollouts of step n, to the weights before its update. What was measured before the first update is the start; None
+    if nothing was.
 
     Raises:
         ConfigError: if there is no such metric.
@@ -59,8 +59,9 @@ def curve_of(folder: Path, metric: str) -> tuple[list[float], list[float]]:
             f"{', '.join(name for name in series if name.endswith('success')) or 'rollout/reward'}"
         )
     before = metric.startswith("rollout/")
-    points = sorted((batch * (step - before), value) for step, value in series[metric].items() if step - before > 0)
-    return [float(compute) for compute, _ in points], [value for _, value in points]
+    points = dict(sorted((batch * (step - before), value) for step, value in series[metric].items()))
+    start = points.pop(0, None)
+    return [float(compute) for compute in points], list(points.values()), start
 
 
 def _metrics(folder: Path) -> Iterator[tuple[str, int, float]]:
@@ -72,10 +73,11 @@ def _metrics(folder: Path) -> Iterator[tuple[str, int, float]]:
                 yield name if row["kind"] == "train" else f"{group}/{name}", int(str(row["step"])), float(value)
 
 
-def _lines(metric: str, found: Forecast) -> Iterator[str]:
+def _lines(metric: str, found: Forecast, start: float | None) -> Iterator[str]:
     n, most = len(found.compute), found.compute[-1]
     yield f"{metric} over compute, in sampled training episodes: {n} points, up to {most:,.0f}"
     yield "R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)   (ScaleRL, arXiv:2510.13786, eq. 1)"
+    yield f"  R0 was {'fitted, too' if start is None else f'measured before the first update: {start:.3f}'}"
     share = found.compute[found.fitted - 1] / most
     yield f"  fitted to the first {found.fitted} points, {share:.0%} of the compute:  {_said(found.curve)}"
     yield f"  fitted to all of them:  {_said(found.whole)}"

@@ -73,7 +73,7 @@ def _shown(config: TrainConfig | VerlConfig, arguments: argparse.Namespace) -> s
     if arguments.explain:
         from agent_rl.algorithms.explain import explain
 
-        return explain(config.algorithm)
+        return explain(config.decided_algorithm)
     from agent_rl.api import checked_config
 
     return checked_config(config)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.config import Section
 from agent_rl.core.ending import Ending
 from agent_rl.gym.budget import BudgetConfig
@@ -90,12 +91,12 @@ class RunConfig(EnvironmentSettings):
     renderer: RendererConfig = RendererConfig()
     """How the model reads messages and writes replies; the checkpoints remember it."""
     steps: int = Field(100, ge=0)
-    updates_per_batch: int = Field(1, ge=1)
+    updates: UpdatesConfig = UpdatesConfig()
     checkpoint_every: int = Field(20, ge=1)
     """Steps between checkpoints."""
     token_records: bool = True
     """Whether to store what every update made of each sampled token, for `agent-rl view --tokens`: its advantage, and
-    its log-probability under the weights before the update."""
+    its log-probability under the weights before the first update that took it."""
     store_experts: bool = False
     """Whether to store which experts each token took in a mixture of experts, in `episodes.experts` beside the
     episodes: hundreds of bytes a token."""
@@ -122,6 +123,16 @@ class RunConfig(EnvironmentSettings):
             if Path(file).is_file():
                 load_once(file)
         return files
+
+    @property
+    def mismatch(self) -> str | None:
+        """Why the log-probabilities of what samples are not the trainer's; None where they are, up to rounding."""
+        return None
+
+    @property
+    def decided_algorithm(self) -> AlgorithmConfig:
+        """The algorithm, with `proximal` as this run needs it."""
+        return self.algorithm.sampled_elsewhere() if self.mismatch else self.algorithm
 
     def load_env(self) -> EnvSpec:
         """Import the user's files and return the environment, with the tasks and the budget that the run gives it.

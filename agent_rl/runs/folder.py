@@ -58,7 +58,9 @@ def read_config(folder: Path, schema: type[M], name: str = CONFIG) -> M:
     file = folder / name
     if not file.exists():
         raise CheckpointError(f"'{folder}' is no run: it has no {name}")
-    values = _read_yaml(file)
+    values = dict(_read_yaml(file))
+    if (epochs := values.pop("updates_per_batch", None)) is not None:  # what older versions had in the place of updates
+        values["updates"] = {"epochs": epochs}
     try:
         return check_config(schema, values)
     except ConfigError as error:

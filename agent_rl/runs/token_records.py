@@ -38,9 +38,9 @@ class Learned:
         """
         scored = self.weighed.scored
         logprobs = torch.full_like(scored.old_logprobs, torch.nan)
-        if config.proximal == "recompute":  # old is the policy before the update
+        if config.recomputes_old:  # old is the policy before the update
             logprobs = scored.old_logprobs
-        for rows, found in self.scores if config.proximal == "rollout" else ():
+        for rows, found in self.scores if not config.recomputes_old else ():
             logprobs[rows, : found.shape[1]] = found.to(logprobs)
         trained = self.kept[scored.rows.episode, None].expand_as(logprobs)
         pushed = None if learns_from_pairs(config) else self.weighed.advantages.masked_fill(~trained, torch.nan)

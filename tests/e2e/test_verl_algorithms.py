@@ -16,7 +16,7 @@ RUN = {
     "steps": 2,
     "lr": 1e-3,
     "checkpoint_every": 2,
-    "updates_per_batch": 2,
+    "updates": {"epochs": 2},
     "rollout": {"groups": 4, "samples": 4, "max_tokens": 56, "context": 128},
     "eval": {"n": 16, "every": 0},
 }

@@ -67,7 +67,7 @@ def free_gaps(warm: Path, run: Path) -> torch.Tensor:
 
 def test_vllm_routes_match_the_training_forward(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     """At float32 on both sides, of every token, over several turns, before and after vLLM got new weights."""
-    steps = steps_of(verl_python, tmp_path, warm, {"replay": "R2"}, CAPTURE, updates_per_batch=2)
+    steps = steps_of(verl_python, tmp_path, warm, {"replay": "R2"}, CAPTURE, updates={"epochs": 2})
     assert len(steps) == RUN["steps"]
     for data in steps:
         print({name: data[name] for name in ("routing/agreement", "routing/flipped_tokens", "mismatch/gap_max")})

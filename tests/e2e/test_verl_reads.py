@@ -66,4 +66,4 @@ def test_verl_runs_read_the_listed_keys(verl_python: Path, warm: Path, tmp_path:
     missed = sorted(listed - read - conditional)
     assert missed == [], json.dumps(missed, indent=1)
     assert os.environ["AGENT_RL_READS"] and domain_of(f"{ACTOR}.optim.clip_grad") == "float>0"
-    assert replaced_by(f"{ACTOR}.ppo_epochs", critic, reference=True) == "set updates_per_batch"
+    assert replaced_by(f"{ACTOR}.ppo_epochs", critic, reference=True) == "set updates.epochs"

@@ -69,7 +69,7 @@ def test_docs_settings_exist() -> None:
         "async.",
         "rollout.",
         "algorithm.",
-        "updates_per_batch",
+        "updates.",
         "runs_dir",
         "start_from",
     )

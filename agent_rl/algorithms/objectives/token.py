@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from agent_rl.algorithms.components import NotNegative, Positive, objective
+from agent_rl.algorithms.components import AboveOne, AtLeastOne, Fraction, NotNegative, Positive, objective
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO, Prepared, TokenLoss, log_ratio
 from agent_rl.errors import ConfigError
 from agent_rl.lazy import torch
@@ -48,7 +48,7 @@ def ppo_clip(
     *,
     clip_low_eps: NotNegative = 0.2,
     clip_high_eps: NotNegative = 0.2,
-    dual_clip: float | None = None,
+    dual_clip: AboveOne | None = None,
 ) -> TokenLoss:
     """PPO's clipped surrogate, `max(-A r, -A clip(r, 1 - low, 1 + high))`, r = theta / old.
 
@@ -75,7 +75,7 @@ def cispo(
     *,
     clip_low_eps: NotNegative | None = None,
     clip_high_eps: NotNegative | None = None,
-    clip_high_cap: float | None = None,
+    clip_high_cap: AtLeastOne | None = None,
 ) -> TokenLoss:
     """CISPO, `-sg[clip(r)] A log theta`, r = theta / old: a clipped token keeps its gradient, with a bounded weight.
 
@@ -110,8 +110,8 @@ def sapo(
     old_logprobs: Tensor,
     advantages: Tensor,
     *,
-    tau_positive: float = 1.0,
-    tau_negative: float = 1.05,
+    tau_positive: Positive = 1.0,
+    tau_negative: Positive = 1.05,
 ) -> TokenLoss:
     """SAPO, `-A 4 / tau sigmoid(tau (r - 1))`, r = theta / old: a gate that closes softly instead of a clip.
 
@@ -132,9 +132,9 @@ def dppo_tv(
     rollout_logprobs: Tensor,
     advantages: Tensor,
     *,
-    delta_low: float = 0.2,
-    delta_high: float = 0.2,
-    ratio_cap: float = 20.0,
+    delta_low: Fraction = 0.2,
+    delta_high: Fraction = 0.2,
+    ratio_cap: AtLeastOne = 20.0,
 ) -> TokenLoss:
     """DPPO-Binary-TV, `-M A sg[min(r, cap)] log theta`, r = theta / mu: a trust region in probability, not in ratio.
 
@@ -155,9 +155,9 @@ def dppo_kl(
     rollout_logprobs: Tensor,
     advantages: Tensor,
     *,
-    delta_low: float = 0.05,
-    delta_high: float = 0.05,
-    ratio_cap: float = 20.0,
+    delta_low: NotNegative = 0.05,
+    delta_high: NotNegative = 0.05,
+    ratio_cap: AtLeastOne = 20.0,
 ) -> TokenLoss:
     """DPPO-Binary-KL: `dppo_tv` by KL(mu || theta) of "this token or any other", in nats, as in verl."""
     theta, mu = logprobs.detach(), rollout_logprobs
@@ -179,7 +179,7 @@ def minirl(
     *,
     clip_low_eps: NotNegative = 0.2,
     clip_high_eps: NotNegative = 0.27,
-    ratio_cap: float = 5.0,
+    ratio_cap: AtLeastOne = 5.0,
 ) -> TokenLoss:
     """MiniRL, `-M A sg[min(theta / mu, cap)] log theta`; M = 0 where PPO would clip r = theta / old.
 

@@ -235,6 +235,20 @@ class TrainConfig(RunConfig):
         return next((problem for problem, there in shared.items() if there), None)
 
     @property
+    def mismatch(self) -> str | None:
+        """Why the log-probabilities of what samples are not the trainer's; None where they are, up to rounding.
+
+        Older weights of the same engine are none: clipping by how far the policy has moved since is what old is for.
+        """
+        differing = {
+            "engine=vllm samples": self.engine == "vllm",
+            f"rollout.weights={self.rollout.weights} samples": self.rollout.weights != "float32",
+            f"precision.autocast={self.precision.autocast} trains": self.precision.autocast != "none",
+            "dtype=bfloat16 rounds otherwise in the engine's kernels": self.dtype == "bfloat16",
+        }
+        return None if self.episodes else next((why for why, there in differing.items() if there), None)
+
+    @property
     def fine_tunes(self) -> bool:
         """Whether the model is changed before it is trained: its format, or what of it learns."""
         return self.dtype != "float32" or self.lora is not None or self.freeze != FreezeConfig()

@@ -92,6 +92,11 @@ class Critic(nn.Module):
         self._sums = {}
         return metrics | {"critic/grad_norm": self.optimizer.step(scale)}
 
+    def discard(self) -> None:
+        """Drop the gradients of a batch, and its metrics."""
+        self._sums = {}
+        self.optimizer.discard()
+
     def save(self, folder: Path) -> None:
         """Write weights and optimizer into a checkpoint's folder, beside the policy."""
         torch.save({"weights": self.state_dict(), "optimizer": self.optimizer.state_dict()}, folder / FILE)

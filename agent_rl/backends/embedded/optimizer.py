@@ -120,6 +120,13 @@ class Optimizer:
         self._scaler.update()
         return norm
 
+    def discard(self) -> None:
+        """Drop the gradients that the next step would take."""
+        for weight, master in self._copies:
+            weight.grad = master.grad = None
+        for part, _ in self._parts:
+            part.zero_grad(set_to_none=True)
+
     def state_dict(self) -> list[dict[str, object]]:
         """Return all that a checkpoint must hold."""
         parts = [part.state_dict() for part, _ in self._parts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -19,6 +19,7 @@ from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
 from agent_rl.backends.embedded.fine_tuning import checkpointed
+from agent_rl.backends.embedded.mini_batches import MiniBatch, mini_batches
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.processes import Gradient, OneProcess
 from agent_rl.backends.embedded.prompts import Prompt, cut_groups, sharing
@@ -67,7 +68,7 @@ class Trainer:
         stored: StoredGroups | None = None,
     ) -> None:
         self.spec, self.actor, self.config, self.reference, self.stored = spec, actor, config, reference, stored
-        self.algorithm = Algorithm(config.algorithm)
+        self.algorithm = Algorithm(config.decided_algorithm)
         for member in members_of(spec, config.env_args):
             require_hooks(member.spec, self.algorithm)
         self.is_mixture, self.replay = bool(routers(actor.model)), config.algorithm.routing.replay
@@ -137,19 +138,18 @@ class Trainer:
         """Return what the last update made of a batch's sampled tokens."""
         if self.learned is None or not self.config.token_records:
             return []
-        return self.learned.records(episodes_of(groups), self.step, self.config.algorithm)
+        return self.learned.records(episodes_of(groups), self.step, self.algorithm.config)
 
     def update(self, x: Experience) -> dict[str, float]:
-        """Take `updates_per_batch` gradient steps on what was experienced; none if there is nothing to learn from."""
-        config = self.config
+        """Take the step's updates on what was experienced; none if there is nothing to learn from."""
         self.learned = None
         metrics = {"train/samples": 0.0, "rollout/kept": float(x.kept.double().mean())}
         if not len(x.rows):
             return metrics
         scored, found = self._score(x.rows)
         metrics |= found | self.algorithm.diagnose(x, scored, self.step if self.stored is None else None)
-        weighed, whole, wanted = self.algorithm.compute_weights_in_place_order(x, scored)
-        batch = weighed.select(rows := torch.nonzero(wanted)[:, 0])
+        weighed, _, wanted = self.algorithm.compute_weights_in_place_order(x, scored)
+        batch = weighed.select(torch.nonzero(wanted)[:, 0])
         self.learned = Learned(weighed, x.kept)
         metrics |= self.algorithm.advantage_metrics(x, batch)
         metrics["train/samples"] = float(len(batch))
@@ -160,29 +160,51 @@ class Trainer:
             metrics |= critic_metrics(batch.critic.values, batch.critic.returns, batch.critic.valued)
         if self.algorithm.needs_reference_for_loss and scored.reference_logprobs is None:  # for these rows only
             batch = replace(batch, scored=self._compare(batch.scored))
-        scale = schedule(config.optimizer, self.step, config.steps)
-        for number in range(config.updates_per_batch):
-            prepared, of_objective = self._prepare(batch) if self.algorithm.preparation else (batch, {})
-            sums = dict[str, float]()
-            if number:
+        parts = mini_batches(weighed, wanted, batch, self.config.updates, self.config.seed, self.step)
+        return (
+            metrics
+            | self._update_by(parts, torch.nonzero(wanted)[:, 0])
+            | {"train/tokens": float(batch.rows.loss_mask.sum())}
+        )
+
+    def _update_by(self, parts: Iterable[MiniBatch], rows: Tensor) -> dict[str, float]:
+        """Take an update on each mini-batch, until theta has left old too far; `rows` are the places of the batch's.
+
+        A kill in between loses nothing but time: checkpoints are of whole steps, and a step is the same again.
+        """
+        taken, limit = list[dict[str, float]](), self.config.updates.target_kl
+        scale = schedule(self.config.optimizer, self.step, self.config.steps)
+        for part in parts:
+            if taken:
                 self.processes.update_weights(self.step)
-            for cut, found, logprobs in self.processes.gradients(self.gradients, prepared, whole):
-                if number == 0:
-                    self.learned.scores.append((rows[cut], logprobs))
-                for name, value in found.items():
-                    sums[name] = sums.get(name, 0.0) + value
-            norm = self.optimizer.step(scale)
-            if self.critic is not None:
-                metrics |= self.critic.step(scale)
-        tokens = int(batch.rows.loss_mask.sum())
-        loss = sums.pop("loss")
-        for name, value in sums.items():
-            metrics[f"train/{name}"] = value / tokens
+            found = self._add_gradients(part, rows)
+            if taken and limit is not None and found["train/old_kl"] > limit:
+                self.optimizer.discard()
+                if self.critic is not None:
+                    self.critic.discard()
+                break
+            found["train/grad_norm"] = self.optimizer.step(scale)
+            taken.append(found | (self.critic.step(scale) if self.critic is not None else {}))
+        metrics = {name: sum(found[name] for found in taken) / len(taken) for name in taken[0]}
+        if self.config.updates.most > 1:
+            each = ("ratio", "clip_fraction", "old_kl", "grad_norm")
+            metrics |= {f"update/{n}/{x}": found[f"train/{x}"] for n, found in enumerate(taken, 1) for x in each}
         if self.optimizer.scales_loss:
             metrics["train/loss_scale"] = self.optimizer.loss_scale
-        lr = config.optimizer.lr * scale
-        now = {"train/loss": loss, "train/grad_norm": norm, "train/lr": lr, "train/tokens": float(tokens)}
-        return metrics | now | of_objective
+        return metrics | {"train/updates": float(len(taken)), "train/lr": self.config.optimizer.lr * scale}
+
+    def _add_gradients(self, part: MiniBatch, rows: Tensor) -> dict[str, float]:
+        """Add the gradients of a mini-batch, which is prepared first; return what the update reports."""
+        prepared, of_objective = self._prepare(part.batch) if self.algorithm.preparation else (part.batch, {})
+        sums = dict[str, float]()
+        for cut, found, logprobs in self.processes.gradients(self.gradients, prepared, part.whole):
+            if part.epoch == 0 and self.learned is not None:
+                self.learned.scores.append((rows[part.rows[cut]], logprobs))
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + value
+        tokens = int(part.batch.rows.loss_mask.sum())
+        loss = sums.pop("loss")
+        return {f"train/{name}": value / tokens for name, value in sums.items()} | {"train/loss": loss} | of_objective
 
     def _prepare(self, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
         """Score the whole batch under theta, and let the objective prepare it."""
@@ -233,13 +255,15 @@ class Trainer:
         algorithm, metrics = self.algorithm.config, dict[str, float]()
         given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
         scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
-        if algorithm.proximal == "recompute":
+        if algorithm.recomputes_old:
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
             log = RouteLog(rows.lengths, rows.token_ids.shape[1]) if self.is_mixture else None
+            started = time.perf_counter()
             old, *squares = self._scores(self.actor.model, rows, *names, given=given, log=log)
             scored = replace(scored, old_logprobs=old, sum_pi_squared=squares[0] if squares else None)
             if log is not None:
                 scored, metrics = replace(scored, old_experts=log.own), log.metrics()
+            metrics["perf/old_s"] = time.perf_counter() - started
         if self.critic is not None:
             budget, precision = self.config.forward_tokens, self.config.precision
             scored = replace(scored, values=self.critic.values(self.actor.model, rows, budget, precision, given))

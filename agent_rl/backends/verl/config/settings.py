@@ -64,6 +64,11 @@ class VerlConfig(RunConfig):
     def _by_full_key(cls, settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
         return {key.removeprefix("+"): value for key, value in _flattened(settings)}
 
+    @property
+    def mismatch(self) -> str | None:
+        """Why the log-probabilities of what samples are not the trainer's."""
+        return "vLLM samples, and verl's engine trains"
+
     @model_validator(mode="after")
     def _possible(self) -> VerlConfig:
         if self.lora and (why := _no_adapter(self.lora, self.verl)):
@@ -72,6 +77,11 @@ class VerlConfig(RunConfig):
             raise ValueError(
                 f"algorithm={self.algorithm.name}: an engine of verl's has one head, so that the policy and its critic "
                 "can't share a trunk: set algorithm.critic.where=separate, or backend=embedded"
+            )
+        if self.updates.minibatches > 1 or self.updates.target_kl is not None:
+            raise ValueError(
+                "updates.minibatches and updates.target_kl are backend=embedded's: on verl set "
+                "verl.actor_rollout_ref.actor.ppo_mini_batch_size, in groups, and updates.epochs"
             )
         if why := impossible(self.asynchrony, self.verl):
             raise ValueError(why)
@@ -120,7 +130,7 @@ def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tup
 
 def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
     """Return what the settings are in verl's config."""
-    algorithm, rollout, actor = config.algorithm, "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+    algorithm, rollout, actor = config.decided_algorithm, "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     return {
         **asynchronous(config.asynchrony),
         "data.custom_cls.path": "pkg://agent_rl.backends.verl.worker.dataset",
@@ -156,11 +166,11 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
             "report_to": list(config.report_to),
         },
         "algorithm.adv_estimator": "grpo",  # any: it is never called
-        "algorithm.rollout_correction.bypass_mode": algorithm.proximal == "rollout",
+        "algorithm.rollout_correction.bypass_mode": not algorithm.recomputes_old,
         "actor_rollout_ref.model.path": config.start_from,
         **_adapter(config.lora, merged=config.asynchrony.mode == "separate"),
         f"{actor}.ppo_mini_batch_size": config.rollout.groups,
-        f"{actor}.ppo_epochs": config.updates_per_batch,
+        f"{actor}.ppo_epochs": config.updates.epochs,
         f"{actor}.optim.lr": config.lr,
         f"{actor}.use_kl_loss": Requirements(algorithm).needs_reference,  # so that verl keeps one and scores under it
         **reference_settings(algorithm, config.verl.get(STRATEGY)),

@@ -19,7 +19,7 @@ def require_metrics(config: AlgorithmConfig, metrics: Mapping[str, object]) -> N
         ConfigError: naming what left no trace, its setting, and the metric that is not there.
     """
     expected = {"actor/agent_rl/loss": "agent_rl's loss (algorithm.objective)"}
-    if config.proximal == "recompute":
+    if config.recomputes_old:
         expected["rollout_corr/kl"] = "an old policy that is recomputed (algorithm.proximal)"
     if config.entropy:
         expected["actor/agent_rl/entropy"] = "an entropy bonus (algorithm.entropy)"

@@ -284,7 +284,7 @@ class AlgorithmTrainer(PPOTrainer):
 
         Before the first update they are old's, if those were computed: in this step, so with these weights.
         """
-        if number == self.local_trigger_step == 0 and self.algorithm.config.proximal == "recompute":
+        if number == self.local_trigger_step == 0 and self.algorithm.config.recomputes_old:
             return self.weighed.batch.scored.old_logprobs
         temperature = self.config.actor_rollout_ref.rollout.temperature
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
