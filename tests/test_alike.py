@@ -8,18 +8,21 @@ import torch
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig
 from agent_rl.algorithms.alike import same_updates
-from tests.test_properties import PRESETS, SCORES, preset, rows, slope
+from agent_rl.config import choices
+from tests.fidelity import preset
+from tests.test_properties import SCORES, rows, slope
 
 CHOSEN = ("shaping", "filters", "refill", "vine")
 """Settings of which episodes there are, and what they score."""
 
 
 def test_same_updates_are_those_of_equal_direction() -> None:
-    configs = {name: preset(name) for name in PRESETS}
+    configs = {name: preset(name) for name in choices("algorithm")}
     same, directions = same_updates(configs), {}
     x, scored = rows(SCORES, gap=0.0)
     # what each preset alone reads: a critic's values, two rewards, states, and what is earned from them
-    scored = replace(scored, values=x.rows.token_ids / 50)
+    tokens = x.rows.token_ids * x.rows.loss_mask / 50
+    scored = replace(scored, values=tokens, reference_logprobs=x.rows.rollout_logprobs - tokens)
     parts = {"component_names": ("r", "s"), "component_weights": torch.ones(2, dtype=torch.float64)}
     parts["components"] = torch.stack([x.scores**2, x.scores - x.scores**2], -1)
     x = replace(x, states=torch.arange(8)[:, None] // 3, state_values=torch.arange(8.0)[:, None] / 9, **parts)
