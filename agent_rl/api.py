@@ -240,7 +240,7 @@ def load(
         temperature: 0 is greedy.
         max_tokens: of one reply; None for the run's or the model's own limit.
         context: the longest sequence, in tokens; None for the run's, otherwise 1024.
-        device: "cpu", "cuda", "cuda:1", or "auto", a GPU if there is one.
+        device: "cpu", "cuda", "cuda:1", "mps", or "auto", a GPU if there is one.
         renderer: its name, as in `load_renderer`, for a model that is no run's; a run's remembers its own.
 
     Raises:

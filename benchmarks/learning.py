@@ -20,6 +20,7 @@ from agent_rl.runs.report import Summary
 
 BARS = {"after": 0.90, "after_greedy": 0.97}
 GAIN = 0.40
+CONTROL = ", shuffled rewards"
 
 
 def main() -> int:
@@ -40,7 +41,7 @@ def main() -> int:
     else:
         runs = arguments.runs
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
-    passed = [report(summary, is_control(run)) for run, summary in zip(runs, summaries, strict=True)]
+    passed = [report(summary, variant(run)) for run, summary in zip(runs, summaries, strict=True)]
     if arguments.figure:
         draw(runs, summaries, arguments.figure)
     return 0 if all(passed) else 1
@@ -55,18 +56,19 @@ def train(env: str, seed: int, overrides: list[str]) -> Path:
     return (Path("runs") / "latest").resolve()
 
 
-def is_control(run: Path) -> bool:
-    """Whether a run's rewards were shuffled: it must not climb."""
-    return bool(OmegaConf.load(run / "config.yaml").shuffle_rewards)
+def variant(run: Path) -> str:
+    """Say what sets a run apart besides its seed."""
+    config = OmegaConf.load(run / "config.yaml")
+    return ", LoRA" * bool(config.lora) + CONTROL * bool(config.shuffle_rewards)
 
 
-def report(summary: Summary, control: bool) -> bool:
-    """Print a run as a row of a Markdown table; return whether it reached the bar."""
+def report(summary: Summary, kind: str) -> bool:
+    """Print a run as a row of a Markdown table; return whether it reached the bar, a control's being not to climb."""
     results = summary["eval"]
     before, low, after = results["before"], results["before_low_temperature"], results["after"]
     climbed = all(results[name] >= bar for name, bar in BARS.items()) and after - before >= GAIN
-    ok = after < before + 0.1 if control else climbed
-    env = summary["env"] + ", shuffled rewards" * control
+    ok = after < before + 0.1 if CONTROL in kind else climbed
+    env = summary["env"] + kind
     print(
         f"| {env} | {summary['seed']} | {before:.1%} | {low:.1%} | {results['before_greedy']:.1%} "
         f"| {after:.1%} | {results['after_greedy']:.1%} | {summary['wall_s']:.0f} | {summary['peak_rss_mib']:.0f} "
@@ -92,7 +94,7 @@ def draw(runs: list[Path], summaries: list[Summary], figure: Path) -> None:
         panel.plot(
             *zip(*points, strict=True),
             marker=".",
-            label=f"seed {summary['seed']}" + ", shuffled rewards" * is_control(run),
+            label=f"seed {summary['seed']}{variant(run)}",
         )
         panel.set_title(f"{summary['env']}: held-out success, sampled at T=1")
         panel.set_xlabel("GRPO step")

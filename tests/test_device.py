@@ -20,7 +20,7 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
 from agent_rl.core.episode import group_episodes
 from agent_rl.engines.base import SamplingParams
-from agent_rl.engines.embedded.device import device_of
+from agent_rl.engines.embedded.device import device_of, float64_device
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.forward import FusedForward
 from agent_rl.engines.embedded.module_forward import ModuleForward
@@ -38,6 +38,8 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
+CRITIC = {"critic": {"where": "separate"}, "advantage": "gae"}
+
 # Names
 
 
@@ -49,6 +51,41 @@ def test_device_has_name(monkeypatch: pytest.MonkeyPatch, name: str, gpus: int, 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     assert device_of(name) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "expected"), [("auto", 0, "mps"), ("mps", 0, "mps"), ("auto", 1, "cuda:0"), ("cpu", 0, "cpu")]
+)
+def test_apples_device_comes_after_cuda(monkeypatch: pytest.MonkeyPatch, name: str, gpus: int, expected: str) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert device_of(name) == torch.device(expected)
+    assert float64_device(torch.device(expected)).type == expected.replace("mps", "cpu").partition(":")[0]
+    with pytest.raises(ConfigError, match=r"device=tpu: this machine has auto, cpu, .*mps"):
+        device_of("tpu")
+
+
+class Elsewhere:
+    """A model whose device is said to be another one."""
+
+    device = torch.device("mps")
+
+    def __init__(self, model: object) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+
+@pytest.mark.parametrize("changes", [{"algorithm": CRITIC}, {"precision": {"autocast": "float16"}}])
+def test_trainer_refuses_what_mps_lacks(talker: Path, tmp_path: Path, changes: dict[str, object]) -> None:
+    actor = load_actor(talker)
+    object.__setattr__(actor, "model", Elsewhere(actor.model))
+    with pytest.raises(ConfigError, match=r"device=mps has no float64.*: set device=cpu"):
+        Trainer(spec("calculator-v0"), actor, config(tmp_path, **changes))
+    with pytest.raises(ConfigError, match="device=mps is one GPU"):
+        load_config("backend/embedded", TrainConfig, settings={"device": "mps", "processes": 2, "env": "nim-v0"})
 
 
 @pytest.mark.parametrize("name", ["cuda:2", "mps", "tpu"])
@@ -102,7 +139,6 @@ def test_backward_keeps_determinism_setting() -> None:
 
 
 MOE = SMALL["model"] | {"architecture": "qwen3_moe", "experts": 4, "expert_intermediate": 16}
-CRITIC = {"critic": {"where": "separate"}, "advantage": "gae"}
 
 
 def both(architecture: Architecture) -> tuple[torch.nn.Module, torch.nn.Module]:

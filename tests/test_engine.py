@@ -12,9 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded import engine as engine_module
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.forward import Forward, FusedForward
+from agent_rl.engines.embedded.kv_cache import KVCache
 from agent_rl.engines.embedded.module_forward import ModuleForward
+from agent_rl.engines.embedded.pages import PAGE
 from tests.engines import (
     DEVICE,
     NEVER,
@@ -109,6 +112,23 @@ def test_engine_slides_over_its_cache() -> None:
     for record in play_all(engine, ragged_plans(4), SamplingParams()):
         expected = full_logprobs(model, record.ids)[record.sampled]
         torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has another kernel")
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_long_prompts_take_the_fused_kernel(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=kv_heads, max_position_embeddings=1024, use_cache=False,
+    )  # fmt: skip
+    model, begun, real = shaken(LlamaForCausalLM(config)), list[int](), KVCache._prefill_long
+    monkeypatch.setattr(KVCache, "_prefill_long", lambda self, *args: begun.append(args[-1]) or real(self, *args))
+    monkeypatch.setattr(engine_module, "PREFILL", 4 * PAGE)
+    ids = np.random.default_rng(0).integers(0, VOCAB, 900).tolist()
+    record = play_all(Engine(model, slots=2, max_len=1000), [[(ids[:700], 2), (ids[700:], 2)]], SamplingParams())[0]
+    expected = full_logprobs(model, record.ids)[record.sampled]
+    torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+    assert {4 * PAGE, 8 * PAGE} <= {*begun}
 
 
 # --- randomness ------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from gguf import GGUFWriter
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 import agent_rl as ar
+from agent_rl.cli import main
 from agent_rl.engines import model_files
 from agent_rl.engines.embedded.model_folder import load_model, make_engine
 from agent_rl.policy.by_name import PolicyConfig, open_policy
@@ -104,6 +105,7 @@ def test_gguf_file_without_its_reader_names_the_extra(tmp_path: Path, monkeypatc
 
 def test_hub_id_that_cannot_be_had_is_refused_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
+    monkeypatch.setattr(model_files, "_answers", {})
 
     def refuse(url: str, **kwargs: object) -> None:
         asked.append(url)
@@ -116,6 +118,11 @@ def test_hub_id_that_cannot_be_had_is_refused_briefly(monkeypatch: pytest.Monkey
     assert len(asked) == 1 and asked[0].endswith("no-such-organisation/tiny/resolve/main/config.json")
     with pytest.raises(ar.CheckpointError, match="no-such-organisation/tiny"):
         ar.train("calculator-v0", start_from="no-such-organisation/tiny")
+    assert main(["train", "start_from=no-such-organisation/tiny"]) == 1 and len(asked) == 1
+    monkeypatch.setattr(model_files, "REMEMBERED", 0.0)
+    with pytest.raises(ar.CheckpointError):
+        load_model("no-such-organisation/tiny")
+    assert len(asked) == 2
 
 
 def test_missing_folder_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

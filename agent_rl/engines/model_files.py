@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +18,10 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """What a name on the hub looks like: `organisation/model`."""
 HUB_TIMEOUT = 10.0
 """Seconds that the hub has to answer."""
+REMEMBERED = 60.0
+"""Seconds for which its answer holds: a run asks when its settings are checked, for its memory, and when it loads."""
+_answers: dict[str, tuple[float, str]] = {}
+"""When the hub was asked about a name, and the problem."""
 
 
 def is_gguf(name: str | Path) -> bool:
@@ -58,6 +64,15 @@ def load_options(name: str | Path) -> dict[str, str | bool]:
 
 def _hub_problem(name: str) -> str:
     """Return why a model can't be downloaded; nothing if it can."""
+    asked, problem = _answers.get(name, (-math.inf, ""))
+    if time.monotonic() - asked < REMEMBERED:
+        return problem
+    problem = _ask_hub(name)
+    _answers[name] = time.monotonic(), problem
+    return problem
+
+
+def _ask_hub(name: str) -> str:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     try:

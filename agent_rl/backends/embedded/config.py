@@ -120,8 +120,8 @@ class TrainConfig(RunConfig):
     """Of this machine: each samples a share of the groups, with `rollout.slots` of its own, and computes a share of the
     gradients; with `device=cuda` each takes a GPU. A run may be resumed with another number."""
     device: str = Field("cpu", pattern=DEVICES)
-    """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, or `auto`, a GPU if there is one. A run may be
-    resumed on another."""
+    """Where the model is sampled and trained: `cpu`, `cuda`, `cuda:1`, `mps` (Apple), or `auto`, a GPU if there is
+    one. A run may be resumed on another."""
     dtype: ModelFormat = "float32"
     """What the weights are held, sampled and trained in. With `bfloat16` the optimizer steps a float32 copy of them,
     into which gradients are added in float32; logits are float32 (`precision.head`)."""
@@ -225,7 +225,7 @@ class TrainConfig(RunConfig):
         """Return what several processes would share, and don't."""
         if self.processes == 1:
             return None
-        if self.device.startswith("cuda:"):
+        if self.device.startswith("cuda:") or self.device == "mps":
             return f"device={self.device} is one GPU"
         shared = {
             "precision.autocast=float16 scales the loss by what overflows": self.precision.autocast == "float16",

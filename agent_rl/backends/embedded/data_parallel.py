@@ -189,7 +189,8 @@ def in_processes(folder: Path, trainer: Trainer) -> Iterator[None]:
     if config.processes == 1:
         yield
         return
-    if trainer.actor.model.device.type == "cuda" and (there := torch.cuda.device_count()) < config.processes:
+    gpus = {"cuda": torch.cuda.device_count(), "mps": 1}
+    if (there := gpus.get(trainer.actor.model.device.type, config.processes)) < config.processes:
         raise ConfigError(f"processes={config.processes}: each takes a GPU, and there are {there}")
     modules = [_module(member.spec, config.imports) for member in members_of(trainer.spec, config.env_args)]
     if dist.is_initialized():

@@ -30,6 +30,7 @@ from agent_rl.core.episode import Episode, Origin, group_episodes
 from agent_rl.core.messages import Task
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.adapters import without_adapters
+from agent_rl.engines.embedded.device import float64_device
 from agent_rl.errors import ConfigError
 from agent_rl.gym.mixture import members_of
 from agent_rl.gym.registry import EnvSpec
@@ -76,9 +77,13 @@ class Trainer:
             raise ConfigError("algorithm.routing is about a mixture of experts, and the model is dense")
         if self.algorithm.needs_reference and reference is None:
             raise ConfigError(f"{config.algorithm.name} compares with the start of the run: give it as `reference`")
-        half = config.precision.autocast == "float16"
+        wanted, half = config.algorithm.critic.where != "none", config.precision.autocast == "float16"
+        if actor.model.device.type == "mps" and (self.is_mixture or wanted or half):
+            raise ConfigError(
+                "device=mps has no float64, which mixtures of experts and critics need, and scales no losses: set "
+                "device=cpu, or a dense model without a critic and without precision.autocast=float16"
+            )
         self.optimizer = Optimizer(actor.model, config.optimizer, scale_loss=half)
-        wanted = config.algorithm.critic.where != "none"
         self.critic = Critic(actor.model, self.algorithm, config.optimizer) if wanted else None
         self.processes = OneProcess()
         self.rollouts = RolloutSampler(spec, actor, config, self.algorithm)
@@ -223,7 +228,7 @@ class Trainer:
             with sharing(model, some.rows, some.group, self.config.precision) as shared:
                 for cut in some.cut_rows(budget):
                     prompt = None if shared is None else shared.of(cut)
-                    found = self._accumulate(some.select(cut, model.device), whole, prompt)
+                    found = self._accumulate(some.select(cut, float64_device(model.device)), whole, prompt)
                     yield Gradient([part[row] for row in cut], *found)
 
     def _accumulate(
@@ -236,19 +241,20 @@ class Trainer:
         with torch.set_grad_enabled(self.step >= config.algorithm.critic.warmup_steps), replaying, sparing:
             scores = score_tokens(
                 model,
-                batch.rows.token_ids,
+                batch.rows.token_ids.to(model.device),
                 config.rollout.temperature,
-                wanted=batch.rows.loss_mask,
+                wanted=batch.rows.loss_mask.to(model.device),
                 prompt=prompt,
                 entropy_gradient=config.algorithm.entropy > 0,
                 precision=config.precision,
             )
-            terms = self.algorithm.loss(scores.logprobs, scores.entropy, batch.inputs, whole)
+            logprobs, entropy = (x.to(batch.rows.token_ids.device) for x in (scores.logprobs, scores.entropy))
+            terms = self.algorithm.loss(logprobs, entropy, batch.inputs, whole)
         loss = terms.loss
         if self.critic is not None and batch.critic is not None:
             loss = loss + self.critic.loss(scores.hidden, batch.rows.token_ids, batch.critic, whole)
         self.optimizer.backward(loss)
-        return terms.sums | {"loss": float(terms.loss.detach())}, scores.logprobs.detach()
+        return terms.sums | {"loss": float(terms.loss.detach())}, logprobs.detach()
 
     def _score(self, rows: Rows) -> tuple[ScoredRows, dict[str, float]]:
         """Score the rows by all models that the advantages need; also return metrics of their routes."""

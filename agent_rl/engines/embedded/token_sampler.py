@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.device import float64_device
 from agent_rl.errors import PolicyError
 
 
@@ -21,7 +22,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], draws: Sequence[flo
     Raises:
         PolicyError: if a row's logits have no softmax (a NaN or +inf among them).
     """
-    logits = logits.float()
+    logits = logits.to(float64_device(logits.device), torch.float32)
     bad = int((~logits.amax(-1).isfinite()).sum())
     if bad:
         raise PolicyError(f"{bad} of {len(logits)} rows of logits hold NaN or infinity: have the weights diverged?")
