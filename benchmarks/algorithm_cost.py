@@ -3,6 +3,8 @@
 A million tokens of multi-turn episodes, of which the policy sampled about half: episodes → experience (shaping,
 filters) → advantages, corrections, weights → diagnosis, and the loss with its gradient down to the log-probabilities;
 and the token records of the batch, made and written.
+Then half a million tokens with one row of 32,768 among them beside as many without, each in a process of its own: the
+CPU time of experience, weighing and loss, and how far the process grew, both by token.
 Beside it, forward and backward of the default model (0.7 M parameters) on rows of the same batch: measured on every
 16th of its micro-batches and multiplied by their number. Numbers are CPU time (user and system, all threads) of this
 process: wall time says little on a shared machine.
@@ -10,9 +12,12 @@ process: wall time says little on a shared machine.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import resource
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,13 +39,16 @@ PRESETS = ("grpo", "gdpo", "icepop", "gspo")
 BAR, RECORDS_BAR = 0.02, 0.01
 """At most, as a share of the training step: the algorithm, and the token records."""
 REPETITIONS, EVERY = 3, 16
+TAIL_TOKENS, LONG = 500_000, 32_768
+TAIL_BAR = 1.2
+"""At most, by token, what a batch with one long row takes beside one without: time and memory."""
 
 
-def episodes(tokens: int, rng: np.random.Generator) -> list[Episode]:
-    """Make groups of episodes of 2 to 12 turns, with at least `tokens` tokens in all."""
+def episodes(tokens: int, rng: np.random.Generator, long: int = 0) -> list[Episode]:
+    """Make groups of episodes of 2 to 12 turns, with at least `tokens` tokens in all; the first has `long` at least."""
     made: list[Episode] = []
     while tokens > 0 or len(made) % SAMPLES:
-        trajectory, turns = Trajectory(), int(rng.integers(2, 13))
+        trajectory, turns = Trajectory(), int(rng.integers(2, 13)) if made else max(2, long // 90)
         trajectory.append(rng.integers(0, VOCAB, 60).tolist(), Source.PROMPT, 0)
         for turn in range(turns):
             n = int(rng.integers(20, 80))
@@ -135,6 +143,31 @@ def records_cost(made: list[Episode], folder: Path) -> tuple[float, int]:
         return took, writer.path.stat().st_size // REPETITIONS
 
 
+def layer(long: int) -> tuple[int, float, float]:
+    """Take a batch through the layer, in a new process; return its tokens, CPU time and the MiB that it grew by."""
+    torch.set_num_threads(1)
+    config = load_config("backend/embedded", TrainConfig, [])
+    made = episodes(TAIL_TOKENS, np.random.default_rng(0), long)
+    cost("grpo", made[:SAMPLES][1:], config)  # what is loaded on first use
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    took = sum(cost("grpo", made, config))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return sum(len(e.trajectories[0]) for e in made), took, grown
+
+
+def compare_tail() -> None:
+    """Print what a long row costs the others."""
+    by_token = []
+    for name, long in (("even", 0), ("tail", LONG)):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+            tokens, took, grown = alone.submit(layer, long).result()
+        print(f"{name}: {tokens:,} tokens, {1e3 * took:.0f} ms of CPU time, {grown:.0f} MiB")
+        by_token.append((took / tokens, grown / tokens))
+    for what, even, tail in zip(("time", "memory"), *by_token, strict=True):
+        verdict = "PASS" if tail <= TAIL_BAR * even else "FAIL"
+        print(f"{verdict}  {what} with a long row: {tail / even:.2f} times that without (at most {TAIL_BAR})")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     config = load_config("backend/embedded", TrainConfig, [])
@@ -161,6 +194,7 @@ def main() -> None:
     verdict = "PASS" if took / step <= RECORDS_BAR else "FAIL"
     print(f"{verdict}  token records: {took / step:.2%} of the training step (at most {RECORDS_BAR:.0%}), ", end="")
     print(f"{size / sampled:.1f} bytes a sampled token")
+    compare_tail()
 
 
 if __name__ == "__main__":

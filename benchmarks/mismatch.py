@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as hf_logging
 
-from agent_rl.algorithms import Experience, Rows
+from agent_rl.algorithms import Experience, Rows, ScoredRows
 from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.scoring import score_rows
@@ -31,7 +31,6 @@ from agent_rl.config import load_config
 from agent_rl.core.episode import group_episodes
 from agent_rl.engines.base import WeightFormat
 from agent_rl.gym.registry import spec
-from agent_rl.moe.agreement import route_agreement, token_agreement
 from agent_rl.moe.balance import RouteLog
 from agent_rl.runs.metrics import Row, read_metrics
 
@@ -126,10 +125,10 @@ def probe(actor: Actor) -> dict[str, float]:
         raise SystemExit("the probe is about a mixture of experts: model=tiny_moe")
     plain, log = score(actor, batch, None)
     replayed, _ = score(actor, batch, routes)
-    if log.own is None:
+    mask, agreement = batch.loss_mask, ScoredRows(batch, plain, old_experts=log.own).agreement
+    if agreement is None:
         raise SystemExit("the training forward reported no routes")
-    mask = batch.loss_mask
-    flipped = token_agreement(route_agreement(routes, log.own))[mask] < 1
+    flipped = agreement.tokens[mask] < 1
     found = log.metrics() | {"flipped": float(flipped.double().mean())}
     for kind, scores in (("plain", plain), ("replayed", replayed)):
         gap = (scores - batch.rollout_logprobs)[mask].abs()
@@ -139,8 +138,8 @@ def probe(actor: Actor) -> dict[str, float]:
 
 
 def score(actor: Actor, batch: Rows, given: torch.Tensor | None) -> tuple[torch.Tensor, RouteLog]:
-    """Return the log-probabilities of a batch in the training forward, `[B, T]`, and its routes."""
-    log = RouteLog(batch.lengths, batch.token_ids.shape[1])
+    """Return the log-probabilities of a batch in the training forward, `[N]`, and its routes."""
+    log = RouteLog(len(batch.token_ids))
     config = settings()
     how = (config.rollout.temperature, config.precision, config.forward_tokens)
     (logprobs,) = score_rows(actor.model, batch, ["logprobs"], *how, given=given, log=log)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +16,8 @@ from agent_rl.algorithms import (
     collate,
 )
 from agent_rl.algorithms.explain import explain
+from agent_rl.algorithms.layouts import call
+from agent_rl.algorithms.on_tokens import of_tokens
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode, Outcome, Reward, group_episodes
@@ -67,10 +68,10 @@ def test_max_staleness_keeps_stale_episodes_in_statistics():
     algorithm = Algorithm(AlgorithmConfig(**settings))
     x = Experience.of(group_episodes(EPISODES))
     fresh = torch.where(x.rows.loss_mask, 7, -1)
-    fresh[0, 3] = 5  # one token of "win" is two versions old
-    fresh[1, 3] = 6
+    fresh[3] = 5  # one token of "win" is two versions old
+    fresh[x.rows.starts[1] + 3] = 6
     x = replace(x, rows=replace(x.rows, versions=fresh))
-    kept = algorithm.filters[0](x, x.rows, SimpleNamespace(mask=x.rows.loss_mask))
+    kept = call(algorithm.filters[0], x.rows, of_tokens(x.rows), x)
     assert kept.tolist() == [False, True, True, True, True, True]
     batch, whole = weigh(algorithm, replace(x, kept=x.kept & kept))
     assert batch.rows.episode.tolist() == [1] and whole == Denominators(12, 3)
@@ -97,7 +98,7 @@ def test_shaping_comes_before_the_advantage():
     x = algorithm.experience(group_episodes(EPISODES))
     assert x.scores.tolist()[:2] == [3.0, 1.0] and x.scores[2:4].isnan().all()
     assert weigh(algorithm, x)[0].advantages.amax().item() == 1.0
-    assert x.rows.rewards.sum(-1).tolist()[:2] == [3.0, 1.0]
+    assert x.rows.sum(x.rows.rewards).tolist()[:2] == [3.0, 1.0]
 
 
 def test_format_gate_names_a_missing_component():
@@ -113,7 +114,7 @@ def corrected(**settings: object) -> tuple[Algorithm, Experience, ScoredRows]:
     rows = collate([example_sample(3, [1, 2], episode=e) for e in (0, 1)])
     mu = torch.tensor([[0.0, -2.0, -1.0], [0.0, -4.0, -1.0]])
     old = torch.tensor([[0.0, -1.0, -1.5], [0.0, -1.0, -1.0]])
-    x = replace(x, rows=replace(rows, rollout_logprobs=mu))
+    x = replace(x, rows=replace(rows, rollout_logprobs=mu.flatten()))
     return algorithm, x, scored(x.rows, old_logprobs=old)
 
 
@@ -121,7 +122,7 @@ def test_weight_multiplies_the_token_loss():
     algorithm, x, old = corrected(
         weight={"name": "token-tis", "cap": 2.0}, advantage={"name": "group-relative", "std": False}
     )
-    batch, whole = algorithm.compute_weights(x, old)
+    batch, whole = weigh(algorithm, x, old)
     torch.testing.assert_close(batch.weights, torch.tensor([[0, 2.0, math.exp(-0.5)], [0, 2.0, 1.0]]))
     terms = algorithm.loss(
         batch.scored.old_logprobs, torch.zeros_like(batch.weights), batch.inputs, whole
@@ -133,7 +134,7 @@ def test_weight_multiplies_the_token_loss():
 @pytest.mark.parametrize(("denominators", "whole"), [("original", Denominators(4, 2)), ("kept", Denominators(2, 1))])
 def test_rejection_keeps_rewards_and_chosen_denominators(denominators, whole):
     algorithm, x, old = corrected(rejection={"name": "sequence", "low": 0.5, "high": 2.0}, denominators=denominators)
-    batch, counted = algorithm.compute_weights(x, old)  # products e^.5 and e^3: the second row goes ...
+    batch, counted = weigh(algorithm, x, old)  # products e^.5 and e^3: the second row goes ...
     assert counted == whole and len(batch) == 1
     # ... but its reward is still in the group's statistics: (1 - .5) / sqrt(.5)
     assert batch.advantages[0, 1].item() == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
@@ -181,7 +182,7 @@ def test_kl_in_loss_adds_value_and_gradient(kind, value, slope):
     (plain, x, rows), (algorithm, _, _) = kl_rows(), kl_rows(where="loss", coefficient=0.1, kind=kind)
     results = []
     for each in (plain, algorithm):
-        batch, whole = each.compute_weights(x, rows)
+        batch, whole = weigh(each, x, rows)
         theta = batch.scored.old_logprobs.clone().requires_grad_()
         loss = each.loss(theta, torch.zeros_like(theta), batch.inputs, whole).loss
         (grad,) = torch.autograd.grad(loss, theta)
@@ -192,13 +193,13 @@ def test_kl_in_loss_adds_value_and_gradient(kind, value, slope):
 
 def test_kl_in_reward_enters_returns_and_scores():
     algorithm, x, rows = kl_rows(where="reward", coefficient=0.1, kind="k1")
-    batch, _ = algorithm.compute_weights(x, rows)  # each of 4 tokens earns -0.1 * -.5; the last one the score of 1, too
+    batch, _ = weigh(algorithm, x, rows)  # each of 4 tokens earns -0.1 * -.5; the last one the score of 1, too
     assert batch.advantages[0][batch.rows.loss_mask[0]].tolist() == pytest.approx([1.2, 1.15, 1.1, 1.05])
     grouped = Algorithm(
         AlgorithmConfig(kl={"where": "reward", "coefficient": 0.1, "kind": "k1"}, advantage="leave-one-out")
     )
     far = x.rows.rollout_logprobs + 0.5 * x.rows.loss_mask
-    far[1] += 1.0 * x.rows.loss_mask[1]
+    far[10:] += 1.0 * x.rows.loss_mask[10:]  # the second row's
     batch, _ = weigh(grouped, x, reference_logprobs=far)
     assert batch.advantages.amin().item() == pytest.approx(-0.4)  # 1.2 against 1.6
 
@@ -207,8 +208,8 @@ def test_loss_sums_by_hand():
     algorithm = Algorithm(AlgorithmConfig())
     mask = torch.tensor([[False, True, True, False]])
     mu = torch.tensor([[0.0, -1.0, -2.0, 0.0]])
-    rows = replace(collate([example_sample(4, [1, 2])]), rollout_logprobs=mu)
-    batch = weighted(rows, advantages=mask.float())
+    rows = replace(collate([example_sample(4, [1, 2])]), rollout_logprobs=mu[0])
+    batch = weighted(rows, advantages=mask.float()).padded()
     new = torch.tensor([[5.0, -1.0 + math.log(2), -2.5, 5.0]], requires_grad=True)
     terms = algorithm.loss(new, torch.full_like(mu, 0.25), batch.inputs, Denominators(2, 1))
     assert terms.loss.item() == pytest.approx(-(1.28 + math.exp(-0.5)) / 2)
@@ -286,8 +287,9 @@ def test_preset_prefers_the_better_episode(name):
     x = algorithm.experience(group_episodes(EPISODES, [episode("greedy", 0.25, "a")]))
     mu = x.rows.rollout_logprobs
     found = {"reference_logprobs": mu, "values": torch.zeros_like(mu), "sum_pi_squared": torch.zeros_like(mu)}
-    batch, whole = weigh(algorithm, replace(x, state_values=torch.full_like(x.state_values, 0.25)), **found)
-    batch, _ = algorithm.prepare(batch.scored.old_logprobs, batch)
+    x = replace(x, state_values=torch.full_like(x.state_values, 0.25))
+    batch, whole = algorithm.compute_weights(x, scored(x.rows, **found))
+    batch = algorithm.prepare(batch.scored.old_logprobs, batch)[0].padded()
     theta = batch.scored.old_logprobs.clone().requires_grad_()
     algorithm.loss(theta, torch.zeros_like(theta), batch.inputs, whole).loss.backward()
     assert theta.grad is not None
@@ -302,4 +304,4 @@ def test_explain_shows_the_values_in_use():
         "backend/embedded", TrainConfig, ["algorithm=gspo", "algorithm.objective.clip_low_eps=0.1"]
     ).algorithm
     text = explain(config)
-    assert "clip_low_eps=0.1" in text and "GSPO, Zheng et al. 2025" in text and "mean over rows" in text
+    assert "clip_low_eps=0.1" in text and "GSPO, Zheng et al. 2025" in text and "mean over episodes" in text

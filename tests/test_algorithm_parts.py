@@ -24,7 +24,7 @@ from agent_rl.core.episode import Episode, Reward, group_episodes
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Source
 from agent_rl.errors import ConfigError
-from tests.batches import scored, weigh, weighted
+from tests.batches import by_row, flat, scored, weigh, weighted
 from tests.doubles import example_episode, example_sample
 from tests.tensors import aggregate
 
@@ -54,7 +54,7 @@ def stepwise(**knobs: object) -> WeightedRows:
     x = made(algorithm, [1.0, 0.0, None], samples, "aaa")
     pi = torch.tensor([[1, 0.5, 1, 0.25], [1, 0.25, 0.5, 1], [1, 0.1, 0.1, 0.1]])
     squares = torch.tensor([[7, 0.5, 7, 0.375], [7, 0.25, 0.3, 7], [7, 0.9, 0.9, 0.9]])
-    old = torch.where(x.rows.loss_mask, pi.log(), torch.nan)
+    old = torch.where(by_row(x.rows, x.rows.loss_mask), pi.log(), torch.nan)
     batch, whole = weigh(algorithm, x, old_logprobs=old, sum_pi_squared=squares)
     assert whole == Denominators(4, 2)  # the unscored row does not count
     return batch
@@ -84,7 +84,7 @@ def test_optimal_baseline_at_a_single_row_step(zero_tail, last):
     assert batch.advantages[0, 2].item() == last
 
 
-def test_optimal_baseline_compares_rows_within_groups():
+def test_optimal_baseline_compares_episodes_within_groups():
     algorithm = Algorithm(AlgorithmConfig(advantage="optimal-baseline", proximal="recompute"))
     samples = [example_sample(2, [1], reward=v, seed=v, episode=e) for e, v in ((0, 0), (0, 1), (1, 0))]
     x = algorithm.experience(group_episodes([episode("fork", 1.0), episode("loss", 0.0)]))
@@ -92,7 +92,7 @@ def test_optimal_baseline_compares_rows_within_groups():
     half = torch.full_like(x.rows.rewards, math.log(0.5))  # equal weights
     squares = torch.ones_like(half)
     batch, _ = weigh(algorithm, x, old_logprobs=half, sum_pi_squared=squares)
-    assert batch.advantages[:, 1].tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
+    assert batch.advantages[:, 1].tolist() == [0.5, 1.0, -0.5]  # the fork's second row is its second step
 
 
 # OPSM
@@ -105,14 +105,15 @@ MOVED = torch.tensor([[0, -1.3, -1, 0], [0, -1.6, -1, -0.6], [0, -3, -3, 0]], dt
 def masked(**settings: object) -> tuple[Algorithm, WeightedRows, Denominators]:
     algorithm = Algorithm(AlgorithmConfig(objective="reinforce", aggregation="token-mean", **settings))
     samples = [example_sample(4, p, episode=e) for e, p in enumerate([[1, 2], [1, 2, 3], [1, 2]])]
-    rows = replace(collate(samples), rollout_logprobs=OLD)
-    advantages = torch.where(rows.loss_mask, torch.tensor([[-1.0], [-2.0], [3.0]]), 0.0)
+    rows = replace(collate(samples), rollout_logprobs=OLD.flatten())
+    advantages = torch.where(by_row(rows, rows.loss_mask), torch.tensor([[-1.0], [-2.0], [3.0]]), 0.0)
     return algorithm, weighted(scored(rows, reference_logprobs=OLD), advantages=advantages), Denominators(7, 3)
 
 
 def loss_of(
     algorithm: Algorithm, batch: WeightedRows, whole: Denominators
 ) -> tuple[float, torch.Tensor, dict[str, float]]:
+    batch = batch.padded()
     theta = MOVED[batch.rows.episode][:, : batch.rows.token_ids.shape[1]].clone().requires_grad_()
     terms = algorithm.loss(theta, torch.zeros_like(theta), batch.inputs, whole)
     terms.loss.backward()
@@ -159,7 +160,7 @@ COUNTED = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]],
 
 
 def test_prompt_mean_by_hand_in_any_cut():
-    shares = shares_of_prompts(COUNTED, torch.tensor([5, 5, 2, 9]))  # 4 tokens and 2; the third prompt has none
+    shares = shares_of_prompts(COUNTED.sum(-1), torch.tensor([5, 5, 2, 9]))  # 4 tokens and 2; the third prompt has none
     assert shares.tolist() == [1 / 8, 1 / 8, 1 / 4, 0]
     loss = torch.where(COUNTED, torch.tensor([[1.0, 2, 3, 6], [4] * 4, [8, 0, 0, 2], [1] * 4]), torch.nan)
     whole = Denominators.of(COUNTED)
@@ -171,7 +172,7 @@ def test_prompt_mean_by_hand_in_any_cut():
     assert parts == pytest.approx([11 / 8, 4 / 8, 10 / 4, 0])
     with pytest.raises(ConfigError, match="'prompt-mean' reads prompt_shares, which were not computed"):
         aggregate("prompt-mean", loss, COUNTED, whole)
-    assert shares_of_prompts(COUNTED[3:], torch.tensor([9])).tolist() == [0]
+    assert shares_of_prompts(COUNTED[3:].sum(-1), torch.tensor([9])).tolist() == [0]
 
 
 @pytest.mark.parametrize(("count", "share"), [(False, 1 / 8), (True, 1 / 16)])
@@ -243,8 +244,10 @@ def test_diagnose_splits_the_gap_by_source():
     x = made(algorithm, [1.0, 0.0], [example_sample(6, [1, 2, 5], episode=0), example_sample(3, [2], episode=1)], "aa")
     prompt, policy, env, template = range(len(Source))
     sources = torch.tensor([[prompt, policy, policy, template, env, policy], [prompt, template, policy, -1, -1, -1]])
-    old = x.rows.rollout_logprobs + torch.tensor([[0, 0.1, -0.2, 0, 0, 0.4], [0, 0, -0.8, 0, 0, 0]])
-    found = algorithm.diagnose(x := replace(x, rows=replace(x.rows, sources=sources)), scored(x.rows, old_logprobs=old))
+    old = x.rows.rollout_logprobs + flat(x.rows, torch.tensor([[0, 0.1, -0.2, 0, 0, 0.4], [0, 0, -0.8, 0, 0, 0]]))
+    found = algorithm.diagnose(
+        x := replace(x, rows=replace(x.rows, sources=flat(x.rows, sources))), scored(x.rows, old_logprobs=old)
+    )
     by_source = {k.removeprefix("mismatch/source_"): v for k, v in found.items() if "source" in k}
     assert by_source == pytest.approx({"prompt": 0.1, "policy": 0.2, "env": 0.4, "template": 0.8}, rel=1e-5)
 
@@ -274,6 +277,6 @@ def test_failed_tool_calls_are_counted_in_episodes():
     changed = {"win": (1.0, clean), "loss": (0.0, example_episode().messages), "none": (None, clean)}
     x = algorithm.experience(group_episodes([episode(name, value, messages=m) for name, (value, m) in changed.items()]))
     assert x.tool_errors.tolist() == [0, 1, 0]
-    batch, _ = weigh(algorithm, x)
+    batch, _ = algorithm.compute_weights(x, scored(x.rows))
     expected = {"with_tool_errors": -0.5, "without_tool_errors": 0.5, "tool_error_correlation": -1.0}
     assert algorithm.advantage_metrics(x, batch) == pytest.approx({f"advantage/{k}": v for k, v in expected.items()})

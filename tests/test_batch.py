@@ -9,8 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.algorithms import Denominators, Experience, collate, to_samples
-from agent_rl.algorithms.advantages.episode import on_tokens
+from agent_rl.algorithms import (
+    Algorithm,
+    AlgorithmConfig,
+    Denominators,
+    Experience,
+    ScoredRows,
+    collate,
+    to_samples,
+)
+from agent_rl.algorithms.components import Part
+from agent_rl.algorithms.layouts import Grid
+from agent_rl.algorithms.on_tokens import on_tokens
 from agent_rl.core.episode import Outcome, Reward, StopReason, group_episodes
 from tests.doubles import example_episode, example_sample
 from tests.tensors import aggregate
@@ -54,7 +64,8 @@ def test_experience_lays_scores_out_by_episode():
     assert x.groups.tolist() == [0, 0, 0, 1] and x.lengths.tolist() == [4, 4, 0, 4]
     assert x.kept.tolist() == [True, False, True, False] and x.cut_short.tolist() == [False, False, True, False]
     assert x.rows.episode.tolist() == [0, 1, 3]  # in the order of groups
-    spread = on_tokens(torch.tensor([2.0, math.nan, 4.0, 3.0]), x.rows.episode, x.rows.loss_mask)
+    part = Part("own", lambda scores: scores, {})
+    spread = on_tokens(part, torch.tensor([2.0, math.nan, 4.0, 3.0]), x).view(3, 10)
     assert spread[:, SAMPLED].tolist() == [[2] * 4, [0] * 4, [3] * 4] and spread.sum() == 20
 
 
@@ -65,24 +76,25 @@ def test_rescored_changes_the_last_sampled_token():
         )
     )
     changed = x.rescored(torch.tensor([0.25, math.nan], dtype=torch.float64))
-    assert changed.rows.rewards[0].tolist() == [0] * 8 + [0.25, 0]
-    assert changed.rows.rewards[1].tolist() == [0] * 10
-    assert x.rows.rewards[0, 8] == 1
+    assert changed.rows.rewards.tolist() == [0] * 8 + [0.25, 0] + [0] * 10
+    assert x.rows.rewards[8] == 1
 
 
 def test_experience_without_sampled_tokens_has_no_rows():
     x = Experience.of(group_episodes([example_episode(trajectories=())]))
     assert len(x.rows) == 0 and len(x.rescored(x.scores + 1).rows) == 0
-    assert collate([]).token_ids.shape == (0, 0)
+    assert collate([]).token_ids.shape == (0,) and collate([]).padded().token_ids.shape == (0, 0)
 
 
 # Batches
 
 
-def test_collate_pads_on_the_right():
-    batch = collate([example_sample(3, [2]), example_sample(5, [1, 4])], pad_id=9)
-    assert len(batch) == 2
-    assert batch.token_ids[0, 3:].tolist() == [9, 9] and batch.turns[0, 3:].tolist() == [-1, -1]
+def test_micro_batches_are_padded_on_the_right():
+    rows = collate([example_sample(3, [2]), example_sample(5, [1, 4])])
+    assert rows.loss_mask.int().tolist() == [0, 0, 1, 0, 1, 0, 0, 1] and rows.starts.tolist() == [0, 3]
+    batch = rows.padded()
+    assert len(batch) == 2 and torch.equal(rows.select([1]).token_ids, batch.token_ids[1])
+    assert batch.token_ids[0, 3:].tolist() == [0, 0] and batch.turns[0, 3:].tolist() == [-1, -1]
     assert batch.loss_mask.int().tolist() == [[0, 0, 1, 0, 0], [0, 1, 0, 0, 1]]
     assert batch.lengths.tolist() == [3, 5] and batch.token_ids.dtype == torch.int64
     assert (batch.rollout_logprobs[~batch.loss_mask] == 0).all()
@@ -139,4 +151,43 @@ def test_collate_keeps_experts_of_two_widths() -> None:
     samples = [replace(example_sample(len(r), [1]), routed_experts=r) for r in (narrow, wide)]
     batch = collate(samples)
     assert batch.routed_experts is not None
-    assert batch.routed_experts[..., 0, 0].tolist() == [[127] * 3, [200, 200, -1]]
+    assert batch.routed_experts[..., 0, 0].tolist() == [127] * 3 + [200] * 2
+    assert batch.padded().routed_experts[..., 0, 0].tolist() == [[127] * 3, [200, 200, -1]]
+
+
+# Long rows
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"advantage": "reinforce-pp"},
+        {"advantage": "turn-returns", "weight": "sequence-tis", "rejection": "geometric", "proximal": "recompute"},
+        {"filters": ["varied-groups"], "shaping": [{"name": "scale", "factor": 2.0}]},
+        {"advantage": "gae", "critic": {"where": "shared"}},
+    ],
+    ids=["returns", "corrections", "filters", "critic"],
+)
+def test_long_row_widens_no_other(monkeypatch, settings):
+    algorithm = Algorithm(AlgorithmConfig.model_validate(settings))
+    lengths = [3000, *[30] * 299]
+    samples = [example_sample(n, list(range(1, n, 2)), float(i % 2), seed=i, episode=i) for i, n in enumerate(lengths)]
+    x = algorithm.experience(
+        group_episodes([example_episode(str(i), rewards=(Reward("r", i % 2),)) for i in range(300)])
+    )
+    x = replace(x, rows=collate(samples))
+    cells, plain = [], Grid.of
+
+    def counted(starts, lengths):
+        grid = plain(starts, lengths)
+        cells.append((grid.inside.numel(), int(grid.inside.sum())))
+        return grid
+
+    monkeypatch.setattr(Grid, "of", counted)
+    mu = x.rows.rollout_logprobs
+    scored = ScoredRows(x.rows, mu + 0.01 * x.rows.loss_mask, values=0.5 * mu)
+    batch, _ = algorithm.compute_weights(x, scored)
+    algorithm.diagnose(x, scored)
+    parts = batch.cut(4096)
+    assert len(batch.advantages) == int(batch.rows.lengths.sum()) and sum(map(len, parts)) == len(batch)
+    assert sum(laid for laid, _ in cells) <= 1.2 * sum(real for _, real in cells) > 0

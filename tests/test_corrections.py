@@ -15,6 +15,7 @@ from agent_rl.algorithms.corrections import (
     geometric_rejection,
     geometric_tis,
     k3_rejection,
+    sequence_normalised,
     sequence_rejection,
     sequence_tis,
     token_icepop,
@@ -26,7 +27,7 @@ from agent_rl.errors import ConfigError
 
 NAN, INF = math.nan, math.inf
 TIS = [token_tis, sequence_tis, geometric_tis]
-WEIGH = [token_icepop, *TIS, *(partial(f, normalise=True) for f in TIS)]
+WEIGH = [token_icepop, *TIS]
 BY_SEQUENCE = [sequence_rejection, geometric_rejection, k3_rejection, partial(k3_rejection, over="max")]
 BY_SEQUENCE += [worst_token_rejection]
 REJECT = [token_rejection, *BY_SEQUENCE]
@@ -86,24 +87,37 @@ def test_batch_normalised_over_tokens_and_over_rows():
     close(batch_normalised(weight, mask), tokens)
     # rows: 10.5 / 3 = 3.5 and .2, their mean 1.85; the empty row does not count
     rows = [[0.5 / 1.85, 2 / 1.85, 0, 8 / 1.85], [0] * 4, [0.2 / 1.85, 0, 0, 0]]
-    close(batch_normalised(weight, mask, over="sequence"), rows)
+    close(sequence_normalised(weight, mask, torch.arange(3)), rows)
     assert batch_normalised(weight, mask).dtype == torch.float32
 
 
-@pytest.mark.parametrize("over", ["token", "sequence"])
-def test_batch_normalised_of_zero_weights_is_zero(over):
+def test_sequence_normalised_takes_rows_of_an_episode_as_one():
+    weight, mask = torch.tensor([[1.0], [1.0], [4.0]]), torch.ones(3, 1, dtype=torch.bool)
+    close(sequence_normalised(weight, mask, torch.tensor([5, 5, 9])), [[0.4], [0.4], [1.6]])
+
+
+@pytest.mark.parametrize("normalised", [batch_normalised, lambda w, m: sequence_normalised(w, m, torch.arange(2))])
+def test_normalised_zero_weights_are_zero(normalised):
     mask = torch.tensor([[True, True], [False, False]])
-    close(batch_normalised(torch.zeros(2, 2), mask, over=over), [[0.0, 0.0], [0.0, 0.0]])
-    close(batch_normalised(torch.ones(2, 2), ~mask & False, over=over), [[0.0, 0.0], [0.0, 0.0]])
+    close(normalised(torch.zeros(2, 2), mask), [[0.0, 0.0], [0.0, 0.0]])
+    close(normalised(torch.ones(2, 2), ~mask & False), [[0.0, 0.0], [0.0, 0.0]])
+
+
+def normalised(name, **knobs):
+    old, mu, mask = given_ratios(ROWS)
+    chosen = components.weight.check({"name": name, "normalise": True, **knobs})
+    known = SimpleNamespace(old_logprobs=old, rollout_logprobs=mu, mask=mask, episode=torch.arange(len(mask)))
+    found = components.weight.bind(chosen)(known)
+    return components.weight.bind_finish(chosen)(SimpleNamespace(found=found), known)
 
 
 def test_tis_normalises_after_the_cap():
     # capped at 3: .5, 2, 3 and .2, mean 5.7 / 4
-    close(token_tis(*given_ratios(ROWS), cap=3.0, normalise=True)[0], [0, 0.5 / 1.425, 2 / 1.425, 0, 3 / 1.425, 0])
+    close(normalised("token-tis", cap=3.0)[0], [0, 0.5 / 1.425, 2 / 1.425, 0, 3 / 1.425, 0])
     # rows 5 and .2, mean 2.6, though the first has three tokens
-    close(sequence_tis(*given_ratios(ROWS), cap=5.0, normalise=True)[:, 1], [5 / 2.6, 0, 0.2 / 2.6])
+    close(normalised("sequence-tis", cap=5.0)[:, 1], [5 / 2.6, 0, 0.2 / 2.6])
     # rows 1.5 and .2, mean .85
-    close(geometric_tis(*given_ratios(ROWS), cap=1.5, normalise=True)[:, 1], [1.5 / 0.85, 0, 0.2 / 0.85])
+    close(normalised("geometric-tis", cap=1.5)[:, 1], [1.5 / 0.85, 0, 0.2 / 0.85])
 
 
 # Rejections

@@ -71,7 +71,7 @@ def test_gae_by_hand(knobs: dict[str, object], rewards: tuple[Reward, ...], adva
     values = [0.5, 0.25, 0.5, 0.75]
     judge = algorithm({"name": "gae"} | knobs)
     x = judge.experience(group_episodes([episode("win", 1.0, *rewards)]))
-    batch, whole = judge.compute_weights(x, valued(x, values))
+    batch, whole = weigh(judge, x, valued(x, values))
     assert at_sampled(batch.advantages, batch) == [pytest.approx(advantages)]
     assert at_sampled(targets(batch).returns, batch) == [
         pytest.approx([a + v for a, v in zip(advantages, values, strict=True)])
@@ -82,7 +82,7 @@ def test_gae_by_hand(knobs: dict[str, object], rewards: tuple[Reward, ...], adva
 def test_turn_gae_values_turn_starts_by_hand() -> None:
     judge = algorithm({"name": "turn-gae"})
     x = judge.experience(group_episodes([episode("win", 1.0)]))
-    batch, whole = judge.compute_weights(x, valued(x, [0.5, 9.0, 0.25, 9.0]))
+    batch, whole = weigh(judge, x, valued(x, [0.5, 9.0, 0.25, 9.0]))
     # deltas .25 - .5 and 1 - .25
     assert at_sampled(batch.advantages, batch) == [[0.125, 0.125, 0.75, 0.75]]
     assert at_sampled(targets(batch).returns, batch) == [[0.625, 0.0, 1.0, 0.0]]
@@ -117,7 +117,7 @@ def test_gae_spans_the_rows_of_an_episode(name: str, advantages: list[list[float
 def test_whitening_leaves_critic_targets_unchanged() -> None:
     x = Experience.of(group_episodes([episode("win", 1.0), episode("loss", 0.0)]))
     values = valued(x, [0.5, 0.25, 0.5, 0.75], [0.5, 0.5, 0.5, 0.5])
-    raw, white = (algorithm({"name": "gae", "whiten": w}).compute_weights(x, values)[0] for w in (False, True))
+    raw, white = (weigh(algorithm({"name": "gae", "whiten": w}), x, values)[0] for w in (False, True))
     assert torch.equal(targets(raw).returns, targets(white).returns) and targets(raw).returns.any()
     found = white.advantages[white.rows.loss_mask]
     assert found.mean().item() == pytest.approx(0, abs=1e-6) and found.std().item() == pytest.approx(1, abs=1e-5)
@@ -129,10 +129,10 @@ def test_critic_trains_on_kept_episodes_only(name: str) -> None:
     episodes = [episode("win", 1.0), episode("unscored", None), episode("filtered", 5.0), episode("loss", 0.0)]
     x = judge.experience(group_episodes(episodes))
     x = replace(x, kept=x.kept & torch.tensor([True, True, False, True]))
-    batch, whole = judge.compute_weights(x, valued(x, *([[0.5, 0.25, 0.5, 0.75]] * 4)))
+    batch, whole = weigh(judge, x, valued(x, *([[0.5, 0.25, 0.5, 0.75]] * 4)))
     assert batch.rows.episode.tolist() == [0, 3] and whole.valued == (8 if name == "gae" else 4)
     alone = judge.experience(group_episodes([episodes[0], episodes[3]]))
-    expected, _ = judge.compute_weights(alone, valued(alone, *([[0.5, 0.25, 0.5, 0.75]] * 2)))
+    expected, _ = weigh(judge, alone, valued(alone, *([[0.5, 0.25, 0.5, 0.75]] * 2)))
     assert torch.equal(batch.advantages, expected.advantages) and torch.equal(
         targets(batch).returns, targets(expected).returns
     )
@@ -141,13 +141,13 @@ def test_critic_trains_on_kept_episodes_only(name: str) -> None:
 def test_critic_trains_on_rows_without_policy_loss() -> None:
     judge = algorithm({"name": "gae"}, count_zero_advantage=False)
     x = judge.experience(group_episodes([episode("foreseen", 1.0), episode("win", 1.0)]))
-    batch, whole = judge.compute_weights(x, valued(x, [1.0] * 4, [0.0] * 4))
+    batch, whole = weigh(judge, x, valued(x, [1.0] * 4, [0.0] * 4))
     assert not batch.advantages[0].any() and whole == Denominators(4, 1, valued=8)
     rejecting = algorithm(
         {"name": "gae"}, proximal="recompute", rejection={"name": "sequence", "low": 0.5, "high": 2.0}
     )
     far = x.rows.rollout_logprobs + 3.0 * x.rows.loss_mask
-    batch, whole = rejecting.compute_weights(x, valued(x, [1.0] * 4, [0.0] * 4, old_logprobs=far))
+    batch, whole = weigh(rejecting, x, valued(x, [1.0] * 4, [0.0] * 4, old_logprobs=far))
     assert not batch.weights.any() and targets(batch).valued.sum() == whole.valued == 8
 
 
@@ -155,7 +155,7 @@ def test_kl_in_reward_enters_advantages_and_targets() -> None:
     judge = algorithm({"name": "gae", "lam": 1.0}, kl={"where": "reward", "coefficient": 0.5, "kind": "k1"})
     x = judge.experience(group_episodes([episode("win", 1.0)]))
     nearer = x.rows.rollout_logprobs - 0.5 * x.rows.loss_mask  # each token costs .5 * .5
-    batch, _ = judge.compute_weights(x, valued(x, [0.25] * 4, reference_logprobs=nearer))
+    batch, _ = weigh(judge, x, valued(x, [0.25] * 4, reference_logprobs=nearer))
     assert at_sampled(targets(batch).returns, batch) == [pytest.approx([0.0, 0.25, 0.5, 0.75])]
     assert at_sampled(batch.advantages, batch) == [pytest.approx([-0.25, 0.0, 0.25, 0.5])]
 
@@ -163,7 +163,7 @@ def test_kl_in_reward_enters_advantages_and_targets() -> None:
 def test_gae_values_truncated_ends_at_zero() -> None:
     judge = algorithm({"name": "gae"})
     x = judge.experience(group_episodes([episode("short", 0.0)]))
-    batch, _ = judge.compute_weights(replace(x, cut_short=torch.tensor([True])), valued(x, [0.5] * 4))
+    batch, _ = weigh(judge, replace(x, cut_short=torch.tensor([True])), valued(x, [0.5] * 4))
     assert batch.advantages[batch.rows.loss_mask][-1].item() == -0.5
 
 
@@ -181,7 +181,8 @@ def rows() -> tuple[Algorithm, WeightedRows, Denominators]:
         sample.turns[:] = [t // 4 for t in range(len(sample.turns))]
     x = judge.experience(group_episodes([episode(str(e), float(e % 2)) for e in range(6)]))
     x = replace(x, rows=collate(samples))
-    return judge, *weigh(judge, x, values=torch.where(x.rows.loss_mask, x.rows.token_ids / 50, math.nan))
+    values = torch.where(x.rows.loss_mask, x.rows.token_ids / 50, math.nan)
+    return judge, *judge.compute_weights(x, scored(x.rows, values=values))
 
 
 @pytest.mark.parametrize("budget", [1, 20, 40, 10**6])

@@ -28,7 +28,7 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.episode import group_episodes
 from agent_rl.gym.registry import spec
 from agent_rl.view.progress import Progress
-from tests.batches import weigh
+from tests.batches import by_row, scored
 from tests.doubles import example_episode, example_sample
 from tests.runs import config, metrics_of, weights, whole_and_killed
 
@@ -61,7 +61,7 @@ def fixed_batch(algorithm: Algorithm) -> tuple[WeightedRows, Denominators]:
     for e, row in enumerate(rows):
         row.token_ids[0] = 48 + e % 2
     x = replace(x, rows=collate(rows))
-    return weigh(algorithm, x, values=torch.zeros_like(x.rows.rollout_logprobs))
+    return algorithm.compute_weights(x, scored(x.rows, values=torch.zeros_like(x.rows.rollout_logprobs)))
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -143,12 +143,13 @@ def test_old_values_precede_the_update(where: str, folder: Path, tmp_path: Path)
         weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
     episodes = trainer.train_step().episodes
     x = trainer.algorithm.experience(group_episodes(episodes))
-    scored, _ = trainer._score(x.rows)
+    found, _ = trainer._score(x.rows)
     with torch.no_grad():
-        ids = x.rows.token_ids.to(weight.device)
+        ids = x.rows.padded().token_ids.to(weight.device)
         values = trainer.critic(ids, score_tokens(trainer.actor.model, ids).hidden).cpu()
-    torch.testing.assert_close(scored.values, torch.where(x.rows.loss_mask, values, 0.0), rtol=0, atol=1e-5)
-    assert scored.values is not None and scored.values.any()
+    expected = torch.where(x.rows.padded().loss_mask, values, 0.0)
+    torch.testing.assert_close(by_row(x.rows, found.values), expected, rtol=0, atol=1e-5)
+    assert found.values is not None and found.values.any()
     assert trainer.update(x)["critic/vf_clipfrac"] > 0  # by the third update
 
 

@@ -170,7 +170,7 @@ def test_caller_waits_without_a_slot_and_samples_in_its_context() -> None:
     jobs = [Job(dice_spec(Patient), {}, seed) for seed in range(2)]
     first, second = asyncio.run(asyncio.wait_for(run_jobs(jobs, policy, concurrency=2), 60))
     assert len(first.trajectories) + len(second.trajectories) == 3 and first.turns == second.turns == 4
-    rows = collate(to_samples([first, second]))
+    rows = collate(to_samples([first, second])).padded()
     assert rows.loss_mask.sum() == sum(t.sampled for e in (first, second) for t in e.trajectories)
     with torch.no_grad():
         logits = model(rows.token_ids.to(DEVICE)).logits[:, :-1].log_softmax(-1).cpu()

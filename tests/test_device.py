@@ -98,7 +98,7 @@ def test_absent_device_names_those_present(monkeypatch: pytest.MonkeyPatch, name
 def test_rows_move_to_device(folder: Path) -> None:
     rows = Experience.of(group_episodes(list(read_episodes(folder))[:4])).rows
     batch, meta = weighted(rows), torch.device("meta")
-    found = batch.select([1, 0], meta)
+    found = batch.padded([1, 0], meta)
     for part in (found, found.scored, found.rows):
         assert {x.device for name in part.__slots__ if isinstance(x := getattr(part, name), Tensor)} == {meta}
     assert batch.rows.token_ids.device == CPU and len(found) == 2

@@ -12,7 +12,7 @@ from torch import Tensor
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, WeightedRows, collate
 from agent_rl.algorithms.objectives.pairwise import dpo_loss, sequence_logprob
 from agent_rl.core.episode import Episode, Outcome, Reward, StopReason, group_episodes
-from tests.batches import weigh, weighted
+from tests.batches import by_row, flat, weigh, weighted
 from tests.doubles import example_episode, example_sample
 
 PARTS = {"advantage": "best-against-worst", "aggregation": "token-sum"}
@@ -30,12 +30,12 @@ def pairs_of(groups: list[int], sides: list[int], sampled: list[list[int]], widt
     """A weighed batch: row b is of the better (1) or worse (-1) episode of its group."""
     samples = [example_sample(width, at, seed=i, episode=i) for i, at in enumerate(sampled)]
     batch = collate(samples)
-    advantages = batch.loss_mask * torch.tensor(sides, dtype=torch.float32)[:, None]
+    advantages = batch.padded().loss_mask * torch.tensor(sides, dtype=torch.float32)[:, None]
     return weighted(batch, advantages=advantages, group=torch.tensor(groups))
 
 
 def with_reference(batch: WeightedRows, reference: Tensor) -> WeightedRows:
-    return replace(batch, scored=replace(batch.scored, reference_logprobs=reference))
+    return replace(batch, scored=replace(batch.scored, reference_logprobs=flat(batch.rows, reference)))
 
 
 # --- values ---
@@ -48,6 +48,7 @@ def test_dpo_prepare_by_hand() -> None:
     theta = rows([nan, -1, -2], [nan, -4, nan], [nan, nan, -1.5], [nan, -1, -1], [nan, nan, -0.5])
     reference = rows([nan, -1.5, -2], [nan, -4, nan], [nan, nan, -2], [nan, -0.5, -0.5], [nan, nan, -0.5])
     batch = with_reference(batch, reference)
+    theta = theta.flatten()
     prepared, metrics = algorithm(beta=0.5).prepare(theta, batch)
     # group 7: (-4.5 + 5.5) - (-2 + 1) = 2, m = 1: loss ln(1 + 1/e) = .31326169, slope .5 / (1 + e) = .13447071
     # group 3: m = 0: loss ln 2, slope .5 / 2 = .25; and the mean over two pairs
@@ -65,10 +66,10 @@ def test_dpo_prepare_by_hand() -> None:
     )
     up, flat = 0.13447071 / 2, 0.25 / 2
     expected = rows([0, up, up], [0, -flat, 0], [0, 0, up], [0, -up, -up], [0, 0, flat])
-    torch.testing.assert_close(prepared.advantages.double(), expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(prepared.advantages.double(), expected.flatten(), rtol=1e-6, atol=1e-9)
     # a fifth the other way round: .8 * .13447071 - .2 * .5 / (1 + 1/e) = .8 * .13447071 - .2 * .36552929
     smooth, metrics = algorithm(beta=0.5, label_smoothing=0.2).prepare(theta, batch)
-    assert smooth.advantages[0, 1].item() == pytest.approx(0.03447071 / 2, rel=1e-5)
+    assert smooth.advantages[1].item() == pytest.approx(0.03447071 / 2, rel=1e-5)
     assert metrics["train/loss"] == pytest.approx((0.8 * 0.31326169 + 0.2 * 1.31326169 + 0.69314718) / 2)
 
 
@@ -94,7 +95,7 @@ def test_dpo_gradient_matches_the_loss_in_any_cut(
         return -(weight[of] @ parameters).square()
 
     def by_episode(logprobs: Tensor, side: int) -> Tensor:
-        per_row = sequence_logprob(logprobs, batch.rows.loss_mask)
+        per_row = sequence_logprob(logprobs, by_row(batch.rows, batch.rows.loss_mask))
         wanted = [[r for r, i in enumerate(order) if groups[i] == p and sides[i] == side] for p in range(3)]
         return torch.stack([per_row[of].sum() for of in wanted])
 
@@ -105,14 +106,14 @@ def test_dpo_gradient_matches_the_loss_in_any_cut(
     (expected,) = torch.autograd.grad(direct.mean(), parameters)
 
     ours = algorithm(beta=beta, label_smoothing=smoothing)
-    prepared, metrics = ours.prepare(theta(every).detach(), batch)
+    prepared, metrics = ours.prepare(flat(batch.rows, theta(every).detach()), batch)
     assert metrics["train/loss"] == pytest.approx(direct.mean().item(), rel=1e-12)
     assert metrics["rewards/margins"] == pytest.approx(margin.mean().item(), rel=1e-9, abs=1e-12)
     found = torch.zeros_like(expected)
     for start in range(0, 7, cut):
         part = every[start : start + cut]
         logprobs = theta(part)[:, : int(batch.rows.lengths[part].max())]
-        loss = ours.loss(logprobs, torch.zeros_like(logprobs), prepared.select(part).inputs, Denominators(1, 1)).loss
+        loss = ours.loss(logprobs, torch.zeros_like(logprobs), prepared.padded(part).inputs, Denominators(1, 1)).loss
         found += torch.autograd.grad(loss, parameters)[0]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6 * float(expected.norm()))  # float32 advantages
 

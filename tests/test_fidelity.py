@@ -21,7 +21,7 @@ def test_preset_has_a_row_for_every_setting() -> None:
     assert [(n, s) for n, s, v in rest if v != defaults().get(s)] == []
 
 
-def test_what_a_preset_sets_has_its_own_row() -> None:
+def test_setting_of_a_preset_has_its_own_row() -> None:
     for name in PRESETS:
         given = preset(name).model_fields_set - {"name"}
         assert given <= {setting.split(".")[0] for setting in rows_of(name)}, name

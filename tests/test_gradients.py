@@ -17,7 +17,7 @@ from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.config import load_config
-from tests.batches import PRESETS, weigh, weighted
+from tests.batches import PRESETS, flat, scored, weigh, weighted
 from tests.doubles import example_sample
 
 LENGTHS = (6, 17, 9, 17, 30, 4, 12, 8)
@@ -46,10 +46,10 @@ def samples_of(order: list[int]) -> list[Sample]:
     return [rows[i] for i in order]
 
 
-def experience(samples: list[Sample], groups: list[int], pad_id: int = 0) -> Experience:
+def experience(samples: list[Sample], groups: list[int]) -> Experience:
     scores = torch.tensor([float(s.rewards.sum()) for s in samples], dtype=torch.float64)
     return Experience(
-        rows=collate(samples, pad_id),
+        rows=collate(samples),
         scores=scores,
         components=scores[:, None],
         component_names=("r",),
@@ -76,22 +76,26 @@ def scores_of(name: str, rows: Rows) -> dict[str, Tensor]:
     return found
 
 
-def weigh_in_order(name: str, order: list[int], pad_id: int = 0) -> tuple[WeightedRows, Denominators]:
-    x = experience(samples_of(order), [i // 4 for i in order], pad_id)
+def weigh_in_order(name: str, order: list[int]) -> tuple[WeightedRows, Denominators]:
+    x = experience(samples_of(order), [i // 4 for i in order])
     if algorithm(name).config.advantage["name"] == "best-against-worst":  # of equals the first is taken
         x = replace(x, scores=x.scores + 0.01 * torch.tensor(order))
-    batch, whole = weigh(algorithm(name), x, **scores_of(name, x.rows))
+    batch, whole = algorithm(name).compute_weights(x, scored(x.rows, **scores_of(name, x.rows)))
     with torch.no_grad():
-        logprobs = score_tokens(model(), batch.rows.token_ids).logprobs
+        logprobs = flat(batch.rows, score_tokens(model(), batch.padded().rows.token_ids).logprobs)
     return algorithm(name).prepare(logprobs, batch)[0], whole
 
 
-def gradient(name: str, cuts: list[WeightedRows], whole: Denominators) -> tuple[float, Tensor, dict[str, float]]:
+def gradient(
+    name: str, cuts: list[WeightedRows], whole: Denominators, pad_id: int = 0
+) -> tuple[float, Tensor, dict[str, float]]:
     total, sums = 0.0, dict[str, float]()
     model().zero_grad()
     for batch in cuts:
         entropic = algorithm(name).config.entropy > 0
-        scores = score_tokens(model(), batch.rows.token_ids, entropy_gradient=entropic)
+        padding = torch.arange(batch.rows.token_ids.shape[1]) >= batch.rows.lengths[:, None]
+        ids = batch.rows.token_ids.masked_fill(padding, pad_id)
+        scores = score_tokens(model(), ids, entropy_gradient=entropic)
         terms, loss = algorithm(name).loss(scores.logprobs, scores.entropy, batch.inputs, whole), 0.0
         if batch.critic is not None:
             loss = algorithm(name).value_loss(scores.hidden.mean(-1), batch.critic, whole).loss
@@ -105,7 +109,7 @@ def gradient(name: str, cuts: list[WeightedRows], whole: Denominators) -> tuple[
 @functools.cache
 def reference(name: str) -> tuple[float, Tensor, dict[str, float]]:
     batch, whole = weigh_in_order(name, list(range(len(LENGTHS))))
-    return gradient(name, [batch], whole)
+    return gradient(name, [batch.padded()], whole)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -116,8 +120,8 @@ def reference(name: str) -> tuple[float, Tensor, dict[str, float]]:
     st.permutations(range(len(LENGTHS))),
 )
 def test_gradient_is_invariant_to_cut_and_padding(name, budget, pad_id, order):
-    batch, whole = weigh_in_order(name, list(order), pad_id)
-    loss, grad, sums = gradient(name, batch.cut(budget), whole)
+    batch, whole = weigh_in_order(name, list(order))
+    loss, grad, sums = gradient(name, batch.cut(budget), whole, pad_id)
     expected_loss, expected, expected_sums = reference(name)
     assert float(expected.norm()) > 1e-3
     torch.testing.assert_close(grad, expected, rtol=0, atol=1e-6 * float(expected.norm()))  # advantages are float32
@@ -128,6 +132,7 @@ def test_gradient_is_invariant_to_cut_and_padding(name, budget, pad_id, order):
 @pytest.mark.parametrize("name", PRESETS)
 def test_loss_ignores_unsampled_tokens(name):
     batch, whole = weigh_in_order(name, list(range(len(LENGTHS))))
+    batch = batch.padded()
     scores = score_tokens(model(), batch.rows.token_ids)
     inputs, mask = batch.inputs, batch.rows.loss_mask
     clean, entropy = scores.logprobs.detach(), scores.entropy.detach()
@@ -182,7 +187,7 @@ def test_gradient_ignores_tokens_after_the_last_sample():
         sample.token_ids[list(changed)] = (sample.token_ids[list(changed)] + 7) % 50
         batch = collate([sample])
         batch = weighted(batch, advantages=batch.loss_mask.float())
-        return gradient("grpo", [batch], Denominators(3, 1))[1]
+        return gradient("grpo", [batch.padded()], Denominators(3, 1))[1]
 
     assert torch.equal(gradients(), gradients(9, 10, 11))  # behind the last sampled token: no token attends to them
     assert not torch.equal(gradients(), gradients(5))  # between two: through attention only

@@ -60,7 +60,7 @@ def test_records_leave_out_what_rows_leave_out() -> None:
 def test_records_know_what_updates_scored() -> None:
     config = AlgorithmConfig()
     found, episodes = learned(config, [branched("good", 1.0), branched("bad", 0.0)])
-    width = found.weighed.rows.token_ids.shape[1]
+    width = int(found.weighed.rows.lengths[[3, 0]].max())
     found.scores.append((torch.tensor([3, 0]), torch.full((2, width), -7.0)))
     records = by_place(found.records(episodes, 0, config))
     known = {place: float(r.logprobs[-1]) for place, r in records.items()}

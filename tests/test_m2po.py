@@ -76,12 +76,12 @@ def test_m2po_masks_the_whole_batch_by_weights():
     batch = collate([example_sample(3, [1, 2]), example_sample(3, [1, 2], seed=1)])
     mu = torch.tensor([[0.0, -1.3, -1.1], [0.0, -1.1, -1.1]])
     mask = batch.loss_mask
-    batch = weighted(replace(batch, rollout_logprobs=mu), advantages=mask.float(), weights=0.5 * mask)
-    theta = torch.tensor([[9.0, -1.0, -1.0], [math.nan, -1.0, -1.0]])  # unsampled tokens have no effect
+    batch = weighted(replace(batch, rollout_logprobs=mu.flatten()), advantages=mask.float(), weights=0.5 * mask)
+    theta = torch.tensor([[9.0, -1.0, -1.0], [math.nan, -1.0, -1.0]]).flatten()  # unsampled tokens have no effect
     default, strict = (Algorithm(AlgorithmConfig(objective={"name": "m2po", "second_moment": m})) for m in (0.04, 0.02))
     prepared, metrics = default.prepare(theta, batch)
-    assert prepared.weights.tolist() == [[0, 0.5, 0.5]] * 2 and metrics == {"train/clip_fraction": 0.0}
-    alone, metrics = default.prepare(theta[:1], batch.select([0]))
-    assert alone.weights.tolist() == [[0, 0, 0.5]] and metrics == {"train/clip_fraction": 0.5}
+    assert prepared.weights.tolist() == [0, 0.5, 0.5] * 2 and metrics == {"train/clip_fraction": 0.0}
+    alone, metrics = default.prepare(theta[:3], batch.select([0]))
+    assert alone.weights.tolist() == [0, 0, 0.5] and metrics == {"train/clip_fraction": 0.5}
     assert strict.needs_scores_before_update
-    assert strict.prepare(theta, batch)[0].weights.tolist() == [[0, 0, 0.5], [0, 0.5, 0.5]]
+    assert strict.prepare(theta, batch)[0].weights.tolist() == [0, 0, 0.5, 0, 0.5, 0.5]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agent_rl.algorithms.layouts import Grid
 from agent_rl.backends.embedded import scoring
 from agent_rl.backends.embedded import trainer as trainer_module
 from agent_rl.backends.embedded.actor import Actor, load_actor
@@ -200,11 +201,12 @@ def ids_of(trajectory: Trajectory) -> Tensor:
 
 
 def balance_of(actor: Actor, demonstrations: list[Trajectory]) -> dict[str, float]:
-    log = RouteLog(torch.tensor([len(t) for t in demonstrations]), max(len(t) for t in demonstrations))
+    lengths = torch.tensor([len(t) for t in demonstrations])
+    log, starts = RouteLog(int(lengths.sum())), lengths.cumsum(0) - lengths
     for row, trajectory in enumerate(demonstrations):
         with torch.no_grad(), routed(actor.model) as routes:
             score_tokens(actor.model, ids_of(trajectory))
-        log.add([row], routes)
+        log.add(Grid.of(starts[[row]], lengths[[row]]), routes)
     return log.metrics()
 
 

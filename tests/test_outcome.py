@@ -30,8 +30,7 @@ def by_position(scores, groups):
 
 
 def decoupled(components, weights, groups, *, batch_norm=True, **options):
-    rows = (None, None, None)  # read only to whiten over tokens
-    return episode.decoupled(components, weights, groups, *rows, whiten="episodes" if batch_norm else "no", **options)
+    return episode.decoupled(components, weights, groups, whiten="episodes" if batch_norm else "no", **options)
 
 
 def single(scores, groups, **options):

@@ -45,12 +45,13 @@ def llama() -> PreTrainedModel:
 def trained(model: PreTrainedModel, rows: Rows, budget: int, *, share: bool) -> tuple[Tensor, Tensor]:
     """The log-probabilities of a batch that is cut, and the gradients of a loss over all of it."""
     model.zero_grad()
-    weights = torch.randn(rows.token_ids.shape, generator=torch.Generator().manual_seed(1)).double().to(DEVICE)
-    whole = torch.zeros(rows.token_ids.shape, dtype=torch.float64)
+    shape = rows.padded().token_ids.shape
+    weights = torch.randn(shape, generator=torch.Generator().manual_seed(1)).double().to(DEVICE)
+    whole = torch.zeros(shape, dtype=torch.float64)
     with sharing(model, rows, GROUP if share else torch.arange(len(rows)), PrecisionConfig()) as shared:
         assert (shared is not None) == share
         for cut in rows.cut_rows(budget):
-            part = rows.select(cut, model.device)
+            part = rows.padded(cut, model.device)
             prompt = shared.of(cut) if shared else None
             scores = score_tokens(model, part.token_ids, 0.8, wanted=part.loss_mask, prompt=prompt)
             width = part.token_ids.shape[1]

@@ -79,8 +79,9 @@ def rows(
     samples = [example_sample(9, SAMPLED[i], reward=scores[i], seed=i, episode=place) for place, i in enumerate(order)]
     x = experience(samples, [i // 4 for i in order])
     rows, generator = x.rows, torch.Generator().manual_seed(0)
-    squares = torch.rand((len(SAMPLED), 9), generator=generator)[order]
-    old = rows.rollout_logprobs - gap * torch.rand((len(SAMPLED), 9), generator=generator)[order] * rows.loss_mask
+    squares = torch.rand((len(SAMPLED), 9), generator=generator)[order].flatten()
+    moved = torch.rand((len(SAMPLED), 9), generator=generator)[order].flatten()
+    old = rows.rollout_logprobs - gap * moved * rows.loss_mask
     values = torch.full_like(old, baseline)
     expected = {name: torch.full_like(getattr(x, name), baseline) for name in ("baselines", "state_values")}
     scored = ScoredRows(rows, old, reference_logprobs=rows.rollout_logprobs, values=values, sum_pi_squared=squares)
@@ -96,7 +97,7 @@ def weighed(config: AlgorithmConfig, given: tuple[Experience, ScoredRows]) -> tu
 
 def laid_out(config: AlgorithmConfig, given: tuple[Experience, ScoredRows], name: str = "advantages") -> Tensor:
     """Return an array of the weighed rows, `[8, 9]`, in the order of `x`; 0 for rows that were left out."""
-    batch, _ = weighed(config, given)
+    batch = weighed(config, given)[0].padded()
     out = torch.zeros((8, 9), dtype=torch.float64)
     out[batch.rows.episode, : batch.rows.token_ids.shape[1]] = getattr(batch, name).double()
     return out
@@ -161,7 +162,7 @@ def slope(config: AlgorithmConfig, cuts: list[WeightedRows], whole: Denominators
 def starts_from_reinforce(config: AlgorithmConfig, scores: list[float]) -> None:
     batch, whole = Algorithm(config).compute_weights(*rows(scores, gap=0.0))
     plain = config.model_copy(update={"objective": components.objective.check("reinforce")})
-    got, expected = slope(config, [batch], whole), slope(plain, [batch], whole)
+    got, expected = slope(config, [batch.padded()], whole), slope(plain, [batch.padded()], whole)
     assert expected.abs().max() > 1e-4
     if config.objective["name"] in LONG:
         expected = expected * torch.tensor([[len(places)] for places in SAMPLED])
@@ -191,18 +192,19 @@ def test_gradient_does_not_depend_on_ranks(name, ranks, budget):
     batch, whole = weighed(config, rows(SCORES))
     mine = [[r for r in range(len(batch)) if ranks[r] == rank] for rank in range(4)]
     cuts = [cut for rank in mine if rank for cut in batch.select(rank).cut(budget)]
-    expected = slope(config, [batch], whole, offset=0.05)
+    expected = slope(config, [batch.padded()], whole, offset=0.05)
     torch.testing.assert_close(slope(config, cuts, whole, offset=0.05), expected, rtol=1e-5, atol=1e-8)
 
 
 @each_preset
 def test_reward_on_an_environment_token_counts(name):
     config, (x, scored) = preset(name), rows(SCORES)
-    later = x.rows.rewards.clone()
+    later = x.rows.rewards.clone().view(8, 9)
     for row, places in enumerate(SAMPLED):
         last = max(places)
         if last < 8:  # another token follows
             later[row, last + 1], later[row, last] = later[row, last].clone(), 0.0
+    later = later.flatten()
     assert (later * ~x.rows.loss_mask).sum() == sum(SCORES) - SCORES[2] - SCORES[6]
     moved = replace(x, rows=replace(x.rows, rewards=later))
     assert torch.equal(laid_out(config, (moved, scored)), laid_out(config, (x, scored)))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agent_rl.algorithms.layouts import Grid
 from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -27,12 +28,14 @@ FED = 11
 
 def own_routes(model: PreTrainedModel) -> Tensor:
     """`[3, 12, layers, top_k]`; -1 for the last token."""
-    log = RouteLog(torch.tensor([12, 12, 12]), 12)
+    log, lengths = RouteLog(36), torch.tensor([12, 12, 12])
     with torch.no_grad(), routed(model) as routes:
         score_tokens(model, IDS)
-    log.add([0, 1, 2], routes)
-    assert log.own is not None and (log.own[:, -1] == -1).all() and (log.own[:, :FED] >= 0).all()
-    return log.own
+    log.add(Grid.of(torch.tensor([0, 12, 24]), lengths), routes)
+    assert log.own is not None
+    own = log.own.view(3, 12, *log.own.shape[1:])
+    assert (own[:, -1] == -1).all() and (own[:, :FED] >= 0).all()
+    return own
 
 
 def other_routes(model: PreTrainedModel) -> Tensor:
@@ -196,17 +199,20 @@ def test_replayed_rollout_routes_give_its_logprobs() -> None:
 
 
 def test_route_log_skips_padding() -> None:
-    log = RouteLog(torch.tensor([3, 1, 2]), 3)  # rows 2 and 0 in one micro-batch, row 1 in another
+    # rows of 3, 1 and 2 tokens: rows 2 and 0 in one micro-batch, row 1 in another
+    log, starts, lengths = RouteLog(6), torch.tensor([0, 3, 4]), torch.tensor([3, 1, 2])
     # one layer, four experts; certain of expert 0 at row 0, of expert 1 at row 2; position 2 of row 2 would be padding
     sure = 50.0 * torch.eye(4)
-    log.add([2, 0], Routes([sure[[1, 1, 0, 0]]], [torch.tensor([[1], [1], [0], [0]])]))
-    log.add([1], Routes([sure[[2, 3]]], [torch.tensor([[2], [3]])]))
+    log.add(
+        Grid.of(starts[[2, 0]], lengths[[2, 0]]), Routes([sure[[1, 1, 0, 0]]], [torch.tensor([[1], [1], [0], [0]])])
+    )
+    log.add(Grid.of(starts[[1]], lengths[[1]]), Routes([sure[[2]]], [torch.tensor([[2]])]))
     assert log.own is not None
-    assert log.own[..., 0, 0].tolist() == [[0, 0, -1], [2, -1, -1], [1, 1, -1]]
+    assert log.own[..., 0, 0].tolist() == [0, 0, -1, 2, 1, 1]
     # mean distribution .4 .4 .2: five real positions
     entropy = -(2 * 0.4 * math.log(0.4) + 0.2 * math.log(0.2)) / math.log(4)
     assert log.metrics() == pytest.approx({"routing/entropy": entropy, "routing/busiest_expert": 0.4 * 4})
-    assert RouteLog(torch.tensor([2]), 2).metrics() == {}
+    assert RouteLog(2).metrics() == {}
 
 
 def test_balance_loss_by_hand() -> None:

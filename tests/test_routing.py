@@ -12,6 +12,7 @@ from agent_rl.algorithms.corrections import log_ratio
 from agent_rl.algorithms.explain import explain
 from agent_rl.errors import ConfigError
 from agent_rl.moe.agreement import RouteAgreement, replayed_routes, routing_metrics
+from tests.batches import by_row, weigh
 from tests.doubles import example_sample
 from tests.test_gradients import experience, samples_of
 
@@ -22,15 +23,15 @@ def scored_rows(rollout: Tensor, old: Tensor, sampled: list[int], gaps: list[flo
     """One row; `gaps` are log old/mu of its sampled tokens."""
     batch = collate([example_sample(len(rollout), sampled)])
     logprobs = batch.rollout_logprobs.clone()
-    logprobs[0, sampled] += torch.tensor(gaps)
-    rows = replace(batch, routed_experts=rollout[None])
-    return ScoredRows(rows, logprobs, old_experts=old[None])
+    logprobs[sampled] += torch.tensor(gaps)
+    rows = replace(batch, routed_experts=rollout)
+    return ScoredRows(rows, logprobs, old_experts=old)
 
 
 def metrics(batch: ScoredRows, mask: Tensor) -> dict[str, float]:
     rows = batch.rows
     gaps = log_ratio(batch.old_logprobs, rows.rollout_logprobs, mask)
-    return routing_metrics(batch.agreement, gaps, mask)
+    return routing_metrics(batch.agreement, gaps, mask, rows.sum(mask) > 0)
 
 
 ROLLOUT = torch.tensor(
@@ -62,7 +63,7 @@ def test_route_metrics_by_hand() -> None:
     parts = [[getattr(rows.agreement, name) for rows in (batch, one)] for name in RouteAgreement.__slots__]
     both = RouteAgreement(*map(torch.cat, parts))
     mask = torch.cat([torch.zeros_like(one.rows.loss_mask), one.rows.loss_mask])  # only tokens trained on count
-    assert routing_metrics(both, torch.full(mask.shape, 0.1), mask) == pytest.approx(got)
+    assert routing_metrics(both, torch.full(mask.shape, 0.1), mask, torch.tensor([False, True])) == pytest.approx(got)
 
 
 def test_route_metrics_skip_unknown_routes() -> None:
@@ -74,8 +75,8 @@ def test_route_metrics_skip_unknown_routes() -> None:
     assert got["routing/agreement"] == pytest.approx((1 + 0.5 + 0.5) / 3)
     assert got["routing/agreement_layer_1"] == pytest.approx(0.5) and got["routing/flipped_tokens"] == 0.5
     assert got["mismatch/gap_same"] == pytest.approx(0.3, abs=1e-6)
-    assert batch.agreement is not None and math.isnan(batch.agreement.tokens[0, 1])
-    unknown = replace(batch, rows=replace(batch.rows, routed_experts=torch.full_like(ROLLOUT, -1)[None]))
+    assert batch.agreement is not None and math.isnan(batch.agreement.tokens[1])
+    unknown = replace(batch, rows=replace(batch.rows, routed_experts=torch.full_like(ROLLOUT, -1)))
     assert metrics(unknown, batch.rows.loss_mask) == {}
     assert metrics(replace(batch, old_experts=None), batch.rows.loss_mask) == {}
 
@@ -94,14 +95,16 @@ def test_min_agreement_masks_tokens_but_counts_them() -> None:
     agreeing = torch.rand(x.rows.token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.6
     x, scored = routed_experience(agreeing)
     strict = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED | {"routing": {"min_agreement": 0.5}}))
-    batch, whole = strict.compute_weights(x, scored)
-    free, free_whole = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED)).compute_weights(x, scored)
+    batch, whole = weigh(strict, x, scored)
+    free, free_whole = weigh(Algorithm(AlgorithmConfig.model_validate(RECOMPUTED)), x, scored)
     assert whole == free_whole and len(batch) == len(free)
-    before = torch.cat([torch.ones(8, 1, dtype=torch.bool), agreeing[:, :-1]], 1)  # token t comes from position t - 1
+    before = agreeing.roll(1)  # token t comes from position t - 1
+    before[x.rows.starts] = True
+    laid, rows = by_row(x.rows, before), x.rows.padded()
     for row in range(len(batch)):
-        original = next(i for i in range(8) if torch.equal(x.rows.token_ids[i, :4], batch.rows.token_ids[row, :4]))
+        original = next(i for i in range(8) if torch.equal(rows.token_ids[i, :4], batch.rows.token_ids[row, :4]))
         mask = batch.rows.loss_mask[row]
-        assert torch.equal(batch.weights[row][mask] != 0, before[original, : len(mask)][mask])
+        assert torch.equal(batch.weights[row][mask] != 0, laid[original, : len(mask)][mask])
     assert (free.weights[free.rows.loss_mask] == 1).all() and (batch.weights[batch.rows.loss_mask] == 0).any()
     metrics_of = strict.diagnose(x, scored)
     lost = 1 - before[x.rows.loss_mask].double().mean()
@@ -113,7 +116,7 @@ def test_min_agreement_keeps_tokens_of_unknown_agreement() -> None:
     x = experience(samples_of(list(range(8))), [i // 4 for i in range(8)])
     x, scored = routed_experience(torch.zeros(x.rows.token_ids.shape, dtype=torch.bool))
     assert scored.old_experts is not None
-    scored.old_experts[1:] = -1
+    scored.old_experts[x.rows.starts[1] :] = -1
     strict = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED | {"routing": {"min_agreement": 0.5}}))
     batch, _ = strict.compute_weights(x, scored)
     free, _ = Algorithm(AlgorithmConfig.model_validate(RECOMPUTED)).compute_weights(x, scored)
@@ -153,9 +156,10 @@ def test_routing_is_explained() -> None:
 
 
 def test_routes_follow_rows_through_cuts() -> None:
-    agreeing = torch.rand(8, 30, generator=torch.Generator().manual_seed(0)) < 0.5
+    x = experience(samples_of(list(range(8))), [i // 4 for i in range(8)])
+    agreeing = torch.rand(x.rows.token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.5
     _, batch = routed_experience(agreeing)
     for rows in batch.cut_rows(40):
-        part = batch.select(rows)
+        part, laid = batch.padded(rows), x.rows.grid(torch.tensor(rows))
         assert part.old_experts is not None and part.old_experts.shape[:2] == part.rows.token_ids.shape
-        assert torch.equal(part.old_experts[..., 0, 0] == 0, agreeing[rows, : part.rows.token_ids.shape[1]])
+        assert torch.equal(part.old_experts[..., 0, 0] == 0, laid.lay(agreeing))

@@ -167,7 +167,7 @@ def test_model_samples_each_token_in_its_row_context(rule: str) -> None:
     policy = TokenPolicy(Engine(model, slots=1, max_len=1024), renderer, SamplingParams(max_tokens=8), None, shorten)
     episode = run_dice(policy, cls=Talk)
     assert episode.turns == 4 and len(episode.trajectories) > 1
-    rows = collate(to_samples([episode]))
+    rows = collate(to_samples([episode])).padded()
     assert rows.loss_mask.sum() == sum(t.sampled for t in episode.trajectories) >= 4
     with torch.no_grad():
         logits = model(rows.token_ids.to(DEVICE)).logits[:, :-1].log_softmax(-1).cpu()

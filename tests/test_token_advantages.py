@@ -112,7 +112,13 @@ def test_token_advantages_ignore_gaps(batch, gamma):
         returns = returns_to_go(rewards, mask, gamma=gamma)
         weights = path_variance(torch.sigmoid(values).log(), torch.full_like(values, 0.5), mask)
         baselined = optimal_baseline(returns, weights, mask, groups)
-        return returns, *gae(rewards, values, mask, gamma=gamma), reinforce_pp(rewards, mask, mask), weights, baselined
+        return (
+            returns,
+            *gae(rewards, values, mask, gamma=gamma),
+            whiten(returns_to_go(rewards, mask), mask),
+            weights,
+            baselined,
+        )
 
     rewards = settle(rewards, mask)
     dense, r, v = compact(mask, rewards, values)
@@ -180,7 +186,7 @@ def test_whiten_without_comparison_is_zero():
 def test_reinforce_pp_by_hand():
     # returns with gamma .5: row 0 has 1, 2; row 1 has 0; mean 1, variance (0 + 1 + 1) / 2 = 1
     mask = bits("101", "010")
-    got = reinforce_pp(t64([[0, 0, 2], [0, 0, 0]]), mask, mask, gamma=0.5)
+    got = whiten(reinforce_pp(t64([[0, 0, 2], [0, 0, 0]]), mask, gamma=0.5), mask)
     same(got, t64([[0, 0, 1], [0, -1, 0]]), 1e-7)
 
 
@@ -191,7 +197,7 @@ def test_token_advantages_keep_unscored_rows_nan():
     def everything(rewards, mask):
         returns, ones = returns_to_go(rewards, mask), torch.ones(mask.shape)
         baselined = optimal_baseline(returns, ones, mask, torch.full((len(mask),), 7))
-        return returns, gae(rewards, ones, mask)[0], reinforce_pp(rewards, mask, mask), baselined
+        return returns, gae(rewards, ones, mask)[0], whiten(returns_to_go(rewards, mask), mask), baselined
 
     keep = torch.tensor([0, 2])
     for whole, part in zip(everything(rewards, mask), everything(rewards[keep], mask[keep]), strict=True):
@@ -272,7 +278,7 @@ def test_token_advantages_are_float64_without_gradient():
         returns_to_go(x, mask),
         *gae(x, x, mask),
         whiten(x, mask),
-        reinforce_pp(x, mask, mask),
+        whiten(returns_to_go(x, mask), mask),
         path_variance(x, x, mask),
         optimal_baseline(x, x, mask, groups),
     ):

@@ -25,7 +25,7 @@ from agent_rl.runs.metrics import read_metrics
 from agent_rl.runs.stop import Interrupted
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
-from tests.batches import weigh
+from tests.batches import scored
 from tests.doubles import assert_plays_again
 from tests.runs import assert_same_run, config, killed_run, metrics_of, weights, whole_and_killed
 
@@ -137,7 +137,7 @@ def test_trainer_gradient_does_not_depend_on_cut(trainer: Trainer) -> None:
     episodes = trainer.train_step().episodes
     x = Experience.of(group_episodes(episodes))
     x = x.rescored(torch.as_tensor(np.random.default_rng(0).normal(size=len(episodes))))
-    batch, whole = weigh(trainer.algorithm, x)
+    batch, whole = trainer.algorithm.compute_weights(x, scored(x.rows))
     model = trainer.actor.model.double()
 
     def gradient(budget: int) -> torch.Tensor:
@@ -159,7 +159,7 @@ def test_update_has_the_gradient_of_whole_rows(trainer: Trainer) -> None:
     episodes = trainer.train_step().episodes
     x = Experience.of(group_episodes(episodes))
     x = x.rescored(torch.as_tensor(np.random.default_rng(0).normal(size=len(episodes))))
-    batch, whole = weigh(trainer.algorithm, x)
+    batch, whole = trainer.algorithm.compute_weights(x, scored(x.rows))
     model = trainer.actor.model
 
     def gradient() -> torch.Tensor:
@@ -171,8 +171,9 @@ def test_update_has_the_gradient_of_whole_rows(trainer: Trainer) -> None:
     cuts = [cut for cut, _, _ in trainer.gradients(batch, whole)]
     assert sorted(row for cut in cuts for row in cut) == list(range(len(batch)))
     found = gradient()
-    scores = score_tokens(model, batch.rows.token_ids)
-    trainer.algorithm.loss(scores.logprobs, scores.entropy, batch.inputs, whole).loss.backward()
+    every = batch.padded()
+    scores = score_tokens(model, every.rows.token_ids)
+    trainer.algorithm.loss(scores.logprobs, scores.entropy, every.inputs, whole).loss.backward()
     expected = gradient()
     assert expected.norm() > 0 and (found - expected).norm() <= 2e-6 * expected.norm()
 

@@ -64,7 +64,7 @@ def experience(groups: str) -> tuple[Experience, torch.Tensor]:
     ]
     x = replace(x, rows=collate(rows))
     moved = [0.1 * torch.randn(12, generator=torch.Generator().manual_seed(10 * group + n)) for group, n in keys]
-    return x, x.rows.rollout_logprobs + torch.stack(moved)
+    return x, x.rows.rollout_logprobs.view(-1, 12) + torch.stack(moved)
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "token-sum", "seq-mean-token-mean", "prompt-mean"])
@@ -79,9 +79,9 @@ def test_mini_batch_loss_is_that_of_its_groups_alone(aggregation: str, counts_ze
     for part, groups in zip(parts, ("abc", "de") if counts_zero else ("ab", "de"), strict=True):
         alone, own = experience(groups)
         expected, whole, kept = algorithm.compute_weights_in_place_order(alone, scored(alone.rows))
-        loss = _loss(algorithm, expected.select(torch.nonzero(kept)[:, 0]), own[kept], whole)
+        loss = _loss(algorithm, expected.padded(torch.nonzero(kept)[:, 0]), own[kept], whole)
         found = [
-            _loss(algorithm, part.batch.select(cut), theta[part.rows[cut]], part.whole)
+            _loss(algorithm, part.batch.padded(cut), theta[part.rows[cut]], part.whole)
             for cut in part.batch.cut_rows(30)
         ]
         assert len(found) > 1 and sum(found) == pytest.approx(loss, abs=1e-6) and loss != 0

@@ -29,18 +29,21 @@ def token_sum(loss: Tensor, mask: Tensor) -> Tensor:
     return _masked(loss, mask).sum()
 
 
-@aggregation("seq-mean-token-sum", formula="mean over rows of the sum over tokens", source="REINFORCE")
+@aggregation("seq-mean-token-sum", formula="mean over episodes of the sum over tokens", source="REINFORCE")
 def seq_mean_token_sum(loss: Tensor, mask: Tensor, whole: Denominators) -> Tensor:
     """Every sequence counts by its length: the sum over its tokens, averaged over sequences."""
     return _masked(loss, mask).sum() / whole.sequences
 
 
 @aggregation(
-    "seq-mean-token-mean", formula="mean over rows of the mean over tokens", source="GRPO, Shao et al. 2024, eq. 3"
+    "seq-mean-token-mean", formula="mean over episodes of the mean over tokens", source="GRPO, Shao et al. 2024, eq. 3"
 )
-def seq_mean_token_mean(loss: Tensor, mask: Tensor, whole: Denominators) -> Tensor:
-    """Every sequence counts the same, however long: the original GRPO."""
-    means = _masked(loss, mask).sum(-1) / mask.sum(-1).clamp(min=1)
+def seq_mean_token_mean(loss: Tensor, mask: Tensor, whole: Denominators, sequence_tokens: Tensor) -> Tensor:
+    """Every sequence counts the same, however long: the original GRPO.
+
+    A sequence is an episode: `sequence_tokens`, `[B]`, are the counted tokens of all rows of a row's episode.
+    """
+    means = _masked(loss, mask).sum(-1) / sequence_tokens.clamp(min=1)
     return means.sum() / whole.sequences
 
 
@@ -58,21 +61,21 @@ def prompt_mean(loss: Tensor, mask: Tensor, prompt_shares: Tensor) -> Tensor:
     return (_masked(loss, mask) * prompt_shares[:, None]).sum()
 
 
-def shares_of_prompts(counted: Tensor, prompts: Tensor) -> Tensor:
-    """Return what a counted token of each row counts in the mean over prompts, float32 `[B]`.
+def shares_of_prompts(tokens_of_rows: Tensor, prompts: Tensor) -> Tensor:
+    """Return what a counted token of each row counts in the mean over prompts, float32 `[B]`, from their number `[B]`.
 
     That is `1 / (n |q|)` where n prompts have counted tokens and the row's prompt q has |q|; 0 for a prompt without.
     Rows with the same number in `prompts`, int64 `[B]`, are answers to the same one.
     """
     ids, index = torch.unique(prompts, return_inverse=True)
-    tokens = torch.zeros(ids.shape, device=counted.device).index_add(0, index, counted.sum(-1).float())
+    tokens = torch.zeros(ids.shape, device=tokens_of_rows.device).index_add(0, index, tokens_of_rows.float())
     shares = 1 / (tokens.clamp(min=1) * (tokens > 0).sum().clamp(min=1))
     return torch.where(tokens > 0, shares, 0.0)[index]
 
 
 @aggregation(
     "seq-mean-token-sum-norm",
-    formula="mean over rows of the sum over tokens / length",
+    formula="mean over episodes of the sum over tokens / length",
     source="Dr. GRPO, Liu et al. 2025",
 )
 def seq_mean_token_sum_norm(loss: Tensor, mask: Tensor, whole: Denominators, *, length: Count) -> Tensor:
@@ -82,6 +85,12 @@ def seq_mean_token_sum_norm(loss: Tensor, mask: Tensor, whole: Denominators, *, 
     depend on who shares the batch.
     """
     return _masked(loss, mask).sum() / (whole.sequences * length)
+
+
+def tokens_of_sequences(tokens_of_rows: Tensor, episode: Tensor) -> Tensor:
+    """Return the counted tokens of each row's episode, float32 `[B]`, from those of the rows, `[B]`."""
+    ids, index = torch.unique(episode, return_inverse=True)
+    return torch.zeros(ids.shape, device=episode.device).index_add(0, index, tokens_of_rows.float())[index]
 
 
 def _masked(loss: Tensor, mask: Tensor) -> Tensor:

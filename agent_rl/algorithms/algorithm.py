@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from agent_rl.algorithms import components
-from agent_rl.algorithms.advantages.episode import on_tokens
-from agent_rl.algorithms.advantages.estimate import AdvantageEstimate, TurnAdvantages
-from agent_rl.algorithms.advantages.token import settle
-from agent_rl.algorithms.advantages.turn import spread
-from agent_rl.algorithms.aggregation import shares_of_prompts
+from agent_rl.algorithms.advantages.estimate import AdvantageEstimate
+from agent_rl.algorithms.aggregation import shares_of_prompts, tokens_of_sequences
 from agent_rl.algorithms.batch import CriticTargets, Denominators, LossInputs, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import Part, computed
 from agent_rl.algorithms.config import AlgorithmConfig
@@ -29,9 +26,11 @@ from agent_rl.algorithms.diagnostics import (
 )
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.group_stats import TOLERANCE
-from agent_rl.algorithms.objectives.base import TokenLoss
+from agent_rl.algorithms.layouts import call
+from agent_rl.algorithms.objectives.base import Sequences, TokenLoss
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
 from agent_rl.algorithms.objectives.value import value_loss
+from agent_rl.algorithms.on_tokens import described, of_tokens, on_tokens, settled, shaped
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.trajectory import Source
@@ -58,11 +57,15 @@ class Algorithm(Requirements):
         self.endings = {name: what for name, what in config.endings.model_dump().items() if what != "train"}
         self.filters = tuple(components.filter.bind(chosen) for chosen in config.filters)
         self.advantage = components.advantage.bind(config.advantage)
+        self.finish_advantage = components.advantage.bind_finish(config.advantage)
         self.weight = components.weight.bind(config.weight) if config.weight else None
+        self.finish_weight = components.weight.bind_finish(config.weight) if config.weight else None
         self.rejection = components.rejection.bind(config.rejection) if config.rejection else None
         self.objective = components.objective.bind(config.objective)
         prepare = components.objective[config.objective].prepare
         self.preparation = Part(self.objective.name, prepare, config.objective) if prepare else None
+        drift = components.objective[config.objective].drift
+        self.drift = Part(self.objective.name, drift, config.objective) if drift else None
         self.negative_mask = components.negative_mask.bind(config.negative_mask) if config.negative_mask else None
         self.aggregation = components.aggregation.bind(config.aggregation)
 
@@ -73,12 +76,13 @@ class Algorithm(Requirements):
         """Read the groups of a step, shape the episodes' scores and mark what is trained on."""
         x = Experience.of(groups)
         x = _without(x, groups, self.endings) if self.endings else x
-        read, scores = SimpleNamespace(mask=x.rows.loss_mask), x.scores
+        rows, scores = x.rows, x.scores
         for shape in self.shaping:
-            scores = _shaped(shape, shape(SimpleNamespace(scores=scores), x, x.rows, read), x.scores.shape)
+            found = call(shape, rows, of_tokens(rows), SimpleNamespace(scores=scores), x)
+            scores = shaped(shape, found, x.scores.shape)
         x = x.rescored(scores) if self.shaping else x
         for keep in self.filters:
-            kept = _shaped(keep, keep(x, x.rows, read), x.kept.shape)
+            kept = shaped(keep, call(keep, rows, of_tokens(rows), x), x.kept.shape)
             x = replace(x, kept=x.kept & kept)
         return x
 
@@ -103,39 +107,59 @@ class Algorithm(Requirements):
         self, x: Experience, scored: ScoredRows
     ) -> tuple[WeightedRows, Denominators, Tensor]:
         """As `compute_weights`, with every row in its place; also return which rows have a gradient, bool `[B]`."""
-        config, trained = self.config, _trained(x)
-        if {"rewards", "turn_rewards"}.intersection(self.advantage.reads):  # they may be on tokens of the environment
-            rewards = settle(x.rows.rewards, x.rows.loss_mask).float()
-            x = replace(x, rows=replace(x.rows, rewards=rewards))
+        config, rows, trained = self.config, x.rows, _trained(x)
+        if {"rewards", "turn_rewards"}.intersection(self.advantage.reads) and rows.rewards[~rows.loss_mask].any():
+            x = replace(x, rows=replace(rows, rewards=settled(rows)))  # some are on tokens of the environment
         if config.kl.where == "reward":
             x = self._penalised(x, scored)
-        read = SimpleNamespace(mask=x.rows.loss_mask, trained=trained)
-        found = _on_rows(self.advantage, self.advantage(x, x.rows, scored, read), x)
-        advantages, critic = (found.advantages, found) if isinstance(found, AdvantageEstimate) else (found, None)
-        advantages = torch.where(trained, advantages, advantages.new_zeros(()))
+        advantages, critic = self._advantages(x, scored, trained)
         corrects = self.weight or self.rejection or config.routing.min_agreement
         correction = self._correct(scored, trained) if corrects else Weights(trained.float(), trained)
         counted = correction.keep if config.denominators == "kept" else trained
-        informative = (advantages.abs() >= TOLERANCE).any(-1)
+        differs = advantages.abs() >= TOLERANCE
         if not config.count_zero_advantage:
-            counted = counted & informative[:, None]
-        group = x.groups[x.rows.episode]
+            informative = torch.zeros_like(x.kept).index_fill(0, rows.episode_of_token[differs], True)
+            counted = counted & informative[rows.episode_of_token]
         batch = WeightedRows(
             scored,
             advantages=advantages.float(),
             weights=torch.where(correction.keep, correction.weight, 0.0),
             counted=counted,
-            group=group,
-            prompt_shares=shares_of_prompts(counted, group) if "prompt_shares" in self.aggregation.reads else None,
+            group=x.groups[rows.episode],
         )
-        learns = torch.zeros_like(informative)
+        batch = self.shares(batch)
+        learns = torch.zeros_like(rows.lengths, dtype=torch.bool)
         if critic is not None:
             values = computed(scored.values, "values", self.advantage.name)
             batch = replace(batch, critic=CriticTargets(values, critic.returns.float(), critic.valued))
-            learns = critic.valued.any(-1)
+            learns = rows.sum(critic.valued) > 0
         always = config.entropy or config.kl.where == "loss"
-        wanted = trained.any(-1) if always else (informative & (batch.weights != 0).any(-1)) | learns
-        return batch, Denominators.of(counted, None if critic is None else critic.valued), wanted
+        has_gradient = (rows.sum(differs) > 0) & (rows.sum(batch.weights != 0) > 0)
+        wanted = rows.sum(trained) > 0 if always else has_gradient | learns
+        if self.drift is not None:  # a row without a gradient is part of its episode's ratio
+            wanted = torch.zeros_like(x.kept).index_fill(0, rows.episode[wanted], True)[rows.episode]
+        return batch, batch.denominators, wanted
+
+    def shares(self, batch: WeightedRows) -> WeightedRows:
+        """Return rows with what their aggregation reads of the others, as if they were all of an update."""
+        reads, counted = self.aggregation.reads, batch.rows.sum(batch.counted)
+        if "prompt_shares" in reads:
+            batch = replace(batch, prompt_shares=shares_of_prompts(counted, batch.group))
+        if "sequence_tokens" in reads:
+            batch = replace(batch, sequence_tokens=tokens_of_sequences(counted, batch.rows.episode))
+        return batch
+
+    def _advantages(
+        self, x: Experience, scored: ScoredRows, trained: Tensor
+    ) -> tuple[Tensor, AdvantageEstimate | None]:
+        """The advantages of tokens, float64 `[N]`, 0 where nothing is trained; and what a critic is trained towards."""
+        flat = of_tokens(x.rows) | {"trained": trained}
+        flat |= {name: getattr(scored, name) for name in SCORES}
+        found = on_tokens(self.advantage, call(self.advantage, x.rows, flat, x, groups=x.groups), x)
+        advantages, critic = (found.advantages, found) if isinstance(found, AdvantageEstimate) else (found, None)
+        if (finish := self.finish_advantage) is not None:
+            advantages = call(finish, x.rows, flat | {"found": advantages}, x)
+        return torch.where(trained, advantages, advantages.new_zeros(())), critic
 
     @torch.no_grad()
     def diagnose(self, x: Experience, scored: ScoredRows, version: int | None = None) -> dict[str, float]:
@@ -150,32 +174,41 @@ class Algorithm(Requirements):
             ages["rollout/greedy"] = float(x.baselines.nanmean())
         if not self.config.recomputes_old:
             return ages
-        before = torch.cat([torch.full_like(rows.sources[:, :1], -1), rows.sources[:, :-1]], -1)
+        sampled = torch.nonzero(rows.loss_mask)[:, 0]
+        before = rows.sources.roll(1).index_fill(0, rows.starts, -1)
         old, mu = scored.old_logprobs, rows.rollout_logprobs
-        gap = mismatch(old, mu, trained, rows.turns, source=before, source_names=[*Source])
-        correction = correction_metrics(self._correct(scored, trained), trained)
-        routing = routing_metrics(scored.agreement, log_ratio(old, mu, trained), trained)
+        episode = rows.episode_of_token[sampled]
+        arrays = (x[sampled, None] for x in (old, mu, trained, rows.turns))
+        gap = mismatch(*arrays, source=before[sampled, None], source_names=[*Source], episode=episode)
+        weights = self._correct(scored, trained)
+        weights = Weights(weights.weight[sampled, None], weights.keep[sampled, None])
+        correction = correction_metrics(weights, trained[sampled, None], episode)
+        some = rows.sum(trained) > 0
+        routing = routing_metrics(scored.agreement, log_ratio(old, mu, trained), trained, some)
         return gap | correction | ages | routing
 
     def _correct(self, scored: ScoredRows, trained: Tensor) -> Weights:
         """What each token weighs, by old/mu and by the routes."""
-        read, rows = SimpleNamespace(mask=trained), scored.rows
+        rows = scored.rows
+        flat = of_tokens(rows) | {"mask": trained, "old_logprobs": scored.old_logprobs}
         weight, keep = trained.to(scored.old_logprobs.dtype), trained
         if self.weight is not None:
-            weight = _shaped(self.weight, self.weight(scored, read, rows), trained.shape)
+            weight = shaped(self.weight, call(self.weight, rows, flat), trained.shape, rows)
+            if self.finish_weight is not None:
+                weight = call(self.finish_weight, rows, flat | {"found": weight})
         if self.config.routing.min_agreement:
             if (agreement := scored.agreement) is None:
                 raise ConfigError("routing.min_agreement needs the routes of a mixture of experts: leave it out")
             # as with IcePop it still counts in the denominators; where the agreement is NaN, not known, it stays
             weight = torch.where(agreement.tokens < self.config.routing.min_agreement, 0.0, weight)
         if self.rejection is not None:
-            keep = _shaped(self.rejection, self.rejection(scored, read, rows), trained.shape)
+            keep = shaped(self.rejection, call(self.rejection, rows, flat), trained.shape, rows)
         return Weights(weight, keep)
 
     @torch.no_grad()
     def advantage_metrics(self, x: Experience, batch: WeightedRows) -> dict[str, float]:
         """Compare the advantages that `compute_weights` returned with failed tool calls; see `tool_error_metrics`."""
-        total = torch.zeros_like(x.scores).index_add(0, batch.rows.episode, batch.advantages.double().sum(-1))
+        total = torch.zeros_like(x.scores).index_add(0, batch.rows.episode, batch.rows.sum(batch.advantages))
         return tool_error_metrics(total / x.lengths.clamp(min=1), x.tool_errors, x.kept & (x.lengths > 0))
 
     def _penalised(self, x: Experience, scored: ScoredRows) -> Experience:
@@ -189,7 +222,7 @@ class Algorithm(Requirements):
             coefficient=kl.coefficient,
             kind=cast(KLKind, kl.kind),  # the config has refused "unbiased"
         )
-        change = torch.where(rows.loss_mask, rewards - rows.rewards, 0.0).sum(-1)
+        change = rows.sum(torch.where(rows.loss_mask, rewards - rows.rewards, 0.0))
         scores = x.scores.index_add(0, rows.episode, change)
         return replace(x, scores=scores, rows=replace(rows, rewards=rewards.float()))
 
@@ -197,16 +230,55 @@ class Algorithm(Requirements):
     def prepare(self, logprobs: Tensor, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
         """Prepare a weighted batch for one update, with the metrics of its preparation.
 
-        It is returned unchanged unless `needs_scores_before_update`. `logprobs`, `[B, T]`, are of every token of the
-        whole batch, as `compute_weights` returned it, under theta before the update.
+        It is returned unchanged unless it `prepares` such a batch. `logprobs`, `[N]`, are of every token of the whole
+        batch, as `compute_weights` returned it, under theta before the update.
         """
-        if self.preparation is None:
+        if not self.prepares(batch):
             return batch, {}
-        known = _masked(batch.inputs, logprobs)
-        made = self.preparation(known, SimpleNamespace(group=batch.group, sides=batch.advantages))
-        advantages = batch.advantages if made.advantages is None else made.advantages
-        weights = batch.weights if made.weights is None else made.weights
-        return replace(batch, advantages=advantages, weights=weights), made.metrics
+        rows, reference = batch.rows, batch.scored.reference_logprobs
+        sampled = torch.nonzero(rows.loss_mask)[:, 0]
+        flat = {
+            "logprobs": logprobs,
+            "old_logprobs": batch.scored.old_logprobs,
+            "rollout_logprobs": rows.rollout_logprobs,
+            "reference_logprobs": reference,
+            "mask": rows.loss_mask,
+            "advantages": batch.advantages,
+            "sides": batch.advantages,
+            "weights": batch.weights,
+        }
+        if self.preparation is None:
+            return replace(batch, sequences=self._sequences(batch, flat)), {}
+        known = SimpleNamespace(**{name: None if x is None else x[sampled, None] for name, x in flat.items()})
+        made = self.preparation(known, SimpleNamespace(group=batch.group[rows.row_of_token[sampled]]))
+
+        def flat_again(found: Tensor | None, otherwise: Tensor) -> Tensor:
+            return otherwise if found is None else torch.zeros_like(otherwise).index_put((sampled,), found[:, 0])
+
+        advantages = flat_again(made.advantages, batch.advantages)
+        return replace(batch, advantages=advantages, weights=flat_again(made.weights, batch.weights)), made.metrics
+
+    def prepares(self, batch: WeightedRows) -> bool:
+        """Whether theta has to score a batch before each update: always, or since episodes have several rows."""
+        if self.drift is None:
+            return self.needs_scores_before_update
+        return len(torch.unique(batch.rows.episode)) < len(batch)
+
+    def _sequences(self, batch: WeightedRows, flat: Mapping[str, Tensor | None]) -> Tensor:
+        """The `Sequences` of a batch's rows, float32 `[B, 4]`."""
+        rows, mask = batch.rows, batch.rows.loss_mask
+        index = torch.unique(rows.episode, return_inverse=True)[1]
+
+        def by_episode(of_rows: Tensor) -> Tensor:
+            return torch.zeros_like(of_rows).index_add(0, index, of_rows)[index]
+
+        own, length = rows.sum(batch.advantages), by_episode(rows.sum(mask))
+        mean = (by_episode(own) / length.clamp(min=1)).repeat_interleave(rows.lengths)
+        terms = cast(Part[Tensor], self.drift)(SimpleNamespace(**{**flat, "advantages": mean}))
+        drift = rows.sum(torch.where(mask, terms, 0.0))
+        weight = rows.sum(torch.where(batch.counted, batch.weights, 0.0))
+        slope = torch.where(weight != 0, by_episode(weight) / torch.where(weight != 0, weight, 1.0), 0.0)
+        return torch.stack([length, by_episode(drift) - drift, by_episode(own) - own, slope], -1).float()
 
     def loss(self, logprobs: Tensor, entropy: Tensor, batch: LossInputs, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.
@@ -225,7 +297,7 @@ class Algorithm(Requirements):
         token = found if isinstance(found, TokenLoss) else _token_loss(self.objective, found, known)
         per_token, sums = token.loss * batch.weights, dict[str, float]()
         if self.negative_mask is not None:
-            gone = _shaped(self.negative_mask, self.negative_mask(known), mask.shape[:1])
+            gone = shaped(self.negative_mask, self.negative_mask(known), mask.shape[:1])
             per_token = torch.where(gone[:, None], nothing, per_token)
             sums["masked_fraction"] = float(mask[gone].sum())
         if config.kl.where != "none":
@@ -243,7 +315,7 @@ class Algorithm(Requirements):
         read = SimpleNamespace(loss=per_token, mask=batch.counted, whole=whole)
         loss = self.aggregation(read, batch)
         if loss.dim():
-            raise DefinitionError(f"aggregation '{self.aggregation.name}' returned {_described(loss)}: return a scalar")
+            raise DefinitionError(f"aggregation '{self.aggregation.name}' returned {described(loss)}: return a scalar")
         with torch.no_grad():
             gap = (logprobs - mu)[mask].double()
             moved = (logprobs - known.old_logprobs)[mask].double()
@@ -274,8 +346,12 @@ class Algorithm(Requirements):
 
 
 def _trained(x: Experience) -> Tensor:
-    """The sampled tokens of the episodes that are trained on, bool `[B, T]`."""
-    return x.rows.loss_mask & x.kept[x.rows.episode, None]
+    """The sampled tokens of the episodes that are trained on, bool `[N]`."""
+    return x.rows.loss_mask & x.kept[x.rows.episode_of_token]
+
+
+SCORES = ("old_logprobs", "reference_logprobs", "values", "sum_pi_squared")
+"""What advantages may read of scored rows."""
 
 
 def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
@@ -292,51 +368,15 @@ def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
         reference_logprobs=None if reference is None else torch.where(mask, reference, nothing),
         advantages=batch.advantages,
         weights=batch.weights,
+        sequences=Sequences.of(mask) if batch.sequences is None else Sequences(*batch.sequences[..., None].unbind(1)),
     )
-
-
-def _on_rows(
-    part: Part[Tensor | AdvantageEstimate | TurnAdvantages], found: object, x: Experience
-) -> Tensor | AdvantageEstimate:
-    """Spread what an advantage returned onto the tokens of the rows."""
-    rows, shape = x.rows, x.rows.loss_mask.shape
-    if isinstance(found, AdvantageEstimate):
-        return found
-    if "values" in part.reads:
-        raise DefinitionError(
-            f"advantage '{part.name}' reads the critic's values but returned {_described(found)}: the critic would "
-            "never learn; return an AdvantageEstimate, which has its targets"
-        )
-    if isinstance(found, TurnAdvantages):
-        return spread(found.advantages.nan_to_num(0.0)[rows.episode], rows.turns, rows.loss_mask)
-    if isinstance(found, Tensor) and found.shape == x.scores.shape:
-        return on_tokens(found, rows.episode, rows.loss_mask)
-    if isinstance(found, Tensor) and found.shape == shape:
-        return found
-    raise DefinitionError(
-        f"advantage '{part.name}' returned {_described(found)}: return a tensor of shape [E] = "
-        f"{tuple(x.scores.shape)}, a number per episode, or [B, T] = {tuple(shape)}, one per token"
-    )
-
-
-def _shaped(part: Part[Tensor], found: Tensor, shape: torch.Size) -> Tensor:
-    """Check the shape of what a part returned."""
-    if not isinstance(found, Tensor) or found.shape != shape:
-        raise DefinitionError(
-            f"'{part.name}' returned {_described(found)}: it must return a tensor of shape {tuple(shape)}"
-        )
-    return found
 
 
 def _token_loss(part: Part[TokenLoss | Tensor], found: Tensor, known: SimpleNamespace) -> TokenLoss:
     """Complete an objective's plain loss of tokens `[B, T]` with the ratio theta/old to report."""
-    loss = _shaped(cast(Part[Tensor], part), found, known.mask.shape)
+    loss = shaped(cast(Part[Tensor], part), found, known.mask.shape)
     ratio = clamped_exp((known.logprobs - known.old_logprobs).detach())
     return TokenLoss(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool))
-
-
-def _described(found: object) -> str:
-    return f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
 
 
 def _without(x: Experience, groups: Sequence[EpisodeGroup], endings: Mapping[str, str]) -> Experience:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from agent_rl.algorithms.layouts import LINES, UNKNOWN, Grid, cut_lengths
 from agent_rl.core.episode import Episode
 from agent_rl.core.trajectory import BoolArray, ExpertArray, FloatArray, IntArray, Trajectory
 from agent_rl.moe.agreement import RouteAgreement
@@ -36,12 +36,12 @@ class Sample:
     routed_experts: ExpertArray | None = None
 
 
-PADDING, FAIR = 0.03, 0.125
-"""The most padding of a micro-batch that is not small, and the part of the token budget from which on it is not."""
-
-
 class Stage:
-    """Rows at one stage on their way to the loss; each stage holds the one before it, and adds what became known."""
+    """Rows at one stage on their way to the loss; each stage holds the one before it, and adds what became known.
+
+    The arrays of a batch's `N` tokens are flat, one row after another, so that a long row makes the others no longer.
+    Those of a micro-batch, which `padded` and `cut` return, are `[B, T]`, padded on the right.
+    """
 
     __slots__ = ()
 
@@ -54,81 +54,114 @@ class Stage:
     def __len__(self) -> int:
         return len(self.rows.lengths)
 
-    def select(self, indices: Sequence[int] | Tensor, device: torch.device | None = None) -> Self:
-        """Return some rows, with the padding that they don't need cut off, on a device."""
-        lengths = self.rows.lengths
-        index = torch.as_tensor(indices, dtype=torch.int64, device=lengths.device)
-        return _select(self, index, int(lengths[index].max()) if len(index) else 0, device)
+    def select(self, indices: Sequence[int] | Tensor) -> Self:
+        """Return some rows of a batch, flat."""
+        index = torch.as_tensor(indices, dtype=torch.int64, device=self.rows.lengths.device)
+        places = self.rows.places(index)
+        return _each(self, lambda name, x: x[index if name in OF_ROWS else places])
+
+    def padded(self, indices: Sequence[int] | Tensor | None = None, device: torch.device | None = None) -> Self:
+        """Return some rows of a batch, or all of them, as a micro-batch on a device."""
+        indices = torch.arange(len(self)) if indices is None else indices
+        index = torch.as_tensor(indices, dtype=torch.int64, device=self.rows.lengths.device)
+        grid = self.rows.grid(index)
+        return _each(
+            self,
+            lambda name, x: (x[index] if name in OF_ROWS else grid.lay(x, -1 if name in UNKNOWN else 0)).to(device),
+        )
 
     def cut(self, token_budget: int, device: torch.device | None = None) -> list[Self]:
-        """Cut into micro-batches as `cut_rows` says, on a device."""
-        return list(map(partial(self.select, device=device), self.cut_rows(token_budget)))
+        """Cut a batch into micro-batches as `cut_rows` says, on a device."""
+        return [self.padded(rows, device) for rows in self.cut_rows(token_budget)]
 
     def cut_rows(self, token_budget: int) -> list[list[int]]:
-        """Return the rows of micro-batches of at most `token_budget` padded tokens, similar lengths together.
+        """Return the rows of micro-batches of at most `token_budget` padded tokens; see `cut_lengths`."""
+        return cut_lengths(self.rows.lengths, token_budget)
 
-        One that has a fair part of the budget already takes no row that would make more than `PADDING` of it padding. A
-        row longer than the budget gets a micro-batch of its own: nothing is dropped or shortened.
-        """
-        lengths, cuts, tokens = self.rows.lengths.tolist(), list[list[int]](), 0
-        for row in self.rows.lengths.argsort(descending=True, stable=True).tolist():
-            padded = (len(cuts[-1]) + 1) * lengths[cuts[-1][0]] if cuts else token_budget + 1
-            filled = tokens + lengths[row]
-            if padded <= token_budget and (tokens < FAIR * token_budget or padded - filled <= PADDING * padded):
-                cuts[-1].append(row)
-                tokens = filled
-            else:
-                cuts.append([row])
-                tokens = lengths[row]
-        return cuts
 
+OF_ROWS = frozenset({"lengths", "episode", "group", "prompt_shares", "sequence_tokens", "sequences", "shared", "known"})
+"""The arrays that have a number per row; all others have one per token."""
 
 S = TypeVar("S")
 
 
-def _select(stage: S, index: Tensor, width: int, device: torch.device | None) -> S:
-    """Index every tensor of a dataclass by row, and those of tokens to a width; of dataclasses in it, too."""
-    chosen: dict[str, object] = {}
+def _each(stage: S, change: Callable[[str, Tensor], Tensor]) -> S:
+    """Change every tensor of a dataclass, and of the dataclasses in it."""
+    changed: dict[str, object] = {}
     for name in stage.__slots__:  # type: ignore[attr-defined]
         part = getattr(stage, name)
-        if isinstance(part, Tensor):
-            chosen[name] = (part[index][:, :width] if part.dim() > 1 else part[index]).to(device)
-        elif isinstance(part, RouteAgreement):
-            chosen[name] = part.select(index, width)
+        if part is None:
+            changed[name] = None
         else:
-            chosen[name] = None if part is None else _select(part, index, width, device)
-    return type(stage)(**chosen)
+            changed[name] = change(name, part) if isinstance(part, Tensor) else _each(part, change)
+    return type(stage)(**changed)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows(Stage):
-    """What was sampled, padded on the right to a common length `T`; position `t` of every array describes token `t`."""
+    """What was sampled; position `t` of every array of tokens, `[N]` or `[B, T]`, describes token `t`."""
 
     token_ids: Tensor
-    """int64 `[B, T]`."""
+    """int64."""
     loss_mask: Tensor
-    """bool `[B, T]`: True where the policy sampled the token."""
+    """bool: True where the policy sampled the token."""
     rollout_logprobs: Tensor
-    """float32 `[B, T]`, in nats, under the distribution that was sampled from (mu); 0 outside the mask."""
+    """float32, in nats, under the distribution that was sampled from (mu); 0 outside the mask."""
     rewards: Tensor
-    """float32 `[B, T]`: what each turn earned, on its last sampled token; 0 elsewhere."""
+    """float32: what each turn earned, on its last sampled token; 0 elsewhere."""
     turns: Tensor
-    """int64 `[B, T]`: the turn of each token; -1 for padding."""
+    """int64: the turn of each token; -1 for padding."""
     versions: Tensor
-    """int64 `[B, T]`: the version of the weights that sampled it; -1 outside the mask."""
+    """int64: the version of the weights that sampled it; -1 outside the mask."""
     sources: Tensor
-    """int64 `[B, T]`: who wrote each token, an index into `Source`; -1 for padding."""
+    """int64: who wrote each token, an index into `Source`; -1 for padding."""
     routed_experts: Tensor | None
-    """Integers `[B, T, layers, top_k]`: where the rollout's router sent each input position; -1 where not known."""
+    """Integers `[N, layers, top_k]`: where the rollout's router sent each input position; -1 where not known."""
     lengths: Tensor
     """int64 `[B]`."""
     episode: Tensor
-    """int64 `[B]`: which episode of the step a row belongs to."""
+    """int64 `[B]`: which episode of the step a row belongs to. Those of one are neighbours, in their order."""
 
     @property
     def rows(self) -> Rows:
         """These rows."""
         return self
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the rows as one micro-batch."""
+        return len(self.lengths), int(self.lengths.max()) if len(self.lengths) else 0
+
+    @property
+    def starts(self) -> Tensor:
+        """Where each row begins in the flat arrays, int64 `[B]`."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    @property
+    def row_of_token(self) -> Tensor:
+        """The row of each token, int64 `[N]`."""
+        return torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(self.lengths)
+
+    @property
+    def episode_of_token(self) -> Tensor:
+        """The episode of each token, int64 `[N]`."""
+        return self.episode.repeat_interleave(self.lengths)
+
+    def grid(self, index: Tensor | None = None) -> Grid:
+        """Return the layout of some rows, int64 `[b]`, or of all, as a micro-batch."""
+        starts, lengths = self.starts, self.lengths
+        return Grid.of(starts, lengths) if index is None else Grid.of(starts[index], lengths[index])
+
+    def places(self, index: Tensor) -> Tensor:
+        """Return where the tokens of some rows are in the flat arrays, row by row."""
+        lengths = self.lengths[index]
+        moved = self.starts[index] - (lengths.cumsum(0) - lengths)
+        return torch.arange(int(lengths.sum()), device=lengths.device) + moved.repeat_interleave(lengths)
+
+    def sum(self, flat: Tensor) -> Tensor:
+        """Return the sum over each row's tokens, float64 `[B]`."""
+        zeros = torch.zeros(len(self.lengths), dtype=torch.float64, device=flat.device)
+        return zeros.index_add(0, self.row_of_token, flat.double())
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +170,13 @@ class ScoredRows(Stage):
 
     rows: Rows
     old_logprobs: Tensor
-    """float32 `[B, T]`, under the proximal policy (old); with `proximal=rollout` the rollout's own."""
+    """float32, under the proximal policy (old); with `proximal=rollout` the rollout's own."""
     reference_logprobs: Tensor | None = None
-    """float32 `[B, T]`, under the policy that the run started from."""
+    """float32, under the policy that the run started from."""
     values: Tensor | None = None
-    """float32 `[B, T]`: the critic's, of the state before each token."""
+    """float32: the critic's, of the state before each token."""
     sum_pi_squared: Tensor | None = None
-    """float32 `[B, T]`: the sum of the squared probabilities that old gave at each token's position."""
+    """float32: the sum of the squared probabilities that old gave at each token's position."""
     old_experts: Tensor | None = None
     """Like `routed_experts`: where old's own router sends each input position."""
     measured_agreement: RouteAgreement | None = None
@@ -152,15 +185,25 @@ class ScoredRows(Stage):
     @property
     def agreement(self) -> RouteAgreement | None:
         """How far the routes of rollout and old agree; None if either's are not known."""
-        rollout, old = self.rows.routed_experts, self.old_experts
-        if rollout is None or old is None:
+        rows, old = self.rows, self.old_experts
+        if rows.routed_experts is None or old is None:
             return self.measured_agreement
-        return RouteAgreement.of(rollout, old, self.rows.loss_mask)
+        tokens, shared, known = torch.full(rows.loss_mask.shape, torch.nan), list[Tensor](), list[Tensor]()
+        parts = cut_lengths(rows.lengths, LINES)
+        for part in parts:
+            grid = rows.grid(torch.tensor(part))
+            routes = grid.lay(rows.routed_experts, -1), grid.lay(old, -1)
+            found = RouteAgreement.of(*routes, grid.lay(rows.loss_mask))
+            grid.put(found.tokens, tokens)
+            shared.append(found.shared)
+            known.append(found.known)
+        order = torch.tensor([row for part in parts for row in part]).argsort()
+        return RouteAgreement(tokens, torch.cat(shared)[order], torch.cat(known)[order])
 
 
 @dataclass(frozen=True, slots=True)
 class CriticTargets:
-    """What the value loss reads; all `[B, T]`."""
+    """What the value loss reads, of tokens."""
 
     values: Tensor
     """float32: the critic's, when the advantages were computed."""
@@ -172,7 +215,7 @@ class CriticTargets:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """The inputs of the policy's loss on a micro-batch, as sent to verl's workers; `[B, T]` but for shares."""
+    """The inputs of the policy's loss on a micro-batch, as sent to verl's workers; `[B, T]` but for those of rows."""
 
     loss_mask: Tensor
     rollout_logprobs: Tensor
@@ -183,6 +226,10 @@ class LossInputs:
     counted: Tensor
     prompt_shares: Tensor | None
     """float32 `[B]`."""
+    sequence_tokens: Tensor | None = None
+    """float32 `[B]`."""
+    sequences: Tensor | None = None
+    """float32 `[B, 4]`: `Sequences`; None where each row is a whole episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +238,28 @@ class WeightedRows(Stage):
 
     scored: ScoredRows
     advantages: Tensor
-    """float32 `[B, T]`; 0 outside the mask."""
+    """float32; 0 outside the mask."""
     weights: Tensor
-    """float32 `[B, T]`: what a token's loss is multiplied with; 0 for what is not trained on."""
+    """float32: what a token's loss is multiplied with; 0 for what is not trained on."""
     counted: Tensor
-    """bool `[B, T]`: the tokens that the denominators count."""
+    """bool: the tokens that the denominators count."""
     group: Tensor
     """int64 `[B]`: the group of the row's episode, numbered as in the `Experience`."""
     prompt_shares: Tensor | None = None
     """float32 `[B]`: what each counted token of a row counts in a mean over prompts; None unless it is read."""
+    sequence_tokens: Tensor | None = None
+    """float32 `[B]`: the counted tokens of a row's episode, in all its rows; None unless it is read."""
+    sequences: Tensor | None = None
+    """float32 `[B, 4]`: the `Sequences` of an update; None where they are not read, or each row is a whole episode."""
     critic: CriticTargets | None = None
     """None without a critic."""
+
+    @property
+    def denominators(self) -> Denominators:
+        """The counts of these rows, as if they were all; an episode is one sequence, however many rows it has."""
+        valued = 1 if self.critic is None else max(1, int(self.critic.valued.sum()))
+        episodes = torch.unique(self.rows.episode_of_token[self.counted])
+        return Denominators(max(1, int(self.counted.sum())), max(1, len(episodes)), valued)
 
     @property
     def rows(self) -> Rows:
@@ -210,7 +268,7 @@ class WeightedRows(Stage):
 
     @property
     def inputs(self) -> LossInputs:
-        """What `Algorithm.loss` reads."""
+        """What `Algorithm.loss` reads of a micro-batch."""
         rows, scored = self.scored.rows, self.scored
         return LossInputs(
             loss_mask=rows.loss_mask,
@@ -221,6 +279,8 @@ class WeightedRows(Stage):
             weights=self.weights,
             counted=self.counted,
             prompt_shares=self.prompt_shares,
+            sequence_tokens=self.sequence_tokens,
+            sequences=self.sequences,
         )
 
 
@@ -231,15 +291,14 @@ class Denominators:
     tokens: int
     """Counted tokens."""
     sequences: int
-    """Rows with at least one counted token."""
+    """Episodes with at least one counted token."""
     valued: int = 1
     """Tokens at which the critic is trained."""
 
     @classmethod
-    def of(cls, counted: Tensor, valued: Tensor | None = None) -> Denominators:
-        """Count masks `[B, T]`; at least 1 each, so that an empty batch has loss 0."""
-        found = 0 if valued is None else int(valued.sum())
-        return cls(max(1, int(counted.sum())), max(1, int(counted.any(-1).sum())), max(1, found))
+    def of(cls, counted: Tensor) -> Denominators:
+        """Count a mask `[B, T]` of whole episodes; at least 1 each, so that an empty batch has loss 0."""
+        return cls(max(1, int(counted.sum())), max(1, int(counted.any(-1).sum())))
 
 
 def to_samples(episodes: Sequence[Episode]) -> list[Sample]:
@@ -291,15 +350,11 @@ def _earned(episode: Episode, rows: Sequence[tuple[int, Trajectory, BoolArray]])
     return earned
 
 
-def collate(samples: Sequence[Sample], pad_id: int = 0) -> Rows:
-    """Pad samples to tensors; without samples there are no rows. Routed experts are those of all samples or of none."""
-    width = max((len(s.token_ids) for s in samples), default=0)
+def collate(samples: Sequence[Sample]) -> Rows:
+    """Lay samples out flat; without samples there are no rows. Routed experts are those of all samples or of none."""
 
-    def padded(arrays: Sequence[np.ndarray], fill: int, dtype: torch.dtype) -> Tensor:
-        out = torch.full((len(arrays), width, *(arrays[0].shape[1:] if arrays else ())), fill, dtype=dtype)
-        for row, array in zip(out, arrays, strict=True):
-            row[: len(array)] = torch.from_numpy(array)
-        return out
+    def flat(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.concatenate(arrays)).to(dtype) if arrays else torch.empty(0, dtype=dtype)
 
     routes = [s.routed_experts for s in samples if s.routed_experts is not None]
     if routes and len(routes) < len(samples):
@@ -307,16 +362,14 @@ def collate(samples: Sequence[Sample], pad_id: int = 0) -> Rows:
             f"{len(samples) - len(routes)} of {len(samples)} samples have no routed experts, the others do"
         )
     return Rows(
-        token_ids=padded([s.token_ids for s in samples], pad_id, torch.int64),
-        loss_mask=padded([s.loss_mask for s in samples], 0, torch.bool),
-        rollout_logprobs=padded([s.rollout_logprobs for s in samples], 0, torch.float32),
-        rewards=padded([s.rewards for s in samples], 0, torch.float32),
-        turns=padded([s.turns for s in samples], -1, torch.int64),
-        versions=padded([s.policy_versions for s in samples], -1, torch.int64),
-        sources=padded([s.sources for s in samples], -1, torch.int64),
-        routed_experts=padded(routes, -1, torch.from_numpy(np.empty(0, np.result_type(*routes))).dtype)
-        if routes
-        else None,
+        token_ids=flat([s.token_ids for s in samples], torch.int64),
+        loss_mask=flat([s.loss_mask for s in samples], torch.bool),
+        rollout_logprobs=flat([s.rollout_logprobs for s in samples], torch.float32),
+        rewards=flat([s.rewards for s in samples], torch.float32),
+        turns=flat([s.turns for s in samples], torch.int64),
+        versions=flat([s.policy_versions for s in samples], torch.int64),
+        sources=flat([s.sources for s in samples], torch.int64),
+        routed_experts=torch.from_numpy(np.concatenate(routes)) if routes else None,
         lengths=torch.tensor([len(s.token_ids) for s in samples], dtype=torch.int64),
         episode=torch.tensor([s.episode for s in samples], dtype=torch.int64),
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, Field, JsonValue, ValidationError, create_model
 from pydantic_core import PydanticCustomError
@@ -41,6 +41,14 @@ AtLeastOne = Annotated[float, Field(ge=1)]
 AboveOne = Annotated[float, Field(gt=1)]
 Count = Annotated[int, Field(ge=1)]
 
+Layout = Literal["rows", "lines", "groups", "tokens"]
+"""How the arrays of a whole batch's tokens are laid out for a component, `[B, T]` each.
+
+`rows`: every row with all its tokens, padded to the longest; as simple as it is large where one row is long. `lines`:
+the sampled tokens of an episode, of all its rows, in one line; some lines at a time, so that each has to be judged by
+itself. `groups`: the same, with all lines of a group. `tokens`: every sampled token as a line of its own.
+"""
+
 ComponentConfig = dict[str, JsonValue]
 """`{"name": ..., knob: value}`, with every knob's value filled in."""
 
@@ -48,8 +56,10 @@ ComponentConfig = dict[str, JsonValue]
 class Part(Generic[R]):
     """A function with its knobs set, called with the objects that hold its inputs."""
 
-    def __init__(self, name: str, function: Callable[..., R], knobs: Mapping[str, object]) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, function: Callable[..., R], knobs: Mapping[str, object], layout: Layout = "rows"
+    ) -> None:
+        self.name, self.layout = name, layout
         self.reads = reads_of(function)
         own = {key: value for key, value in knobs.items() if key in inspect.signature(function).parameters}
         self.function: Callable[..., R] = partial(function, **own)
@@ -99,6 +109,11 @@ class Component(Generic[R]):
     """The paper and equation, or whose variant it is."""
     prepare: Callable[..., Prepared] | None = None
     """For objectives over the whole batch: what is to be computed before each update."""
+    layout: Layout = "rows"
+    finish: Callable[..., Tensor] | None = None
+    """What is done with the result of the whole batch, `found`, in the layout `tokens`."""
+    drift: Callable[..., Tensor] | None = None
+    """For objectives of sequences: what each token adds to the mean that its sequence's ratio is made of."""
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -115,7 +130,7 @@ class Component(Generic[R]):
 
     @property
     def _functions(self) -> list[Callable[..., object]]:
-        return [function for function in (self.prepare, self.function) if function is not None]
+        return [function for function in (self.prepare, self.function, self.finish) if function is not None]
 
     @property
     def own(self) -> list[str]:
@@ -148,7 +163,15 @@ class ComponentRegistry(Generic[R]):
         self._registry: Registry[Component[R]] = Registry(kind)
 
     def __call__(
-        self, name: str, *, formula: str, source: str = "", prepare: Callable[..., Prepared] | None = None
+        self,
+        name: str,
+        *,
+        formula: str,
+        source: str = "",
+        prepare: Callable[..., Prepared] | None = None,
+        layout: Layout = "rows",
+        finish: Callable[..., Tensor] | None = None,
+        drift: Callable[..., Tensor] | None = None,
     ) -> Callable[[F], F]:
         """Register a function under a name of configs; see `Component`.
 
@@ -159,7 +182,8 @@ class ComponentRegistry(Generic[R]):
         def register(function: F) -> F:
             for each in (function, prepare) if prepare else (function,):
                 self._check_parameters(name, each)
-            self._registry.add(name, Component(name, function, formula, source, prepare), function)  # type: ignore[arg-type]
+            made = Component(name, function, formula, source, prepare, layout, finish, drift)
+            self._registry.add(name, made, function)  # type: ignore[arg-type]
             return function
 
         return register
@@ -172,7 +196,12 @@ class ComponentRegistry(Generic[R]):
 
     def bind(self, chosen: ComponentConfig) -> Part[R]:
         """Return the chosen function with its knobs set."""
-        return Part(str(chosen["name"]), self[chosen].function, chosen)
+        return Part(str(chosen["name"]), self[chosen].function, chosen, self[chosen].layout)
+
+    def bind_finish(self, chosen: ComponentConfig) -> Part[Tensor] | None:
+        """Return what finishes the chosen function's result, if there is such a thing."""
+        finish = self[chosen].finish
+        return None if finish is None else Part(str(chosen["name"]), finish, chosen, "tokens")
 
     def check(self, value: object) -> ComponentConfig | None:
         """Return a choice with its defaults filled in, or None for none; for pydantic, raise what is wrong with it."""
@@ -231,7 +260,7 @@ def _problem(message: str) -> PydanticCustomError:
 
 _EPISODES = (
     *("scores", "groups", "lengths", "cut_short", "kept", "tool_errors", "tasks"),
-    *("components", "component_names", "component_weights", "states", "turn_rewards", "turn_sampled"),
+    *("components", "component_names", "component_weights", "states", "turn_rewards", "turn_sampled", "sampled"),
 )
 """Of the episodes of a step, see `Experience`."""
 _ROWS = ("token_ids", "mask", "rollout_logprobs", "rewards", "turns", "versions", "sources", "episode")
@@ -257,10 +286,12 @@ rejection: ComponentRegistry[Tensor] = ComponentRegistry(
 )
 """Says which tokens stay, bool `[B, T]`."""
 objective: ComponentRegistry[TokenLoss | Tensor] = ComponentRegistry(
-    "objective", *_POLICIES, "weights", "group", "sides"
+    "objective", *_POLICIES, "sequences", "weights", "group", "sides"
 )
 """Returns the loss of each token, `[B, T]`; what it prepares may also read the rows' weights, groups and sides."""
 negative_mask: ComponentRegistry[Tensor] = ComponentRegistry("negative mask", *_POLICIES, optional=True)
 """Says which rows have no loss from the objective, bool `[B]`; they still count in the denominators."""
-aggregation: ComponentRegistry[Tensor] = ComponentRegistry("aggregation", "loss", "mask", "whole", "prompt_shares")
+aggregation: ComponentRegistry[Tensor] = ComponentRegistry(
+    "aggregation", "loss", "mask", "whole", "prompt_shares", "sequence_tokens"
+)
 """Returns a micro-batch's share of the loss, a scalar."""

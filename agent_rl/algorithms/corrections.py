@@ -4,8 +4,9 @@ Every function takes `(old_logprobs, rollout_logprobs, mask)`, all `[B, T]`: und
 tokens. A weight function returns what each token's loss is multiplied with, `[B, T]` in the dtype of `old_logprobs`, 0
 outside the mask; a rejection function returns which tokens stay, bool `[B, T]`, a subset of the mask. Neither has a
 gradient. They are for the whole batch, after the advantages and before it is cut into micro-batches: no reward is lost
-with a rejected token, and nothing depends on the cut. Weights are capped at `cap` and, with `normalise`, divided by
-their mean (`batch_normalised`); bounds `low` and `high` include both ends, and 1 is between them.
+with a rejected token, and nothing depends on the cut. As a component's, a row is an episode, however many rows it is
+trained in. Weights are capped at `cap` and, with `normalise`, divided by their mean over the batch afterwards; bounds
+`low` and `high` include both ends, and 1 is between them.
 
 The ratio is w = old / mu, everywhere. verl's `*_k1` bounds are on mu / old: its `token_k1` with "0.5_5.0" keeps w in
 [0.2, 2], which is `token_rejection(low=0.2, high=2.0)` here. Log-ratios are clamped to ± 20 before exponentiation (a
@@ -40,18 +41,53 @@ class Weights:
     """bool: False where the token is rejected; a subset of the mask."""
 
 
-@weight("token-tis", formula="min(w, cap), w = old/mu", source="Truncated IS, Yao et al. 2025")
-def token_tis(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0, normalise: bool = False
-) -> Tensor:
+def batch_normalised(weight: Tensor, mask: Tensor) -> Tensor:
+    """Divide weights by their mean over the batch's sampled tokens, so that the correction leaves the step size alone.
+
+    verl's `rollout_is_batch_normalize`: after truncation, before rejection. Weights that are all 0 stay 0.
+    """
+    inside = torch.where(mask, weight.double(), 0.0)
+    mean = inside.sum() / mask.sum().clamp(min=1)
+    return (inside / torch.where(mean == 0, 1.0, mean)).to(weight.dtype)
+
+
+def sequence_normalised(weight: Tensor, mask: Tensor, episode: Tensor) -> Tensor:
+    """Divide weights by the mean over sequences of each one's mean: long ones would count more in that over tokens.
+
+    Rows with the same number in `episode`, int64 `[B]`, are one sequence.
+    """
+    inside = torch.where(mask, weight.double(), 0.0)
+    _, index = torch.unique(episode, return_inverse=True)
+    nothing = inside.new_zeros(len(index))
+    sums, counts = (nothing.index_add(0, index, x.sum(-1).double()) for x in (inside, mask))
+    mean = (sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
+    return (inside / torch.where(mean == 0, 1.0, mean)).to(weight.dtype)
+
+
+def _token_normalised(found: Tensor, mask: Tensor, *, normalise: bool = False) -> Tensor:
+    return batch_normalised(found, mask) if normalise else found
+
+
+def _sequence_normalised(found: Tensor, mask: Tensor, episode: Tensor, *, normalise: bool = False) -> Tensor:
+    return sequence_normalised(found, mask, episode) if normalise else found
+
+
+@weight(
+    "token-tis",
+    formula="min(w, cap), w = old/mu",
+    source="Truncated IS, Yao et al. 2025",
+    layout="lines",
+    finish=_token_normalised,
+)
+def token_tis(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0) -> Tensor:
     """Truncated importance sampling by token (Yao et al. 2025, "Off-Policy RL").
 
     The cap is 2 in verl, slime, SkyRL and open-instruct.
     """
-    return _truncated(old_logprobs, rollout_logprobs, mask, "token", cap, normalise)
+    return _truncated(old_logprobs, rollout_logprobs, mask, "token", cap)
 
 
-@weight("icepop", formula="w if low <= w <= high else 0", source="IcePop, Ring-1T, Ling team 2025")
+@weight("icepop", formula="w if low <= w <= high else 0", source="IcePop, Ring-1T, Ling team 2025", layout="lines")
 def token_icepop(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.5, high: AtLeastOne = 5.0
 ) -> Tensor:
@@ -65,46 +101,38 @@ def token_icepop(
     return torch.where(mask & ~outside, ratio, 0.0).to(old_logprobs.dtype)
 
 
-@weight("sequence-tis", formula="min(prod_t w, cap)", source="Truncated IS, Liu et al. 2025")
-def sequence_tis(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0, normalise: bool = False
-) -> Tensor:
+@weight(
+    "sequence-tis",
+    formula="min(prod_t w, cap)",
+    source="Truncated IS, Liu et al. 2025",
+    layout="lines",
+    finish=_sequence_normalised,
+)
+def sequence_tis(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0) -> Tensor:
     """Truncated importance sampling by sequence, on every token of the row (Liu et al. 2025).
 
     verl's `rollout_is=sequence`, cap 2; SkyRL has 5. TRL's default, "sequence_mask", gives rows beyond 3 the weight 0:
     that is `cap=3` with `sequence_rejection(low=0, high=3)`, rejected tokens counted in the denominators.
     """
-    return _truncated(old_logprobs, rollout_logprobs, mask, "sequence", cap, normalise)
+    return _truncated(old_logprobs, rollout_logprobs, mask, "sequence", cap)
 
 
-@weight("geometric-tis", formula="min((prod_t w)^(1/|y|), cap)", source="slime, mis_level=geometric")
-def geometric_tis(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0, normalise: bool = False
-) -> Tensor:
+@weight(
+    "geometric-tis",
+    formula="min((prod_t w)^(1/|y|), cap)",
+    source="slime, mis_level=geometric",
+    layout="lines",
+    finish=_sequence_normalised,
+)
+def geometric_tis(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, cap: AtLeastOne = 2.0) -> Tensor:
     """Truncated geometric mean ratio, on every token of the row: biased, but it does not shrink with length.
 
     slime's `mis_level: geometric` with `mis_mode: truncate`.
     """
-    return _truncated(old_logprobs, rollout_logprobs, mask, "geometric", cap, normalise)
+    return _truncated(old_logprobs, rollout_logprobs, mask, "geometric", cap)
 
 
-def batch_normalised(weight: Tensor, mask: Tensor, *, over: Literal["token", "sequence"] = "token") -> Tensor:
-    """Divide weights by their mean over the batch, so that the correction leaves the step size alone.
-
-    verl's `rollout_is_batch_normalize`: after truncation, before rejection. It takes the mean over sampled tokens for
-    token weights, and over rows (of each row's mean) for sequence weights, whose long rows would count more otherwise.
-    Weights that are all 0 stay 0.
-    """
-    inside = torch.where(mask, weight.double(), 0.0)
-    counts = mask.sum(-1)
-    if over == "token":
-        mean = inside.sum() / counts.sum().clamp(min=1)
-    else:
-        mean = (inside.sum(-1) / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
-    return (inside / torch.where(mean == 0, 1.0, mean)).to(weight.dtype)
-
-
-@rejection("token", formula="keep tokens: low <= w <= high", source="verl token_k1, bounds inverted")
+@rejection("token", formula="keep tokens: low <= w <= high", source="verl token_k1, bounds inverted", layout="lines")
 def token_rejection(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.5, high: AtLeastOne = 2.0
 ) -> Tensor:
@@ -112,7 +140,9 @@ def token_rejection(
     return mask & _inside(_ratio(old_logprobs, rollout_logprobs, mask), low, high)
 
 
-@rejection("sequence", formula="keep rows: low <= prod_t w <= high", source="Masked IS, Liu et al. 2025")
+@rejection(
+    "sequence", formula="keep rows: low <= prod_t w <= high", source="Masked IS, Liu et al. 2025", layout="lines"
+)
 def sequence_rejection(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.5, high: AtLeastOne = 2.0
 ) -> Tensor:
@@ -123,7 +153,12 @@ def sequence_rejection(
     return mask & _inside(_ratio(old_logprobs, rollout_logprobs, mask, "sequence"), low, high)
 
 
-@rejection("geometric", formula="keep rows: low <= (prod_t w)^(1/|y|) <= high", source="Geometric RS, Liu et al. 2025")
+@rejection(
+    "geometric",
+    formula="keep rows: low <= (prod_t w)^(1/|y|) <= high",
+    source="Geometric RS, Liu et al. 2025",
+    layout="lines",
+)
 def geometric_rejection(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, low: Fraction = 0.999, high: AtLeastOne = 1.001
 ) -> Tensor:
@@ -136,7 +171,9 @@ def geometric_rejection(
     return mask & _inside(_ratio(old_logprobs, rollout_logprobs, mask, "geometric"), low, high)
 
 
-@rejection("k3", formula="keep rows: {over}_t (w - 1 - log w) <= max_k3", source="verl seq_mean_k3, seq_max_k3")
+@rejection(
+    "k3", formula="keep rows: {over}_t (w - 1 - log w) <= max_k3", source="verl seq_mean_k3, seq_max_k3", layout="lines"
+)
 def k3_rejection(
     old_logprobs: Tensor,
     rollout_logprobs: Tensor,
@@ -155,7 +192,9 @@ def k3_rejection(
     return mask & (row <= max_k3)
 
 
-@rejection("worst-token", formula="keep rows: low <= every w <= high", source="the veto of slime, SkyRL")
+@rejection(
+    "worst-token", formula="keep rows: low <= every w <= high", source="the veto of slime, SkyRL", layout="lines"
+)
 def worst_token_rejection(
     old_logprobs: Tensor,
     rollout_logprobs: Tensor,
@@ -199,12 +238,8 @@ def _ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, over: O
     return clamped_exp(gaps)
 
 
-def _truncated(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, over: Over, cap: float, normalise: bool
-) -> Tensor:
+def _truncated(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, over: Over, cap: float) -> Tensor:
     weight = torch.where(mask, _ratio(old_logprobs, rollout_logprobs, mask, over).clamp(max=cap), 0.0)
-    if normalise:
-        weight = batch_normalised(weight, mask, over="token" if over == "token" else "sequence")
     return weight.to(old_logprobs.dtype)
 
 

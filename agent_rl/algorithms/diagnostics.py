@@ -32,12 +32,15 @@ def mismatch(
     *,
     source: Tensor | None = None,
     source_names: Sequence[str] = (),
+    episode: Tensor | None = None,
 ) -> dict[str, float]:
     """Measure the gap between mu and old over a whole batch; all arguments are `[B, T]`.
 
+    Rows with the same number in `episode`, int64 `[B]`, are one sequence; each is one by itself if it is left out.
+
     verl's `rollout_corr/*` are as in its `rollout_corr_helper` without truncation: mean, max, min, std (of the
     population) and effective sample size are of w itself, where verl takes the last two of truncated weights, which
-    hides what they should show. Rows with nothing sampled take no part in the means over rows; verl counts them as
+    hides what they should show. Sequences with nothing sampled take no part in the means over them; verl counts them as
     perplexity 1. KL is KL(mu || old), in nats per token.
 
     Also:
@@ -45,8 +48,8 @@ def mismatch(
     - `mismatch/gap_mean`, `gap_max`: of |log w|; with `turn_0` … `turn_7` and `turn_8+` its mean by turn, and with
       `source_NAME` by source, e.g. of the token before, which is what the two engines may have read differently; tokens
       whose source, a number, has no name among `source_names` are not reported.
-    - `mismatch/seq_eff_sample_size`: the effective sample size of the rows' products of w, as a share of the rows. Near
-      1 / rows, one row decides a sequence-level correction.
+    - `mismatch/seq_eff_sample_size`: the effective sample size of the sequences' products of w, as a share of them.
+      Near 1 / sequences, one decides a sequence-level correction.
     - `training/rollout_probs_diff_*` and `training/rollout_actor_probs_pearson_corr`: of |exp(old) - exp(mu)| and
       between the two (verl's debug metrics; MiniMax-M1, arXiv 2506.13585).
     """
@@ -68,7 +71,7 @@ def mismatch(
         "mismatch/gap_max": size.max(),
     }
     old, mu = (torch.where(mask, x.detach().double(), 0.0) for x in (old_logprobs, rollout_logprobs))
-    found |= _by_row(old, mu, mask)
+    found |= _by_sequence(old, mu, mask, episode)
     found |= _probabilities(old[mask], mu[mask])
     found |= _means("mismatch/turn_", size, turns[mask].clamp(max=TURNS), [*map(str, range(TURNS)), f"{TURNS}+"])
     if source is not None:
@@ -76,20 +79,22 @@ def mismatch(
     return {name: float(value) for name, value in found.items()}
 
 
-def correction_metrics(weights: Weights, mask: Tensor) -> dict[str, float]:
+def correction_metrics(weights: Weights, mask: Tensor, episode: Tensor | None = None) -> dict[str, float]:
     """Return how much of the sampled tokens, `mask`, a correction rejected, and the spread of the weights left.
 
     `rollout_corr/rollout_rs_masked_fraction` is the share of sampled tokens that are rejected, and
-    `rollout_rs_seq_masked_fraction` the share of rows that lost any (verl's; it counts rows with nothing sampled, too).
-    Over kept tokens are `mismatch/weight_mean`, `weight_eff_sample_size` and `weight_zero_fraction`, the share that
-    weighs nothing, as with IcePop; without kept tokens (for the second: without weight) they are left out.
+    `rollout_rs_seq_masked_fraction` the share of sequences, as in `mismatch`, that lost any (verl's; it counts rows
+    with nothing sampled, too). Over kept tokens are `mismatch/weight_mean`, `weight_eff_sample_size` and
+    `weight_zero_fraction`, the share that weighs nothing, as with IcePop; without kept tokens (for the second: without
+    weight) they are left out.
     """
     if not mask.any():
         return {}
-    lost, rows = mask & ~weights.keep, mask.any(-1)
+    lost = mask & ~weights.keep
+    lost_of, sampled_of = _sums(lost, episode), _sums(mask, episode)
     found = {
         "rollout_corr/rollout_rs_masked_fraction": lost.sum() / mask.sum(),
-        "rollout_corr/rollout_rs_seq_masked_fraction": lost.any(-1).sum() / rows.sum(),
+        "rollout_corr/rollout_rs_seq_masked_fraction": (lost_of > 0).sum() / (sampled_of > 0).sum(),
     }
     kept = weights.weight[mask & weights.keep].detach().double()
     if len(kept):
@@ -143,9 +148,19 @@ def tool_error_metrics(advantages: Tensor, tool_errors: Tensor, trained: Tensor)
     return found
 
 
-def _by_row(old: Tensor, mu: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    rows = mask.any(-1)
-    old, mu, counts = old[rows].sum(-1), mu[rows].sum(-1), mask.sum(-1)[rows]
+def _sums(x: Tensor, episode: Tensor | None) -> Tensor:
+    """The sums over sequences, float64."""
+    sums = x.double().sum(-1)
+    if episode is None:
+        return sums
+    ids, index = torch.unique(episode, return_inverse=True)
+    return sums.new_zeros(len(ids)).index_add(0, index, sums)
+
+
+def _by_sequence(old: Tensor, mu: Tensor, mask: Tensor, episode: Tensor | None) -> dict[str, Tensor]:
+    old, mu, counts = (_sums(x, episode) for x in (old, mu, mask))
+    known = counts > 0
+    old, mu, counts = old[known], mu[known], counts[known]
     training, rollout = -old / counts, -mu / counts
     diff, product = training - rollout, clamped_exp(old - mu)
     return {

@@ -83,6 +83,14 @@ class Experience:
         )
 
     @property
+    def sampled(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens that the policy sampled in each episode, over all its rows."""
+        rows = self.rows
+        counts = torch.zeros_like(self.groups).index_add(0, rows.episode, rows.sum(rows.loss_mask).long())
+        ids = torch.split(rows.token_ids[rows.loss_mask], counts.tolist())
+        return tuple(tuple(tokens.tolist()) for tokens in ids)
+
+    @property
     def turn_rewards(self) -> Tensor:
         """What each turn earned, float64 `[E, K]`; over all rows of the episode."""
         rows = self.rows
@@ -99,7 +107,7 @@ class Experience:
     def _places(self) -> Tensor:
         """The turn of every sampled token, as a position in a flat `[E, K]`."""
         rows = self.rows
-        return (rows.episode[:, None] * self.states.shape[1] + rows.turns)[rows.loss_mask]
+        return (rows.episode_of_token * self.states.shape[1] + rows.turns)[rows.loss_mask]
 
     def rescored(self, scores: Tensor) -> Experience:
         """Return it with other scores; the difference is put on each episode's last sampled token."""
@@ -108,16 +116,11 @@ class Experience:
             return replace(self, scores=scores)
         rewards = rows.rewards.clone()
         change = (scores - self.scores).nan_to_num(0.0).float()
-        last = _last_rows(rows.episode)
-        places = rows.loss_mask.shape[1] - 1 - rows.loss_mask.flip(1).int().argmax(1)
-        rewards[last, places[last]] += change[rows.episode[last]]
+        sampled = torch.nonzero(rows.loss_mask)[:, 0]
+        episode = rows.episode_of_token[sampled]
+        last = episode != torch.cat([episode[1:], episode.new_full((1,), -1)])  # an episode's rows are neighbours
+        rewards[sampled[last]] += change[episode[last]]
         return replace(self, scores=scores, rows=replace(rows, rewards=rewards))
-
-
-def _last_rows(episode: Tensor) -> Tensor:
-    """The last row of every episode; an episode's rows are neighbours."""
-    following = torch.cat([episode[1:], episode.new_full((1,), -1)])
-    return torch.nonzero(episode != following)[:, 0]
 
 
 def _states(episodes: Sequence[Episode]) -> Tensor:

@@ -8,6 +8,7 @@ advantage is an episode that is not scored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agent_rl.algorithms.components import Count, NotNegative
@@ -54,9 +55,7 @@ def successful(
     scores: Tensor,
     kept: Tensor,
     groups: Tensor,
-    token_ids: Tensor,
-    mask: Tensor,
-    episode: Tensor,
+    sampled: Sequence[tuple[int, ...]],
     *,
     threshold: float = 1.0,
     most: Count | None = None,
@@ -68,11 +67,8 @@ def successful(
     What another filter has dropped counts for nothing.
     """
     chosen, seen = torch.zeros_like(kept), dict[int, set[tuple[int, ...]]]()
-    sampled: dict[int, list[int]] = {}
-    for row, number in enumerate(episode.tolist()):
-        sampled.setdefault(number, []).extend(token_ids[row][mask[row]].tolist())
     for number in torch.nonzero(kept & (scores >= threshold))[:, 0].tolist():
-        ways, way = seen.setdefault(int(groups[number]), set()), tuple(sampled.get(number, ()))
+        ways, way = seen.setdefault(int(groups[number]), set()), sampled[number]
         if way and way not in ways and (most is None or len(ways) < most):
             ways.add(way)
             chosen[number] = True
@@ -89,7 +85,12 @@ def on_policy(versions_oldest: Tensor, current: int, *, max_staleness: int) -> T
     return (versions_oldest >= 0) & (current - versions_oldest <= max_staleness)
 
 
-@episode_filter("max-staleness", formula="episodes with no token older than `steps` versions", source="AReaL, prime-rl")
+@episode_filter(
+    "max-staleness",
+    formula="episodes with no token older than `steps` versions",
+    source="AReaL, prime-rl",
+    layout="tokens",
+)
 def max_staleness(
     kept: Tensor, groups: Tensor, versions: Tensor, mask: Tensor, episode: Tensor, *, steps: Count
 ) -> Tensor:

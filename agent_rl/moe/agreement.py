@@ -45,7 +45,7 @@ class RouteAgreement:
     """How far the routes of rollout and old agree, in a hundredth of their size."""
 
     tokens: Tensor
-    """float32 `[B, T]`, see `token_agreement`; read at sampled tokens only."""
+    """float32 `[B, T]`, or `[N]` of a batch, see `token_agreement`; read at sampled tokens only."""
     shared: Tensor
     """float64 `[B, layers]`: the share of the top-k experts that both took, summed over a row's sampled tokens."""
     known: Tensor
@@ -60,12 +60,8 @@ class RouteAgreement:
         at = torch.where((mask & ~tokens.isnan())[..., None], at, torch.nan)
         return cls(tokens, at.nansum(1), (~at.isnan()).sum(1).double())
 
-    def select(self, index: Tensor, width: int) -> RouteAgreement:
-        """Return some rows, cut to a width."""
-        return RouteAgreement(self.tokens[index, :width], self.shared[index], self.known[index])
 
-
-def routing_metrics(agreement: RouteAgreement | None, gaps: Tensor, mask: Tensor) -> dict[str, float]:
+def routing_metrics(agreement: RouteAgreement | None, gaps: Tensor, mask: Tensor, rows: Tensor) -> dict[str, float]:
     """Measure how far the routes of rollout and old differ, at the positions that tokens were sampled from.
 
     - `routing/agreement`, `routing/agreement_layer_N`: the mean share of the top-k experts that both took.
@@ -78,15 +74,15 @@ def routing_metrics(agreement: RouteAgreement | None, gaps: Tensor, mask: Tensor
 
     Args:
         agreement: of rollout and old; None for a dense model.
-        gaps: log old/mu, `[B, T]`.
-        mask: the tokens to measure, bool `[B, T]`: of each row all sampled ones, or none.
+        gaps: log old/mu, in the shape of the agreement of tokens.
+        mask: the tokens to measure, bool: of each row all sampled ones, or none.
+        rows: bool `[B]`: the rows with tokens to measure.
     """
     if agreement is None:
         return {}
     known = mask & ~agreement.tokens.isnan()
     if not known.any():
         return {}
-    rows = mask.any(-1)
     shared, tokens = agreement.shared[rows].sum(0), agreement.known[rows].sum(0)
     flipped = agreement.tokens[known] < 1
     gap = gaps[known].abs()

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from agent_rl.algorithms.layouts import Grid
 from agent_rl.moe.routes import Routes
 
 
 class RouteLog:
     """The routes of a whole batch, put together from those of its micro-batches."""
 
-    def __init__(self, lengths: Tensor, width: int) -> None:
-        """Begin with nothing, for rows of these lengths, int64 `[B]`, in a batch of a width."""
-        self.lengths, self.width = lengths, width
+    def __init__(self, tokens: int) -> None:
+        """Begin with nothing, for a batch of so many tokens."""
+        self.tokens = tokens
         self.own: Tensor | None = None
-        """int16 `[B, T, layers, top_k]`; -1 for padding and for what was not fed. None for a dense model."""
+        """int16 `[N, layers, top_k]`; -1 for what was not fed. None for a dense model."""
         self._probabilities: Tensor | None = None
 
-    def add(self, rows: Sequence[int], routes: Routes) -> None:
-        """Take in a forward pass over some rows."""
+    def add(self, grid: Grid, routes: Routes) -> None:
+        """Take in a forward pass over some rows, which are laid out in a grid."""
         if not routes.own:
             return
         own = torch.stack(routes.own, 1).cpu()
-        own = own.view(len(rows), -1, *own.shape[1:])
+        own = own.view(len(grid.inside), -1, *own.shape[1:])
         if self.own is None:
-            self.own = torch.full((len(self.lengths), self.width, *own.shape[2:]), -1, dtype=torch.int16)
-        index, fed = torch.as_tensor(rows), own.shape[1]
-        real = torch.arange(fed) < self.lengths[index, None]
-        self.own[index, :fed] = torch.where(real[..., None, None], own, -1).to(torch.int16)
+            self.own = torch.full((self.tokens, *own.shape[2:]), -1, dtype=torch.int16)
+        fed = own.shape[1]
+        real = grid.inside[:, :fed]
+        Grid(grid.places[:, :fed], real).put(own, self.own)
         logits = torch.stack([x.detach() for x in routes.logits])[:, real.flatten()]
         summed = torch.softmax(logits.double(), -1).sum(1)
         self._probabilities = summed if self._probabilities is None else self._probabilities + summed
@@ -49,7 +49,7 @@ class RouteLog:
         experts = self._probabilities.shape[-1]
         mean = self._probabilities / self._probabilities.sum(-1, keepdim=True)
         entropy = torch.special.entr(mean).sum(-1) / math.log(experts)
-        picks = self.own.flatten(0, 1).transpose(0, 1).flatten(1)
+        picks = self.own.transpose(0, 1).flatten(1)
         counts = torch.stack([torch.bincount(layer[layer >= 0].long(), minlength=experts) for layer in picks])
         load = counts.double() / counts.sum(-1, keepdim=True) * experts
         return {"routing/entropy": float(entropy.mean()), "routing/busiest_expert": float(load.max())}

@@ -41,8 +41,8 @@ class Learned:
         if config.recomputes_old:  # old is the policy before the update
             logprobs = scored.old_logprobs
         for rows, found in self.scores if not config.recomputes_old else ():
-            logprobs[rows, : found.shape[1]] = found.to(logprobs)
-        trained = self.kept[scored.rows.episode, None].expand_as(logprobs)
+            scored.rows.grid(rows).put(found, logprobs)
+        trained = self.kept[scored.rows.episode_of_token]
         pushed = None if learns_from_pairs(config) else self.weighed.advantages.masked_fill(~trained, torch.nan)
         return records_of(episodes, step, pushed, logprobs)
 
@@ -50,12 +50,12 @@ class Learned:
 def records_of(
     episodes: Sequence[Episode], step: int, advantages: Tensor | None, logprobs: Tensor
 ) -> list[TokenRecord]:
-    """Return the records of a batch's rows, both arrays `[B, T]`."""
+    """Return the records of a batch's rows, both arrays `[N]`."""
     all_pushed = None if advantages is None else advantages.numpy(force=True)
-    all_known, records = logprobs.numpy(force=True), list[TokenRecord]()
+    all_known, records, start = logprobs.numpy(force=True), list[TokenRecord](), 0
     for episode in episodes:
         for number, trajectory, own in rows_of(episode):
-            row, sampled = len(records), trajectory.loss_mask
+            row, sampled = slice(start, start := start + len(own)), trajectory.loss_mask
             pushed = None if all_pushed is None else _of_sampled(all_pushed[row], own, sampled)
             known = _of_sampled(all_known[row], own, sampled)
             records.append(TokenRecord(episode.id, number, step, pushed, known))
@@ -64,4 +64,4 @@ def records_of(
 
 def _of_sampled(row: FloatArray, own: BoolArray, sampled: BoolArray) -> FloatArray:
     """Return the numbers of a trajectory's sampled tokens; a fork's first were learned from in its parent."""
-    return np.where(own, row[: len(own)], np.float32(np.nan))[sampled]
+    return np.where(own, row, np.float32(np.nan))[sampled]

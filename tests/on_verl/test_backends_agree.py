@@ -151,9 +151,9 @@ def filled(rows: Rows, data: TensorDict) -> ScoredRows:
     for ours, theirs in COMPUTED.items():
         if theirs in data.keys():  # noqa: SIM118 - a TensorDict
             known, column = by_ids(data, theirs), torch.zeros_like(rows.rollout_logprobs)
-            for row, ids in enumerate(rows.token_ids.tolist()):
-                values = known[tuple(ids[: int(rows.lengths[row])])]
-                column[row, : len(values)] = values
+            for ids, part in zip(*(x.split(rows.lengths.tolist()) for x in (rows.token_ids, column)), strict=True):
+                values = known[tuple(ids.tolist())]
+                part[: len(values)] = values
             found[ours] = torch.where(rows.loss_mask, column, 0.0)
     return ScoredRows(rows, **found)
 
@@ -164,8 +164,9 @@ def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float =
     if algorithm.needs_values:
         x = replace(x, state_values=torch.stack([VALUES[e.id] for e in EPISODES]))
     batch, whole = algorithm.compute_weights(x, filled(x.rows, data))
-    scores = score_tokens(model, batch.rows.token_ids, temperature, entropy_gradient=True)
-    prepared, _ = algorithm.prepare(scores.logprobs.detach().float(), batch)
+    scores = score_tokens(model, batch.padded().rows.token_ids, temperature, entropy_gradient=True)
+    theta = batch.rows.grid().flat(scores.logprobs.detach().float(), len(batch.rows.token_ids))
+    prepared = algorithm.prepare(theta, batch)[0].padded()
     return algorithm.loss(scores.logprobs, scores.entropy, prepared.inputs, whole).loss, len(batch)
 
 

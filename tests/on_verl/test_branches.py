@@ -63,6 +63,7 @@ def test_forked_tokens_are_trained_on_once(name: str, played: tuple[list[Episode
     model = model.double()
     x = algorithm.experience(group_episodes(episodes))
     batch, whole = algorithm.compute_weights(x, ScoredRows(x.rows, x.rows.rollout_logprobs))
+    batch = batch.padded()
     scores = score_tokens(model, batch.rows.token_ids)
     expected_loss = algorithm.loss(scores.logprobs, scores.entropy, batch.inputs, whole).loss
     expected = gradient(expected_loss, model)

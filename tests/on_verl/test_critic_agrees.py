@@ -59,7 +59,8 @@ def embedded(critic: Critic) -> tuple[WeightedRows, torch.Tensor]:
     values = critic.float().values(None, x.rows, token_budget=100)
     scored = ScoredRows(x.rows, x.rows.rollout_logprobs, values=values)
     batch, whole = critic.double().algorithm.compute_weights(x, scored)
-    return batch, critic.loss(torch.empty(0), batch.rows.token_ids, batch.critic, whole)
+    padded = batch.padded()
+    return batch, critic.loss(torch.empty(0), padded.rows.token_ids, padded.critic, whole)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -144,14 +144,15 @@ def by_verl(engine: RoutedEngine, algorithm: Algorithm, packed: bool) -> tuple[f
 def embedded(model: PreTrainedModel, algorithm: Algorithm) -> tuple[float, Tensor, dict[str, float]]:
     """The same as the embedded trainer takes it."""
     x = algorithm.experience(group_episodes(EPISODES))
-    log = RouteLog(x.rows.lengths, x.rows.token_ids.shape[1])
-    given = x.rows.routed_experts if algorithm.config.routing.replay == "R3" else None
+    log, every, grid = RouteLog(len(x.rows.token_ids)), x.rows.padded(), x.rows.grid()
+    given = every.routed_experts if algorithm.config.routing.replay == "R3" else None
     with torch.no_grad(), routed(model, given) as routes:
-        old = score_tokens(model, x.rows.token_ids).logprobs
-    log.add(range(len(x.rows)), routes)
-    old = torch.where(x.rows.loss_mask, old, 0.0)
+        old = score_tokens(model, every.token_ids).logprobs
+    log.add(grid, routes)
+    old = grid.flat(torch.where(every.loss_mask, old, 0.0), len(x.rows.token_ids))
     rows = ScoredRows(x.rows, old, old_experts=log.own)
     batch, whole = algorithm.compute_weights(x, rows)
+    batch = batch.padded()
     model.zero_grad()
     replay, both = algorithm.config.routing.replay, (batch.rows.routed_experts, batch.scored.old_experts)
     with routed(model, None if replay == "none" else replayed_routes(replay, *both)):

@@ -168,15 +168,16 @@ def test_trainer_stores_what_tokens_were_worth(setup, tmp_path: Path) -> None:
     made.trainer.records = TokenRecordWriter(tmp_path / "own")
     made.step(OLD, "_compute_advantage")
     weighed = made.trainer.weighed
-    mask, records = weighed.batch.rows.loss_mask, list(read_token_records(tmp_path / "own"))
+    batch = weighed.batch.padded()
+    mask, records = batch.rows.loss_mask, list(read_token_records(tmp_path / "own"))
     stored = {e.id: e for e in read_episodes(made.trainer.store.path)}
     assert len(records) == len(mask) and {r.episode for r in records} <= stored.keys()
     for row, record in enumerate(records):
         sampled = stored[record.episode].trajectories[record.trajectory].loss_mask
         own = mask[row, : len(sampled)][torch.from_numpy(sampled)].numpy()
-        assert np.array_equal(record.logprobs[own], weighed.batch.scored.old_logprobs[row][mask[row]].numpy())
+        assert np.array_equal(record.logprobs[own], batch.scored.old_logprobs[row][mask[row]].numpy())
         kept = bool(weighed.kept[weighed.batch.rows.episode[row]])
-        pushed = weighed.batch.advantages[row][mask[row]].numpy()
+        pushed = batch.advantages[row][mask[row]].numpy()
         assert np.array_equal(record.advantages[own], pushed if kept else pushed * np.nan, equal_nan=True)
         assert np.isnan(record.logprobs[~own]).all()
 
@@ -230,7 +231,7 @@ def test_canary_watches_every_weight_sync(setup, monkeypatch: pytest.MonkeyPatch
 def test_trainer_scores_distributions_of_old_at_responses(setup) -> None:
     made = setup("grpo", "advantage=optimal-baseline", "proximal=recompute", "kl.where=loss")
     (update,) = made.step(OLD, REFERENCE, *LEARN)
-    scored = made.trainer.weighed.batch.scored
+    scored = made.trainer.weighed.batch.padded().scored
     mask = scored.rows.loss_mask
     places = torch.arange(mask.shape[1]).expand_as(mask)
     expected = (-0.01 * (places - 1)).exp()  # the workers' number at the position before a token

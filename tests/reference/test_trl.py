@@ -213,7 +213,7 @@ def test_decoupled_matches_trl(seed):
     weights = torch.tensor([1.0, 0.4], dtype=torch.float64)
     options = {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": weights}
     theirs = scored(GRPOTrainer, components, *ROWS, **options)
-    same(outcome.decoupled(components, weights, groups, None, None, None, eps=1e-4), theirs["advantages"], FLOAT32)
+    same(outcome.decoupled(components, weights, groups, eps=1e-4), theirs["advantages"], FLOAT32)
 
 
 @seeds

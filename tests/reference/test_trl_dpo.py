@@ -74,7 +74,7 @@ def test_dpo_of_single_rows_matches_trl(seed):
     prepared, ours = algorithm.prepare(logprobs, batch)
     theta = logprobs.clone().requires_grad_()
     for row in range(2 * count):
-        part, width = prepared.select([row]).inputs, int(batch.rows.lengths[row])
+        part, width = prepared.padded([row]).inputs, int(batch.rows.lengths[row])
         terms = algorithm.loss(theta[row : row + 1, :width], torch.zeros(1, width), part, Denominators(1, 1))
         terms.loss.backward()
     same(theta.grad, gradient, FLOAT32)

@@ -12,6 +12,7 @@ from agent_rl.algorithms.corrections import (
     geometric_rejection,
     k3_rejection,
     log_ratio,
+    sequence_normalised,
     sequence_rejection,
     sequence_tis,
     token_icepop,
@@ -52,7 +53,11 @@ def verl_keeps(batch, rule, threshold):
 @pytest.mark.parametrize(("ours", "level"), [(token_tis, "token"), (sequence_tis, "sequence")])
 def test_truncated_importance_sampling_matches_verl(seed, spread, extreme, normalise, ours, level):
     batch = rows(seed, spread=spread, extreme=extreme)
-    weight = ours(batch.old, batch.mu, batch.mask, cap=2.0, normalise=normalise)
+    weight = ours(batch.old, batch.mu, batch.mask, cap=2.0)
+    if normalise:
+        by_row = torch.arange(len(batch.mask))
+        by_token, mask = batch_normalised(weight, batch.mask), batch.mask
+        weight = by_token if level == "token" else sequence_normalised(weight, mask, by_row)
     options = {"rollout_is": level, "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": normalise}
     same(weight, verl_weights(batch, **options), MEAN)
     assert weight.any()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
+from agent_rl.algorithms.advantages.token import always_whitened
 from agent_rl.algorithms.advantages.token import whiten as whiten_tokens
 from agent_rl.algorithms.components import Count, NotNegative, advantage
 from agent_rl.algorithms.group_stats import (
@@ -175,16 +176,22 @@ def max_likelihood(scores: Tensor, groups: Tensor, *, eps: NotNegative = 1e-6) -
     return torch.where(mean > 0, (scores - mean) / (mean + eps), scores * 0)  # * 0 keeps NaN
 
 
+def _token_whitened(
+    found: Tensor, trained: Tensor, *, whiten: Literal["episodes", "tokens", "no"] = "episodes"
+) -> Tensor:
+    return whiten_tokens(found, trained) if whiten == "tokens" else found
+
+
 @advantage(
-    "decoupled", formula="A = whiten(sum_k w_k (r_k - mean_group) / (std_group + eps))", source="GDPO, 2601.05242"
+    "decoupled",
+    formula="A = whiten(sum_k w_k (r_k - mean_group) / (std_group + eps))",
+    source="GDPO, 2601.05242",
+    finish=_token_whitened,
 )
 def decoupled(
     components: Tensor,
     component_weights: Tensor,
     groups: Tensor,
-    episode: Tensor,
-    mask: Tensor,
-    trained: Tensor,
     *,
     whiten: Literal["episodes", "tokens", "no"] = "episodes",
     eps: NotNegative = 1e-6,
@@ -197,8 +204,8 @@ def decoupled(
     any component whose weight is not 0 is not scored, and takes no part in the statistics of the other components
     either; TRL leaves only that component out of the episode's sum.
 
-    The paper and TRL whiten over episodes; verl whitens over *tokens*, so that long episodes count more: the result is
-    then `[B, T]`. NeMo-RL has a leave-one-out baseline per component instead of the mean.
+    The paper and TRL whiten over episodes; verl whitens over *tokens*, afterwards, so that long episodes count more.
+    NeMo-RL has a leave-one-out baseline per component instead of the mean.
 
     Raises:
         ConfigError: if no reward has a weight.
@@ -213,15 +220,18 @@ def decoupled(
     total = components.new_zeros(len(components))
     for component, weight in zip(components.unbind(-1), component_weights[used].double(), strict=True):
         total = total + weight * group_relative(torch.where(unscored, torch.nan, component), groups, eps=eps)
-    if whiten == "tokens":
-        return whiten_tokens(on_tokens(total, episode, mask), trained)
     return total / group_deviation(total, torch.zeros_like(groups), eps) if whiten == "episodes" else total
 
 
-@advantage("reinforce-pp-baseline", formula="A = whiten(R - mean_group)", source="REINFORCE++-baseline, Hu et al. 2025")
-def reinforce_pp_baseline(scores: Tensor, groups: Tensor, episode: Tensor, mask: Tensor, trained: Tensor) -> Tensor:
-    """REINFORCE++ with a group baseline: reward minus group mean, whitened over the tokens of the batch, `[B, T]`."""
-    return whiten_tokens(on_tokens(group_relative(scores, groups, std=False), episode, mask), trained)
+@advantage(
+    "reinforce-pp-baseline",
+    formula="A = whiten(R - mean_group)",
+    source="REINFORCE++-baseline, Hu et al. 2025",
+    finish=always_whitened,
+)
+def reinforce_pp_baseline(scores: Tensor, groups: Tensor) -> Tensor:
+    """REINFORCE++ with a group baseline: reward minus group mean, then whitened over the trained tokens."""
+    return group_relative(scores, groups, std=False)
 
 
 @advantage("ones", formula="A = 1", source="RFT: filters say what is learned")
@@ -242,9 +252,3 @@ def best_against_worst(
     sides = torch.zeros_like(scores)
     sides[pairs[:, 0]], sides[pairs[:, 1]] = 1.0, -1.0
     return PairSides(sides)
-
-
-def on_tokens(per_episode: Tensor, episode: Tensor, mask: Tensor) -> Tensor:
-    """Put each episode's number on its sampled tokens, `[E]` → `[B, T]`; `episode` are the rows', NaN becomes 0."""
-    values = per_episode.nan_to_num(0.0)[episode, None]
-    return torch.where(mask, values, values.new_zeros(()))

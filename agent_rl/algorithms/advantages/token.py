@@ -1,7 +1,8 @@
 """Advantages of tokens: returns, GAE, whitening and a baseline for every step of a row.
 
 All take and return `[B, T]` and know only the tokens that the policy sampled, those of `mask`, wherever they are in a
-row: what the environment inserts between them changes nothing, and does not discount. Results are float64, 0 outside
+row: what the environment inserts between them changes nothing, and does not discount. As components a row is a whole
+episode, so that nothing depends on how it was cut. Results are float64, 0 outside
 the mask, and carry no gradient. A NaN reward means not scored: what follows from it is NaN, what does not is as if it
 had not been in the batch.
 """
@@ -35,7 +36,12 @@ def settle(rewards: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, torch.zeros_like(rewards).scatter_add(-1, home, rewards), 0.0)
 
 
-@advantage("returns", formula="A_t = sum_{s>=t} gamma^(s-t) r_s over sampled tokens", source="REINFORCE, Williams 1992")
+@advantage(
+    "returns",
+    formula="A_t = sum_{s>=t} gamma^(s-t) r_s over sampled tokens",
+    source="REINFORCE, Williams 1992",
+    layout="lines",
+)
 def returns_to_go(rewards: Tensor, mask: Tensor, *, gamma: Fraction = 1.0) -> Tensor:
     """Monte-Carlo returns, `G_t = r_t + gamma G_{t+1}` over the sampled tokens of a row; see `settle`."""
     rewards = settle(rewards, mask)
@@ -87,14 +93,25 @@ def whiten(x: Tensor, mask: Tensor, *, centre: bool = True) -> Tensor:
     return torch.where(mask, white if centre else white + mean, 0.0)
 
 
-@advantage("reinforce-pp", formula="A = whiten(returns)", source="REINFORCE++, Hu et al. 2025")
-def reinforce_pp(rewards: Tensor, mask: Tensor, trained: Tensor, *, gamma: Fraction = 1.0) -> Tensor:
-    """REINFORCE++: returns, whitened over all trained tokens of the batch (Hu et al. 2025, arXiv 2501.03262).
+def always_whitened(found: Tensor, trained: Tensor) -> Tensor:
+    """Whiten advantages over the tokens that are trained on."""
+    return whiten(found, trained)
+
+
+@advantage(
+    "reinforce-pp",
+    formula="A = whiten(returns)",
+    source="REINFORCE++, Hu et al. 2025",
+    layout="lines",
+    finish=always_whitened,
+)
+def reinforce_pp(rewards: Tensor, mask: Tensor, *, gamma: Fraction = 1.0) -> Tensor:
+    """REINFORCE++: returns, then whitened over all trained tokens of the batch (Hu et al. 2025, arXiv 2501.03262).
 
     The paper's KL penalty per token belongs into `rewards`, at sampled tokens only: at others it would be settled with
     the rest (slime's returns once contained the KL of tool results).
     """
-    return whiten(returns_to_go(rewards, mask, gamma=gamma), trained)
+    return returns_to_go(rewards, mask, gamma=gamma)
 
 
 def path_variance(logprobs: Tensor, sum_pi_squared: Tensor, mask: Tensor) -> Tensor:
@@ -150,6 +167,7 @@ def optimal_baseline(
     "optimal-baseline",
     formula="A_t = G_t - sum_group(W_t G_t) / sum_group W_t, W_t = sum_{j<=t} 1 - 2 pi_j + sum_v pi_j(v)^2 under old",
     source="Optimal token baseline, Li et al. 2026, 2602.07078",
+    layout="groups",
 )
 def over_optimal_baseline(
     rewards: Tensor,
@@ -163,7 +181,7 @@ def over_optimal_baseline(
     gamma: Fraction = 1.0,
     zero_tail: bool = True,
 ) -> Tensor:
-    """Returns minus `optimal_baseline`, within the rows of a group; an episode without a score takes no part."""
+    """Returns minus `optimal_baseline`, within the episodes of a group; an episode without a score takes no part."""
     unscored = scores.isnan()[episode, None]
     returns = returns_to_go(rewards, mask, gamma=gamma).masked_fill(unscored, torch.nan)
     weights = path_variance(old_logprobs, sum_pi_squared, mask)

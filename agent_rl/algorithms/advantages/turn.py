@@ -43,7 +43,12 @@ def turn_starts(turns: Tensor, mask: Tensor) -> Tensor:
     return mask & (turns != torch.nn.functional.pad(latest[:, :-1], (1, 0), value=-1))
 
 
-@advantage("turn-returns", formula="A_t = sum_{k>=turn(t)} gamma^(k-turn(t)) r_k", source="ROLL, segment-wise")
+@advantage(
+    "turn-returns",
+    formula="A_t = sum_{k>=turn(t)} gamma^(k-turn(t)) r_k",
+    source="ROLL, segment-wise",
+    layout="lines",
+)
 def turn_returns(rewards: Tensor, mask: Tensor, turns: Tensor, *, gamma: Fraction = 1.0) -> Tensor:
     """Returns with one discount per turn, `G_k = r_k + gamma G_{k+1}`, on all sampled tokens of turn `k`.
 

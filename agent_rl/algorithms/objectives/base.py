@@ -2,15 +2,17 @@
 
 Three policies may be involved: `mu` sampled the tokens, `old` is the proximal policy that clipping is relative to, and
 `theta` is being trained. An objective reads some of these, all `[B, T]`: `logprobs`, `old_logprobs`, `rollout_logprobs`
-and `reference_logprobs`, under theta, old, mu and the reference, `advantages` and `mask`. Only `logprobs` has a
-gradient. Where `mask` is False the caller has put zeros, and what is returned there is never read. An objective that
-reads `rollout_logprobs` weighs tokens by theta / mu itself.
+and `reference_logprobs`, under theta, old, mu and the reference, `advantages` and `mask`; one of sequences also reads
+`sequences`. Only `logprobs` has a gradient. Where `mask` is False the caller has put zeros, and what is returned there
+is never read. An objective that reads `rollout_logprobs` weighs tokens by theta / mu itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from agent_rl.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +31,27 @@ class TokenLoss:
     """The ratio that the objective is about, without gradient."""
     clipped: Tensor
     """bool: where the token's gradient was cut off or its weight capped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """What objectives of sequences know of each row's episode, whose other rows may be elsewhere; all `[B, 1]`."""
+
+    length: Tensor
+    """The tokens that were sampled in the episode."""
+    drift: Tensor
+    """The sum over the tokens of its other rows of what the objective takes the mean of, under theta as it is."""
+    advantage: Tensor
+    """The sum of their advantages."""
+    slope: Tensor
+    """What all its counted tokens weigh, by what those of this row do: their losses have a gradient by these, too."""
+
+    @classmethod
+    def of(cls, mask: Tensor) -> Sequences:
+        """Return what is known where each row is a whole episode."""
+        length = mask.sum(-1, keepdim=True)
+        nothing = torch.zeros_like(length, dtype=torch.float32)
+        return cls(length, nothing, nothing, torch.ones_like(nothing))
 
 
 @dataclass(frozen=True, slots=True)

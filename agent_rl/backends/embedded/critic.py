@@ -61,22 +61,22 @@ class Critic(nn.Module):
         precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
         given: Tensor | None = None,
     ) -> Tensor:
-        """Return the values at the sampled tokens of a whole batch, float32 `[B, T]`; 0 elsewhere.
+        """Return the values at the sampled tokens of a whole batch, float32 `[N]`; 0 elsewhere.
 
         `token_budget` padded tokens at a time. A shared critic reads the policy's trunk as the update will: in this
-        precision, on the routes `given` of a mixture of experts, `[B, T, layers, top_k]`.
+        precision, on the routes `given` of a mixture of experts, `[N, layers, top_k]`.
         """
         whole = torch.zeros_like(rows.rollout_logprobs)
         for indices in rows.cut_rows(token_budget):
-            part = rows.select(indices, self.head.weight.device)
+            part, grid = rows.padded(indices, self.head.weight.device), rows.grid(torch.tensor(indices))
             if self.trunk is not None:
                 states = _states(self.trunk, part.token_ids)
             else:
-                routes = None if given is None else given[indices, : part.token_ids.shape[1]]
+                routes = None if given is None else grid.lay(given, -1)
                 with precision.region(part.token_ids.device), routed(policy, routes):
                     states = pad(states_of(policy, part.token_ids[:, :-1]), (0, 0, 1, 0))
             values = self._read(states)
-            whole[indices, : values.shape[1]] = torch.where(part.loss_mask, values, 0.0).to(whole.device)
+            grid.put(torch.where(part.loss_mask, values, 0.0), whole)
         return whole
 
     def loss(self, states: Tensor, token_ids: Tensor, targets: CriticTargets, whole: Denominators) -> Tensor:

@@ -35,18 +35,18 @@ def mini_batches(
 
     `weighed` are all rows of the step; `wanted`, bool, says which of them `batch` has.
     """
-    counts = weighed.counted.any(-1) | wanted
+    counts = (weighed.rows.sum(weighed.counted) > 0) | wanted
     for number, (epoch, groups) in enumerate(deal(sorted({*weighed.group[counts].tolist()}), updates, seed, step)):
         chosen = torch.tensor(groups)
         rows = torch.nonzero(torch.isin(batch.group, chosen))[:, 0]
         if updates.most > 1:
             _log.debug("step %d: update %d, epoch %d: groups %s", step + 1, number + 1, epoch + 1, groups)
         if len(rows):
-            members = torch.isin(weighed.group, chosen)
-            counted, valued = weighed.counted[members], None if weighed.critic is None else weighed.critic.valued
+            members = torch.nonzero(torch.isin(weighed.group, chosen))[:, 0]
+            every = weighed.select(members)
             part = batch if len(rows) == len(batch) else batch.select(rows)
             if weighed.prompt_shares is not None:
                 shares = torch.zeros_like(weighed.prompt_shares)
-                shares[members] = shares_of_prompts(counted, weighed.group[members])
+                shares[members] = shares_of_prompts(every.rows.sum(every.counted), every.group)
                 part = replace(part, prompt_shares=shares[wanted][rows])
-            yield MiniBatch(epoch, rows, part, Denominators.of(counted, None if valued is None else valued[members]))
+            yield MiniBatch(epoch, rows, part, every.denominators)

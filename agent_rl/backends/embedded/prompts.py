@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from agent_rl.algorithms import Rows
+from agent_rl.algorithms.layouts import Grid
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.engines.embedded.parts import body_of, unwrapped
 
@@ -121,7 +122,8 @@ def sharing(
         yield None
         return
     lengths, place, first = found
-    ids = rows.token_ids[first, : int(lengths.max())].to(model.device)  # nothing reads what is behind a shorter one
+    grid = Grid.of(rows.starts[first], lengths[first])
+    ids = grid.lay(rows.token_ids).to(model.device)  # nothing reads what is behind a shorter one
     with precision.region(model.device):
         cache = body_of(model)(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values
     computed = [x for layer in cache.layers for x in (layer.keys, layer.values)]
@@ -162,8 +164,10 @@ def _common(rows: Rows, group: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     _, place = torch.unique(group, return_inverse=True)
     index, count = torch.arange(len(place)), len(place.unique())
     first = index.new_full((count,), len(place)).scatter_reduce(0, place, index, "amin")
-    own = rows.loss_mask | (rows.token_ids != rows.token_ids[first[place]])
+    grid = rows.grid()
+    token_ids = grid.lay(rows.token_ids)
+    own = grid.lay(rows.loss_mask) | (token_ids != token_ids[first[place]])
     alike = (own.int().argmax(1) - 1).clamp(min=0)
-    lengths = alike.new_full((count,), rows.token_ids.shape[1]).scatter_reduce(0, place, alike, "amin")
+    lengths = alike.new_full((count,), token_ids.shape[1]).scatter_reduce(0, place, alike, "amin")
     saved = lengths[place].sum() - lengths.sum()
     return (lengths[place], place, first) if saved > WORTHWHILE * rows.lengths.sum() else None

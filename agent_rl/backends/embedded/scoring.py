@@ -87,21 +87,20 @@ def score_rows(
     given: Tensor | None = None,
     log: RouteLog | None = None,
 ) -> list[Tensor]:
-    """Return some of a model's `Scores` of whole rows by their names, each float32 `[B, T]`; 0 outside the mask.
+    """Return some of a model's `Scores` of whole rows by their names, each float32 `[N]`; 0 outside the mask.
 
     They are scored without gradient in micro-batches of `token_budget` padded tokens. A mixture of experts takes the
-    routes `given`, `[B, T, layers, top_k]`; `log` stores those that it would have taken.
+    routes `given`, `[N, layers, top_k]`; `log` stores those that it would have taken.
     """
     whole = [torch.zeros_like(rows.rollout_logprobs) for _ in names]
     for indices in rows.cut_rows(token_budget):
-        part = rows.select(indices, model.device)
-        width = part.token_ids.shape[1]
-        with routed(model, None if given is None else given[indices, :width]) as routes:
+        part, grid = rows.padded(indices, model.device), rows.grid(torch.tensor(indices))
+        with routed(model, None if given is None else grid.lay(given, -1)) as routes:
             scores = score_tokens(model, part.token_ids, temperature, wanted=part.loss_mask, precision=precision)
         if log is not None:
-            log.add(indices, routes)
+            log.add(grid, routes)
         for out, name in zip(whole, names, strict=True):
-            out[indices, :width] = getattr(scores, name).to(out.device)
+            grid.put(getattr(scores, name), out)
     return whole
 
 

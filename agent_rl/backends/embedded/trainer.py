@@ -200,7 +200,7 @@ class Trainer:
 
     def _add_gradients(self, part: MiniBatch, rows: Tensor) -> dict[str, float]:
         """Add the gradients of a mini-batch, which is prepared first; return what the update reports."""
-        prepared, of_objective = self._prepare(part.batch) if self.algorithm.preparation else (part.batch, {})
+        prepared, of_objective = self._prepare(part.batch) if self.algorithm.prepares(part.batch) else (part.batch, {})
         sums = dict[str, float]()
         for cut, found, logprobs in self.processes.gradients(self.gradients, prepared, part.whole):
             if part.epoch == 0 and self.learned is not None:
@@ -228,7 +228,7 @@ class Trainer:
             with sharing(model, some.rows, some.group, self.config.precision) as shared:
                 for cut in some.cut_rows(budget):
                     prompt = None if shared is None else shared.of(cut)
-                    found = self._accumulate(some.select(cut, float64_device(model.device)), whole, prompt)
+                    found = self._accumulate(some.padded(cut, float64_device(model.device)), whole, prompt)
                     yield Gradient([part[row] for row in cut], *found)
 
     def _accumulate(
@@ -263,7 +263,7 @@ class Trainer:
         scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
         if algorithm.recomputes_old:
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
-            log = RouteLog(rows.lengths, rows.token_ids.shape[1]) if self.is_mixture else None
+            log = RouteLog(len(rows.token_ids)) if self.is_mixture else None
             started = time.perf_counter()
             old, *squares = self._scores(self.actor.model, rows, *names, given=given, log=log)
             scored = replace(scored, old_logprobs=old, sum_pi_squared=squares[0] if squares else None)

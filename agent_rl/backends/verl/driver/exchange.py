@@ -12,7 +12,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
-from agent_rl.algorithms.aggregation import shares_of_prompts
 from agent_rl.algorithms.components import computed
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.objectives.value import critic_metrics
@@ -70,7 +69,7 @@ def receive(keys: Sequence[str], extra_fields: Sequence[dict[str, Any]], padding
 
 
 Positions = Sequence[tuple[int, slice] | None]
-"""For each of verl's rows: our row and the columns of its response; None where there is nothing to train on."""
+"""For each of verl's rows: our row, and where its response is in our flat arrays; None if there is nothing to train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class SentBatch:
     metrics: dict[str, float]
 
     def by_token(self, responses: Sequence[Tensor]) -> Tensor:
-        """Move values from the responses of verl's rows to the same tokens of ours, `[B, T]`."""
+        """Move values from the responses of verl's rows to the same tokens of ours, `[N]`."""
         return from_verl_rows(self.positions, responses, self.batch.rows.rollout_logprobs)
 
     def records(self, received: ReceivedBatch, step: int, config: AlgorithmConfig) -> list[TokenRecord]:
@@ -135,8 +134,9 @@ def compute_weights(
         raise RuntimeError(_nothing_sampled(received.episodes))
     prompts, responses = data["prompts"], data["responses"]
     lengths = list(zip(prompts.offsets().diff().tolist(), responses.offsets().diff().tolist(), strict=True))
+    starts = x.rows.starts.tolist()
     positions = [
-        None if row is None else (row, slice(prompt, prompt + response))
+        None if row is None else (row, slice(starts[row] + prompt, starts[row] + prompt + response))
         for row, (prompt, response) in zip(own_rows(x, received), lengths, strict=True)
     ]
     _check_tokens(x.rows, received, positions, data)
@@ -144,7 +144,7 @@ def compute_weights(
     if algorithm.needs_reference:  # here, not only in the workers' loss
         computed(scored.reference_logprobs, "reference_logprobs", f"algorithm={algorithm.config.name}")
     batch, _, wanted = algorithm.compute_weights_in_place_order(x, scored)
-    batch, counts = _by_mini_batch(batch, positions, mini_batches or [0] * len(positions))
+    batch, counts = _by_mini_batch(algorithm, batch, positions, mini_batches or [0] * len(positions))
     responses_of = [n for _, n in lengths]
     metrics = algorithm.diagnose(x, scored, version)
     if batch.critic is not None:
@@ -161,9 +161,9 @@ def _check_tokens(rows: Rows, received: ReceivedBatch, positions: Positions, dat
     for position, place, prompt, response, mask in zip(positions, received.places, *columns, strict=True):
         if position is not None and place is not None:
             row = received.episodes[place[0]], place[1]
-            ids = rows.token_ids[position[0], : int(rows.lengths[position[0]])].tolist()
+            ids = rows.token_ids[rows.places(torch.tensor([position[0]]))].tolist()
             check_row(*row, "ids", ids, prompt.tolist() + response.tolist())
-            check_row(*row, "mask", rows.loss_mask[position].int().tolist(), mask.tolist())
+            check_row(*row, "mask", rows.loss_mask[position[1]].int().tolist(), mask.tolist())
 
 
 def _scored(rows: Rows, positions: Positions, data: TensorDict) -> ScoredRows:
@@ -188,27 +188,33 @@ def _agreement(rows: Rows, positions: Positions, data: TensorDict) -> RouteAgree
     return RouteAgreement(torch.where(equal < 0, torch.nan, equal / sums.shape[-1]), *sums.unbind(1))
 
 
-def _by_mini_batch(batch: WeightedRows, positions: Positions, numbers: Sequence[int]) -> tuple[WeightedRows, Tensor]:
+SHARES = ("prompt_shares", "sequence_tokens")
+"""What an aggregation may read of all rows of an update."""
+
+
+def _by_mini_batch(
+    algorithm: Algorithm, batch: WeightedRows, positions: Positions, numbers: Sequence[int]
+) -> tuple[WeightedRows, Tensor]:
     """Count the rows of each mini-batch as if they were all.
 
     Returns:
-        The rows, with their shares of the mini-batch's prompts, and the `Denominators` of every row of verl's, int64
-        `[rows, 3]`; the critic's are those of the whole batch, which its updates take.
+        The rows, with what their aggregation reads of the mini-batch, and the `Denominators` of every row of verl's,
+        int64 `[rows, 3]`; the critic's are those of the whole batch, which its updates take.
     """
     number_of = torch.tensor([-1] * len(batch))
     for position, number in zip(positions, numbers, strict=True):
         if position is not None:
             number_of[position[0]] = number
-    valued = None if batch.critic is None else batch.critic.valued
-    counts, shares = dict[int, list[int]](), torch.zeros(len(batch))
+    found, valued = dict[int, Denominators](), batch.denominators.valued
+    of_rows = {name: torch.zeros(len(batch)) for name in SHARES if getattr(batch, name) is not None}
     for number in {*numbers}:
         rows = torch.nonzero(number_of == number)[:, 0]
-        whole = Denominators.of(batch.counted[rows], valued)
-        counts[number] = [whole.tokens, whole.sequences, whole.valued]
-        shares[rows] = shares_of_prompts(batch.counted[rows], batch.group[rows])
-    if batch.prompt_shares is not None:
-        batch = replace(batch, prompt_shares=shares)
-    return batch, torch.tensor([counts[number] for number in numbers])
+        part = algorithm.shares(batch.select(rows))
+        found[number] = part.denominators
+        for name, whole in of_rows.items():
+            whole[rows] = getattr(part, name)
+    counts = [[(n := found[number]).tokens, n.sequences, valued] for number in numbers]
+    return replace(batch, **of_rows), torch.tensor(counts)  # type: ignore[arg-type]
 
 
 def _sent(batch: WeightedRows, counts: Tensor, positions: Positions, lengths: Sequence[int]) -> TensorDict:
@@ -218,10 +224,20 @@ def _sent(batch: WeightedRows, counts: Tensor, positions: Positions, lengths: Se
     if batch.critic is not None:
         arrays |= {"returns": batch.critic.returns, "valued": batch.critic.valued.float()}
     sent = {SENT[name]: to_verl_rows(positions, array, lengths) for name, array in arrays.items()}
-    if (shares := batch.prompt_shares) is not None:
-        sent[SENT["prompt_shares"]] = torch.tensor([0.0 if p is None else float(shares[p[0]]) for p in positions])
+    for name in SHARES:
+        if (of_rows := getattr(batch, name)) is not None:
+            sent[SENT[name]] = torch.tensor([0.0 if p is None else float(of_rows[p[0]]) for p in positions])
     sent[WHOLE] = counts
     return TensorDict(sent, batch_size=len(positions))
+
+
+def prepares_updates(algorithm: Algorithm, weighed: SentBatch, updates: int) -> bool:
+    """Whether theta scores the whole batch before each of so many updates.
+
+    Where objectives of sequences meet episodes in several rows, it does for a single update; in several, each row is
+    taken for a sequence: verl cuts mini-batches and steps the learning rate within one call.
+    """
+    return algorithm.needs_scores_before_update or (updates == 1 and algorithm.prepares(weighed.batch))
 
 
 def prepare(algorithm: Algorithm, weighed: SentBatch, logprobs: Tensor) -> tuple[TensorDict, dict[str, float]]:
@@ -230,21 +246,24 @@ def prepare(algorithm: Algorithm, weighed: SentBatch, logprobs: Tensor) -> tuple
     Args:
         algorithm: what to compute.
         weighed: the batch.
-        logprobs: of our rows under the weights that are about to be updated, `[B, T]`.
+        logprobs: of our rows under the weights that are about to be updated, `[N]`.
 
     Returns:
         What to send, by verl's row, and what the objective reports; nothing to report if no row has a gradient.
     """
     whole, rows = weighed.batch, torch.nonzero(weighed.wanted)[:, 0]
-    part, metrics = whole.select(rows), dict[str, float]()
-    width = part.rows.token_ids.shape[1]
+    part, places, metrics = whole.select(rows), whole.rows.places(rows), dict[str, float]()
     if len(part):
-        part, metrics = algorithm.prepare(logprobs[rows, :width], part)
+        part, metrics = algorithm.prepare(logprobs[places], part)
     sent = {}
     for name in ("advantages", "weights"):
         array = torch.zeros_like(getattr(whole, name))
-        array[rows, :width] = getattr(part, name)
+        array[places] = getattr(part, name)
         sent[SENT[name]] = to_verl_rows(weighed.positions, array, weighed.lengths)
+    if part.sequences is not None:
+        of_rows = torch.ones(len(whole) + 1, part.sequences.shape[1])
+        of_rows[rows] = part.sequences
+        sent[SENT["sequences"]] = of_rows[[-1 if p is None else p[0] for p in weighed.positions]]
     return TensorDict(sent, batch_size=len(weighed.positions)), metrics
 
 
@@ -263,18 +282,18 @@ def own_rows(x: Experience, received: ReceivedBatch) -> list[int | None]:
 
 
 def from_verl_rows(positions: Positions, responses: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Put verl's arrays over responses into an array over our rows, `[B, T]`; 0 elsewhere."""
+    """Put verl's arrays over responses into an array over our tokens, `[N]`; 0 elsewhere."""
     out = torch.zeros_like(like)
     for position, values in zip(positions, responses, strict=True):
         if position is not None:
-            out[position] = values.to(out.dtype)
+            out[position[1]] = values.to(out.dtype)
     return out
 
 
 def to_verl_rows(positions: Positions, array: Tensor, lengths: Sequence[int]) -> Tensor:
     """Cut the responses of verl's rows out of an array over our rows; zeros where there is nothing to train on."""
     parts = [
-        array.new_zeros(length) if position is None else array[position]
+        array.new_zeros(length) if position is None else array[position[1]]
         for position, length in zip(positions, lengths, strict=True)
     ]
     return torch.nested.as_nested_tensor(parts, layout=torch.jagged)

@@ -41,6 +41,7 @@ from agent_rl.backends.verl.driver.exchange import (
     SentBatch,
     compute_weights,
     prepare,
+    prepares_updates,
     receive,
     score_metrics,
 )
@@ -257,18 +258,16 @@ class AlgorithmTrainer(PPOTrainer):
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
-        """Take `ppo_epochs` updates on each mini-batch, by default the whole batch, divided by what counts in it.
-
-        None if nothing has a gradient: momentum and weight decay alone are no step.
-        """
+        """Take `ppo_epochs` updates on each mini-batch; none if nothing has a gradient: momentum alone is no step."""
         if not metrics[SAMPLES]:
             return batch
         updates = self.config.actor_rollout_ref.actor.ppo_epochs
-        for number in range(updates) if self.algorithm.needs_scores_before_update else ():
+        prepares = prepares_updates(self.algorithm, self.weighed, updates * self._mini_batches)
+        for number in range(updates) if prepares else ():
             sent, found = prepare(self.algorithm, self.weighed, self._theta(batch, number))
             metrics |= found
             batch = self._update(_put(batch, sent), 1, metrics)
-        return batch if self.algorithm.needs_scores_before_update else self._update(batch, updates, metrics)
+        return batch if prepares else self._update(batch, updates, metrics)
 
     def _update(self, batch: KVBatchMeta, updates: int, metrics: dict[str, float]) -> KVBatchMeta:
         self._instruct(batch, updates, self._mini_batches)
@@ -280,7 +279,7 @@ class AlgorithmTrainer(PPOTrainer):
         return batch
 
     def _theta(self, batch: KVBatchMeta, number: int) -> Tensor:
-        """Return log-probabilities of the whole batch under the weights as they are, before update `number`; `[B, T]`.
+        """Return log-probabilities of the whole batch under the weights as they are, before update `number`; `[N]`.
 
         Before the first update they are old's, if those were computed: in this step, so with these weights.
         """

@@ -27,6 +27,8 @@ SENT = {
     "weights": "agent_rl_weights",
     "counted": "agent_rl_counted",
     "prompt_shares": "agent_rl_prompt_shares",
+    "sequence_tokens": "agent_rl_sequence_tokens",
+    "sequences": "agent_rl_sequences",
     "values": "values",
     "returns": "returns",
     "valued": "agent_rl_valued",
@@ -125,6 +127,8 @@ def loss_inputs(columns: dict[str, Tensor]) -> LossInputs:
         weights=columns["weights"],
         counted=columns["counted"].bool(),
         prompt_shares=columns.get("prompt_shares"),
+        sequence_tokens=columns.get("sequence_tokens"),
+        sequences=columns.get("sequences"),
     )
 
 

@@ -1,0 +1,137 @@
+"""An episode is one, however many rows it is trained in: cutting it changes nothing, for every preset and component."""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, ScoredRows, WeightedRows, collate
+from agent_rl.algorithms.batch import Sample
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.config import choices, load_config
+from tests.doubles import example_sample
+from tests.test_gradients import experience
+
+WIDTH = 9
+SAMPLED = [[1, 2, 4], [2, 5, 7], [3, 4, 5, 8], [1, 6], [1, 2, 3], [4, 7], [2, 3, 5, 6, 8], [5]]
+"""Where eight episodes, in two groups of four, have sampled tokens; three tokens are a turn."""
+SCORES = [1.0, 0.0, 0.5, 0.25, 2.0, 1.5, 0.75, 3.0]
+RECOMPUTED: dict[str, object] = {"proximal": "recompute"}
+OTHERS: dict[str, dict[str, object]] = {
+    **{name: RECOMPUTED | {"advantage": name} for name in ("turn-returns", "optimal-baseline", "length-weighted")},
+    "decoupled over tokens": {"advantage": {"name": "decoupled", "whiten": "tokens"}},
+    "turn-gae": {"advantage": "turn-gae", "critic": {"where": "shared"}},
+    "geometric weights": RECOMPUTED | {"weight": {"name": "geometric-tis", "normalise": True}},
+    **{name: RECOMPUTED | {"rejection": {"name": name, "high": 1.05}} for name in ("sequence", "geometric")},
+    "k3": RECOMPUTED | {"rejection": {"name": "k3", "max_k3": 0.005}, "denominators": "kept"},
+    **{name: RECOMPUTED | {"objective": name} for name in ("gspo-token", "luspo", "gmpo")},
+    "gspo over tokens": RECOMPUTED | {"objective": "gspo", "weight": "sequence-tis"},
+    **{name: {"aggregation": name} for name in ("seq-mean-token-sum", "seq-mean-token-mean", "prompt-mean")},
+    "no zero advantages": {"aggregation": "seq-mean-token-mean", "count_zero_advantage": False},
+}
+CASES = [*choices("algorithm"), *OTHERS]
+
+
+@functools.cache
+def algorithm(name: str) -> Algorithm:
+    if name in OTHERS:
+        return Algorithm(AlgorithmConfig.model_validate(OTHERS[name]))
+    return Algorithm(load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm)
+
+
+def samples() -> list[Sample]:
+    made = [example_sample(WIDTH, at, SCORES[i], seed=i, episode=i) for i, at in enumerate(SAMPLED)]
+    for sample in made:
+        sample.turns[:] = np.arange(WIDTH) // 3
+    return made
+
+
+def cut(sample: Sample, after: list[int]) -> list[Sample]:
+    """Return the rows of an episode that forks after these tokens; a row repeats what came before it, untrained."""
+    ends = [*sorted({n for n in after if n < WIDTH}), WIDTH]
+    rows = []
+    for start, end in zip([0, *ends], ends, strict=False):
+        own = sample.loss_mask & (np.arange(WIDTH) >= start) & (np.arange(WIDTH) < end)
+        if own.any():
+            row = replace(sample, loss_mask=own, **{n: np.where(own, getattr(sample, n), 0) for n in ("rewards",)})
+            rows.append(replace(row, **{name: getattr(row, name)[:end] for name in ARRAYS}))
+    return rows
+
+
+ARRAYS = ("token_ids", "loss_mask", "rollout_logprobs", "rewards", "policy_versions", "turns", "sources")
+
+
+def given_rows(name: str, rows: list[Sample]) -> tuple[Experience, ScoredRows, Tensor]:
+    """Return the episodes in these rows, their scores, and theta; numbers follow from the token, not from its row."""
+    whole = experience(samples(), [i // 4 for i in range(8)])
+    x = replace(whole, rows=collate(rows), states=torch.zeros(8, 3, dtype=torch.int64))
+    x = replace(x, state_values=torch.arange(24.0, dtype=torch.float64).view(8, 3).cos())
+    mu, seen = x.rows.rollout_logprobs, x.rows.loss_mask
+    noise = [(1.7 * x.rows.token_ids + 3.1 * x.rows.episode_of_token + k).sin() for k in range(5)]
+    old = mu - 0.1 * noise[0] * seen if algorithm(name).config.recomputes_old else mu
+    found = ScoredRows(
+        x.rows, old, reference_logprobs=mu - 0.3 * noise[1], values=noise[2], sum_pi_squared=0.5 + noise[3] / 2
+    )
+    return x, found, old + 0.2 * noise[4]
+
+
+def learned(name: str, rows: list[Sample]) -> tuple[WeightedRows, Denominators, Tensor, float]:
+    """Return all rows weighed, the counts, the gradient of each token, and the loss."""
+    ours, (x, scored, theta) = algorithm(name), given_rows(name, rows)
+    weighed, whole, wanted = ours.compute_weights_in_place_order(x, scored)
+    index = torch.nonzero(wanted)[:, 0]
+    places = x.rows.places(index)
+    batch, _ = ours.prepare(theta[places], weighed.select(index))
+    gradient, loss = torch.zeros_like(theta), 0.0
+    for part in batch.cut_rows(12):
+        grid = batch.rows.grid(torch.tensor(part))
+        leaf = grid.lay(theta[places]).requires_grad_()
+        terms = ours.loss(leaf, torch.zeros_like(leaf), batch.padded(part).inputs, whole)
+        terms.loss.backward()
+        assert leaf.grad is not None
+        found = torch.zeros(len(places))
+        grid.put(leaf.grad, found)
+        gradient[places] += found
+        loss += terms.loss.item()
+    return weighed, whole, gradient, loss
+
+
+@functools.cache
+def uncut(name: str) -> tuple[WeightedRows, Denominators, Tensor, float]:
+    return learned(name, samples())
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(deadline=None, max_examples=4)
+@given(st.lists(st.lists(st.integers(2, WIDTH), max_size=3), min_size=8, max_size=8))
+def test_cutting_episodes_into_rows_changes_nothing(name: str, after: list[list[int]]) -> None:
+    rows = [row for sample, places in zip(samples(), after, strict=True) for row in cut(sample, places)]
+    (one, whole, gradient, loss), (cuts, counts, found, total) = uncut(name), learned(name, rows)
+    sampled, ours = one.rows.loss_mask, cuts.rows.loss_mask
+    assert counts == whole and int(ours.sum()) == int(sampled.sum())
+    for array in ("advantages", "weights", "counted"):
+        expected, got = getattr(one, array)[sampled].double(), getattr(cuts, array)[ours].double()
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    if one.critic is not None and cuts.critic is not None:
+        torch.testing.assert_close(cuts.critic.returns[ours], one.critic.returns[sampled], rtol=1e-6, atol=1e-6)
+        assert torch.equal(cuts.critic.valued[ours], one.critic.valued[sampled])
+    scale = float(gradient.abs().max())
+    assert scale > 1e-5
+    torch.testing.assert_close(found[ours], gradient[sampled], rtol=1e-5, atol=1e-6 * scale)
+    assert total == pytest.approx(loss, rel=1e-5, abs=1e-6)
+
+
+def test_cutting_keeps_episode_wide_diagnostics() -> None:
+    """Sequences in the metrics are episodes, too."""
+    name = "geometric weights"
+    plain, *_ = given_rows(name, samples()), None
+    rows = [row for sample in samples() for row in cut(sample, [4])]
+    metrics = [algorithm(name).diagnose(x, scored) for x, scored, _ in (plain, given_rows(name, rows))]
+    assert len(rows) > 8 and metrics[0] == pytest.approx(metrics[1], rel=1e-6, abs=1e-7)
+    shared = metrics[0].keys()
+    assert "mismatch/seq_eff_sample_size" in shared and "rollout_corr/rollout_rs_seq_masked_fraction" in shared
