@@ -28,7 +28,7 @@ def test_same_updates_are_those_of_equal_direction() -> None:
     x = replace(x, states=torch.arange(8)[:, None] // 3, state_values=torch.arange(8.0)[:, None] / 9, **parts)
     for name, config in configs.items():
         batch, whole = Algorithm(config).compute_weights(x, scored)
-        gradient = slope(config, [batch], whole)
+        gradient = slope(config, [batch.padded()], whole)
         directions[name] = gradient / gradient.norm()
     for one, other in combinations(configs, 2):
         alike = torch.allclose(directions[one], directions[other], atol=1e-6)
