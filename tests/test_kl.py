@@ -51,6 +51,8 @@ def at(x: float, kind: str, dtype: torch.dtype = F64) -> tuple[float, float]:
         ("k3", -0.7, 0.31375271, -1.01375271),
         ("k1+", -0.7, -0.7, -0.7),
         ("k3+", -0.7, 0.31375271, -0.7),
+        ("abs", 0.5, 0.5, 1),
+        ("abs", -0.7, 0.7, -1),
     ],
 )
 def test_kl_estimate_values_and_slopes_by_hand(kind: str, x: float, value: float, slope: float) -> None:
@@ -92,6 +94,15 @@ def test_kl_estimate_expected_gradients_on_policy(start: Tensor, other: Tensor) 
         "k3": forward,
     }.items():
         torch.testing.assert_close(found[kind], expected, msg=kind)
+
+
+@given(logits(0.6), logits(0.6))
+@settings(deadline=None, max_examples=30)
+def test_abs_kl_has_the_gradient_of_the_total_variation(start: Tensor, other: Tensor) -> None:
+    start.requires_grad_()
+    theta, reference = start.log_softmax(-1), other.log_softmax(-1)
+    found = gradient((theta.exp().detach() * kl_estimate(theta, reference, kind="abs")).sum(), start)
+    torch.testing.assert_close(found, gradient((theta.exp() - reference.exp()).abs().sum(), start))
 
 
 def test_k2_value_and_k3_gradient_are_biased() -> None:

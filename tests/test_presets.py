@@ -56,7 +56,8 @@ def test_dynamic_sampling_fills_the_batch(folder: Path, tmp_path: Path) -> None:
 
 def test_unfilled_batch_is_skipped(folder: Path, tmp_path: Path) -> None:
     algorithm = {"filters": ["varied-groups"], "refill": {"max_rounds": 2, "oversampling": 1.0}}
-    settings = config(tmp_path, algorithm=algorithm, rollout={"groups": 2, "samples": 1, "slots": 8, "max_tokens": 24})
+    settings = config(tmp_path, algorithm=algorithm, rollout={"groups": 2, "samples": 2, "slots": 8, "max_tokens": 24})
+    settings = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"samples": 1})})
     trainer = Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), settings)
     before = trainer.actor.model.lm_head.weight.clone()
     result = trainer.train_step()  # a group of one never differs, so that none is kept

@@ -76,13 +76,13 @@ class Algorithm(Requirements):
         """Read the groups of a step, shape the episodes' scores and mark what is trained on."""
         x = Experience.of(groups)
         x = _without(x, groups, self.endings) if self.endings else x
-        rows, scores = x.rows, x.scores
+        rows, scores, unshaped = x.rows, x.scores, SimpleNamespace(unshaped=x.scores)
         for shape in self.shaping:
             found = call(shape, rows, of_tokens(rows), SimpleNamespace(scores=scores), x)
             scores = shaped(shape, found, x.scores.shape)
         x = x.rescored(scores) if self.shaping else x
         for keep in self.filters:
-            kept = shaped(keep, call(keep, rows, of_tokens(rows), x), x.kept.shape)
+            kept = shaped(keep, call(keep, rows, of_tokens(rows), x, unshaped), x.kept.shape)
             x = replace(x, kept=x.kept & kept)
         return x
 

@@ -270,7 +270,7 @@ _POLICIES = ("logprobs", "old_logprobs", "rollout_logprobs", "reference_logprobs
 
 shaping: ComponentRegistry[Tensor] = ComponentRegistry("shaping", *_EPISODES, *_ROWS)
 """Changes scores: returns others, `[E]`."""
-filter: ComponentRegistry[Tensor] = ComponentRegistry("filter", *_EPISODES, *_ROWS)
+filter: ComponentRegistry[Tensor] = ComponentRegistry("filter", *_EPISODES, "unshaped", *_ROWS)
 """Says which episodes are trained on, bool `[E]`; as `ar.filter`, it hides a built-in of Python here only."""
 advantage: ComponentRegistry[Tensor | AdvantageEstimate | TurnAdvantages] = ComponentRegistry(
     *("advantage", *_EPISODES, "baselines", "state_values", *_ROWS, "trained"),

@@ -186,8 +186,19 @@ def _check_pairs(config: AlgorithmConfig) -> str | None:
 
 def _check_advantage(config: AlgorithmConfig) -> str | None:
     name, reads = config.advantage["name"], components.advantage[config.advantage].reads
-    if config.shaping and "baselines" in reads:
-        return "shaping would change the scores but not those of the greedy episodes they are compared with"
+    changes = [
+        what for what, on in (("shaping", config.shaping), ("kl.where=reward", config.kl.where == "reward")) if on
+    ]
+    if changes and "baselines" in reads:
+        return (
+            f"{changes[0]} would change the scores but not those of the greedy episodes that advantage={name} compares "
+            "them with: leave it out" + (", or set kl.where=loss" if config.kl.where == "reward" else "")
+        )
+    if changes and "components" in reads and not {"scores", "rewards", "turn_rewards"} & set(reads):
+        return (
+            f"{changes[0]} changes the total of the rewards, and advantage={name} reads their components: leave it out"
+            + (", or set kl.where=loss" if config.kl.where == "reward" else ", or make it a reward of the environment")
+        )
     if "values" in reads and config.critic.where == "none":
         return f"advantage={name} is taken over a critic's values: set critic.where=shared or separate"
     if "values" in reads and components.advantage[config.advantage].returns in ("Tensor", "TurnAdvantages"):

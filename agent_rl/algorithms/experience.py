@@ -29,6 +29,7 @@ class Experience:
     components: Tensor
     """float64 `[E, K]`: the reward components; NaN where one is not scored."""
     component_names: tuple[str, ...]
+    """One is there once for each weight that it has."""
     component_weights: Tensor
     """float64 `[K]`: the components' weights."""
     groups: Tensor
@@ -62,15 +63,16 @@ class Experience:
         lengths = torch.zeros(len(episodes), dtype=torch.int64)
         for sample in samples:
             lengths[sample.episode] += int(sample.loss_mask.sum())
-        weights = {r.name: r.weight for e in episodes for r in e.rewards if r.weight != 0}
+        # by both: environments of a mixture may weigh components of one name differently; the other's count as 0
+        kinds = list(dict.fromkeys((r.name, r.weight) for e in episodes for r in e.rewards if r.weight != 0))
         return cls(
             rows=collate(samples),
             scores=_numbers([e.reward for e in episodes]),
-            components=_numbers([[_component(e, name) for name in weights] for e in episodes]).view(
-                len(episodes), len(weights)
+            components=_numbers([[_component(e, *kind) for kind in kinds] for e in episodes]).view(
+                len(episodes), len(kinds)
             ),
-            component_names=tuple(weights),
-            component_weights=torch.tensor(list(weights.values()), dtype=torch.float64),
+            component_names=tuple(name for name, _ in kinds),
+            component_weights=torch.tensor([weight for _, weight in kinds], dtype=torch.float64),
             groups=number,
             lengths=lengths,
             cut_short=torch.tensor([e.stop_reason in CUT_SHORT for e in episodes], dtype=torch.bool),
@@ -133,10 +135,10 @@ def _states(episodes: Sequence[Episode]) -> Tensor:
     return states
 
 
-def _component(episode: Episode, name: str) -> float | None:
+def _component(episode: Episode, name: str, weight: float) -> float | None:
     if episode.outcome is Outcome.FAILED:
         return None
-    values = [r.value for r in episode.rewards if r.name == name]
+    values = [r.value for r in episode.rewards if (r.name, r.weight) == (name, weight)]
     return None if None in values else math.fsum(v for v in values if v is not None)
 
 

@@ -31,9 +31,16 @@ def not_overlong(cut_short: Tensor) -> Tensor:
     return ~cut_short
 
 
-@episode_filter("varied-groups", formula="groups with max R - min R > tolerance", source="DAPO, dynamic sampling")
-def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: NotNegative = TOLERANCE) -> Tensor:
+@episode_filter(
+    "varied-groups",
+    formula="groups with max R - min R > tolerance, R not shaped",
+    source="DAPO, Yu et al. 2025, eq. 11",
+)
+def varied_groups(unshaped: Tensor, groups: Tensor, *, tolerance: NotNegative = TOLERANCE) -> Tensor:
     """Keep the groups whose scores are not all equal: the criterion of dynamic sampling (DAPO, eq. 11).
+
+    It judges the scores of the environment, as the paper does accuracy: a group that is all right differs by its length
+    penalties only, and would be trained on these alone.
 
     Stated for any score: the highest and the lowest differ by more than `tolerance`, the largest difference that is
     still rounding. A mean strictly between 0 and 1 (OpenRLHF's range filter) is the same for scores in {0, 1} only and
@@ -42,8 +49,8 @@ def varied_groups(scores: Tensor, groups: Tensor, *, tolerance: NotNegative = TO
     is not kept, even in a kept group. DAPO fills the batch up with other groups (`dynamic_sampling`) and counts only
     kept ones.
     """
-    low, high = group_range(scores.double(), group_index(groups, scores))
-    return (high - low > tolerance) & ~scores.isnan()
+    low, high = group_range(unshaped.double(), group_index(groups, unshaped))
+    return (high - low > tolerance) & ~unshaped.isnan()
 
 
 @episode_filter(

@@ -173,7 +173,8 @@ def format_gate(
     if component not in component_names:
         hint, known = did_you_mean(component, component_names), ", ".join(component_names)
         raise ConfigError(f"format-gate: no reward component '{component}'.{hint} There are: {known}")
-    formatted = components[:, component_names.index(component)].double()
+    own = [place for place, name in enumerate(component_names) if name == component]
+    formatted = components[:, own].double().sum(-1)  # with other weights it is 0
     gated = torch.where(formatted >= 1 - TOLERANCE, scores.double(), value)
     return torch.where(scores.isnan() | formatted.isnan(), torch.nan, gated)
 

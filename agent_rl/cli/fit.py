@@ -59,7 +59,7 @@ def curve_of(folder: Path, metric: str) -> tuple[list[float], list[float], float
             f"{', '.join(name for name in series if name.endswith('success')) or 'rollout/reward'}"
         )
     before = metric.startswith("rollout/")
-    points = dict(sorted((batch * (step - before), value) for step, value in series[metric].items()))
+    points = dict(sorted((batch * (step - before), value) for step, value in series[metric].items() if step >= before))
     start = points.pop(0, None)
     return [float(compute) for compute in points], list(points.values()), start
 

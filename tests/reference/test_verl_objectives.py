@@ -237,7 +237,8 @@ def test_verl_constant_length_defaults_to_padded_width():
 @seeds
 @extremes
 @pytest.mark.parametrize(
-    ("kind", "name"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl"), ("k1+", "k1+"), ("k3+", "k3+")]
+    ("kind", "name"),
+    [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl"), ("k1+", "k1+"), ("k3+", "k3+"), ("abs", "abs")],
 )
 def test_kl_matches_verl(seed, extreme, kind, name):
     batch = rows(seed, extreme=extreme)

@@ -11,13 +11,14 @@ theta minus that under the reference, and "gradient" is what it is in expectatio
 | `k3`  | exp(-x) - 1 + x | the KL         | another's: the forward KL's, from reference to theta | low_var_kl |
 | `k1+` | k1              | the KL         | the KL's: straight-through, the gradient is k2's     | k1+        |
 | `k3+` | k3              | the KL         | the KL's: straight-through, the gradient is k2's     | k3+        |
+| `abs` | abs(x)          | biased         | another's: twice that of the total variation         | abs        |
 
 For tokens that another policy sampled none of this holds, and `unbiased_kl` is the one for a loss. All of it is about
 one position at a time: in a loss, nothing is charged for leading into states where later tokens are far from the
 reference. `kl_in_reward` does charge for it, as the penalties of later tokens are part of an earlier one's return
 (Shah et al. 2025, "A Comedy of Estimators").
 
-Clamps: k1 and k2 have none. k3's are verl's: x to ± `MAX_LOG_RATIO` and the value to `MAX_K3`, beyond which its
+Clamps: k1, k2 and abs have none. k3's are verl's: x to ± `MAX_LOG_RATIO` and the value to `MAX_K3`, beyond which its
 gradient is zero; TRL has none. k3+ keeps k2's gradient there.
 """
 
@@ -32,7 +33,7 @@ from agent_rl.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-KLKind = Literal["k1", "k2", "k3", "k1+", "k3+"]
+KLKind = Literal["k1", "k2", "k3", "k1+", "k3+", "abs"]
 
 MAX_K3 = 10.0
 """k3 is at most this, which it reaches at x = -2.6 (the reference rates a token 14 times as high) and at x = 11."""
@@ -52,8 +53,8 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, *, kind: KLKind) -
             "k2 and k3)"
         )
     x = logprobs - reference_logprobs.to(logprobs)
-    if kind == "k2":
-        return _k2(x)
+    if kind in ("k2", "abs"):
+        return _k2(x) if kind == "k2" else x.abs()
     value = x if kind.startswith("k1") else _k3(logprobs, reference_logprobs).clamp(max=MAX_K3)
     return _with_gradient_of(_k2(x), value) if kind.endswith("+") else value
 

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, model_validator
 
 from agent_rl.algorithms.config import learns_from_any_policy
+from agent_rl.algorithms.learnable import nothing_learned
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.fine_tuning import FreezeConfig, LoraConfig, ModelFormat
 from agent_rl.backends.embedded.optimizer import OptimizerConfig
@@ -197,6 +198,8 @@ class TrainConfig(RunConfig):
                 f"precision.autocast={self.precision.autocast} changes nothing that dtype=bfloat16 does not: leave one "
                 "of them out"
             )
+        if self.episodes is None and (why := nothing_learned(self.algorithm, self.rollout.samples, self.steps)):
+            raise ValueError(why)
         cut = self.rollout.interrupt
         most = self.rollout.max_tokens or (MAX_TOKENS if self.start_from is None else None)
         if cut and cut.per == "reply" and most is not None and cut.after_tokens >= most:

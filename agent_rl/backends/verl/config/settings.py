@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
+from agent_rl.algorithms.learnable import nothing_learned
 from agent_rl.algorithms.requirements import Requirements
 from agent_rl.backends.embedded.fine_tuning import LoraConfig
 from agent_rl.backends.verl.config.config_keys import asynchronous, critic_settings, impossible, replaced_by
@@ -78,6 +79,8 @@ class VerlConfig(RunConfig):
                 f"algorithm={self.algorithm.name}: an engine of verl's has one head, so that the policy and its critic "
                 "can't share a trunk: set algorithm.critic.where=separate, or backend=embedded"
             )
+        if why := nothing_learned(self.algorithm, self.rollout.samples, self.steps):
+            raise ValueError(why)
         if self.updates.minibatches > 1 or self.updates.target_kl is not None:
             raise ValueError(
                 "updates.minibatches and updates.target_kl are backend=embedded's: on verl set "
