@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from agent_rl.algorithms import Rows, collate
 from agent_rl.algorithms.batch import Sample
+from agent_rl.backends.embedded import prompts
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.prompts import cut_groups, is_exact, sharing
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -80,6 +83,13 @@ def test_shared_prompts_end_gradients_at_frozen_layers() -> None:
     (expected, gradient), (found, same) = (trained(model, rows, 70, share=share) for share in (False, True))
     assert torch.allclose(found, expected, rtol=0, atol=2e-6) and len(same) < sum(p.numel() for p in model.parameters())
     assert (same - gradient).norm() <= 1e-7 * gradient.norm()
+
+
+def test_gradients_through_prompts_are_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu = list[bool]()
+    monkeypatch.setattr(prompts, "repeatable", lambda where: nullcontext(on_gpu.append(where)))
+    trained(llama(), rows_of_groups(), 200, share=True)
+    assert on_gpu == [DEVICE.startswith("cuda")]  # once, at the end of the block
 
 
 def test_sharing_computes_as_much_as_a_group_has_in_common() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.model import make_model
-from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, schedule
+from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, default_lr, schedule
 from agent_rl.backends.embedded.warm_start import _copies, _epochs, _parts, _row, warm_start
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
@@ -92,6 +92,15 @@ def test_muon_takes_hidden_matrices_only() -> None:
     in_muon = {names[id(p)] for p in muon}
     assert any("q_proj" in n for n in in_muon) and not any("gate.weight" in n or "embed" in n for n in in_muon)
     assert len(adam) + len(muon) == len(list(model.parameters()))
+
+
+def test_learning_rate_follows_the_size_of_the_model() -> None:
+    large = torch.nn.Linear(4000, 2500, device="meta")
+    assert Optimizer(large, OptimizerConfig()).lr == default_lr(large) == 1e-5
+    assert default_lr(make_model(TINY, 64, 0)) == 2e-3
+    assert Optimizer(large, OptimizerConfig(lr=0.1)).lr == 0.1
+    large.peft_config = {}
+    assert default_lr(large) == 1e-4
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

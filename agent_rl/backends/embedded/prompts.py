@@ -17,6 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from agent_rl.algorithms import Rows
 from agent_rl.algorithms.layouts import Grid
+from agent_rl.backends.embedded.optimizer import repeatable
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.engines.embedded.parts import body_of, unwrapped
 
@@ -85,7 +86,8 @@ class SharedPrompts:
         reached = [(made, leaf.grad) for made, leaf in zip(self.computed, self.leaves, strict=True)]
         gradients = {made: grad.to(made.dtype) for made, grad in reached if grad is not None}
         if gradients:
-            torch.autograd.backward(list(gradients), list(gradients.values()))
+            with repeatable(next(iter(gradients)).is_cuda):
+                torch.autograd.backward(list(gradients), list(gradients.values()))
 
 
 KINDS = frozenset({"llama", "qwen2", "qwen3"})

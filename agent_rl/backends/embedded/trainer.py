@@ -196,7 +196,7 @@ class Trainer:
             metrics |= {f"update/{n}/{x}": found[f"train/{x}"] for n, found in enumerate(taken, 1) for x in each}
         if self.optimizer.scales_loss:
             metrics["train/loss_scale"] = self.optimizer.loss_scale
-        return metrics | {"train/updates": float(len(taken)), "train/lr": self.config.optimizer.lr * scale}
+        return metrics | {"train/updates": float(len(taken)), "train/lr": self.optimizer.lr * scale}
 
     def _add_gradients(self, part: MiniBatch, rows: Tensor) -> dict[str, float]:
         """Add the gradients of a mini-batch, which is prepared first; return what the update reports."""
