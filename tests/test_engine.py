@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agent_rl.core.trajectory import FinishReason
@@ -129,6 +131,18 @@ def test_long_prompts_take_the_fused_kernel(kv_heads: int, monkeypatch: pytest.M
     expected = full_logprobs(model, record.ids)[record.sampled]
     torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
     assert {4 * PAGE, 8 * PAGE} <= {*begun}
+
+
+@pytest.mark.parametrize("forward", [FusedForward, ModuleForward])
+def test_bfloat16_engine_stays_near_the_plain_forward(forward: Callable[..., Forward]) -> None:
+    model = tiny().bfloat16()
+    exact, own, plain = copy.deepcopy(model).float(), list[Tensor](), list[Tensor]()
+    for record in play_all(Engine(model, slots=4, max_len=160, forward=forward), ragged_plans(8), SamplingParams()):
+        expected = full_logprobs(exact, record.ids)[record.sampled]
+        own.append(torch.tensor(record.column("logprobs")) - expected)
+        plain.append(full_logprobs(model, record.ids)[record.sampled] - expected)
+    engines, models = torch.cat(own).abs(), torch.cat(plain).abs()
+    assert 1e-3 < engines.mean() < 1.3 * models.mean() and engines.max() < 2 * models.max()
 
 
 # --- randomness ------------------------------------------------------------------------------------------------------

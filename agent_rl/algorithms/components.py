@@ -288,7 +288,8 @@ rejection: ComponentRegistry[Tensor] = ComponentRegistry(
 objective: ComponentRegistry[TokenLoss | Tensor] = ComponentRegistry(
     "objective", *_POLICIES, "sequences", "weights", "group", "sides"
 )
-"""Returns the loss of each token, `[B, T]`; what it prepares may also read the rows' weights, groups and sides."""
+"""Returns the loss of each token, `[B, T]`. What it prepares is given every sampled token of the batch as a row of its
+own, `[n, 1]`, and may also read the weights, groups and sides of these."""
 negative_mask: ComponentRegistry[Tensor] = ComponentRegistry("negative mask", *_POLICIES, optional=True)
 """Says which rows have no loss from the objective, bool `[B]`; they still count in the denominators."""
 aggregation: ComponentRegistry[Tensor] = ComponentRegistry(

@@ -139,9 +139,8 @@ def call(part: Part[Any], rows: Rows, flat: Mapping[str, Tensor | None], *known:
     Returns:
         Arrays over tokens flat, `[N]`, 0 where it was given none; anything else as the component returned it.
     """
-    if part.layout == "rows" and not flat.keys() & set(
-        part.reads
-    ):  # it reads no tokens: no grid as wide as the longest
+    if part.layout == "rows" and not flat.keys() & set(part.reads):
+        # it reads no tokens: no grid as wide as the longest row
         return part(*known, SimpleNamespace(episode=rows.episode))
     size, arrays = len(rows.token_ids), dict[str, Tensor]()
     kind: type[AdvantageEstimate] | None = None

@@ -35,7 +35,11 @@ def preset(name: str, *changes: str) -> Algorithm:
     return Algorithm(load_config("backend/embedded", TrainConfig, settings).algorithm)
 
 
-PRESETS = [(name,) for name in choices("algorithm") if preset(name).config.critic.where != "shared"]
+PRESETS = [
+    (name,)
+    for name in choices("algorithm")
+    if not name.endswith("-paper") and preset(name).config.critic.where != "shared"
+]
 PARTS = [
     ("a2c", "critic.where=separate"),
     ("grpo", "advantage=optimal-baseline", "proximal=recompute"),

@@ -43,12 +43,12 @@ HEAD_COPIES = 3
 """Of the logits that exist at a time: their log-softmax, its exponential and the gradient."""
 PROCESS = 0.3 * GIB
 """Of a further process before it has a model: Python, torch and transformers. Measured."""
-PROGRAM = 0.08 * GIB
+PROGRAM = 0.12 * GIB
 """Of this process besides: modules that are imported later, a tokenizer, episodes. Measured with the default model."""
 SMALL = 0.1 * GIB
 """Activations that are not worth the tenth of a second in which they are traced."""
-UNTRACED = 24
-"""Activations of a token in a layer, in hidden sizes, where a model can't run on `meta`; Llama's kind has 19."""
+UNTRACED = 32
+"""Activations of a token in a layer, in hidden sizes, where a model can't run on `meta`; Qwen3's kind has 30."""
 
 
 @dataclass(frozen=True, slots=True)

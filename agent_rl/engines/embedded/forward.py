@@ -214,7 +214,7 @@ def head_dim_of(config: PretrainedConfig) -> int:
 
 @functools.cache
 def packs_weights() -> bool:
-    """Return whether float32 weights are packed for oneDNN: on CPUs that are not Intel's, where that is the faster way.
+    """Return whether weights are packed for oneDNN: on CPUs that are not Intel's, where that is the faster way.
 
     torch's own products take MKL, which is slow on AMD's CPUs (oneDNN is up to twice as fast) and the faster one by a
     fifth on Intel's. A rule instead of a timing: a run that is resumed on its machine must take the same kernels.
@@ -232,7 +232,7 @@ def _linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     oneDNN keeps a kernel of about 1 MiB for every number of rows that it has met, so it gets to see only those of
     `_ROWS`.
     """
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not packs_weights():
+    if weight.device.type != "cpu" or weight.dtype not in _PACKED or not packs_weights():
         return lambda x: F.linear(x, weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
 
@@ -250,4 +250,5 @@ def _linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return apply
 
 
+_PACKED = (torch.float32, *([torch.bfloat16] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else []))
 _ROWS = (1, 4, 16, 32, 48, 64, 96, 128, 192, 256)
