@@ -28,7 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--presets", nargs="+", default=choices("algorithm"))
+    parser.add_argument(
+        "--presets", nargs="+", default=[name for name in choices("algorithm") if not name.endswith("-paper")]
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()

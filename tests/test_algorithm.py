@@ -19,13 +19,12 @@ from agent_rl.algorithms.explain import explain
 from agent_rl.algorithms.layouts import call
 from agent_rl.algorithms.on_tokens import of_tokens
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.config import choices, load_config
+from agent_rl.config import load_config
 from agent_rl.core.episode import Episode, Outcome, Reward, group_episodes
 from agent_rl.errors import ConfigError
-from tests.batches import scored, weigh, weighted
+from tests.batches import PRESETS, scored, weigh, weighted
 from tests.doubles import example_episode, example_sample
 
-PRESETS = choices("algorithm")
 DPO = {"objective": "dpo", "advantage": "best-against-worst", "aggregation": "token-sum"}
 
 

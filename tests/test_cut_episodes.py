@@ -13,7 +13,8 @@ from torch import Tensor
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, ScoredRows, WeightedRows, collate
 from agent_rl.algorithms.batch import Sample
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.config import choices, load_config
+from agent_rl.config import load_config
+from tests.batches import PRESETS
 from tests.doubles import example_sample
 from tests.test_gradients import experience
 
@@ -34,7 +35,7 @@ OTHERS: dict[str, dict[str, object]] = {
     **{name: {"aggregation": name} for name in ("seq-mean-token-sum", "seq-mean-token-mean", "prompt-mean")},
     "no zero advantages": {"aggregation": "seq-mean-token-mean", "count_zero_advantage": False},
 }
-CASES = [*choices("algorithm"), *OTHERS]
+CASES = [*PRESETS, *OTHERS]
 
 
 @functools.cache

@@ -70,6 +70,7 @@ def test_export_merges_what_verl_wrote(adapter: Path, tmp_path: Path) -> None:
     whole, tokenizer = load_model(adapter, merged=False)
     run = tmp_path / "run" / "checkpoints"
     hub = run / "global_step_2" / "actor" / "huggingface"
+    whole.config.dtype = torch.bfloat16  # as verl's say of float32 weights, too
     whole.config.save_pretrained(hub)
     tokenizer.save_pretrained(hub)
     state = {n: p for n, p in whole.state_dict().items() if n != "lm_head.weight"}  # tied

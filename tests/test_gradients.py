@@ -16,11 +16,10 @@ from agent_rl.algorithms.batch import LossInputs, Sample
 from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.config import choices, load_config
-from tests.batches import flat, scored, weigh, weighted
+from agent_rl.config import load_config
+from tests.batches import PRESETS, flat, scored, weigh, weighted
 from tests.doubles import example_sample
 
-PRESETS = choices("algorithm")
 LENGTHS = (6, 17, 9, 17, 30, 4, 12, 8)
 
 

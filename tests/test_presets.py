@@ -9,12 +9,13 @@ import torch
 from agent_rl.backends.embedded.actor import load_actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.config import choices, load_config
+from agent_rl.config import load_config
 from agent_rl.gym.registry import spec
+from tests.batches import PRESETS
 from tests.runs import config
 
 
-@pytest.mark.parametrize("name", choices("algorithm"))
+@pytest.mark.parametrize("name", PRESETS)
 def test_preset_learns_from_real_rollouts(name: str, folder: Path, tmp_path: Path) -> None:
     preset = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
     if name == "rft":  # a model of two layers succeeds at nothing

@@ -22,11 +22,11 @@ from agent_rl.algorithms import (
     components,
 )
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.config import choices, load_config
+from agent_rl.config import load_config
+from tests.batches import PRESETS
 from tests.doubles import example_sample
 from tests.test_gradients import experience
 
-PRESETS = choices("algorithm")
 SAMPLED = [[1, 2, 4], [2], [3, 4, 5, 8], [1, 6], [1, 2, 3], [4, 7], [2, 3, 5, 6, 8], [5]]
 """Where eight rows, in two groups of four, have sampled tokens."""
 SCORES = [1.0, 0.0, 0.5, 0.25, 2.0, 1.5, 0.75, 3.0]

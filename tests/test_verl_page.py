@@ -7,7 +7,8 @@ from tree import ROOT
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.config import TrainConfig
-from agent_rl.config import choices, load_config
+from agent_rl.config import load_config
+from tests.batches import PRESETS
 
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -25,10 +26,10 @@ def named(cell: str) -> str:
 
 
 def test_algorithms_page_has_every_preset() -> None:
-    assert sorted(TABLE) == sorted(choices("algorithm")) and len(ROWS) == len(TABLE)
+    assert sorted(TABLE) == sorted(PRESETS) and len(ROWS) == len(TABLE)
 
 
-@pytest.mark.parametrize("name", choices("algorithm"))
+@pytest.mark.parametrize("name", PRESETS)
 def test_algorithms_page_rows_match_their_presets(name: str) -> None:
     preset: AlgorithmConfig = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
     *parts, more_parts = TABLE[name]

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 import agent_rl as ar
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
+from agent_rl.backends.verl.driver.mini_batches import mini_batch_of, shuffled_in_ranks
 from agent_rl.errors import ConfigError
 
 
@@ -31,10 +32,40 @@ def test_verl_settings_maps_our_settings() -> None:
     assert found["trainer.default_local_dir"] == "/runs/r/checkpoints"
 
 
-@pytest.mark.parametrize("updates", [{"minibatches": 2}, {"target_kl": 0.1}])
-def test_verl_settings_refuses_updates_of_the_embedded_backend(updates: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="ppo_mini_batch_size, in groups"):
-        config(updates=updates)
+SIZE = "actor_rollout_ref.actor.ppo_mini_batch_size"
+
+
+def test_verl_settings_maps_mini_batches() -> None:
+    found = verl_settings(config(updates={"minibatches": 4, "shuffle": False}, rollout={"groups": 12}), Path("r"))
+    assert found[SIZE] == 3 and found["data.agent_rl"]["shuffle"] is False
+    assert verl_settings(config(rollout={"groups": 12}), Path("r"))[SIZE] == 12
+
+
+@pytest.mark.parametrize(
+    ("updates", "verl", "why"),
+    [
+        ({"target_kl": 0.1}, {}, "takes a step's updates in one call"),
+        ({"minibatches": 5}, {}, "minibatches=5 does not divide rollout.groups=64"),
+        ({"minibatches": 2}, {SIZE: 8}, "says what updates.minibatches=2 does"),
+    ],
+)
+def test_verl_settings_refuses_updates_that_verl_has_not(updates: object, verl: dict[str, int], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        config(updates=updates, verl=verl)
+
+
+def test_mini_batches_are_even_on_every_rank() -> None:
+    assert mini_batch_of(12, 2, 3) == [0, 0, 1, 1, 2, 2] * 2
+    order = shuffled_in_ranks(12, 2, 7, 3)
+    assert sorted(order[:6]) == list(range(6)) and sorted(order[6:]) == list(range(6, 12))
+    assert order == shuffled_in_ranks(12, 2, 7, 3) and order != shuffled_in_ranks(12, 2, 7, 4)
+    assert order != sorted(order)
+
+
+def test_verl_recomputes_old_unless_it_is_told() -> None:
+    bypass = "algorithm.rollout_correction.bypass_mode"
+    assert verl_settings(config(), Path("r"))[bypass] is False
+    assert verl_settings(config(algorithm={"proximal": "rollout"}), Path("r"))[bypass] is True
 
 
 @pytest.mark.parametrize(("proximal", "bypass"), [("rollout", True), ("recompute", False)])

@@ -29,15 +29,25 @@ def list_envs(arguments: argparse.Namespace) -> int:
 
 
 def list_algorithms(arguments: argparse.Namespace) -> int:
-    """List the algorithms and their parts, with formulas."""
+    """List the algorithms and their parts, with formulas, and which make the same update at first."""
+    from agent_rl.algorithms.alike import same_updates
     from agent_rl.algorithms.explain import KINDS, formula
     from agent_rl.backends.embedded.config import TrainConfig
 
+    presets = {
+        name: load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
+        for name in choices("algorithm")
+    }
+    same = same_updates(presets)
     table = Table("algorithm=", "formula", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name in choices("algorithm"):
-        config = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"])
-        table.add_row(name, Text(formula(config.algorithm)))
+    for name, config in presets.items():
+        as_others = f"\n= {', '.join(same[name])} at ratio 1" if same[name] else ""
+        table.add_row(name, Text(formula(config) + as_others))
     Console().print(table)
+    Console().print(
+        "\n= NAME at ratio 1: the same update, up to its size, while theta, old and mu are one policy: the first of a\n"
+        "batch that the trained weights sampled. Later ones, old tokens and other engines tell them apart.\n"
+    )
     parts = Table("part", "name", "formula", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for kind, registry in KINDS.items():
         for name in registry:

@@ -35,7 +35,11 @@ def preset(name: str, *changes: str) -> Algorithm:
     return Algorithm(load_config("backend/embedded", TrainConfig, settings).algorithm)
 
 
-PRESETS = [(name,) for name in choices("algorithm") if preset(name).config.critic.where != "shared"]
+PRESETS = [
+    (name,)
+    for name in choices("algorithm")
+    if not name.endswith("-paper") and preset(name).config.critic.where != "shared"
+]
 PARTS = [
     ("a2c", "critic.where=separate"),
     ("grpo", "advantage=optimal-baseline", "proximal=recompute"),
@@ -126,8 +130,7 @@ def moved(data: TensorDict, seed: int) -> torch.Tensor:
 
 def computed(algorithm: Algorithm, data: TensorDict) -> dict[str, torch.Tensor]:
     """Return the columns of verl's engines at the time of weighing, except a critic's values."""
-    recompute = algorithm.config.proximal == "recompute"
-    found = {"old_log_probs": moved(data, 1) if recompute else data["rollout_log_probs"]}
+    found = {"old_log_probs": moved(data, 1) if algorithm.config.recomputes_old else data["rollout_log_probs"]}
     if algorithm.needs_reference:
         found["ref_log_prob"] = moved(data, 2)
     if algorithm.needs_distributions:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed
 from tensordict import TensorDict
+from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine import EngineRegistry
@@ -26,6 +27,8 @@ from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.backends.verl.driver.canary import TOKENS, canary_rows
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
+from agent_rl.cli import main
+from agent_rl.rendering import train_tokenizer
 from on_verl.test_backends_agree import EPISODES, VOCABULARY, computed, embedded, in_verl, nested, preset
 from on_verl.test_critic_agrees import embedded as embedded_critic
 
@@ -46,9 +49,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     torch.distributed.destroy_process_group()
 
 
-def engine(folder: Path, kind: str):
+def engine(folder: Path, kind: str, **settings: object):
     """verl's engine of the policy or of a critic, from the settings of a run with a critic."""
     run = {"env": "calculator-v0", "start_from": str(folder / "model"), "verl": SETTINGS | EXACT | NO_TOKENIZER}
+    run |= settings
     config = compose_verl(VerlConfig(**run, algorithm=preset("ppo").config, rollout={"context": 128}), folder)
     section, model = (
         (config.critic, config.critic.model)
@@ -96,14 +100,14 @@ def test_verl_engine_scores_match_the_embedded_model(folder: Path) -> None:
     actor = engine(folder, "language_model")
     data, *_ = in_verl(EPISODES)
     with actor.eval_mode():
-        found = actor.infer_batch(ready(data, calculate_entropy=True, calculate_sum_pi_squared=True))["model_output"]
+        found = actor.infer_batch(ready(data, calculate_entropy=True, calculate_totalpi_squared=True))["model_output"]
     model = type(make_model(ModelConfig(hidden=32), VOCABULARY, 0)).from_pretrained(folder / "model")
     for row, (ids, prompt) in enumerate(zip(data["input_ids"].unbind(), data["prompts"].unbind(), strict=True)):
         scores = score_tokens(model, ids[None], 0.8)
         for theirs, ours in [
             ("log_probs", scores.logprobs),
             ("entropy", scores.entropy),
-            ("sum_pi_squared", scores.sum_pi_squared),
+            ("totalpi_squared", scores.totalpi_squared),
         ]:
             of_response = response_from_nested(found[theirs], data["response_mask"]).unbind()[row]
             torch.testing.assert_close(of_response, ours[0, len(prompt) :], rtol=TOLERANCE, atol=1e-6)
@@ -167,3 +171,47 @@ def test_verl_engine_scores_the_canary_like_the_model(folder: Path) -> None:
     with torch.no_grad():
         expected = score_tokens(model, torch.tensor([ids])).logprobs[0, 1:]
     torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("mode", ["sync", "separate"])
+def test_verl_adapter_exports_what_was_trained_and_sent(mode: str, folder: Path, tmp_path: Path) -> None:
+    """The checkpoint of an adapter after an update, merged, scores as verl's engine; servers get the same."""
+    lora = {"lora": {"rank": 4, "alpha": 8}, "lr": 1e-2, "async": {"mode": mode}}
+    algorithm, actor = preset("rft", "filters=[]"), engine(folder, "language_model", **lora)
+    data, keys, extra, padding = in_verl(EPISODES)
+    data.update(computed(algorithm, data))
+    data.update(compute_weights(algorithm, receive(keys, extra, padding), data).sent)
+    with actor.train_mode():
+        actor.forward_backward_batch(ready(data, calculate_entropy=False), loss_function(algorithm.config))
+        actor.optimizer_step()
+    with actor.eval_mode():
+        found = actor.infer_batch(ready(data))["model_output"]["log_probs"]
+    actor.save_checkpoint(str(tmp_path / "actor"), None, 1)
+    train_tokenizer([]).save_pretrained(tmp_path / "actor" / "huggingface")
+    assert main(["export", str(tmp_path), str(tmp_path / "model"), "--merge"]) == 0
+    start, merged = (AutoModelForCausalLM.from_pretrained(f) for f in (folder / "model", tmp_path / "model"))
+    apart = []
+    for row, (ids, prompt) in enumerate(zip(data["input_ids"].unbind(), data["prompts"].unbind(), strict=True)):
+        of_response = response_from_nested(found, data["response_mask"]).unbind()[row]
+        with torch.no_grad():
+            before, after = (
+                score_tokens(model, ids[None], 0.8).logprobs[0, len(prompt) :] for model in (start, merged)
+            )
+        torch.testing.assert_close(of_response, after, rtol=TOLERANCE, atol=1e-5)
+        apart.append(float((before - after).abs().max()))
+    assert max(apart) > 0.02
+
+    parameters, config = actor.get_per_tensor_param(base_sync_done=mode == "sync")
+    base, total, sent = start.state_dict(), merged.state_dict(), dict(parameters)
+    if mode == "separate":
+        assert config is None
+        assert all(
+            torch.equal(sent[name], x.bfloat16()) for name, x in total.items() if name != "lm_head.weight"
+        )  # tied
+        return
+    assert (config["r"], config["lora_alpha"], len(sent)) == (4, 8, 2 * 7 * 2)  # of two layers' linear modules
+    for name in (name for name in sent if ".lora_A." in name):
+        weight = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
+        added = 2 * sent[name.replace(".lora_A.", ".lora_B.")] @ sent[name]
+        torch.testing.assert_close(base[weight] + added, total[weight])

@@ -116,7 +116,7 @@ class Setup:
             patch.setattr(where, "tq", self.queue)
         self.trainer = SyncTrainer.__new__(SyncTrainer)
         self.trainer.config = OmegaConf.create(
-            CONFIG | {"algorithm": {"rollout_correction": {"bypass_mode": algorithm.config.proximal == "rollout"}}}
+            CONFIG | {"algorithm": {"rollout_correction": {"bypass_mode": not algorithm.config.recomputes_old}}}
         )
         self.trainer.routes, self.trainer.global_steps = (), 1
         self.trainer.diagnosis = SimpleNamespace()
@@ -192,7 +192,20 @@ def test_trainer_divides_mini_batches_by_own_counts(setup) -> None:
     tokens = [max(1, sum(counted[i : i + 3])) for i in (0, 3, 6)]
     assert update["agent_rl_whole"][:, 0].tolist() == [n for n in tokens for _ in range(3)] and len({*tokens}) > 1
     made.workers._dispatch_info = {"actor": [0, 1]}
-    assert made.trainer._mini_batch_of(12) == [0, 0, 1, 1, 2, 2] * 2
+    assert made.trainer._numbers(12) == [0, 0, 1, 1, 2, 2] * 2
+
+
+def test_trainer_shuffles_rows_for_mini_batches(setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = setup("grpo").trainer
+    monkeypatch.setattr(trainer_base.PPOTrainer, "_balance_batch", lambda self, batch, *_, **__: batch)
+    made.actor_rollout_wg._dispatch_info = {"actor": [0, 1]}
+    settings, orders = made.config.data, []
+    settings.agent_rl.shuffle, settings.agent_rl.seed = True, 7
+    for settings.train_batch_size, made.global_steps in ((6, 1), (6, 1), (6, 2), (2, 1)):
+        batch = KVBatchMeta(keys=[*"abcdefghijkl"], tags=[{} for _ in range(12)], partition_id="train", fields=None)
+        orders.append("".join(made._balance_batch(batch, {}).keys))
+    assert orders[0] == orders[1] != orders[2] and orders[3] == "abcdefghijkl"  # one update takes them all
+    assert sorted(orders[0][:6]) == [*"abcdef"] and orders[0] != "abcdefghijkl"
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "m2po"])

@@ -108,3 +108,27 @@ def _outcome(how: str, renderer: Renderer | None) -> Iterator[str]:
 def trl_templates(folder: Path) -> list[tuple[str, PreTrainedTokenizerFast]]:
     """Return the templates in a folder by name."""
     return [(file.stem, tokenizer_of(file.read_text())) for file in sorted(folder.glob("*.jinja"))]
+
+
+def check_conversation(how: str, renderer: Renderer | None, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Check that a conversation shows its tools, that a call is read back, and that results are appended."""
+    if renderer is None:
+        assert how.startswith("refused: ")
+        return
+    said = said_by(renderer)
+    prompt = renderer.prompt([SYSTEM, ASK], [TOOL])
+    shown = tokenizer.decode(prompt)
+    for word in ("Be brief.", "search", "Look it up.", "query", "Any words.", "What is it?"):
+        assert word in shown
+    reply = renderer.reply(said)
+    read = renderer.parse(reply, prompt, [TOOL])
+    assert read.content.strip() == "I look."
+    assert [(c.name, c.arguments, c.error) for c in read.tool_calls] == [("search", {"query": "blue sky"}, None)]
+    for new in ([RESULT], [RESULT, AGAIN]):
+        bridge = renderer.bridge(prompt, reply, new, [TOOL])
+        if bridge is None:
+            assert how.startswith("`renderer=template-fork`") or new[-1] is AGAIN
+            continue
+        appended = tokenizer.decode(list(bridge.ids))
+        assert all(message.content in appended for message in new)
+        assert not re.search(r"Look it up|What is it", appended)

@@ -69,7 +69,8 @@ def _read(folder: str | Path, dtype: str) -> PreTrainedModel:
 def _made_of(folder: str | Path, weights: dict[str, Tensor], dtype: str) -> PreTrainedModel:
     """Return the model of a folder's config with these weights."""
     with torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        # verl's config.json says bfloat16 whatever the weights are
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     tied = set(model.state_dict()) - dict(model.named_parameters()).keys()
     if wrong := [*(set(weights) ^ set(model.state_dict())) - tied]:
         raise ValueError(f"{wrong[0]} is not both in the weights and in the model")

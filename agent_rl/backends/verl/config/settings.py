@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.learnable import nothing_learned
 from agent_rl.algorithms.requirements import Requirements
+from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.backends.embedded.fine_tuning import LoraConfig
 from agent_rl.backends.verl.config.config_keys import asynchronous, critic_settings, impossible, replaced_by
 from agent_rl.backends.verl.worker.routes import STRATEGY, VERL_REPLAY_STRATEGIES, routing_settings
@@ -81,11 +82,8 @@ class VerlConfig(RunConfig):
             )
         if why := nothing_learned(self.algorithm, self.rollout.samples, self.steps):
             raise ValueError(why)
-        if self.updates.minibatches > 1 or self.updates.target_kl is not None:
-            raise ValueError(
-                "updates.minibatches and updates.target_kl are backend=embedded's: on verl set "
-                "verl.actor_rollout_ref.actor.ppo_mini_batch_size, in groups, and updates.epochs"
-            )
+        if why := _unlike_verl(self.updates, self.rollout.groups, self.verl):
+            raise ValueError(why)
         if why := impossible(self.asynchrony, self.verl):
             raise ValueError(why)
         if Requirements(self.algorithm).needs_values and self.asynchrony.mode != "sync":
@@ -98,6 +96,21 @@ class VerlConfig(RunConfig):
             if why := replaced_by(key, self.algorithm, reference=reference):
                 raise ValueError(f"verl.{key} would change nothing: {why}")
         return self
+
+
+def _unlike_verl(updates: UpdatesConfig, groups: int, verl: dict[str, JsonValue]) -> str | None:
+    """Return which updates verl can't take; None if it can take these."""
+    n, size = updates.minibatches, "actor_rollout_ref.actor.ppo_mini_batch_size"
+    if updates.target_kl is not None:
+        return (
+            f"updates.target_kl={updates.target_kl}: verl takes a step's updates in one call, which nothing stops: "
+            "leave it out, or set backend=embedded"
+        )
+    if n > 1 and size in verl:
+        return f"verl.{size} says what updates.minibatches={n} does: leave one of them out"
+    if groups % n:
+        return f"updates.minibatches={n} does not divide rollout.groups={groups}, and verl's are of equal size"
+    return None
 
 
 def _no_adapter(lora: LoraConfig, verl: dict[str, JsonValue]) -> str | None:
@@ -155,6 +168,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
             "split": config.split,
             "imports": list(config.imports),
             "seed": config.seed,
+            "shuffle": config.updates.shuffle,
             "first": RL_START,
             "algorithm": algorithm.model_dump_json(),
             "episodes": str(folder / "episodes.jsonl"),
@@ -172,7 +186,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "algorithm.rollout_correction.bypass_mode": not algorithm.recomputes_old,
         "actor_rollout_ref.model.path": config.start_from,
         **_adapter(config.lora, merged=config.asynchrony.mode == "separate"),
-        f"{actor}.ppo_mini_batch_size": config.rollout.groups,
+        f"{actor}.ppo_mini_batch_size": config.rollout.groups // config.updates.minibatches,
         f"{actor}.ppo_epochs": config.updates.epochs,
         f"{actor}.optim.lr": config.lr,
         f"{actor}.use_kl_loss": Requirements(algorithm).needs_reference,  # so that verl keeps one and scores under it

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import computed
@@ -297,6 +299,13 @@ def to_verl_rows(positions: Positions, array: Tensor, lengths: Sequence[int]) ->
         for position, length in zip(positions, lengths, strict=True)
     ]
     return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+
+
+def reported(output: TensorDict, worker: str) -> dict[str, float]:
+    """Name and average what a worker's updates reported."""
+    found = rename_dict(output["metrics"], f"{worker}/")
+    found[f"perf/mfu/{worker}"] = found.pop(f"{worker}/mfu")
+    return dict(reduce_metrics(found))
 
 
 def score_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

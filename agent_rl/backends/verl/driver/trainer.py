@@ -19,8 +19,6 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.metric import reduce_metrics
-from verl.utils.py_functional import rename_dict
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.utils.padding import response_from_nested
@@ -43,9 +41,11 @@ from agent_rl.backends.verl.driver.exchange import (
     prepare,
     prepares_updates,
     receive,
+    reported,
     score_metrics,
 )
 from agent_rl.backends.verl.driver.metrics_check import require_metrics
+from agent_rl.backends.verl.driver.mini_batches import mini_batch_of, shuffled_in_ranks
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
 from agent_rl.backends.verl.driver.resume import MetricsLogger, open_metrics, record_position
 from agent_rl.backends.verl.driver.staleness import check_staleness
@@ -203,7 +203,11 @@ class AlgorithmTrainer(PPOTrainer):
         if self.routes:
             shortest = min(range(len(batch)), key=lambda row: int(batch.tags[row]["seq_len"]))
             batch.reorder([shortest, *(row for row in range(len(batch)) if row != shortest)])
-        return super()._balance_batch(batch, metrics, *args, **kwargs)
+        batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        if self._mini_batches > 1 and (run := self.config.data.agent_rl).shuffle:
+            ranks = data_parallel_size(self.actor_rollout_wg)
+            batch.reorder(shuffled_in_ranks(len(batch), ranks, run.seed, self.global_steps))
+        return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Score the batch under old.
@@ -238,23 +242,21 @@ class AlgorithmTrainer(PPOTrainer):
         self.store.flush()
         version, run = self.global_steps - 1, self.config.data.agent_rl
         check_staleness(episodes, version, run.max_staleness)
-        self.weighed = compute_weights(self.algorithm, received, data, version, self._mini_batch_of(len(batch)))
+        self.weighed = compute_weights(self.algorithm, received, data, version, self._numbers(len(batch)))
         if self.records is not None:
             self.records.write(self.weighed.records(received, version, self.algorithm.config))
         metrics |= self.weighed.metrics | rollout_metrics(episodes, run.judge.get("prices")) | score_metrics(episodes)
         return _put(batch, self.weighed.sent)
 
-    def _mini_batch_of(self, rows: int) -> list[int]:
-        """Return which update takes each row: every rank cuts its part of the batch, in order."""
-        if (cuts := self._mini_batches) == 1:
-            return [0] * rows
-        share = rows // data_parallel_size(self.actor_rollout_wg)
-        return [row % share * cuts // share for row in range(rows)]
+    def _numbers(self, rows: int) -> list[int]:
+        """Return which update takes each row."""
+        cuts = self._mini_batches
+        return mini_batch_of(rows, data_parallel_size(self.actor_rollout_wg), cuts) if cuts > 1 else [0] * rows
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Take `ppo_epochs` updates of the critic, each on the whole batch."""
         self._instruct(batch, self.config.critic.ppo_epochs, 1)
-        metrics |= _reported(self.critic_wg.train_mini_batch(batch).get(), "critic")
+        metrics |= reported(self.critic_wg.train_mini_batch(batch).get(), "critic")
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
@@ -275,7 +277,7 @@ class AlgorithmTrainer(PPOTrainer):
             output = self.actor_rollout_wg.update_actor(batch)
         if self.on_policy and ROLLOUT_GAP not in metrics:  # the step's first
             check_rollout_gap(output["metrics"], self.config.data.agent_rl.max_rollout_gap, self.global_steps)
-        metrics |= _reported(output, "actor")
+        metrics |= reported(output, "actor")
         return batch
 
     def _theta(self, batch: KVBatchMeta, number: int) -> Tensor:
@@ -353,13 +355,6 @@ def _responses(batch: KVBatchMeta, name: str) -> Tensor:
 def _put(batch: KVBatchMeta, fields: TensorDict) -> KVBatchMeta:
     """Send fields; return a batch that lists them, as an earlier one may list the old fields only."""
     return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
-
-
-def _reported(output: TensorDict, worker: str) -> dict[str, float]:
-    """Name and average what a worker's updates reported."""
-    found = rename_dict(output["metrics"], f"{worker}/")
-    found[f"perf/mfu/{worker}"] = found.pop(f"{worker}/mfu")
-    return dict(reduce_metrics(found))
 
 
 class SyncTrainer(AlgorithmTrainer, PPOTrainerSync):
