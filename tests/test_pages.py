@@ -85,6 +85,8 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("prompt", "chosen", "rejected", ".eval", "inspect", "datasets"), "columns of TRL, files of inspect_ai"
     ),
+    **dict.fromkeys(("@lenml/tokenizer-NAME", "PYTORCH_ENABLE_MPS_FALLBACK=1"), "npm's, and torch's"),
+    "diagnosis/CAUSE": "tests/test_stalls.py",
     "environment_factory": "TRL's: tests/on_verl/test_trl.py",
     '/call search query="red chair" k=3': "typed in tests/test_play.py",
     "$LOGS_DIR": "a variable that scripts of a task are given",
