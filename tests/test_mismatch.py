@@ -144,6 +144,14 @@ def test_mismatch_of_an_empty_batch_is_empty():
     assert policy_version_histogram(torch.full((2, 3), -1), 4) == {}
 
 
+def test_mismatch_tells_gaps_by_age():
+    gaps = torch.tensor([[1.0, 2.0, 3.0, 5.0, 9.0]])
+    age, turns = torch.tensor([[0, 2, 4, 9, 0]]), torch.zeros(1, 5, dtype=torch.int64)
+    got = mismatch(gaps, torch.zeros(1, 5), torch.tensor([[True] * 4 + [False]]), turns, age=age)
+    by_age = {name: value for name, value in got.items() if "age_" in name}
+    assert by_age == {"mismatch/age_0": 1, "mismatch/age_2": 2, "mismatch/age_4+": 4}
+
+
 def test_mismatch_takes_float32_and_returns_floats():
     old = OLD.float().requires_grad_()
     got = mismatch(old, MU.float(), MASK, TURNS)
@@ -163,6 +171,7 @@ def test_correction_metrics_by_hand():
         "rollout_corr/rollout_rs_masked_fraction": 2 / 6,
         "rollout_corr/rollout_rs_seq_masked_fraction": 2 / 3,
         "mismatch/weight_mean": 1.0,
+        "mismatch/weight_max": 2.0,
         "mismatch/weight_zero_fraction": 1 / 4,
         "mismatch/weight_eff_sample_size": 4**2 / (4 * 6),
     }

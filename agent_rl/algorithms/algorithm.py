@@ -169,7 +169,8 @@ class Algorithm(Requirements):
         that of the weights that are about to be trained; the newest that sampled if left out.
         """
         rows, trained = x.rows, _trained(x)
-        ages = policy_version_histogram(rows.versions, int(rows.versions.max()) if version is None else version)
+        version = int(rows.versions.max()) if version is None else version
+        ages = policy_version_histogram(rows.versions, version)
         if x.baselines.isfinite().any():
             ages["rollout/greedy"] = float(x.baselines.nanmean())
         if not self.config.recomputes_old:
@@ -179,7 +180,8 @@ class Algorithm(Requirements):
         old, mu = scored.old_logprobs, rows.rollout_logprobs
         episode = rows.episode_of_token[sampled]
         arrays = (x[sampled, None] for x in (old, mu, trained, rows.turns))
-        gap = mismatch(*arrays, source=before[sampled, None], source_names=[*Source], episode=episode)
+        age = version - rows.versions[sampled, None]
+        gap = mismatch(*arrays, source=before[sampled, None], source_names=[*Source], episode=episode, age=age)
         weights = self._correct(scored, trained)
         weights = Weights(weights.weight[sampled, None], weights.keep[sampled, None])
         correction = correction_metrics(weights, trained[sampled, None], episode)

@@ -33,6 +33,7 @@ def mismatch(
     source: Tensor | None = None,
     source_names: Sequence[str] = (),
     episode: Tensor | None = None,
+    age: Tensor | None = None,
 ) -> dict[str, float]:
     """Measure the gap between mu and old over a whole batch; all arguments are `[B, T]`.
 
@@ -47,7 +48,8 @@ def mismatch(
 
     - `mismatch/gap_mean`, `gap_max`: of |log w|; with `turn_0` … `turn_7` and `turn_8+` its mean by turn, and with
       `source_NAME` by source, e.g. of the token before, which is what the two engines may have read differently; tokens
-      whose source, a number, has no name among `source_names` are not reported.
+      whose source, a number, has no name among `source_names` are not reported. With `age`, in versions of the weights,
+      `age_0` … `age_3` and `age_4+`.
     - `mismatch/seq_eff_sample_size`: the effective sample size of the sequences' products of w, as a share of them.
       Near 1 / sequences, one decides a sequence-level correction.
     - `training/rollout_probs_diff_*` and `training/rollout_actor_probs_pearson_corr`: of |exp(old) - exp(mu)| and
@@ -76,6 +78,8 @@ def mismatch(
     found |= _means("mismatch/turn_", size, turns[mask].clamp(max=TURNS), [*map(str, range(TURNS)), f"{TURNS}+"])
     if source is not None:
         found |= _means("mismatch/source_", size, source[mask], source_names)
+    if age is not None:
+        found |= _means("mismatch/age_", size, age[mask].clamp(max=STALE), [*map(str, range(STALE)), f"{STALE}+"])
     return {name: float(value) for name, value in found.items()}
 
 
@@ -84,7 +88,7 @@ def correction_metrics(weights: Weights, mask: Tensor, episode: Tensor | None = 
 
     `rollout_corr/rollout_rs_masked_fraction` is the share of sampled tokens that are rejected, and
     `rollout_rs_seq_masked_fraction` the share of sequences, as in `mismatch`, that lost any (verl's; it counts rows
-    with nothing sampled, too). Over kept tokens are `mismatch/weight_mean`, `weight_eff_sample_size` and
+    with nothing sampled, too). Over kept tokens are `mismatch/weight_mean`, `weight_max`, `weight_eff_sample_size` and
     `weight_zero_fraction`, the share that weighs nothing, as with IcePop; without kept tokens (for the second: without
     weight) they are left out.
     """
@@ -98,7 +102,7 @@ def correction_metrics(weights: Weights, mask: Tensor, episode: Tensor | None = 
     }
     kept = weights.weight[mask & weights.keep].detach().double()
     if len(kept):
-        found["mismatch/weight_mean"] = kept.mean()
+        found["mismatch/weight_mean"], found["mismatch/weight_max"] = kept.mean(), kept.max()
         found["mismatch/weight_zero_fraction"] = (kept == 0).double().mean()
         if kept.any():
             found["mismatch/weight_eff_sample_size"] = _ess(kept)
