@@ -281,6 +281,11 @@ def test_explain_names_every_preset_value(name):
         assert str(value) in text
 
 
+def test_explain_says_how_many_updates_papers_take():
+    assert "the paper takes 16, a mini-batch each" in explain(preset("dapo"))
+    assert "the paper takes" not in explain(preset("a2c"))
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_prefers_the_better_episode(name):
     algorithm = Algorithm(preset(name))

@@ -47,9 +47,20 @@ def explain(config: AlgorithmConfig) -> str:
     if needs.needs_scores_before_update:
         lines.append(f"  {'before each':13} update, theta scores the whole batch, which the objective needs")
     lines += _routing(config.routing)
+    if paper := UPDATES_OF_PAPERS.get(config.name):
+        lines.append(f"  {'updates':13} one a step unless `updates` asks for more; the paper takes {paper}")
     zero = "count" if config.count_zero_advantage else "don't count"
     lines.append(f"  {'denominators':13} {config.denominators}; rows of advantage 0 {zero}")
     return "\n".join(lines)
+
+
+UPDATES_OF_PAPERS = {
+    "dapo": "16, a mini-batch each   -- Yu et al. 2025, sec. 4.1",
+    "grpo": "one   -- Shao et al. 2024, sec. 4.2",
+    "gspo": "4, a mini-batch each   -- Zheng et al. 2025, sec. 5.1",
+    "ppo": "3 epochs of 4 mini-batches on Atari   -- Schulman et al. 2017, table 5",
+}
+"""How many updates a batch gets in the source of a preset, where it says so."""
 
 
 def _routing(routing: RoutingConfig) -> list[str]:
