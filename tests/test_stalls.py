@@ -137,6 +137,16 @@ def test_stall_of_resumed_run_is_found_in_its_stored_steps(tmp_path: Path) -> No
     assert "83% of the episodes end with the same answer" in said[0]
 
 
+def test_match_of_two_players_is_no_stall(tmp_path: Path) -> None:
+    diagnosis = Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, pytest.fail)
+    diagnosis.episodes = [
+        example_episode(f"e{n}", group_id="g", rewards=(Reward("won", float(n % 2)),), env_args={"seat": n % 2})
+        for n in range(4)
+    ]
+    for step in range(STEPS):
+        assert diagnosis.observe(healthy(step / STEPS) | {"rollout/success": 0.5}) == {}
+
+
 def test_names_of_verl_are_read() -> None:
     steps = [{"actor/agent_rl/clip_fraction": 0.5, "actor/grad_norm": 1.0}] * WINDOW
     assert [name for name, _ in find_stalls(steps)] == ["clipped"]

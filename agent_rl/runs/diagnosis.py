@@ -56,7 +56,8 @@ class Diagnosis:
         causes, start = self._recent[-1], f"{STEPS} steps in a row, "
         found = [(name, start + causes[name]) for name in causes if all(name in step for step in self._recent)]
         found = found if len(self._recent) == STEPS else []
-        for name, text in (found or list(find_stalls(self._steps)))[:1]:
+        is_match = len({episode.seat for episode in self.episodes}) > 1  # one player's success is another's failure
+        for name, text in (found or ([] if is_match else [*find_stalls(self._steps)]))[:1]:
             if name not in self._named:
                 self._named.add(name)
                 warn(self._folder, text, self._say)
