@@ -100,14 +100,14 @@ def test_verl_engine_scores_match_the_embedded_model(folder: Path) -> None:
     actor = engine(folder, "language_model")
     data, *_ = in_verl(EPISODES)
     with actor.eval_mode():
-        found = actor.infer_batch(ready(data, calculate_entropy=True, calculate_totalpi_squared=True))["model_output"]
+        found = actor.infer_batch(ready(data, calculate_entropy=True, calculate_sum_pi_squared=True))["model_output"]
     model = type(make_model(ModelConfig(hidden=32), VOCABULARY, 0)).from_pretrained(folder / "model")
     for row, (ids, prompt) in enumerate(zip(data["input_ids"].unbind(), data["prompts"].unbind(), strict=True)):
         scores = score_tokens(model, ids[None], 0.8)
         for theirs, ours in [
             ("log_probs", scores.logprobs),
             ("entropy", scores.entropy),
-            ("totalpi_squared", scores.totalpi_squared),
+            ("sum_pi_squared", scores.sum_pi_squared),
         ]:
             of_response = response_from_nested(found[theirs], data["response_mask"]).unbind()[row]
             torch.testing.assert_close(of_response, ours[0, len(prompt) :], rtol=TOLERANCE, atol=1e-6)
