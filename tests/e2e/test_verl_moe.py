@@ -79,9 +79,9 @@ def test_vllm_routes_match_the_training_forward(verl_python: Path, warm: Path, t
 def test_routing_replay_closes_the_gap(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     """vLLM in bfloat16, training in float32: replayed routes leave less of the KL at the same tokens.
 
-    Almost all of it is at the few tokens that other experts were taken for, so that the share that is left varies: of 15
-    batches of 64 episodes, of five warm starts, 0.16 to 0.82, in the median 0.32 (0.64 to 0.97 of the mean gap), where
-    routes that are not replayed leave 1. Later steps have other tokens.
+    Almost all of it is at the few tokens that other experts were taken for, so that the share that is left varies: of
+    15 batches of 64 episodes, of five warm starts, 0.16 to 0.82, in the median 0.32 (0.64 to 0.97 of the mean gap),
+    where routes that are not replayed leave 1. Later steps have other tokens.
     """
     half = {"actor_rollout_ref.rollout.dtype": "bfloat16"}
     steps = steps_of(verl_python, tmp_path, warm, {"replay": "R3"}, half)
