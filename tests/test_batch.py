@@ -19,9 +19,9 @@ from agent_rl.algorithms import (
     to_samples,
 )
 from agent_rl.algorithms.components import Part
-from agent_rl.algorithms.layouts import Grid
 from agent_rl.algorithms.on_tokens import on_tokens
 from agent_rl.core.episode import Outcome, Reward, StopReason, group_episodes
+from agent_rl.grid import Grid
 from tests.doubles import example_episode, example_sample
 from tests.tensors import aggregate
 

@@ -81,7 +81,7 @@ def test_load_config_refuses_exclusive_settings() -> None:
         load("algorithm.routing.replay=R3")
     assert str(error.value).startswith("algorithm.routing is about a mixture") and "model=tiny_moe" in str(error.value)
     with pytest.raises(ConfigError) as error:
-        load("algorithm.weight=icepop")
+        load("algorithm.weight=icepop", "algorithm.proximal=rollout")
     assert str(error.value).startswith("algorithm: a correction") and len(str(error.value)) < 200
     assert load("model=tiny_moe", "algorithm.routing.replay=R3").algorithm.routing.replay == "R3"
 

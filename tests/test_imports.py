@@ -41,7 +41,7 @@ HEAVY = {
 }
 NEEDS_TORCH = (
     *("agent_rl.algorithms", "agent_rl.backends", "agent_rl.moe", "agent_rl.engines.embedded", "agent_rl.runs"),
-    *("agent_rl.engines.vllm.receiver", "agent_rl.engines.vllm.synced"),
+    *("agent_rl.engines.vllm.receiver", "agent_rl.engines.vllm.synced", "agent_rl.grid"),
 )
 """The packages that may import whatever [train] brings; all others work in a core install."""
 
@@ -57,7 +57,7 @@ KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.judge.rules",
 """The only modules of the machinery that import the sandboxes."""
 
 FLOORS = (
-    *("errors", "version", "lazy", "concurrency", "config", "registries", "seeds", "pacing"),
+    *("errors", "version", "lazy", "concurrency", "config", "registries", "seeds", "pacing", "grid"),
     *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks"),
     *("store", "remote", "judge", "replay", "formats", "stats", "view"),
     *("configs", "algorithms", "runs"),

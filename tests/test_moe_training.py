@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_rl.algorithms.layouts import Grid
 from agent_rl.backends.embedded import scoring
 from agent_rl.backends.embedded import trainer as trainer_module
 from agent_rl.backends.embedded.actor import Actor, load_actor
@@ -25,6 +24,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.trajectory import Trajectory
 from agent_rl.engines.embedded.quantization import QuantizedForward
 from agent_rl.errors import ConfigError
+from agent_rl.grid import Grid
 from agent_rl.gym.registry import spec
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import Routes, routed, routers

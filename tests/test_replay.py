@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_rl.algorithms.layouts import Grid
 from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.errors import ConfigError
+from agent_rl.grid import Grid
 from agent_rl.moe.balance import RouteLog, balance_loss
 from agent_rl.moe.routes import Routes, routed, routers
 from tests.engines import TINY, VOCAB, Record, play_all, ragged_plans, shaken, tiny

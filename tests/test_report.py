@@ -20,7 +20,7 @@ VERL = VerlConfig(env="calculator-v0", start_from="/models/m", steps=2)
 def verl_run(folder: Path) -> Path:
     """The files of a run on verl: its last evaluation stored the tasks in another order."""
     metrics = MetricsFile(folder)
-    logger = MetricsLogger(metrics, lambda values: None)
+    logger = MetricsLogger(metrics, lambda values: {})
     with EpisodeWriter(folder) as store:
         for step, order, successes in ((0, range(4), 1), (2, (3, 1, 0, 2), 3)):
             for task in order:

@@ -50,5 +50,6 @@ def test_grpo_update_enters_few_functions(tmp_path: Path, monkeypatch: pytest.Mo
     files = {file for file, _ in seen}
     print(len(seen), "functions in", len(files), "files:", *sorted(seen), sep="\n")
     assert any(name == "Trainer._accumulate" for _, name in seen), "no update had anything to learn"
-    assert len(seen) <= 59 and len(files) <= 16  # eight and a file for shared prompts, one and a file for processes
+    # 8 and a file for shared prompts, 1 and a file for processes, 26 and nine files for flat rows and mini-batches
+    assert len(seen) <= 85 and len(files) <= 25
     assert not [file for file in files if any(part in file for part in OFF)]

@@ -29,7 +29,7 @@ from tests.doubles import example_episode
 
 def killed_run(folder: Path, *, checkpoint: int = 2, steps: int = 3, shard_bytes: int = SHARD_BYTES) -> Path:
     """A run that stored an episode and reported a row per step, noted a checkpoint, and was killed in mid-line."""
-    metrics = MetricsLogger(MetricsFile(folder), lambda values: None)
+    metrics = MetricsLogger(MetricsFile(folder), lambda values: {})
     metrics.log({"success": 0.5}, 0)
     with EpisodeWriter(folder, shard_bytes=shard_bytes) as store, TokenRecordWriter(folder) as records:
         for step in range(1, steps + 1):
@@ -147,5 +147,5 @@ def test_writers_get_settings_without_secrets(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "config.yaml").write_text("verl: {KEY: '${oc.env:JUDGE_KEY}'}\n")
     monkeypatch.setenv("JUDGE_KEY", "secret")
     with open_metrics(tmp_path, ["tensorboard"]) as metrics:
-        MetricsLogger(metrics, lambda values: None).log({"actor/grad_norm": 0.5}, 2)
+        MetricsLogger(metrics, lambda values: {}).log({"actor/grad_norm": 0.5}, 2)
     assert shown == [{"verl": {"KEY": "${oc.env:JUDGE_KEY}"}}, ("train", 2, {"actor/grad_norm": 0.5})]

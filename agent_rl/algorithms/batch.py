@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent_rl.algorithms.layouts import LINES, UNKNOWN, Grid, cut_lengths
 from agent_rl.core.episode import Episode
 from agent_rl.core.trajectory import BoolArray, ExpertArray, FloatArray, IntArray, Trajectory
+from agent_rl.grid import LINES, Grid, cut_lengths
 from agent_rl.moe.agreement import RouteAgreement
 
 
@@ -81,6 +81,8 @@ class Stage:
 
 OF_ROWS = frozenset({"lengths", "episode", "group", "prompt_shares", "sequence_tokens", "sequences", "shared", "known"})
 """The arrays that have a number per row; all others have one per token."""
+UNKNOWN = frozenset({"turns", "versions", "sources", "routed_experts", "old_experts"})
+"""The arrays that are -1 where there is nothing."""
 
 S = TypeVar("S")
 

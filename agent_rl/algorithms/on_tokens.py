@@ -10,8 +10,8 @@ from agent_rl.algorithms.advantages.token import settle
 from agent_rl.algorithms.batch import Rows
 from agent_rl.algorithms.components import Part
 from agent_rl.algorithms.experience import Experience
-from agent_rl.algorithms.layouts import LINES, cut_lengths
 from agent_rl.errors import DefinitionError
+from agent_rl.grid import LINES, cut_lengths
 
 
 def of_tokens(rows: Rows) -> dict[str, Tensor | None]:

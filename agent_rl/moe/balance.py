@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from agent_rl.algorithms.layouts import Grid
+from agent_rl.grid import Grid
 from agent_rl.moe.routes import Routes
 
 

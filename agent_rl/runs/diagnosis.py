@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -40,29 +40,31 @@ class Diagnosis:
         self._run, self._folder, self._say = (algorithm, samples, env), folder, say
         self.episodes: Sequence[Episode] = ()
         """All that were sampled for the step to observe; none if it is of stored ones."""
-        self._recent = deque[dict[str, str]](maxlen=STEPS)
         rows = (row for row in read_metrics(folder / METRICS) if row["kind"] == "train")
         self._steps = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in rows]
         self._named = set[str]()
 
     def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Read a step's metrics and `episodes`; warn once of each cause.
+        """Read a step's metrics and `episodes`; warn once of the first cause that the last steps share, or of a stall.
 
-        Returns `diagnosis/CAUSE` = 1 of what is wrong now: the first cause that all of the last steps share, or else
-        that of a stall.
+        Returns `diagnosis/CAUSE` = 1 for each cause of this step, and for the stall, to be stored with its metrics.
         """
-        self._recent.append(dict(find_causes(self.episodes, metrics, *self._run)))
-        self._steps.append(dict(metrics))
-        causes, start = self._recent[-1], f"{STEPS} steps in a row, "
-        found = [(name, start + causes[name]) for name in causes if all(name in step for step in self._recent)]
-        found = found if len(self._recent) == STEPS else []
+        causes, last = dict(find_causes(self.episodes, metrics, *self._run)), self._steps[-STEPS + 1 :]
+        shared = [name for name in causes if len(last) == STEPS - 1 and all(_metric(name) in step for step in last)]
+        self._steps.append({**metrics, **dict.fromkeys(map(_metric, causes), 1.0)})
+        named = [(name, f"{STEPS} steps in a row, {causes[name]}") for name in shared[:1]]
         is_match = len({episode.seat for episode in self.episodes}) > 1  # one player's success is another's failure
-        for name, text in (found or ([] if is_match else [*find_stalls(self._steps)]))[:1]:
+        if not named and not is_match:
+            named = [*find_stalls(self._steps)][:1]
+        for name, text in named:
             if name not in self._named:
                 self._named.add(name)
                 warn(self._folder, text, self._say)
-            return {f"diagnosis/{name.replace(' ', '_')}": 1.0}
-        return {}
+        return dict.fromkeys(map(_metric, [*causes, *(name for name, _ in named)]), 1.0)
+
+
+def _metric(cause: str) -> str:
+    return f"diagnosis/{cause.replace(' ', '_')}"
 
 
 def find_causes(

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from agent_rl.algorithms import Rows
-from agent_rl.algorithms.layouts import Grid
 from agent_rl.backends.embedded.optimizer import repeatable
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.engines.embedded.parts import body_of, unwrapped
+from agent_rl.grid import Grid
 
 WORTHWHILE = 0.1
 """The share of a batch's tokens that sharing has to save."""

@@ -33,6 +33,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.embedded.threads import threads_restored
+from agent_rl.engines.model_files import require_model
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.judge.run import run_judge, share_of_worker
 from agent_rl.rollout import summarise
@@ -135,6 +136,7 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
     env = config.load_env()
     checkpoint = find_checkpoint(folder / CHECKPOINT)
     existing_shards(folder / EPISODES)
+    require_model(checkpoint)
     memory = require_memory(config, env, checkpoint)
     with _open(folder, env, config, progress, stop) as run:
         run.say(str(memory))
