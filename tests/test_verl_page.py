@@ -3,12 +3,12 @@
 import re
 
 import pytest
+from batches import PRESETS
 from tree import ROOT
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import load_config
-from tests.batches import PRESETS
 
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
