@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 import warnings
 from collections import Counter
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +20,16 @@ from tests.doubles import example_episode
 
 SHARD_BYTES = 12_000
 """A few lines: most kills fall into the closing of a shard."""
+AHEAD = 8
+"""Episodes that a writer may be ahead of what was heard of it: on a busy machine it would write thousands a life."""
 
 
-def write_forever(folder: Path, name: str, life: int, told: Connection) -> None:
+def write_forever(folder: Path, name: str, life: int, told: Connection, ahead: Semaphore) -> None:
     """Write episodes, and tell the id of each that is written."""
     warnings.simplefilter("ignore")  # of the torn line that the last life left
     with EpisodeWriter(folder, name=name, shard_bytes=SHARD_BYTES) as writer:
         for number in range(100_000):
+            ahead.acquire()
             episode = example_episode(f"{name or 'own'}-{life}-{number}")
             writer.write(episode)
             told.send(episode.id)
@@ -45,7 +50,7 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         while not self.is_over.is_set():
-            before = list(self.written)
+            before, began = list(self.written), time.perf_counter()
             try:
                 found = stored(self.folder)
             except Exception as error:
@@ -54,6 +59,7 @@ class Reader(threading.Thread):
             self.faults += [f"{id} is missing" for id in before if id not in found]
             self.faults += [f"{id} is there {n} times" for id, n in found.items() if n > 1]
             self.passes += bool(found)
+            self.is_over.wait(time.perf_counter() - began)  # the writers' turn: a thread that only reads holds them up
 
 
 def kill_writers(folder: Path, kills: int) -> Reader:
@@ -66,11 +72,14 @@ def kill_writers(folder: Path, kills: int) -> Reader:
     reader.start()
     try:
         for life in range(kills):
-            told, telling = processes.Pipe(duplex=False)
-            writer = processes.Process(target=write_forever, args=(folder, ("", "worker-3")[life % 2], life, telling))
+            (told, telling), ahead = processes.Pipe(duplex=False), processes.Semaphore(AHEAD)
+            own = (folder, ("", "worker-3")[life % 2], life, telling, ahead)
+            writer = processes.Process(target=write_forever, args=own)
             writer.start()
             telling.close()
-            reader.written += [told.recv() for _ in range(int(generator.integers(1, 40)))]
+            for _ in range(int(generator.integers(1, 40))):
+                reader.written.append(told.recv())
+                ahead.release()
             writer.kill()
             writer.join()
             try:

@@ -120,6 +120,7 @@ def test_routes_do_not_pass_through_the_driver(
 def test_padding_row_copies_the_shortest_row(monkeypatch: pytest.MonkeyPatch) -> None:
     first: list[str] = []
     monkeypatch.setattr(PPOTrainer, "_balance_batch", lambda self, batch, metrics: first.append(batch.keys[0]))
+    monkeypatch.setattr(SyncTrainer, "_mini_batches", 1)
     trainer = SyncTrainer.__new__(SyncTrainer)
     for trainer.routes in ((), (ROLLOUT,)):
         trainer._balance_batch(KVBatchMeta(keys=["a", "b", "c"], tags=[{"seq_len": n} for n in (9, 30, 4)]), {})

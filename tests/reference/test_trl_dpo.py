@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from batches import scored, weighted
+from batches import flat, scored, weighted
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, collate
 from agent_rl.algorithms.batch import Sample
@@ -71,7 +71,7 @@ def test_dpo_of_single_rows_matches_trl(seed):
     sides = mask * torch.tensor([1.0, -1.0]).repeat_interleave(count)[:, None]
     batch = scored(batch, reference_logprobs=reference)
     batch = weighted(batch, advantages=sides, group=torch.arange(count).repeat(2))
-    prepared, ours = algorithm.prepare(logprobs, batch)
+    prepared, ours = algorithm.prepare(flat(batch.rows, logprobs), batch)
     theta = logprobs.clone().requires_grad_()
     for row in range(2 * count):
         part, width = prepared.padded([row]).inputs, int(batch.rows.lengths[row])
