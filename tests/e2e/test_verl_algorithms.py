@@ -17,7 +17,7 @@ RUN = {
     "lr": 1e-3,
     "checkpoint_every": 2,
     "updates": {"epochs": 2},
-    "rollout": {"groups": 4, "samples": 4, "max_tokens": 56, "context": 128},
+    "rollout": {"groups": 8, "samples": 8, "max_tokens": 56, "context": 128},  # DPO needs a group that differs
     "eval": {"n": 16, "every": 0},
 }
 
