@@ -7,8 +7,8 @@ Reward: `correct` (weight 1) for one of the answer's names, `clean` (weight 0.1)
 
 Splits: `train`, `eval` and `dev` are disjoint by a hash of the question.
 
-The demonstrations guess, search for the question and take the title of what they find, or follow the right names. What
-is left to learn is to search a second time.
+The demonstrations guess, search for the thing that the question names and take what it is a kind of, or follow the right
+names. What is left to learn is to search a second time.
 """
 
 from __future__ import annotations
@@ -130,16 +130,19 @@ class WordNet(Quiz):
         return str(rng.integers(1500, 1990)) if "year" in self.question else self.names[0]
 
     def misnamed_call(self) -> Message:
-        """Return the search for the question, with another name for the query."""
-        return one_call("search", q=self.question)
+        """Return the first search, with another name for the query."""
+        return one_call("search", q=self.names[0])
 
     def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
-        """Search for the question, and for the next name only now and then."""
-        yield one_call("search", query=self.question)
+        """Search for the first name, and for the next one only now and then."""
+        # as good a query as the whole question (the answer is within reach in 74 of 100 tasks by either, in two passages of
+        # 300 characters), of a fifth of its tokens to copy
+        first, *others = self.names
+        yield one_call("search", query=first)
         if stops_early or rng.random() < 0.4:
             yield self.names[-1]
             return
-        for name in self.names[1:]:
+        for name in others:
             yield one_call("search", query=name)
         yield self.answer
 
