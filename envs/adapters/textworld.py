@@ -117,7 +117,7 @@ class TextWorld(Env):
         return Step((Message("user", said),), earned / self.now.max_score, terminated=bool(done))
 
     def close(self) -> None:
-        """End the game's program, after a step that is still under way: its memory goes, which would end the process."""
+        """End the game's program; not during a step, whose memory would go: that ends the process."""
         if self.world is not None:
             with _one_at_a_time:
                 self.world.close()
