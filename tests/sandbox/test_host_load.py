@@ -57,7 +57,7 @@ def test_flood_of_forged_answers_costs_the_sandbox(box: Sandbox, backend: Backen
 
 
 @pytest.mark.parametrize("forgery", NO_FRAMES)
-def test_what_is_no_frame_costs_the_interpreter(box: Sandbox, run, forgery):
+def test_malformed_answer_costs_the_interpreter(box: Sandbox, run, forgery):
     before = time.process_time()
     result = run(box.run_python(f"{FORGE}{NO_FRAMES[forgery]}\nwhile True: pass", timeout=5))
     assert result.state_lost and not result.sandbox_lost
