@@ -8,9 +8,12 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
+from agent_rl.core.messages import JSON
+from agent_rl.core.sandbox_loss import HOST_ERRORS, Cause, SandboxLoss, find_cause
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent.frames import CHUNK, MAX_BODY, FrameError, Frames, Head, pack
 from agent_rl.sandboxes.base import (
@@ -24,6 +27,7 @@ from agent_rl.sandboxes.base import (
     Sandbox,
     check_call,
 )
+from agent_rl.sandboxes.client.answers import exec_result, python_result, without_sandbox
 from agent_rl.sandboxes.client.interpreter import DirectInterpreter
 
 _log = logging.getLogger(__name__)
@@ -31,7 +35,16 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 GRACE = 10.0
 """Seconds beyond a call's own timeout until the agent is held to be lost: it ends what is late itself."""
+STALL = 0.5
+"""Seconds by which an alarm is late if the host's event loop stood still: then the answer may be there, unread."""
 FILE_TIMEOUT = 30.0
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""How a command ends that the kernel killed, by itself or below a shell."""
+SAID = {
+    Cause.MEMORY: ", as the sandbox had reached its limit of memory",
+    Cause.HOST_MEMORY: " by the kernel, as the host had too little memory: the sandbox had not reached its limit",
+}
+"""What a reason adds by the evidence."""
 EngineOutput = tuple[Head, bytes]
 
 
@@ -49,6 +62,8 @@ class AgentSandbox(Sandbox):
         kill: ends the sandbox at once, without waiting; more than once does no harm.
         ended: waits until nothing is left of it; it may return what has failed of what the sandbox runs on.
         host_failure: says that without waiting; `ended` if left out.
+        evidence: how its first process ended, and what its cgroup counted, as in `SandboxLoss`; waits for it if told
+            that the sandbox has ended.
         decode: takes the agent's bytes out of what the socket brings, where there is more.
         direct: whether the socket carries descriptors, so that the interpreter can be lent.
     """
@@ -62,12 +77,14 @@ class AgentSandbox(Sandbox):
         kill: Callable[[], None],
         ended: Callable[[], Awaitable[str | None]],
         host_failure: Callable[[], Awaitable[str | None]] | None = None,
+        evidence: Callable[[bool], Awaitable[Mapping[str, JSON]]] | None = None,
         decode: Callable[[bytes], bytes] | None = None,
         direct: bool = False,
     ) -> None:
         sock.setblocking(False)
         self.name, self._sock = name, sock
         self._kill, self._ended, self._host_failure = kill, ended, host_failure or ended
+        self._evidence = evidence or _nothing
         self._decode = decode
         self._direct = direct
         self._interpreter: DirectInterpreter | None = None
@@ -78,12 +95,20 @@ class AgentSandbox(Sandbox):
         self._call: object = None
         self._answer: asyncio.Future[EngineOutput] | None = None
         self._lost: str | None = None
+        self._seen = Cause.AGENT_ENDED
+        """By what it was noticed that the sandbox is lost."""
+        self._loss: SandboxLoss | None = None
         self._expires = expires
         self._has_run_code = False
-        self._ended_by_host = False
+        self._is_closed = self._is_over = False
 
     def __repr__(self) -> str:
         return f"AgentSandbox({self.name!r}{'' if self._lost is None else ', lost'})"
+
+    @property
+    def loss(self) -> SandboxLoss | None:
+        """How the sandbox was lost, once a call has found out."""
+        return self._loss
 
     async def ready(self, timeout: float) -> None:
         """Wait for the agent's first frame.
@@ -95,7 +120,7 @@ class AgentSandbox(Sandbox):
             head, _ = await self._await_answer(None, b"", timeout)
         if head.get("ready") is not True:
             reason = str(head.get("failed", head))
-            self._lose(reason)
+            self._lose(reason, Cause.NOT_OPENED)
             raise SandboxError(f"no sandbox could be made: {reason}")
 
     async def run_command(self, command: Command) -> ExecResult:
@@ -105,13 +130,12 @@ class AgentSandbox(Sandbox):
         start = loop.time()
         call = self._request("exec", head | {"timeout": command.timeout}, command.input, command.timeout)
         try:
-            head, body = await self._run_code(call)
+            result = await self._run_code(self._read(call, exec_result))
         except EndedByCodeError as end:
             return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
-        out, err = _split(head, body)
-        return ExecResult(
-            *(_int(head, "code"), out, err, head["expired"] is True, head["cut"] is True), seconds=loop.time() - start
-        )
+        if result.returncode in KILLED and not result.timed_out:
+            await self._check_memory()
+        return replace(result, seconds=loop.time() - start)
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
@@ -128,20 +152,12 @@ class AgentSandbox(Sandbox):
         else:
             call = self._request("python", {"timeout": timeout, "keep": max_output}, source, timeout)
         try:
-            head, body = await self._run_code(call)
+            result = await self._run_code(self._read(call, python_result), is_foreign=bool(source))
         except EndedByCodeError as end:
             return without_sandbox(end)
-        out, err = _split(head, body)
-        return PythonResult(
-            out,
-            err,
-            _text(head, "value"),
-            _text(head, "error"),
-            timed_out=head["expired"] is True,
-            truncated=head["cut"] is True,
-            state_lost=head["lost"] is True,
-            seconds=loop.time() - start,
-        )
+        if result.state_lost and not result.timed_out:
+            await self._check_memory()
+        return replace(result, seconds=loop.time() - start)
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
         """Return a regular file's bytes."""
@@ -157,8 +173,8 @@ class AgentSandbox(Sandbox):
 
     async def close(self) -> None:
         """End everything in it and give back what it held."""
-        self._ended_by_host = True
-        self._lose("the sandbox was closed")
+        self._is_closed = True
+        self._lose("the sandbox was closed", Cause.CLOSED)
         await self._ended()
 
     async def _access_file(self, op: str, head: Head, body: bytes) -> EngineOutput:
@@ -170,10 +186,19 @@ class AgentSandbox(Sandbox):
             raise FileAccessError(str(answer[0]["problem"]))
         return answer
 
-    async def _run_code(self, call: Awaitable[T]) -> T:
-        """Await a call that runs foreign code."""
-        self._has_run_code = self._has_run_code or self._lost is None
+    async def _run_code(self, call: Awaitable[T], *, is_foreign: bool = True) -> T:
+        """Await a call that runs code; a pool's own, which is empty, is not foreign."""
+        self._has_run_code = self._has_run_code or (is_foreign and self._lost is None)
         return await self._attribute(call)
+
+    async def _read(self, call: Awaitable[EngineOutput], read: Callable[[Head, bytes], T]) -> T:
+        """Await a call, and read its answer."""
+        head, body = await call
+        try:
+            return read(head, body)
+        except (KeyError, TypeError) as error:
+            self._lose(f"its agent's answer is none: {error}", Cause.BAD_FRAME)
+            raise self._error() from None
 
     async def _attribute(self, call: Awaitable[T]) -> T:
         """Await a call; if the sandbox is lost, find out by whose fault.
@@ -184,15 +209,47 @@ class AgentSandbox(Sandbox):
         """
         try:
             return await call
-        except SandboxError as error:
-            if self._ended_by_host or not self._has_run_code:
+        except SandboxError:
+            loss = self._loss = self._loss or await self._find_loss()
+        except (OSError, MemoryError) as error:
+            if not (isinstance(error, MemoryError) or error.errno in HOST_ERRORS):
                 raise
-            if time.monotonic() >= self._expires:
-                raise SandboxError(f"{error}, as its lifetime was over; ask for more in open(lifetime=...)") from error
+            reason = f"the host has too little left for a call: {error}"
+            raise SandboxError(reason, SandboxLoss(Cause.HOST_RESOURCES, reason)) from error
+        if self._is_closed or not loss.is_failure:
+            raise SandboxError(f"the sandbox was lost: {loss.reason}", loss)
+        raise EndedByCodeError(
+            f"the sandbox was lost: {loss.reason}. The code in it ended it; nothing runs in it any more"
+        )
+
+    async def _find_loss(self) -> SandboxLoss:
+        """Say how the sandbox was lost."""
+        reason, evidence, failure = str(self._lost), dict[str, JSON](), None
+        if self._has_run_code and not (self._is_closed or self._is_over):
             failure = await self._host_failure()
-            if failure is not None:
-                raise SandboxError(f"{error}; {failure}") from error
-            raise EndedByCodeError(f"{error}. The code in it ended it; nothing runs in it any more") from None
+            if failure is None and self._seen is Cause.AGENT_ENDED:
+                evidence = dict(await self._evidence(True))
+        cause = find_cause(
+            self._seen,
+            has_run_code=self._has_run_code,
+            is_closed=self._is_closed,
+            is_over=self._is_over,
+            host_failure=failure,
+            evidence=evidence,
+        )
+        if cause is Cause.LIFETIME:
+            reason += ", as its lifetime was over; ask for more in open(lifetime=...)"
+        elif cause in SAID:
+            reason += SAID[cause]
+        return SandboxLoss(cause, reason if failure is None else f"{reason}; {failure}", evidence)
+
+    async def _check_memory(self) -> None:
+        """Raise an error if the kernel killed code in here for memory though the sandbox had not reached its limit."""
+        evidence = dict(await self._evidence(False))
+        cause = find_cause(Cause.AGENT_ENDED, has_run_code=True, evidence=evidence)
+        if cause is Cause.HOST_MEMORY:
+            reason = f"code in the sandbox was killed{SAID[cause]}"
+            raise SandboxError(reason, SandboxLoss(cause, reason, evidence))
 
     async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> EngineOutput:
         async with self._turn:
@@ -200,6 +257,7 @@ class AgentSandbox(Sandbox):
 
     async def _run_directly(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
         async with self._turn:
+            self._check_held()
             interpreter = self._interpreter = self._interpreter or await self._lend()
             self._count += 1
             lost = True
@@ -240,7 +298,7 @@ class AgentSandbox(Sandbox):
             raise ConfigError(f"{op}: {error}") from None
         head, body = await self._await_answer(self._count, frame, timeout + GRACE, fds)
         if "failed" in head:
-            self._lose(str(head["failed"]))
+            self._lose(str(head["failed"]), Cause.AGENT_FAILED)
             self._check_held()
         return head, body
 
@@ -253,7 +311,7 @@ class AgentSandbox(Sandbox):
             self._loop = loop
         answer: asyncio.Future[EngineOutput] = loop.create_future()
         self._call, self._answer = call, answer
-        alarm = loop.call_later(timeout, self._lose, f"it did not answer within {timeout:g} s")
+        alarm = loop.call_later(timeout, self._miss, answer, loop.time() + timeout, f"{timeout:g} s")
         sent = False
         try:
             await self._send(loop, frame, fds)
@@ -261,8 +319,8 @@ class AgentSandbox(Sandbox):
             return await answer
         except asyncio.CancelledError:
             if not sent:
-                self._ended_by_host = True
-                self._lose("a call was cancelled halfway through its request")
+                self._is_closed = True
+                self._lose("a call was cancelled halfway through its request", Cause.CLOSED)
             elif self._lost is None and (answer.cancelled() or not answer.done()):
                 await self._send(loop, pack({"op": "cancel", "id": call}))
             raise
@@ -278,7 +336,18 @@ class AgentSandbox(Sandbox):
             if sent < len(frame):
                 await loop.sock_sendall(self._sock, memoryview(frame)[sent:])
         except OSError as error:
-            self._lose(f"its connection broke: {error}")
+            cause = Cause.HOST_RESOURCES if error.errno in HOST_ERRORS else Cause.AGENT_ENDED
+            self._lose(f"its connection broke: {error}", cause)
+
+    def _miss(self, answer: asyncio.Future[EngineOutput], due: float, allowed: str) -> None:
+        """Give the sandbox up that has not answered by then; not while the host's event loop is what is late."""
+        loop = answer.get_loop()
+        if answer.done():
+            return
+        if loop.time() > due + STALL:
+            loop.call_later(GRACE, self._miss, answer, loop.time() + GRACE, allowed)
+        else:
+            self._lose(f"it did not answer within {allowed}", Cause.SILENT)
 
     def _receive(self) -> None:
         """Read from the agent; drop the answers of cancelled calls."""
@@ -298,20 +367,23 @@ class AgentSandbox(Sandbox):
                 if answer is not None and not answer.done() and frame[0].get("id") == self._call:
                     answer.set_result(frame)
         except FrameError as error:
-            self._lose(str(error))
+            self._lose(str(error), Cause.BAD_FRAME)
 
     def _check_held(self) -> None:
         if self._lost is not None:
-            raise SandboxError(f"the sandbox was lost: {self._lost}")
+            raise self._error()
 
-    def _lose(self, reason: str) -> None:
+    def _error(self) -> SandboxError:
+        return SandboxError(f"the sandbox was lost: {self._lost}")
+
+    def _lose(self, reason: str, seen: Cause = Cause.AGENT_ENDED) -> None:
         """End the sandbox; a call that waits for an answer fails with the reason."""
         if self._lost is not None:
             return
-        self._lost = reason
+        self._lost, self._seen, self._is_over = reason, seen, time.monotonic() >= self._expires
         _log.info("%s: %s", self.name, reason)
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(SandboxError(f"the sandbox was lost: {reason}"))
+            self._answer.set_exception(self._error())
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._sock)
         self._sock.close()
@@ -320,24 +392,5 @@ class AgentSandbox(Sandbox):
         self._kill()
 
 
-def _split(head: Head, body: bytes) -> tuple[str, str]:
-    """Return stdout and stderr as text."""
-    n = _int(head, "out")
-    return body[:n].decode("utf-8", "backslashreplace"), body[n:].decode("utf-8", "backslashreplace")
-
-
-def _int(head: Head, key: str) -> int:
-    value = head.get(key)
-    if not isinstance(value, int):
-        raise SandboxError(f"the sandbox's agent answered {key}={value!r}, which is no number")
-    return value
-
-
-def _text(head: Head, key: str) -> str | None:
-    value = head.get(key)
-    return value if value is None else str(value)
-
-
-def without_sandbox(end: Exception) -> PythonResult:
-    """Return the result of code whose sandbox is gone."""
-    return PythonResult("", "", error=f"{end}\n", state_lost=True, sandbox_lost=True)
+async def _nothing(_: bool) -> Mapping[str, JSON]:
+    return {}
