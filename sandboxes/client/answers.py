@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from agent_rl.sandboxes.agent.frames import Head
 from agent_rl.sandboxes.base import ExecResult, PythonResult
+from agent_rl.sandboxes.client.reading import decode
 
 
-def exec_result(head: Head, body: bytes) -> ExecResult:
+async def exec_result(head: Head, body: bytes) -> ExecResult:
     """Return how a command ended.
 
     Raises:
         KeyError: if the answer lacks something.
         TypeError: if it holds something else.
     """
-    out, err = _split(head, body)
+    out, err = await _split(head, body)
     return ExecResult(_int(head, "code"), out, err, head["expired"] is True, head["cut"] is True)
 
 
-def python_result(head: Head, body: bytes) -> PythonResult:
+async def python_result(head: Head, body: bytes) -> PythonResult:
     """Return how a piece of Python ended; raises as `exec_result` does."""
-    out, err = _split(head, body)
+    out, err = await _split(head, body)
     return PythonResult(
         out,
         err,
@@ -31,10 +32,10 @@ def python_result(head: Head, body: bytes) -> PythonResult:
     )
 
 
-def _split(head: Head, body: bytes) -> tuple[str, str]:
+async def _split(head: Head, body: bytes) -> tuple[str, str]:
     """Return stdout and stderr as text."""
     n = _int(head, "out")
-    return body[:n].decode("utf-8", "backslashreplace"), body[n:].decode("utf-8", "backslashreplace")
+    return await decode(body[:n]), await decode(body[n:])
 
 
 def _int(head: Head, key: str) -> int:

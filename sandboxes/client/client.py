@@ -7,15 +7,25 @@ import contextlib
 import logging
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from agent_rl.core.messages import JSON
-from agent_rl.core.sandbox_loss import HOST_ERRORS, Cause, SandboxLoss, find_cause
+from agent_rl.core.sandbox_loss import HOST_ERRORS, Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.agent.frames import CHUNK, MAX_BODY, FrameError, Frames, Head, pack
+from agent_rl.sandboxes.agent.frames import (
+    CHUNK,
+    MAX_ANSWER_HEAD,
+    MAX_BODY,
+    MAX_STRAYS,
+    FrameError,
+    Frames,
+    Head,
+    pack,
+    texts_from_body,
+)
+from agent_rl.sandboxes.agent.worker import TEXTS
 from agent_rl.sandboxes.base import (
     DEFAULT_TIMEOUT,
     MAX_FILE,
@@ -28,7 +38,9 @@ from agent_rl.sandboxes.base import (
     check_call,
 )
 from agent_rl.sandboxes.client.answers import exec_result, python_result, without_sandbox
+from agent_rl.sandboxes.client.fate import KILLED, EndedByCodeError, Fate
 from agent_rl.sandboxes.client.interpreter import DirectInterpreter
+from agent_rl.sandboxes.client.reading import PAUSE, ReadBudget
 
 _log = logging.getLogger(__name__)
 
@@ -38,18 +50,7 @@ GRACE = 10.0
 STALL = 0.5
 """Seconds by which an alarm is late if the host's event loop stood still: then the answer may be there, unread."""
 FILE_TIMEOUT = 30.0
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""How a command ends that the kernel killed, by itself or below a shell."""
-SAID = {
-    Cause.MEMORY: ", as the sandbox had reached its limit of memory",
-    Cause.HOST_MEMORY: " by the kernel, as the host had too little memory: the sandbox had not reached its limit",
-}
-"""What a reason adds by the evidence."""
 EngineOutput = tuple[Head, bytes]
-
-
-class EndedByCodeError(Exception):
-    """The sandbox is gone, by what its code did."""
 
 
 class AgentSandbox(Sandbox):
@@ -62,7 +63,7 @@ class AgentSandbox(Sandbox):
         kill: ends the sandbox at once, without waiting; more than once does no harm.
         ended: waits until nothing is left of it; it may return what has failed of what the sandbox runs on.
         host_failure: says that without waiting; `ended` if left out.
-        evidence: how its first process ended, and what its cgroup counted, as in `SandboxLoss`; waits for it if told
+        evidence: how its first process ended, and what its cgroup counted, as in `SandboxLoss`; waits for that if told
             that the sandbox has ended.
         decode: takes the agent's bytes out of what the socket brings, where there is more.
         direct: whether the socket carries descriptors, so that the interpreter can be lent.
@@ -83,24 +84,20 @@ class AgentSandbox(Sandbox):
     ) -> None:
         sock.setblocking(False)
         self.name, self._sock = name, sock
-        self._kill, self._ended, self._host_failure = kill, ended, host_failure or ended
-        self._evidence = evidence or _nothing
+        self._kill, self._ended = kill, ended
+        self._fate = Fate(expires, host_failure or ended, evidence)
         self._decode = decode
         self._direct = direct
         self._interpreter: DirectInterpreter | None = None
-        self._frames = Frames()
+        self._frames = Frames(MAX_ANSWER_HEAD)
+        self._strays = 0
+        """Frames since the last answer that answered nothing, less those of cancelled calls."""
+        self._budget = ReadBudget()
         self._turn = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._count = 0
         self._call: object = None
         self._answer: asyncio.Future[EngineOutput] | None = None
-        self._lost: str | None = None
-        self._seen = Cause.AGENT_ENDED
-        """By what it was noticed that the sandbox is lost."""
-        self._loss: SandboxLoss | None = None
-        self._expires = expires
-        self._has_run_code = False
-        self._is_closed = self._is_over = False
 
     def __repr__(self) -> str:
         return f"AgentSandbox({self.name!r}{'' if self._lost is None else ', lost'})"
@@ -108,7 +105,11 @@ class AgentSandbox(Sandbox):
     @property
     def loss(self) -> SandboxLoss | None:
         """How the sandbox was lost, once a call has found out."""
-        return self._loss
+        return self._fate.loss
+
+    @property
+    def _lost(self) -> str | None:
+        return self._fate.lost
 
     async def ready(self, timeout: float) -> None:
         """Wait for the agent's first frame.
@@ -134,7 +135,7 @@ class AgentSandbox(Sandbox):
         except EndedByCodeError as end:
             return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
         if result.returncode in KILLED and not result.timed_out:
-            await self._check_memory()
+            await self._fate.check_memory()
         return replace(result, seconds=loop.time() - start)
 
     async def run_python(
@@ -150,13 +151,13 @@ class AgentSandbox(Sandbox):
         if self._direct:
             call = self._run_directly(source, timeout, max_output)
         else:
-            call = self._request("python", {"timeout": timeout, "keep": max_output}, source, timeout)
+            call = self._run_by_agent(source, timeout, max_output)
         try:
             result = await self._run_code(self._read(call, python_result), is_foreign=bool(source))
         except EndedByCodeError as end:
             return without_sandbox(end)
         if result.state_lost and not result.timed_out:
-            await self._check_memory()
+            await self._fate.check_memory()
         return replace(result, seconds=loop.time() - start)
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
@@ -173,13 +174,13 @@ class AgentSandbox(Sandbox):
 
     async def close(self) -> None:
         """End everything in it and give back what it held."""
-        self._is_closed = True
+        self._fate.is_closed = True
         self._lose("the sandbox was closed", Cause.CLOSED)
         await self._ended()
 
     async def _access_file(self, op: str, head: Head, body: bytes) -> EngineOutput:
         try:
-            answer = await self._attribute(self._request(op, head, body, FILE_TIMEOUT))
+            answer = await self._fate.attribute(self._request(op, head, body, FILE_TIMEOUT))
         except EndedByCodeError as end:
             raise FileAccessError(str(end)) from None
         if answer[0].get("problem") is not None:
@@ -188,72 +189,29 @@ class AgentSandbox(Sandbox):
 
     async def _run_code(self, call: Awaitable[T], *, is_foreign: bool = True) -> T:
         """Await a call that runs code; a pool's own, which is empty, is not foreign."""
-        self._has_run_code = self._has_run_code or (is_foreign and self._lost is None)
-        return await self._attribute(call)
+        self._fate.has_run_code = self._fate.has_run_code or (is_foreign and self._lost is None)
+        return await self._fate.attribute(call)
 
-    async def _read(self, call: Awaitable[EngineOutput], read: Callable[[Head, bytes], T]) -> T:
+    async def _read(self, call: Awaitable[EngineOutput], read: Callable[[Head, bytes], Awaitable[T]]) -> T:
         """Await a call, and read its answer."""
         head, body = await call
         try:
-            return read(head, body)
+            return await read(head, body)
         except (KeyError, TypeError) as error:
             self._lose(f"its agent's answer is none: {error}", Cause.BAD_FRAME)
-            raise self._error() from None
-
-    async def _attribute(self, call: Awaitable[T]) -> T:
-        """Await a call; if the sandbox is lost, find out by whose fault.
-
-        Raises:
-            SandboxError: if it is not the code's.
-            EndedByCodeError: if it is, as far as can be seen.
-        """
-        try:
-            return await call
-        except SandboxError:
-            loss = self._loss = self._loss or await self._find_loss()
-        except (OSError, MemoryError) as error:
-            if not (isinstance(error, MemoryError) or error.errno in HOST_ERRORS):
-                raise
-            reason = f"the host has too little left for a call: {error}"
-            raise SandboxError(reason, SandboxLoss(Cause.HOST_RESOURCES, reason)) from error
-        if self._is_closed or not loss.is_failure:
-            raise SandboxError(f"the sandbox was lost: {loss.reason}", loss)
-        raise EndedByCodeError(
-            f"the sandbox was lost: {loss.reason}. The code in it ended it; nothing runs in it any more"
-        )
-
-    async def _find_loss(self) -> SandboxLoss:
-        """Say how the sandbox was lost."""
-        reason, evidence, failure = str(self._lost), dict[str, JSON](), None
-        if self._has_run_code and not (self._is_closed or self._is_over):
-            failure = await self._host_failure()
-            if failure is None and self._seen is Cause.AGENT_ENDED:
-                evidence = dict(await self._evidence(True))
-        cause = find_cause(
-            self._seen,
-            has_run_code=self._has_run_code,
-            is_closed=self._is_closed,
-            is_over=self._is_over,
-            host_failure=failure,
-            evidence=evidence,
-        )
-        if cause is Cause.LIFETIME:
-            reason += ", as its lifetime was over; ask for more in open(lifetime=...)"
-        elif cause in SAID:
-            reason += SAID[cause]
-        return SandboxLoss(cause, reason if failure is None else f"{reason}; {failure}", evidence)
-
-    async def _check_memory(self) -> None:
-        """Raise an error if the kernel killed code in here for memory though the sandbox had not reached its limit."""
-        evidence = dict(await self._evidence(False))
-        cause = find_cause(Cause.AGENT_ENDED, has_run_code=True, evidence=evidence)
-        if cause is Cause.HOST_MEMORY:
-            reason = f"code in the sandbox was killed{SAID[cause]}"
-            raise SandboxError(reason, SandboxLoss(cause, reason, evidence))
+            raise self._fate.error() from None
 
     async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> EngineOutput:
         async with self._turn:
             return await self._ask(op, head, body, timeout)
+
+    async def _run_by_agent(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
+        answer = await self._request("python", {"timeout": timeout, "keep": keep}, source, timeout)
+        try:
+            return texts_from_body(*answer, TEXTS)
+        except FrameError as error:
+            self._lose(str(error), Cause.BAD_FRAME)
+            raise self._fate.error() from None
 
     async def _run_directly(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
         async with self._turn:
@@ -264,6 +222,10 @@ class AgentSandbox(Sandbox):
             try:
                 head, body = await interpreter.run(self._count, source, timeout, keep)
                 lost = head["lost"] is True
+            except FrameError as error:
+                self._lose(str(error))
+                self._check_held()
+                raise
             except asyncio.CancelledError:
                 await self._send(asyncio.get_running_loop(), pack({"op": "end", "id": self._count}))
                 raise
@@ -311,6 +273,7 @@ class AgentSandbox(Sandbox):
             self._loop = loop
         answer: asyncio.Future[EngineOutput] = loop.create_future()
         self._call, self._answer = call, answer
+        self._budget.renew()
         alarm = loop.call_later(timeout, self._miss, answer, loop.time() + timeout, f"{timeout:g} s")
         sent = False
         try:
@@ -319,9 +282,10 @@ class AgentSandbox(Sandbox):
             return await answer
         except asyncio.CancelledError:
             if not sent:
-                self._is_closed = True
+                self._fate.is_closed = True
                 self._lose("a call was cancelled halfway through its request", Cause.CLOSED)
             elif self._lost is None and (answer.cancelled() or not answer.done()):
+                self._strays -= 1  # its answer will come, late
                 await self._send(loop, pack({"op": "cancel", "id": call}))
             raise
         finally:
@@ -350,7 +314,7 @@ class AgentSandbox(Sandbox):
             self._lose(f"it did not answer within {allowed}", Cause.SILENT)
 
     def _receive(self) -> None:
-        """Read from the agent; drop the answers of cancelled calls."""
+        """Read from the agent; drop the answers of cancelled calls, and no more than a few others."""
         try:
             data = self._sock.recv(CHUNK)
         except (BlockingIOError, InterruptedError):
@@ -366,31 +330,37 @@ class AgentSandbox(Sandbox):
                 answer = self._answer
                 if answer is not None and not answer.done() and frame[0].get("id") == self._call:
                     answer.set_result(frame)
+                    self._strays = 0
+                    continue
+                self._strays += 1
+                if self._strays > MAX_STRAYS:
+                    raise FrameError(f"its agent sent more than {MAX_STRAYS} frames that answer nothing")
         except FrameError as error:
             self._lose(str(error), Cause.BAD_FRAME)
+            return
+        if self._budget.is_spent(len(data)) and self._loop is not None:
+            self._loop.remove_reader(self._sock)
+            self._loop.call_later(PAUSE, self._go_on_reading, self._loop)
+
+    def _go_on_reading(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop is self._loop and self._lost is None:
+            loop.add_reader(self._sock, self._receive)
 
     def _check_held(self) -> None:
         if self._lost is not None:
-            raise self._error()
-
-    def _error(self) -> SandboxError:
-        return SandboxError(f"the sandbox was lost: {self._lost}")
+            raise self._fate.error()
 
     def _lose(self, reason: str, seen: Cause = Cause.AGENT_ENDED) -> None:
         """End the sandbox; a call that waits for an answer fails with the reason."""
         if self._lost is not None:
             return
-        self._lost, self._seen, self._is_over = reason, seen, time.monotonic() >= self._expires
+        self._fate.note(reason, seen)
         _log.info("%s: %s", self.name, reason)
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(self._error())
+            self._answer.set_exception(self._fate.error())
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._sock)
         self._sock.close()
         if self._interpreter is not None:
             self._interpreter.close()
         self._kill()
-
-
-async def _nothing(_: bool) -> Mapping[str, JSON]:
-    return {}

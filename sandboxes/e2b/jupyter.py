@@ -26,7 +26,7 @@ from agent_rl.sandboxes.agent.streams import Capture
 from agent_rl.sandboxes.agent.worker import shorten
 from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, WORK, PythonResult, check_call
 from agent_rl.sandboxes.client.answers import without_sandbox
-from agent_rl.sandboxes.client.client import EndedByCodeError
+from agent_rl.sandboxes.client.fate import EndedByCodeError
 from agent_rl.sandboxes.e2b import kernel
 from agent_rl.sandboxes.e2b.link import USER, Link, LinkedSandbox
 
