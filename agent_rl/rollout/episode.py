@@ -100,7 +100,7 @@ class EpisodeRun:
             if _from_outside(error):
                 raise
             if self.env is not None and self.env.sandbox_loss is not None:
-                return await self.without_sandbox(error, scored=scored)
+                return await self.without_sandbox(scored=scored)
             return self.failed(error)
         finally:
             try:
@@ -156,9 +156,8 @@ class EpisodeRun:
                 return StopReason.TOOL_CALLS
             step = await self.call("step", env.step, reply.message)
             if not isinstance(step, Step):
-                raise TypeError(
-                    f"step returned {_named(step)}: return ar.Step(observation, reward, terminated, truncated)"
-                )
+                named = f"a tuple of {len(step)}" if isinstance(step, tuple) else reprlib.repr(step)
+                raise TypeError(f"step returned {named}: return ar.Step(observation, reward, terminated, truncated)")
             observation = messages_of(step.observation)
             self.record(len(observation), float(step.reward), step.terminated, step.truncated)
             ended = self.ended(step.terminated, step.truncated)
@@ -294,14 +293,11 @@ class EpisodeRun:
         loss = error.loss if isinstance(error, SandboxError) and isinstance(error.loss, SandboxLoss) else None
         return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure, sandbox_loss=loss)
 
-    async def without_sandbox(self, error: BaseException, *, scored: bool) -> Episode:
+    async def without_sandbox(self, *, scored: bool) -> Episode:
         """Return the episode of a policy that ended its own sandbox: what that broke is no way out of a score."""
-        _log.info("%s, group %s: after the end of its sandbox, %r", self.job.spec.id, self.job.group_id, error)
         episode = self.ended_by(StopReason.DONE)
-        if not scored:
-            return episode
         try:
-            return await self.score(episode)
+            return await self.score(episode) if scored else episode
         except Exception:  # of an environment that scores by itself
             components = self.job.spec.cls.reward_components
             return episode.scored(tuple(Reward(c.name, 0.0, c.weight) for c in components), tuple(self.judgements))
@@ -389,10 +385,6 @@ async def _close_within(env: Env, seconds: float | None) -> None:
         if not clock.expired():
             raise
         raise overdue("close", seconds) from None
-
-
-def _named(value: object) -> str:
-    return f"a tuple of {len(value)}" if isinstance(value, tuple) else reprlib.repr(value)
 
 
 @functools.cache
