@@ -36,6 +36,7 @@ from agent_rl.sandboxes.registry import register_sandbox
 TIERS = ("jail", "landlock", "unsafe")
 ESSENTIAL = frozenset({Guarantee.FILES, Guarantee.NETWORK, Guarantee.SIGNALS, Guarantee.KERNEL, Guarantee.KILL_ALL})
 """What a sandbox is not one without; the others bound what it uses up."""
+_SO_PASSRIGHTS = 83
 BOOT = Path(__file__).with_name("boot.py")
 _WITHOUT_CGROUPS: Capabilities = {
     Guarantee.MEMORY: "RSS watchdog, best effort",
@@ -125,6 +126,8 @@ class LocalSandboxes(AgentSandboxes):
         with contextlib.ExitStack() as taken:
             ours, control = map(taken.enter_context, socket.socketpair())
             held, theirs = map(taken.enter_context, socket.socketpair())
+            for sock in (ours, held):
+                refuse_descriptors(sock)
             await zygote.send(json.dumps(asdict(spec)).encode(), (control, theirs))
             taken.pop_all()
         control.close()
@@ -242,3 +245,9 @@ class _Zygote:
         """Return by what mechanism each guarantee should be kept."""
         limited = {_CGROUPS[controller]: f"cgroup {controller}" for controller in self._controllers}
         return {**MECHANISMS[self.tier], **limited}
+
+
+def refuse_descriptors(sock: socket.socket) -> None:
+    """Have the kernel refuse descriptors that are sent to a socket, where it can (Linux 6.16)."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
