@@ -1,8 +1,9 @@
 """The stateful interpreter of a sandbox: a process that runs piece after piece of Python in one `__main__`.
 
-The agent sends `{"id", "keep"}` with the code as the body; the answer is `{"id", "value", "error"}`. What the code
-prints goes to descriptors 1 and 2, which the agent drains. Nothing here is a protection: the code that runs can change
-all of it, and what it answers is its own business. The limits are drawn around this process.
+The agent sends `{"id", "keep"}` with the code as the body; the answer is `{"id", "value", "error"}`, with the length of
+each text (None: there is none), and the texts in the body. What the code prints goes to descriptors 1 and 2, which the
+agent drains. Nothing here is a protection: the code that runs can change all of it, and what it answers is its own
+business. The limits are drawn around this process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import traceback
 import types
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from .frames import CHUNK, Frames, pack, write_all
+from .frames import CHUNK, Frames, pack, texts_to_body, write_all
+
+TEXTS = ("value", "error")
+"""Of an answer."""
 
 if TYPE_CHECKING:  # it takes as long to import as the rest: only for code that awaits
     import asyncio
@@ -57,7 +61,7 @@ def serve(requests: int, answers: int) -> NoReturn:
             os._exit(0)
         keep = int(str(head["keep"]))
         answer = {"id": head["id"], "value": shorten(value, keep), "error": shorten(error, keep)}
-        write_all(answers, pack(answer))
+        write_all(answers, pack(*texts_to_body(answer, b"", TEXTS)))
 
 
 def shorten(text: str | None, keep: int) -> str | None:
