@@ -222,7 +222,8 @@ def test_writer_keeps_experts_in_another_file(tmp_path: Path) -> None:
 # --- crashes ---
 
 
-@pytest.mark.parametrize("runs", [1, pytest.param(25, marks=pytest.mark.sandbox)])  # in one, the reader would reread all
+# several folders, as the reader rereads all of one
+@pytest.mark.parametrize("runs", [1, pytest.param(25, marks=pytest.mark.sandbox)])
 def test_killed_writers_lose_no_episode(tmp_path: Path, runs: int) -> None:
     for seed in range(runs):
         folder = tmp_path / str(seed)

@@ -175,7 +175,7 @@ IDLE = (
     {(name, "count_zero_advantage"): BY_TOKEN for name in BY_TOKENS}
     | {(name, "count_zero_advantage"): VARIED for name in ("dapo", "dapo-paper", "olmo3", "scalerl")}
     | {(name, "advantage.eps"): "without std nothing is divided" for name in ("dr_grpo", "minirl", "olmo3")}
-    | {(name, "count_zero_advantage"): "every episode that is kept has the advantage 1" for name in ("rft", "rft-paper")}
+    | {(name, "count_zero_advantage"): "an episode that is kept has the advantage 1" for name in ("rft", "rft-paper")}
 )
 """What changes nothing there, and why."""
 
