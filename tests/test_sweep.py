@@ -147,7 +147,7 @@ def knobs_of(config: AlgorithmConfig) -> dict[str, dict[str, object]]:
                     found[f"{field}.{knob}"] = {field: (changed,) if isinstance(chosen, tuple) else changed}
     found["count_zero_advantage"] = {"count_zero_advantage": not config.count_zero_advantage}
     found["kl"] = {"kl": {"where": "loss", "coefficient": 0.3}}
-    if config.rejection is None:
+    if not config.rejection:
         found["rejection"] = {"rejection": {"name": "token", "low": 0.97, "high": 1.03}}
     if config.critic.where != "none":
         for knob, value in {"coefficient": 2.0, "clip_eps": 0.01, "lr": 5e-3}.items():

@@ -60,7 +60,7 @@ class Algorithm(Requirements):
         self.finish_advantage = components.advantage.bind_finish(config.advantage)
         self.weight = components.weight.bind(config.weight) if config.weight else None
         self.finish_weight = components.weight.bind_finish(config.weight) if config.weight else None
-        self.rejection = components.rejection.bind(config.rejection) if config.rejection else None
+        self.rejections = tuple(components.rejection.bind(chosen) for chosen in config.rejection)
         self.objective = components.objective.bind(config.objective)
         prepare = components.objective[config.objective].prepare
         self.preparation = Part(self.objective.name, prepare, config.objective) if prepare else None
@@ -113,7 +113,7 @@ class Algorithm(Requirements):
         if config.kl.where == "reward":
             x = self._penalised(x, scored)
         advantages, critic = self._advantages(x, scored, trained)
-        corrects = self.weight or self.rejection or config.routing.min_agreement
+        corrects = self.weight or self.rejections or config.routing.min_agreement
         correction = self._correct(scored, trained) if corrects else Weights(trained.float(), trained)
         counted = correction.keep if config.denominators == "kept" else trained
         differs = advantages.abs() >= TOLERANCE
@@ -203,8 +203,8 @@ class Algorithm(Requirements):
                 raise ConfigError("routing.min_agreement needs the routes of a mixture of experts: leave it out")
             # as with IcePop it still counts in the denominators; where the agreement is NaN, not known, it stays
             weight = torch.where(agreement.tokens < self.config.routing.min_agreement, 0.0, weight)
-        if self.rejection is not None:
-            keep = shaped(self.rejection, call(self.rejection, rows, flat), trained.shape, rows)
+        for reject in self.rejections:  # each on all that was sampled, so that their order says nothing
+            keep = keep & shaped(reject, call(reject, rows, flat), trained.shape, rows)
         return Weights(weight, keep)
 
     @torch.no_grad()
