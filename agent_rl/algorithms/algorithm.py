@@ -42,10 +42,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """A micro-batch's share of the loss, with sums over its sampled tokens to report means from."""
+    """A micro-batch's share of the loss, with sums over its sampled tokens to report means from, and `EXTREMES`."""
 
     loss: Tensor
     sums: dict[str, float]
+
+
+EXTREMES = {"ratio_max": max, "ratio_min": min}
+"""What two micro-batches' are one by, instead of their sum; both extremes are of the ratios and 1."""
 
 
 class Algorithm(Requirements):
@@ -321,8 +325,11 @@ class Algorithm(Requirements):
         with torch.no_grad():
             gap = (logprobs - mu)[mask].double()
             moved = (logprobs - known.old_logprobs)[mask].double()
+            ratio = token.ratio.masked_fill(~mask, 1.0)
             sums |= {
                 "ratio": float(token.ratio[mask].double().sum()),
+                "ratio_max": float(ratio.max()),
+                "ratio_min": float(ratio.min()),
                 "clip_fraction": float(token.clipped[mask].double().sum()),
                 "weight": float(batch.weights[mask].double().sum()),
                 "entropy": float(entropy[mask].double().sum()),

@@ -161,6 +161,15 @@ class AlgorithmConfig(Section):
         uses = "old_logprobs" in reads and not learns_from_pairs(self)
         return self.model_copy(update={"proximal": "recompute"}) if self.proximal == "auto" and uses else self
 
+    def within(self, context: int | None) -> AlgorithmConfig:
+        """Return the settings for a run with a context of so many tokens, the `max_length` of shaping that has none."""
+        open_ended = any("max_length" in chosen and chosen["max_length"] is None for chosen in self.shaping)
+        if context is None or not open_ended:
+            return self
+        known: ComponentConfig = {"max_length": context}
+        filled = tuple(c | known if c.get("max_length", 0) is None else c for c in self.shaping)
+        return self.model_copy(update={"shaping": filled})
+
     @model_validator(mode="after")
     def _meaningful(self) -> AlgorithmConfig:
         for check in (_check_pairs, _check_advantage, _check_state_values, _check_proximal, _check_denominators):

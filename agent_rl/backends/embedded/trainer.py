@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
+from agent_rl.algorithms.algorithm import EXTREMES
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
@@ -69,7 +71,7 @@ class Trainer:
         stored: StoredGroups | None = None,
     ) -> None:
         self.spec, self.actor, self.config, self.reference, self.stored = spec, actor, config, reference, stored
-        self.algorithm = Algorithm(config.decided_algorithm)
+        self.algorithm = Algorithm(config.decided_algorithm.within(actor.engine.context_limit))
         for member in members_of(spec, config.env_args):
             require_hooks(member.spec, self.algorithm)
         self.is_mixture, self.replay = bool(routers(actor.model)), config.algorithm.routing.replay
@@ -166,11 +168,10 @@ class Trainer:
         if self.algorithm.needs_reference_for_loss and scored.reference_logprobs is None:  # for these rows only
             batch = replace(batch, scored=self._compare(batch.scored))
         parts = mini_batches(weighed, wanted, batch, self.config.updates, self.config.seed, self.step)
-        return (
-            metrics
-            | self._update_by(parts, torch.nonzero(wanted)[:, 0])
-            | {"train/tokens": float(batch.rows.loss_mask.sum())}
-        )
+        metrics |= self._update_by(parts, torch.nonzero(wanted)[:, 0])
+        if self.config.steps_ahead and not self.algorithm.config.recomputes_old:  # else `diagnose` has said it
+            metrics |= self.learned.gap_by_age(self.step)
+        return metrics | {"train/tokens": float(batch.rows.loss_mask.sum())}
 
     def _update_by(self, parts: Iterable[MiniBatch], rows: Tensor) -> dict[str, float]:
         """Take an update on each mini-batch, until theta has left old too far; `rows` are the places of the batch's.
@@ -191,6 +192,7 @@ class Trainer:
             found["train/grad_norm"] = self.optimizer.step(scale)
             taken.append(found | (self.critic.step(scale) if self.critic is not None else {}))
         metrics = {name: sum(found[name] for found in taken) / len(taken) for name in taken[0]}
+        metrics |= {f"train/{x}": of(found[f"train/{x}"] for found in taken) for x, of in EXTREMES.items()}
         if self.config.updates.most > 1:
             each = ("ratio", "clip_fraction", "old_kl", "grad_norm")
             metrics |= {f"update/{n}/{x}": found[f"train/{x}"] for n, found in enumerate(taken, 1) for x in each}
@@ -206,10 +208,9 @@ class Trainer:
             if part.epoch == 0 and self.learned is not None:
                 self.learned.scores.append((rows[part.rows[cut]], logprobs))
             for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + value
-        tokens = int(part.batch.rows.loss_mask.sum())
-        loss = sums.pop("loss")
-        return {f"train/{name}": value / tokens for name, value in sums.items()} | {"train/loss": loss} | of_objective
+                sums[name] = EXTREMES.get(name, operator.add)(sums[name], value) if name in sums else value
+        tokens, whole = int(part.batch.rows.loss_mask.sum()), {"loss", *EXTREMES}
+        return {f"train/{n}": x if n in whole else x / tokens for n, x in sums.items()} | of_objective
 
     def _prepare(self, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
         """Score the whole batch under theta, and let the objective prepare it."""
