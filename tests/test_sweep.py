@@ -169,7 +169,7 @@ VARIED = "the filter has left out the groups whose advantages are 0"
 IDLE = (
     {(name, "count_zero_advantage"): BY_TOKEN for name in ("a2c", "ppo", "reinforce_pp", "vineppo")}
     | {(name, "count_zero_advantage"): VARIED for name in ("dapo", "olmo3", "scalerl")}
-    | {(name, "advantage.eps"): "without std nothing is divided" for name in ("dr_grpo", "minirl", "olmo3")}
+    | {(name, "advantage.eps"): "without std nothing is divided" for name in ("dr_grpo", "gpg", "minirl", "olmo3")}
     | {("rft", "count_zero_advantage"): "every episode that is kept has the advantage 1"}
 )
 """What changes nothing there, and why."""

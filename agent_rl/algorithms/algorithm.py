@@ -177,7 +177,7 @@ class Algorithm(Requirements):
         ages = policy_version_histogram(rows.versions, version)
         if x.baselines.isfinite().any():
             ages["rollout/greedy"] = float(x.baselines.nanmean())
-        if not self.config.recomputes_old:
+        if not self.recomputes_old:
             return ages
         sampled = torch.nonzero(rows.loss_mask)[:, 0]
         before = rows.sources.roll(1).index_fill(0, rows.starts, -1)
@@ -298,6 +298,9 @@ class Algorithm(Requirements):
         """
         config, mask = self.config, batch.loss_mask
         known = _masked(batch, logprobs)
+        if "sequences" in self.objective.reads:
+            parts = batch.sequences
+            known.sequences = Sequences.of(mask) if parts is None else Sequences(*parts[..., None].unbind(1))
         logprobs, mu, nothing = known.logprobs, known.rollout_logprobs, logprobs.new_zeros(())
         found = self.objective(known)
         token = found if isinstance(found, TokenLoss) else _token_loss(self.objective, found, known)
@@ -377,7 +380,6 @@ def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
         reference_logprobs=None if reference is None else torch.where(mask, reference, nothing),
         advantages=batch.advantages,
         weights=batch.weights,
-        sequences=Sequences.of(mask) if batch.sequences is None else Sequences(*batch.sequences[..., None].unbind(1)),
     )
 
 

@@ -109,7 +109,7 @@ def assert_same_course(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)  # advantages and weights are float32
 
 
-def weighed_by_verl(batch, rules, cap=None):
+def weighed_by_verl(batch, rules, cap=None, std=True):
     """Return the batch as verl trains it, with its own advantages and its chain of rejections, and its weights."""
     options = {"rollout_is": "token", "rollout_is_threshold": cap} if cap else {"rollout_is": None}
     if rules:
@@ -118,7 +118,9 @@ def weighed_by_verl(batch, rules, cap=None):
     weights, mask, _ = corrections.compute_rollout_correction_and_rejection_mask(
         batch.old, batch.mu, batch.mask.double(), **options
     )
-    advantages, _ = verl.compute_grpo_outcome_advantage(batch.terminal, batch.mask.double(), batch.index)
+    advantages, _ = verl.compute_grpo_outcome_advantage(
+        batch.terminal, batch.mask.double(), batch.index, norm_adv_by_std_in_grpo=std
+    )
     weights = None if weights is None else weights.batch["rollout_is_weights"]
     return replace(batch, advantages=advantages.double(), mask=mask.bool()), weights
 
@@ -143,6 +145,14 @@ OF_VERL = {
         [],
         None,
     ),
+    "gpg": (
+        {"advantage": {"name": "group-relative", "std": False}, "objective": "reinforce"},
+        "gpg",
+        "token-mean",
+        {},
+        [],
+        None,
+    ),
     "corrected": ({"objective": CLIP} | CORRECTED, "vanilla", "token-mean", NARROW, RULES, 1.1),
 }
 forked = pytest.mark.parametrize("places", [(), (5, 9, 16)], ids=["", "forked"])
@@ -155,7 +165,7 @@ seeds = pytest.mark.parametrize("seed", range(3))
 def test_steps_of_several_updates_match_verl(seed, places, settings, name, mode, knobs, rules, cap):
     batch = step_of(seed)
     x_of = features(seed, batch)
-    trained, weights = weighed_by_verl(batch, rules, cap)
+    trained, weights = weighed_by_verl(batch, rules, cap, std=name != "gpg")
     course = ours({"proximal": "recompute", **settings}, batch, x_of, places)
 
     def slope(part, chosen):

@@ -86,6 +86,8 @@ class Trainer:
                 "device=cpu, or a dense model without a critic and without precision.autocast=float16"
             )
         self.optimizer = Optimizer(actor.model, config.optimizer, scale_loss=half)
+        self.loss_device = float64_device(actor.model.device)
+        """Where losses are computed."""
         self.critic = Critic(actor.model, self.algorithm, config.optimizer) if wanted else None
         self.processes = OneProcess()
         self.rollouts = RolloutSampler(spec, actor, config, self.algorithm)
@@ -169,7 +171,7 @@ class Trainer:
             batch = replace(batch, scored=self._compare(batch.scored))
         parts = mini_batches(weighed, wanted, batch, self.config.updates, self.config.seed, self.step)
         metrics |= self._update_by(parts, torch.nonzero(wanted)[:, 0])
-        if self.config.steps_ahead and not self.algorithm.config.recomputes_old:  # else `diagnose` has said it
+        if self.config.asynchrony.mode != "sync" and not self.algorithm.recomputes_old:  # else `diagnose` has said it
             metrics |= self.learned.gap_by_age(self.step)
         return metrics | {"train/tokens": float(batch.rows.loss_mask.sum())}
 
@@ -229,7 +231,7 @@ class Trainer:
             with sharing(model, some.rows, some.group, self.config.precision) as shared:
                 for cut in some.cut_rows(budget):
                     prompt = None if shared is None else shared.of(cut)
-                    found = self._accumulate(some.padded(cut, float64_device(model.device)), whole, prompt)
+                    found = self._accumulate(some.padded(cut, self.loss_device), whole, prompt)
                     yield Gradient([part[row] for row in cut], *found)
 
     def _accumulate(
@@ -259,10 +261,10 @@ class Trainer:
 
     def _score(self, rows: Rows) -> tuple[ScoredRows, dict[str, float]]:
         """Score the rows by all models that the advantages need; also return metrics of their routes."""
-        algorithm, metrics = self.algorithm.config, dict[str, float]()
+        metrics = dict[str, float]()
         given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
         scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
-        if algorithm.recomputes_old:
+        if self.algorithm.recomputes_old:
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
             log = RouteLog(len(rows.token_ids)) if self.is_mixture else None
             started = time.perf_counter()
