@@ -1,4 +1,4 @@
-"""Runs that go wrong, made to: each is a real one, short, and says what is wrong while it goes on."""
+"""Three runs that go wrong, made to: each is a real one, short, and says what is wrong; test_stalls.py has the others."""
 
 from __future__ import annotations
 
@@ -64,14 +64,6 @@ def said(tmp_path: Path, **changes: Any) -> tuple[list[str], list[dict[str, Any]
 
 
 STAGES: dict[str, tuple[dict[str, Any], str]] = {
-    "collapse": (
-        {"optimizer": {"lr": 0.3, "warmup_steps": 40}, "env_args": {"said": 0.6}},
-        "success fell from ",
-    ),
-    "clipped": (
-        {"optimizer": {"lr": 0.02, "warmup_steps": 0}, "updates": {"epochs": 8}, "steps": 6},
-        "the clip cut off ",
-    ),
     "one answer": (
         {"optimizer": STILL, "env_args": {"usual": 0.7, "said": 0.85}},
         "of the episodes end with the same answer",
