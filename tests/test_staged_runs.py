@@ -1,4 +1,4 @@
-"""Three runs that go wrong, made to: each is a real one, short, and says what is wrong; test_stalls.py has the others."""
+"""Three runs that go wrong, made to: each is real and short, and says what is wrong; test_stalls.py has the others."""
 
 from __future__ import annotations
 
