@@ -147,7 +147,7 @@ def knobs_of(config: AlgorithmConfig) -> dict[str, dict[str, object]]:
                     found[f"{field}.{knob}"] = {field: (changed,) if isinstance(chosen, tuple) else changed}
     found["count_zero_advantage"] = {"count_zero_advantage": not config.count_zero_advantage}
     found["kl"] = {"kl": {"where": "loss", "coefficient": 0.3}}
-    if config.rejection is None:
+    if not config.rejection:
         found["rejection"] = {"rejection": {"name": "token", "low": 0.97, "high": 1.03}}
     if config.critic.where != "none":
         for knob, value in {"coefficient": 2.0, "clip_eps": 0.01, "lr": 5e-3}.items():
@@ -169,7 +169,7 @@ VARIED = "the filter has left out the groups whose advantages are 0"
 IDLE = (
     {(name, "count_zero_advantage"): BY_TOKEN for name in ("a2c", "ppo", "reinforce_pp", "vineppo")}
     | {(name, "count_zero_advantage"): VARIED for name in ("dapo", "olmo3", "scalerl")}
-    | {(name, "advantage.eps"): "without std nothing is divided" for name in ("dr_grpo", "minirl", "olmo3")}
+    | {(name, "advantage.eps"): "without std nothing is divided" for name in ("dr_grpo", "gpg", "minirl", "olmo3")}
     | {("rft", "count_zero_advantage"): "every episode that is kept has the advantage 1"}
 )
 """What changes nothing there, and why."""
