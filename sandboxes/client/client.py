@@ -12,7 +12,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.agent.frames import CHUNK, MAX_BODY, FrameError, Frames, Head, pack
+from agent_rl.sandboxes.agent.frames import (
+    CHUNK,
+    MAX_ANSWER_HEAD,
+    MAX_BODY,
+    MAX_STRAYS,
+    FrameError,
+    Frames,
+    Head,
+    pack,
+    texts_from_body,
+)
+from agent_rl.sandboxes.agent.worker import TEXTS
 from agent_rl.sandboxes.base import (
     DEFAULT_TIMEOUT,
     MAX_FILE,
@@ -25,6 +36,7 @@ from agent_rl.sandboxes.base import (
     check_call,
 )
 from agent_rl.sandboxes.client.interpreter import DirectInterpreter
+from agent_rl.sandboxes.client.reading import PAUSE, ReadBudget, decode
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +83,10 @@ class AgentSandbox(Sandbox):
         self._decode = decode
         self._direct = direct
         self._interpreter: DirectInterpreter | None = None
-        self._frames = Frames()
+        self._frames = Frames(MAX_ANSWER_HEAD)
+        self._strays = 0
+        """Frames since the last answer that answered nothing, less those of cancelled calls."""
+        self._budget = ReadBudget()
         self._turn = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._count = 0
@@ -108,7 +123,7 @@ class AgentSandbox(Sandbox):
             head, body = await self._run_code(call)
         except EndedByCodeError as end:
             return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
-        out, err = _split(head, body)
+        out, err = await _split(head, body)
         return ExecResult(
             *(_int(head, "code"), out, err, head["expired"] is True, head["cut"] is True), seconds=loop.time() - start
         )
@@ -126,12 +141,12 @@ class AgentSandbox(Sandbox):
         if self._direct:
             call = self._run_directly(source, timeout, max_output)
         else:
-            call = self._request("python", {"timeout": timeout, "keep": max_output}, source, timeout)
+            call = self._run_by_agent(source, timeout, max_output)
         try:
             head, body = await self._run_code(call)
         except EndedByCodeError as end:
             return without_sandbox(end)
-        out, err = _split(head, body)
+        out, err = await _split(head, body)
         return PythonResult(
             out,
             err,
@@ -198,6 +213,14 @@ class AgentSandbox(Sandbox):
         async with self._turn:
             return await self._ask(op, head, body, timeout)
 
+    async def _run_by_agent(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
+        answer = await self._request("python", {"timeout": timeout, "keep": keep}, source, timeout)
+        try:
+            return texts_from_body(*answer, TEXTS)
+        except FrameError as error:
+            self._lose(str(error))
+            raise SandboxError(f"the sandbox was lost: {error}") from None
+
     async def _run_directly(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
         async with self._turn:
             interpreter = self._interpreter = self._interpreter or await self._lend()
@@ -206,6 +229,10 @@ class AgentSandbox(Sandbox):
             try:
                 head, body = await interpreter.run(self._count, source, timeout, keep)
                 lost = head["lost"] is True
+            except FrameError as error:
+                self._lose(str(error))
+                self._check_held()
+                raise
             except asyncio.CancelledError:
                 await self._send(asyncio.get_running_loop(), pack({"op": "end", "id": self._count}))
                 raise
@@ -253,6 +280,7 @@ class AgentSandbox(Sandbox):
             self._loop = loop
         answer: asyncio.Future[EngineOutput] = loop.create_future()
         self._call, self._answer = call, answer
+        self._budget.renew()
         alarm = loop.call_later(timeout, self._lose, f"it did not answer within {timeout:g} s")
         sent = False
         try:
@@ -264,6 +292,7 @@ class AgentSandbox(Sandbox):
                 self._ended_by_host = True
                 self._lose("a call was cancelled halfway through its request")
             elif self._lost is None and (answer.cancelled() or not answer.done()):
+                self._strays -= 1  # its answer will come, late
                 await self._send(loop, pack({"op": "cancel", "id": call}))
             raise
         finally:
@@ -281,7 +310,7 @@ class AgentSandbox(Sandbox):
             self._lose(f"its connection broke: {error}")
 
     def _receive(self) -> None:
-        """Read from the agent; drop the answers of cancelled calls."""
+        """Read from the agent; drop the answers of cancelled calls, and no more than a few others."""
         try:
             data = self._sock.recv(CHUNK)
         except (BlockingIOError, InterruptedError):
@@ -297,8 +326,21 @@ class AgentSandbox(Sandbox):
                 answer = self._answer
                 if answer is not None and not answer.done() and frame[0].get("id") == self._call:
                     answer.set_result(frame)
+                    self._strays = 0
+                    continue
+                self._strays += 1
+                if self._strays > MAX_STRAYS:
+                    raise FrameError(f"its agent sent more than {MAX_STRAYS} frames that answer nothing")
         except FrameError as error:
             self._lose(str(error))
+            return
+        if self._budget.is_spent(len(data)) and self._loop is not None:
+            self._loop.remove_reader(self._sock)
+            self._loop.call_later(PAUSE, self._go_on_reading, self._loop)
+
+    def _go_on_reading(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop is self._loop and self._lost is None:
+            loop.add_reader(self._sock, self._receive)
 
     def _check_held(self) -> None:
         if self._lost is not None:
@@ -320,10 +362,10 @@ class AgentSandbox(Sandbox):
         self._kill()
 
 
-def _split(head: Head, body: bytes) -> tuple[str, str]:
+async def _split(head: Head, body: bytes) -> tuple[str, str]:
     """Return stdout and stderr as text."""
     n = _int(head, "out")
-    return body[:n].decode("utf-8", "backslashreplace"), body[n:].decode("utf-8", "backslashreplace")
+    return await decode(body[:n]), await decode(body[n:])
 
 
 def _int(head: Head, key: str) -> int:

@@ -2,7 +2,8 @@
 
 The host sends a message for each sandbox (a `Spec` as JSON) with two sockets: the agent's end of a connection, and the
 lease. A sandbox ends when its host shuts the lease down, when its lifetime is over, or when the host is gone; when
-nothing is left of it, the zygote closes its end of the lease. All sandboxes end with the zygote.
+nothing of it runs any more, the zygote closes its end of the lease, and removes in the background what files are left.
+All sandboxes end with the zygote.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ class Zygote:
             cgroups.kill(ward.folders)  # where nothing else bounds them, some may have got away
             return False
         if ward.home is not None:
-            homes.remove(ward.home)
+            homes.remove([ward.home])
         ward.control.close()
         ward.lease.close()
         return True
@@ -209,6 +210,7 @@ class Zygote:
             if os.read(4, 1) != b"!":
                 os._exit(1)
             os.close(4)
+            jail.forbid_cores()
             confine = {"jail": jail.confine, "landlock": landlock.confine, "unsafe": jail.confine}[self.tier]
             if self.tier == "jail":
                 jail.enter(spec)
@@ -300,6 +302,8 @@ def main() -> None:
     """Serve the host at the descriptor that the first argument names; the second lists the tiers to try."""
     gc.collect()
     gc.freeze()  # so that the garbage collector of a fork doesn't copy these pages
-    zygote = Zygote(socket.socket(fileno=int(sys.argv[1])))
+    commands = socket.socket(fileno=int(sys.argv[1]))
+    commands.set_inheritable(False)
+    zygote = Zygote(commands)
     zygote.choose_tier(tuple(sys.argv[2].split(",")))
     zygote.serve()
