@@ -56,10 +56,10 @@ def test_paper_preset_sets_the_updates_of_a_run() -> None:
     def run(*settings: str) -> UpdatesConfig:
         return load_config("backend/embedded", TrainConfig, settings).updates
 
-    assert run("algorithm=gspo").most == 1 and run("algorithm=gspo-paper").minibatches == 4
-    asked = run("algorithm=gspo-paper", "updates.epochs=2")
+    assert run("algorithm=gdpo").most == 1 and run("algorithm=gdpo-paper").minibatches == 4
+    asked = run("algorithm=gdpo-paper", "updates.epochs=2")
     assert (asked.minibatches, asked.epochs) == (4, 2)
-    assert run("algorithm=gspo-paper", "updates.minibatches=1").most == 1
+    assert run("algorithm=gdpo-paper", "updates.minibatches=1").most == 1
     assert load_config("backend/embedded", TrainConfig, ["algorithm=ppo-paper"]).updates.most == 320
 
 

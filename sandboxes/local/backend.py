@@ -36,6 +36,7 @@ TIERS = ("jail", "landlock", "unsafe")
 ESSENTIAL = frozenset({Guarantee.FILES, Guarantee.NETWORK, Guarantee.SIGNALS, Guarantee.KERNEL, Guarantee.KILL_ALL})
 """What a sandbox is not one without; the others bound what it uses up."""
 START_TIMEOUT = 30.0
+_SO_PASSRIGHTS = 83
 BOOT = Path(__file__).with_name("boot.py")
 _WITHOUT_CGROUPS: Capabilities = {
     Guarantee.MEMORY: "RSS watchdog, best effort",
@@ -124,6 +125,8 @@ class LocalSandboxes(AgentSandboxes):
         spec = Spec(slot=self._slots, lifetime=lifetime, **asdict(limits))
         ours, control = socket.socketpair()
         lease, theirs = socket.socketpair()
+        for sock in (ours, lease):
+            refuse_descriptors(sock)
         with control, theirs:
             await zygote.send(json.dumps(asdict(spec)).encode(), (control, theirs))
         sandbox = AgentSandbox(
@@ -232,6 +235,12 @@ class _Zygote:
         """Return by what mechanism each guarantee should be kept."""
         limited = {_CGROUPS[controller]: f"cgroup {controller}" for controller in self._controllers}
         return {**MECHANISMS[self.tier], **limited}
+
+
+def refuse_descriptors(sock: socket.socket) -> None:
+    """Have the kernel refuse descriptors that are sent to a socket, where it can (Linux 6.16)."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
 def _shut(lease: socket.socket) -> None:

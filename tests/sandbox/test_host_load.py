@@ -26,7 +26,7 @@ from agent_rl.sandboxes.base import Sandbox
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.reading import FREE_READS, PIECE, ReadBudget, decode
 from agent_rl.sandboxes.local import homes
-from agent_rl.sandboxes.local.backend import LocalSandboxes
+from agent_rl.sandboxes.local.backend import LocalSandboxes, refuse_descriptors
 from tests.sandbox.backends import LIMITS, Backend, readable_python
 from tests.sandbox.test_sabotage import works
 from tests.sandbox.victims import definitions, unprotected
@@ -152,6 +152,18 @@ def test_agent_that_floods_is_lost(run, flood: bytes, reason: str):
             await box.close()
 
     run(main())
+
+
+def test_refuse_descriptors_leaves_bytes_alone():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        refuse_descriptors(ours)
+        if tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 16):
+            with pytest.raises(PermissionError):
+                socket.send_fds(theirs, [b"x"], [0])
+        theirs.send(b"y")
+        socket.send_fds(ours, [b"x"], [0])  # the other way
+        assert ours.recv(2) == b"y"
 
 
 def test_frames_of_other_calls_are_dropped_up_to_a_bound():
