@@ -183,3 +183,26 @@ def test_group_metrics_tell_replies_by_their_tokens() -> None:
     found = group_metrics([one, replace(one, id="e1")])
     assert found["rollout/repeated"] == 0.5
     assert found["rollout/tokens"] == found["rollout/tokens_max"] == own > 0
+
+
+def lost(*rates: float, cause: str = "memory") -> list[dict[str, float]]:
+    return [{f"rollout/sandbox_lost/{cause}": rate} if rate else {} for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        (lost(*[0.0] * 10, 0.05, 0.05, 0.05), "sandboxes ended"),
+        (lost(*[0.01] * 10, 0.06, 0.06, 0.06), "sandboxes ended"),
+        (lost(0.05, 0.05, 0.05), "sandboxes ended"),
+        (lost(*[0.0] * 10, 0.05, 0.05, 0.05, cause="host_resources"), "sandboxes lost"),
+        (lost(*[0.05] * 13), None),  # it is high, but does not rise: it was said when it began
+        (lost(*[0.0] * 10, 0.01, 0.01, 0.01), None),
+        (lost(0.9), None),
+    ],
+)
+def test_find_stalls_names_a_rising_rate_of_losses(steps: list[dict[str, float]], name: str | None) -> None:
+    found = dict(find_stalls(steps))
+    assert list(found) == ([name] if name else [])
+    if name:
+        assert "host_resources" in found[name] if name == "sandboxes lost" else "memory" in found[name]
