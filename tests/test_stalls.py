@@ -15,7 +15,7 @@ from agent_rl.rollout.group_metrics import group_metrics
 from agent_rl.runs.diagnosis import Diagnosis
 from agent_rl.runs.folder import read_warnings
 from agent_rl.runs.metrics import MetricsFile
-from agent_rl.runs.stalls import WINDOW, find_stalls
+from agent_rl.runs.stalls import MEMORY, SHORT, WINDOW, find_stalls
 from tests.doubles import Silent, example_episode
 
 STEPS = 4 * WINDOW
@@ -125,6 +125,15 @@ def test_staged_stall_is_named_once_with_its_way_out(course: Course, said: str |
     assert said is None or printed[0].startswith(f"warning: {said}"), printed
     assert any(found) == (said is not None)
     assert all(value == 1.0 and name.startswith("diagnosis/") for step in found for name, value in step.items())
+
+
+def test_collapse_is_one_of_the_last_steps_only() -> None:
+    high, low = ({"rollout/success": value, "rollout/repeated": 0.1} for value in (0.9, 0.3))
+    course = [high] * WINDOW + [low] * MEMORY
+    named = [[name for name, _ in find_stalls(course[:step])] for step in range(len(course) + 1)]
+    first = next(step for step, names in enumerate(named) if "collapse" in names)
+    assert first <= WINDOW + SHORT
+    assert named[-1] == ["plateau"]  # what keeps it there now, and no more what brought it there
 
 
 def test_stall_of_resumed_run_is_found_in_its_stored_steps(tmp_path: Path) -> None:

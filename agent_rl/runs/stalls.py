@@ -16,6 +16,8 @@ Steps = Sequence[Mapping[str, float]]
 
 WINDOW = 10
 """A run stalls if a window of so many steps is no better than the one before it."""
+MEMORY = 5 * WINDOW
+"""Steps that are looked back on: what was lost, or how much was said, before them is no part of what goes on now."""
 SHORT = 3
 """Steps of a short window, for what should not wait."""
 PROGRESS = 0.02
@@ -41,7 +43,8 @@ LOST = 0.02
 
 
 def find_stalls(steps: Steps) -> Iterator[tuple[str, str]]:
-    """Yield the name and the description of what is wrong with a run so far, the most urgent first."""
+    """Yield the name and the description of what is wrong with a run in its last steps, the most urgent first."""
+    steps = steps[-MEMORY:]
     yield from _collapse(steps)
     yield from _lost_sandboxes(steps)
     yield from _mismatch(steps)
