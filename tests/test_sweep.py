@@ -174,7 +174,7 @@ VARIED = "the filter has left out the groups whose advantages are 0"
 IDLE = (
     {(name, "count_zero_advantage"): BY_TOKEN for name in BY_TOKENS}
     | {(name, "count_zero_advantage"): VARIED for name in ("dapo", "dapo-paper", "olmo3", "scalerl")}
-    | {(name, "advantage.eps"): "without std nothing is divided" for name in ("dr_grpo", "minirl", "olmo3")}
+    | {(name, "advantage.eps"): "without std nothing is divided" for name in ("dr_grpo", "gpg", "minirl", "olmo3")}
     | {(name, "count_zero_advantage"): "an episode that is kept has the advantage 1" for name in ("rft", "rft-paper")}
 )
 """What changes nothing there, and why."""

@@ -8,7 +8,7 @@ for the share of them before the first wrong one.
 Splits: `train`, `eval` and `dev` are disjoint by a hash of the colours and their order.
 
 The demonstrations know the colours, mostly, and put down at the right time in four of ten cases, else at random: one in
-thirty gets to the end. What is left to learn is when the hands are full, which nothing says: it takes a look back at
+fourteen gets to the end. What is left to learn is when the hands are full, which nothing says: it takes a look back at
 what was done since the last "put". The short cut, never to put anything
 down, ends after the second wanted one.
 """

@@ -7,7 +7,7 @@ Splits: `train`, `eval` and `dev` are disjoint by a hash of the two prices in th
 
 The demonstrations ask for both prices, mostly, and buy the cheaper thing in seven of ten cases, at random. What is left
 to learn is which of twenty numbers is less than which. The short cuts: to buy unseen earns 50 %, and to buy the first
-if its price is below the middle, 75 %.
+if its price is below the middle, 76 %.
 """
 
 from __future__ import annotations
@@ -74,14 +74,13 @@ class Compare(Env):
 
     def oracle(self) -> Script:
         """Ask for both prices, and buy the lower one."""
-        for thing in self.prices:  # not `yield from`: a script is sent observations
-            yield f"{thing}"
+        yield from (thing for thing in self.prices)  # a generator, as a script is sent observations
         yield f"buy {min(self.prices, key=self.prices.__getitem__)}"
 
     def demonstrate(self, rng: np.random.Generator) -> Script:
         """Ask for both prices, or for the first only; buy the cheaper thing, somewhat more often than not."""
-        for thing in list(self.prices)[: 1 if rng.random() < 0.1 else 2]:
-            yield f"{thing}"
+        asked = 1 if rng.random() < 0.1 else 2
+        yield from (thing for thing in list(self.prices)[:asked])
         yield f"buy {(min if rng.random() < 0.7 else max)(self.prices, key=self.prices.__getitem__)}"
 
     def short_cut(self, rng: np.random.Generator) -> Script:

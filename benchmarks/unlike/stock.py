@@ -9,7 +9,7 @@ Splits: `train`, `eval` and `dev` are disjoint by a hash of the task's text and 
 
 The demonstrations have the form right, and get the number wrong now and then. In three of ten they compare, in three
 they ship from a stock of 5 on, whatever is wanted, and else at random. What is left to learn is to compare the two
-numbers, up to 9. The short cuts: to write without a look earns 52 %, and to ship from 5 on, 77 %.
+numbers, up to 9. The short cuts: to ship what is few without a look earns 72 %, and to ship from a stock of 5 on, 78 %.
 """
 
 from __future__ import annotations

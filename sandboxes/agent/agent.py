@@ -32,6 +32,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +95,7 @@ class Agent:
     def serve(self) -> NoReturn:
         """Answer until the host goes away; then end everything."""
         os.environ.clear()
-        os.environ.update(ENVIRONMENT, HOME=self.home)
+        os.environ.update(ENVIRONMENT, HOME=self.home, PATH=_path())
         if self.home != files.WORK:
             os.environ["TMPDIR"] = str(Path(self.home).parent / "tmp")
             os.environ["GIT_CONFIG_NOSYSTEM"] = "1"  # one that git may not read ends it
@@ -279,6 +280,12 @@ class Agent:
                 self.cancelled.add(cast(int, head["id"]))
             else:
                 self.waiting.append(Request(body=body, **cast("dict[str, Any]", head)))
+
+
+def _path() -> str:
+    """Return where programs are looked for: `python3` is the interpreter that runs here, if it is called that."""
+    own, usual = str(Path(sys.executable).parent), ENVIRONMENT["PATH"]
+    return usual if own in ("", ".", *usual.split(":")) else f"{own}:{usual}"
 
 
 def _problem(answer: Head, output: bytes) -> str | None:

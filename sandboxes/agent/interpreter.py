@@ -91,9 +91,20 @@ class Interpreter:
 
 
 def connect() -> tuple[Interpreter, Ends]:
-    """Return an interpreter's connections: these ends, and those that its worker is to be started with."""
-    inner_requests, requests = os.pipe2(os.O_CLOEXEC)
-    (answers, inner_answers), (out, inner_out), (err, inner_err) = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
+    """Return an interpreter's connections: these ends, and those that its worker is to be started with.
+
+    Raises:
+        OSError: if there is no descriptor left for them; none is taken then.
+    """
+    fds = list[int]()
+    try:
+        for _ in range(4):
+            fds += os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    inner_requests, requests, answers, inner_answers, out, inner_out, err, inner_err = fds
     for fd in (requests, answers, out, err):
         os.set_blocking(fd, False)
     ours = Interpreter(io.FileIO(requests, "w"), io.FileIO(answers), io.FileIO(out), io.FileIO(err))

@@ -90,7 +90,11 @@ class Zygote:
     def serve(self) -> None:
         """Fork sandboxes, and clean up after them, until the host is gone."""
         host = os.pidfd_open(os.getppid())  # a host's forks may hold its sockets open
-        hello = {"tier": self.tier, "refused": self.refused, "controllers": self._controllers()}
+        folders = [str(hierarchy.path / cgroups.ROOT / homes.MARK) for hierarchy in self.hierarchies]
+        hello = {
+            **{"tier": self.tier, "refused": self.refused},
+            **{"controllers": self._controllers(), "cgroups": folders},
+        }
         self.commands.send(json.dumps(hello).encode())
         while True:
             ready = self._poll(self.commands.fileno(), host)
@@ -187,7 +191,9 @@ class Zygote:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 if ended[0] in pids:
-                    pids[ended[0]].status = os.waitstatus_to_exitcode(ended[1])
+                    ward = pids[ended[0]]
+                    ward.status = os.waitstatus_to_exitcode(ended[1])
+                    _testify(ward)
 
     def _forget(self, ward: SandboxProcess) -> bool:
         """Remove the traces of an ended sandbox; return whether all are gone."""
@@ -292,6 +298,13 @@ def _uid(slot: int) -> int:
     return uid if any(start <= uid < start + count for start, _, count in ranges) else landlock.SHARED_UID
 
 
+def _testify(ward: SandboxProcess) -> None:
+    """Tell the host how a sandbox's first process ended, and what its cgroup has counted."""
+    evidence = {"status": ward.status, **cgroups.events(ward.folders)}
+    with contextlib.suppress(OSError):
+        ward.lease.send(json.dumps(evidence).encode() + b"\n")
+
+
 def _report(control: socket.socket, error: BaseException) -> None:
     """Tell the host why there is no sandbox."""
     with contextlib.suppress(OSError):
@@ -300,6 +313,7 @@ def _report(control: socket.socket, error: BaseException) -> None:
 
 def main() -> None:
     """Serve the host at the descriptor that the first argument names; the second lists the tiers to try."""
+    sys.executable = os.path.realpath(sys.executable)  # a virtual environment's link is not in a sandbox
     gc.collect()
     gc.freeze()  # so that the garbage collector of a fork doesn't copy these pages
     commands = socket.socket(fileno=int(sys.argv[1]))

@@ -123,7 +123,7 @@ _ON_RIGHTS = [
     Attack(
         "make a socket linger",  # closing it can block a thread of the kernel's
         KERNEL,
-        "s = attempt(socket.socket)\nattempt(lambda: s.setsockopt(1, 13, bytes([1, 0, 0, 0, 60, 0, 0, 0])))\n"
+        "s = attempt(socket.socket)\nattempt(lambda: s and s.setsockopt(1, 13, bytes([1, 0, 0, 0, 60, 0, 0, 0])))\n"
         "reached = s and s.getsockopt(1, 13, 8)[0] == 1",
     ),
     Attack("lock memory", KERNEL, "block = ctypes.create_string_buffer(9000)\nreached = libc.mlock(block, 9000) == 0"),

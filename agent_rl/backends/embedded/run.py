@@ -306,7 +306,7 @@ class _Run:
         dev = self.env.tasks.distinct(split, config.eval.dev_n)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
-        if config.decided_algorithm is not config.algorithm:
+        if config.decided_algorithm.proximal != config.algorithm.proximal:
             self.say(f"   Old is computed anew before each update of a batch, as {config.mismatch}: see perf/old_s.")
         diagnosis = Diagnosis(config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say)
         if self.records is not None:
