@@ -7,18 +7,18 @@ from agent_rl.sandboxes.base import ExecResult, PythonResult
 from agent_rl.sandboxes.client.reading import decode
 
 
-async def exec_result(head: Head, body: bytes) -> ExecResult:
-    """Return how a command ended.
+async def exec_result(head: Head, body: bytes, seconds: float) -> ExecResult:
+    """Return how a command ended, after so many seconds.
 
     Raises:
         KeyError: if the answer lacks something.
         TypeError: if it holds something else.
     """
     out, err = await _split(head, body)
-    return ExecResult(_int(head, "code"), out, err, head["expired"] is True, head["cut"] is True)
+    return ExecResult(_int(head, "code"), out, err, head["expired"] is True, head["cut"] is True, seconds)
 
 
-async def python_result(head: Head, body: bytes) -> PythonResult:
+async def python_result(head: Head, body: bytes, seconds: float) -> PythonResult:
     """Return how a piece of Python ended; raises as `exec_result` does."""
     out, err = await _split(head, body)
     return PythonResult(
@@ -29,12 +29,15 @@ async def python_result(head: Head, body: bytes) -> PythonResult:
         timed_out=head["expired"] is True,
         truncated=head["cut"] is True,
         state_lost=head["lost"] is True,
+        seconds=seconds,
     )
 
 
 async def _split(head: Head, body: bytes) -> tuple[str, str]:
     """Return stdout and stderr as text."""
     n = _int(head, "out")
+    if not body:
+        return "", ""
     return await decode(body[:n]), await decode(body[n:])
 
 

@@ -7,8 +7,8 @@ import contextlib
 import logging
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from agent_rl.core.messages import JSON
@@ -127,8 +127,6 @@ class AgentSandbox(Sandbox):
     async def run_command(self, command: Command) -> ExecResult:
         """Run a command to its end; whatever it leaves running in the background is ended, too."""
         head: Head = {"argv": command.argv, "cwd": command.cwd, "env": command.env, "keep": command.max_output}
-        loop = asyncio.get_running_loop()
-        start = loop.time()
         call = self._request("exec", head | {"timeout": command.timeout}, command.input, command.timeout)
         try:
             result = await self._run_code(self._read(call, exec_result))
@@ -136,15 +134,13 @@ class AgentSandbox(Sandbox):
             return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
         if result.returncode in KILLED and not result.timed_out:
             await self._fate.check_memory()
-        return replace(result, seconds=loop.time() - start)
+        return result
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
     ) -> PythonResult:
         """Run code in the sandbox's interpreter, which keeps its variables from call to call."""
         check_call(timeout, max_output)
-        loop = asyncio.get_running_loop()
-        start = loop.time()
         source = code.encode("utf-8", "surrogatepass")
         if len(source) > MAX_BODY:
             raise ConfigError(f"code of {len(source)} bytes; at most {MAX_BODY} are run")
@@ -158,7 +154,7 @@ class AgentSandbox(Sandbox):
             return without_sandbox(end)
         if result.state_lost and not result.timed_out:
             await self._fate.check_memory()
-        return replace(result, seconds=loop.time() - start)
+        return result
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
         """Return a regular file's bytes."""
@@ -192,11 +188,12 @@ class AgentSandbox(Sandbox):
         self._fate.has_run_code = self._fate.has_run_code or (is_foreign and self._lost is None)
         return await self._fate.attribute(call)
 
-    async def _read(self, call: Awaitable[EngineOutput], read: Callable[[Head, bytes], Awaitable[T]]) -> T:
+    async def _read(self, call: Awaitable[EngineOutput], read: Callable[[Head, bytes, float], Awaitable[T]]) -> T:
         """Await a call, and read its answer."""
+        start = time.perf_counter()
         head, body = await call
         try:
-            return await read(head, body)
+            return await read(head, body, time.perf_counter() - start)
         except (KeyError, TypeError) as error:
             self._lose(f"its agent's answer is none: {error}", Cause.BAD_FRAME)
             raise self._fate.error() from None
