@@ -81,7 +81,12 @@ class UserError(InfrastructureError):
 
 
 class SandboxError(InfrastructureError):
-    """The place where the model's code runs was lost."""
+    """The place where the model's code runs was lost, by the infrastructure's fault."""
+
+    def __init__(self, message: str = "", loss: object = None) -> None:
+        super().__init__(message)
+        self.loss = loss
+        """How, where that is known: an `agent_rl.core.sandbox_loss.SandboxLoss`."""
 
 
 class RemoteError(InfrastructureError):

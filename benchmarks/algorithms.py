@@ -53,9 +53,9 @@ def reinforce(preset: str, seed: int, warm: Path, steps: int, common: list[str],
     return train(name or preset, seed, settings)
 
 
-def train(name: str, seed: int, settings: list[str]) -> Path:
-    """Train in its own process and folder; reuse a finished run."""
-    parent = OUT / f"{name}-{seed}"
+def train(name: str, seed: int, settings: list[str], out: Path = OUT) -> Path:
+    """Train in its own process and folder of `out`; reuse a finished run."""
+    parent = out / f"{name}-{seed}"
     done = parent / "latest" / "summary.json"
     if not done.exists():
         command = [sys.executable, "-m", "agent_rl", "train", f"seed={seed}", f"runs_dir={parent}", *settings]

@@ -4,8 +4,7 @@ Task: one of three kinds of database, each of three tables (who, what, and what 
 a query that joins them, such as "Which product has the largest sum of quantity in 2003?". The answer is a whole number
 or a name. Tools: `query`, which takes one SELECT; the database can't be changed by it, and a query that takes too long
 or returns too much is cut. Reward: `correct` (weight 1) for the exact answer, `clean` (weight 0.1) for a right answer
-without a failed query. An empty answer, or the same to each question, earns nothing, or next to nothing: names and
-numbers differ from database to database.
+without a failed query. An empty answer, or the same to each question, earns nothing, or next to nothing.
 
 Splits: `train`, `eval` and `dev` have other databases, and so other names, numbers and answers.
 

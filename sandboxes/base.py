@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import ConfigError
 
 WORK = "/work"
@@ -130,8 +131,13 @@ class Sandbox(ABC):
 
     A sandbox that ends after code ran in it was ended by that code: this is a result too (`sandbox_lost`, for files a
     `FileAccessError`), so that code can't have its episode left unscored. Every method raises `SandboxError` if the
-    sandbox was closed, if it was lost before any code ran in it, or if what it runs on is seen to have failed.
+    loss is the infrastructure's: `agent_rl.core.sandbox_loss` has the rule.
     """
+
+    @property
+    def loss(self) -> SandboxLoss | None:
+        """How the sandbox was lost, once a call has found out; None from a backend that doesn't say."""
+        return None
 
     async def exec(
         self,

@@ -19,12 +19,15 @@ from typing import cast
 from weakref import WeakKeyDictionary
 
 from agent_rl.core.messages import JSON
-from agent_rl.errors import ConfigError
+from agent_rl.core.sandbox_loss import Cause, SandboxLoss
+from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent import call_function
 from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox, Sandboxes
 
 MAX_ANSWER = 1024 * 1024
 """Bytes of one answer."""
+NO_PROGRAM = 127
+"""The exit status where there is no such program."""
 MAX_SOURCE = 1024 * 1024
 """Bytes of one file that is graded."""
 
@@ -176,6 +179,8 @@ async def _output(
             ran = await fresh.exec(argv, input=text.encode(), timeout=timeout, max_output=MAX_ANSWER)
         finally:
             await fresh.close()
+        if ran.returncode == NO_PROGRAM and "/" not in argv[0]:
+            await _require(argv[0], sandboxes, timeout, limits)
     if ran.timed_out:
         raise CallError(f"it took more than {timeout:g} s")
     if ran.returncode:
@@ -183,6 +188,22 @@ async def _output(
     if ran.truncated:
         raise CallError(f"the answer is larger than {MAX_ANSWER} bytes")
     return ran.stdout
+
+
+async def _require(program: str, sandboxes: Sandboxes, timeout: float, limits: Limits | None) -> None:
+    """Look for a program in a sandbox without the graded files, whose code may lie about its absence.
+
+    Raises:
+        SandboxError: if it isn't there.
+    """
+    empty = await sandboxes.open(owner="grading", limits=limits)
+    try:
+        found = await empty.exec([program, "--version"], timeout=timeout)
+    finally:
+        await empty.close()
+    if found.returncode == NO_PROGRAM:
+        reason = f"a fresh sandbox has no program '{program}', which a hidden test runs"
+        raise SandboxError(reason, SandboxLoss(Cause.NO_PROGRAM, reason))
 
 
 def _lines(text: str) -> list[str]:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import (
     DEFAULT_TIMEOUT,
@@ -232,8 +233,13 @@ class _PooledSandbox(Sandbox):
     def _held(self) -> Sandbox:
         """Return the sandbox, until its lifetime is over."""
         if time.monotonic() >= self._until:  # the timer may have gone with its loop
-            raise SandboxError("the sandbox was held for longer than its lifetime; ask for more in open(lifetime=...)")
+            reason = "the sandbox was held for longer than its lifetime; ask for more in open(lifetime=...)"
+            raise SandboxError(reason, SandboxLoss(Cause.LIFETIME, reason))
         return self._sandbox
+
+    @property
+    def loss(self) -> SandboxLoss | None:
+        return self._sandbox.loss
 
     async def run_command(self, command: Command) -> ExecResult:
         return await self._held().run_command(command)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from yaml import safe_load
 
 from agent_rl.algorithms.config import AlgorithmConfig
-from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.config import choices
 
 ROOT = Path(__file__).parents[1]
@@ -28,8 +28,11 @@ cites a section, an equation or a table only was known from before: the papers w
 checked* says that the source's value was not looked up, or not found; *not used* that a setting does nothing with the
 others as they are.
 
-*updates* is how many updates a batch gets, a setting of the run. The optimizer, the learning rate and the sizes of a
-batch are the run's, too, and not compared here. Every log-ratio is clamped to ± 20. NAME-paper is a preset of its own:
+*updates* is how many updates a batch gets, a setting of the run: one, unless it or a preset says more. Several cost
+little (BENCHMARKS.md, mini-batches), but the curves that were measured here took one. NAME-paper takes its source's;
+where nothing else differs there is none, and `updates.minibatches=4` does it.
+The optimizer, the learning rate and the sizes of a batch are the run's, too, and not compared here. Every log-ratio is
+clamped to ± 20. NAME-paper is a preset of its own:
 NAME, with its source's values in the rows that its table lists.
 """
 
@@ -79,7 +82,12 @@ def source_of(name: str) -> str:
 @functools.cache
 def preset(name: str) -> AlgorithmConfig:
     """Return a preset; without Hydra, which takes 50 ms for each."""
-    return AlgorithmConfig.model_validate(_given(name))
+    return AlgorithmConfig.model_validate({key: value for key, value in _given(name).items() if key != "updates"})
+
+
+def updates(name: str) -> int:
+    """Return how many updates a batch gets by a preset."""
+    return UpdatesConfig.model_validate(_given(name).get("updates", {})).most
 
 
 def _given(name: str) -> dict[str, object]:
@@ -97,7 +105,7 @@ def _merged(base: dict[str, object], changes: Mapping[str, object]) -> dict[str,
 @functools.cache
 def settings(name: str) -> dict[str, str]:
     """Return the settings that make a preset's update, with their values as text; the number of updates, too."""
-    return {"updates": written(TrainConfig.model_fields["updates"].default.most)} | dict(_acting(preset(name)))
+    return {"updates": written(updates(name))} | dict(_acting(preset(name)))
 
 
 @functools.cache

@@ -62,11 +62,11 @@ class Reader(threading.Thread):
             self.is_over.wait(time.perf_counter() - began)  # the writers' turn: a thread that only reads holds them up
 
 
-def kill_writers(folder: Path, kills: int) -> Reader:
+def kill_writers(folder: Path, kills: int, seed: int) -> Reader:
     """Kill writers that many times, each somewhere after a few episodes; return the reader that was beside them."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tests.store_crashes"])
-    generator = np.random.default_rng(11)
+    generator = np.random.default_rng(seed)
     folder.mkdir()
     reader = Reader(folder)
     reader.start()

@@ -215,6 +215,8 @@ def test_loss_sums_by_hand():
     assert terms.loss.item() == pytest.approx(-(1.28 + math.exp(-0.5)) / 2)
     expected = {
         "ratio": 2 + math.exp(-0.5),
+        "ratio_max": 2.0,
+        "ratio_min": math.exp(-0.5),
         "clip_fraction": 1.0,
         "weight": 2.0,
         "entropy": 0.5,

@@ -127,6 +127,10 @@ def test_one_step_off_resumes_bit_for_bit(
     assert lines(stored[id] for id in sorted(stored)) == lines(resumed[id] for id in sorted(resumed))
     trained = [row for row in read_metrics(killed / "metrics.jsonl") if row["kind"] == "train"]
     assert [row.get(f"policy_version/staleness_{k}", 0) for row in trained] == [float(s >= k) for s in range(4)]
+    aged = [
+        (s, {x for x in row if x.startswith("mismatch/age_")}) for s, row in enumerate(trained) if row["train/samples"]
+    ]
+    assert aged and all(found == {f"mismatch/age_{min(s, k)}"} for s, found in aged)
     start = load_actor(talker).model.state_dict()
     assert any(not torch.equal(start[name], value) for name, value in weights(killed).items())
 

@@ -117,10 +117,10 @@ def test_engine_slides_over_its_cache() -> None:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has another kernel")
-@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_long_prompts_take_the_fused_kernel(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=kv_heads, max_position_embeddings=1024, use_cache=False,
     )  # fmt: skip
     model, begun, real = shaken(LlamaForCausalLM(config)), list[int](), KVCache._prefill_long

@@ -2,6 +2,7 @@
 
 import pytest
 
+from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config, setting_names
 from tests.fidelity import PAGE, UNCHECKED, data, defaults, page, preset, row_of, rows_of, settings, source_of, written
@@ -49,6 +50,17 @@ def test_paper_preset_has_the_values_of_its_source(name: str) -> None:
     assert [
         s for s, v in changed.items() if rows_of(name)[s][1] != UNCHECKED and written(rows_of(name)[s][1]) != v
     ] == []
+
+
+def test_paper_preset_sets_the_updates_of_a_run() -> None:
+    def run(*settings: str) -> UpdatesConfig:
+        return load_config("backend/embedded", TrainConfig, settings).updates
+
+    assert run("algorithm=gdpo").most == 1 and run("algorithm=gdpo-paper").minibatches == 4
+    asked = run("algorithm=gdpo-paper", "updates.epochs=2")
+    assert (asked.minibatches, asked.epochs) == (4, 2)
+    assert run("algorithm=gdpo-paper", "updates.minibatches=1").most == 1
+    assert load_config("backend/embedded", TrainConfig, ["algorithm=ppo-paper"]).updates.most == 320
 
 
 def test_paper_preset_is_composed_of_its_base() -> None:

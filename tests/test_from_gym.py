@@ -207,6 +207,16 @@ def test_dict_actions_are_json_objects() -> None:
     assert (episode.reward, episode.success) == (1.5, None)
 
 
+def test_class_or_function_plays_without_a_registration() -> None:
+    episode = play(from_gym(Robot), ACT, task={"options": {"level": 3}}, turns=1)
+    assert episode.messages[0].content.startswith("Play Robot. Answer with a JSON object") and episode.reward == 1.5
+    lake = from_gym(lambda size=4, **given: gymnasium.make(f"FrozenLake{size}x{size}-v1", **given), size=8)
+    assert play(lake, "left", turns=1).messages[0].content.startswith("Play lambda.")
+    for wrong in (Robot(), 3):
+        with pytest.raises(ar.ConfigError, match="give an id, or a class or function"):
+            from_gym(wrong)
+
+
 def test_raising_environment_fails_its_episode() -> None:
     episode = play(from_gym("Robot-v0"), ACT.replace("hi", "crash"))
     assert (episode.outcome, episode.reward) == (ar.Outcome.FAILED, None)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, WeightedRows, collate
+from agent_rl.algorithms.algorithm import EXTREMES
 from agent_rl.algorithms.batch import LossInputs, Sample
 from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
 from agent_rl.backends.embedded.model import make_model
@@ -102,7 +104,8 @@ def gradient(
         loss = terms.loss + loss
         loss.backward()
         total += loss.item()
-        sums = {key: sums.get(key, 0.0) + value for key, value in terms.sums.items()}
+        joined = {key: (EXTREMES.get(key, operator.add), value) for key, value in terms.sums.items()}
+        sums = {key: of(sums[key], value) if sums else value for key, (of, value) in joined.items()}
     return total, torch.cat([p.grad.flatten() for p in model().parameters()]), sums
 
 

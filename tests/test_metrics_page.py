@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from tree import SOURCES
 
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.config import load_config
+from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.judge.run import CALLS, RUBRICS, read_rubrics
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
+from tests.doubles import example_episode
 from tests.judged_env import judging
 from tests.metrics_page import EMBEDDED, ON_VERL, SECTIONS, names_in, pattern, undocumented
 from tests.runs import config
@@ -93,7 +96,8 @@ def test_metrics_page_has_every_written_name(rows: list[dict[str, object]]) -> N
 
 
 def test_metrics_page_has_no_other_embedded_name(rows: list[dict[str, object]]) -> None:
-    written = {name for row in rows for name in row}
+    lost = replace(example_episode("lost"), sandbox_loss=SandboxLoss(Cause.MEMORY))
+    written = {name for row in [*rows, rollout_metrics([lost])] for name in row}
     assert [name for name in EMBEDDED if not any(pattern(name).fullmatch(one) for one in written)] == []
 
 

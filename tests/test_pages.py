@@ -78,6 +78,7 @@ ELSEWHERE = {
     **dict.fromkeys(("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Text", "Dict", "Tuple"), "gymnasium.spaces"),
     **dict.fromkeys(("gymnasium", "reward_threshold", "agent_rl:agent_rl/NAME"), "Gymnasium's"),
     "#/episode/ID/token/812": "tests/browser/test_episode.py",
+    **dict.fromkeys(("__future__", "[geometric,{name: token, high: 1.5}]"), "Python's own, and a value of a setting"),
     **dict.fromkeys(("Esc", "l", "ssh -L 8080:localhost:8080"), "keys of a page: tests/browser; another program"),
     **dict.fromkeys(("import minigrid", "wfc"), "MiniGrid's"),
     **dict.fromkeys(("environment/Dockerfile", "Dockerfile", "/logs/verifier/reward.txt", "reward.json"), "Harbor's"),

@@ -83,6 +83,40 @@ def test_textarena_opponent_may_win_before_the_first_turn(move: str, answer: str
     assert {finding.check for finding in ar.check("protocols-test/race-v0", n=2).findings} <= {"floor", "termination"}
 
 
+class Oldest:
+    """A game with less than GEM's: no seed, no info at the start, one value for the end."""
+
+    def reset(self) -> str:
+        return f"Say {random.randrange(1000)}."
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, object]]:
+        return "Done.", 1.0, True, {}
+
+
+class Bare:
+    """A game with less than TextArena's: no seed, no names, rewards without an info."""
+
+    def reset(self, num_players: int) -> None:
+        self.done = False
+
+    def get_observation(self) -> tuple[int, list[tuple[int, str]]]:
+        return 0, [(-1, "Say go.")]
+
+    def step(self, action: str) -> tuple[bool, None]:
+        return True, None
+
+    def close(self) -> dict[int, float]:
+        return {0: 1.0}
+
+
+@pytest.mark.parametrize("adapted", [ar.from_gem(Oldest), ar.from_textarena(Bare())])
+def test_games_with_less_than_the_interface_are_played(adapted: type[ar.Env]) -> None:
+    ar.register("protocols-test/less-v0")(type("Less", (adapted,), {}))
+    first, again = (ar.run("protocols-test/less-v0", "random")[0] for _ in range(2))
+    assert (first.reward, first.outcome) == (1.0, ar.Outcome.TERMINATED), first.error
+    assert first.messages == again.messages and "Say" in first.messages[0].content
+
+
 GREET = "Write a greeting to greeting.txt."
 SPLITS = {"train": 3, "eval": 1}
 GRADE = """#!/bin/sh

@@ -45,7 +45,7 @@ ELSEWHERE = {
     "agent-rl init my-env": "Makefile",  # tests/test_project.py runs all that is printed from there on
     "agent-rl sandbox doctor": "tests/e2e/test_docker.py",
     "agent-rl sandbox build-image": "tests/e2e/test_docker.py",
-    "agent-rl stats A B": "tests/test_statistics.py",
+    "agent-rl compare A B": "tests/test_statistics.py",
     "agent-rl stats runs/latest": "tests/test_statistics.py",
     "agent-rl diff runs/latest ID OTHER": "tests/test_episode_diff.py",
     "agent-rl view runs/latest --tui": "tests/test_tui.py",
@@ -163,7 +163,7 @@ FOLLOWED = (
     "agent-rl episodes runs/latest --where 'reward < 0.5 and not stop = turns'",
     "agent-rl view runs/latest eval-00002-sampled-0000 --tokens",
     "agent-rl rollout env=calculator-v0 policy=runs/latest/checkpoint temperature=0",
-    "agent-rl stats runs/one runs/other",
+    "agent-rl compare runs/one runs/other",
     "agent-rl train algorithm=dpo episodes=runs/latest start_from=runs/latest/checkpoint",
     "agent-rl rollout env=python-v0 policy=oracle",
     "agent-rl train --config",

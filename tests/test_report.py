@@ -34,7 +34,8 @@ def verl_run(folder: Path) -> Path:
                 )
             row = {"split": "eval", "sampling": "sampled", "successes": successes, "n": 4, "success": successes / 4}
             metrics.write("eval", step, row)
-            logger.log({"rollout/success": 0.5, "val-core/x": 0.1} if step else {"val-core/x": 0.1}, step)
+            trained = {"rollout/success": 0.5, "rollout/sandbox_lost/memory": 0.25, "val-core/x": 0.1}
+            logger.log(trained if step else {"val-core/x": 0.1}, step)
     logger.finish()
     return folder
 
@@ -50,6 +51,7 @@ def test_report_of_a_verl_run_has_rates(tmp_path: Path, monkeypatch: pytest.Monk
     assert "25.0%" in page and "75.0%" in page and "<svg" in page and "/models/m" in page
     assert summary["floors"]["calculator-v0"]["oracle"]["success"] == 1
     assert "without skill, calculator-v0" in page and "oracle 100.0%, random" in page
+    assert "25.00% of training&#39;s episodes: memory, which counts as failure" in page
     assert page.count("4 distinct tasks") == 1 and "greedy" not in page
 
 

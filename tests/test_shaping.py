@@ -1,13 +1,16 @@
 """Reward shaping: hand-computed scores, and the neutrality of unscored episodes."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.algorithms import shaping
+from agent_rl.algorithms import AlgorithmConfig, components, shaping
+from agent_rl.backends.verl.config.settings import VerlConfig, verl_settings
 from agent_rl.errors import ConfigError
 
 NAN = math.nan
@@ -52,6 +55,21 @@ def test_soft_overlong_grows_over_the_buffer():
 
 def test_soft_overlong_without_buffer_is_a_step():
     close(shaping.soft_overlong(f64(1, 1, 1), ids(99, 100, 101), max_length=100, buffer=0), 1, 1, 0)
+
+
+def test_soft_overlong_takes_the_context_of_the_run():
+    chosen = AlgorithmConfig(shaping=["soft-overlong"])
+    close(shaping.soft_overlong(f64(1, 1), ids(9, 10**6)), 1, 1)  # by itself there is no limit
+    assert chosen.within(None) is chosen
+    within = chosen.within(400)
+    assert within.shaping[0]["max_length"] == 400 and within.within(800) is within
+    shape = components.shaping.bind(within.shaping[0]).function
+    close(shape(f64(1, 1, 1), ids(300, 350, 400)), 1, 0.5, 0)  # the last quarter of it
+    verl = VerlConfig.model_validate(
+        {"env": "calculator-v0", "start_from": "M", "algorithm": chosen, "rollout": {"context": 4096}}
+    )
+    sent = json.loads(verl_settings(verl, Path("r"))["data.agent_rl"]["algorithm"])
+    assert sent["shaping"][0]["max_length"] == 4096
 
 
 def test_soft_overlong_can_begin_at_the_first_token():

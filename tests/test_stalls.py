@@ -15,7 +15,7 @@ from agent_rl.rollout.group_metrics import group_metrics
 from agent_rl.runs.diagnosis import Diagnosis
 from agent_rl.runs.folder import read_warnings
 from agent_rl.runs.metrics import MetricsFile
-from agent_rl.runs.stalls import WINDOW, find_stalls
+from agent_rl.runs.stalls import MEMORY, SHORT, WINDOW, find_stalls
 from tests.doubles import Silent, example_episode
 
 STEPS = 4 * WINDOW
@@ -127,6 +127,15 @@ def test_staged_stall_is_named_once_with_its_way_out(course: Course, said: str |
     assert all(value == 1.0 and name.startswith("diagnosis/") for step in found for name, value in step.items())
 
 
+def test_collapse_is_one_of_the_last_steps_only() -> None:
+    high, low = ({"rollout/success": value, "rollout/repeated": 0.1} for value in (0.9, 0.3))
+    course = [high] * WINDOW + [low] * MEMORY
+    named = [[name for name, _ in find_stalls(course[:step])] for step in range(len(course) + 1)]
+    first = next(step for step, names in enumerate(named) if "collapse" in names)
+    assert first <= WINDOW + SHORT
+    assert named[-1] == ["plateau"]  # what keeps it there now, and no more what brought it there
+
+
 def test_stall_of_resumed_run_is_found_in_its_stored_steps(tmp_path: Path) -> None:
     course = but(**STUCK, rollout_same_answer=lambda at: 0.83)
     with MetricsFile(tmp_path) as metrics:
@@ -174,3 +183,26 @@ def test_group_metrics_tell_replies_by_their_tokens() -> None:
     found = group_metrics([one, replace(one, id="e1")])
     assert found["rollout/repeated"] == 0.5
     assert found["rollout/tokens"] == found["rollout/tokens_max"] == own > 0
+
+
+def lost(*rates: float, cause: str = "memory") -> list[dict[str, float]]:
+    return [{f"rollout/sandbox_lost/{cause}": rate} if rate else {} for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        (lost(*[0.0] * 10, 0.05, 0.05, 0.05), "sandboxes ended"),
+        (lost(*[0.01] * 10, 0.06, 0.06, 0.06), "sandboxes ended"),
+        (lost(0.05, 0.05, 0.05), "sandboxes ended"),
+        (lost(*[0.0] * 10, 0.05, 0.05, 0.05, cause="host_resources"), "sandboxes lost"),
+        (lost(*[0.05] * 13), None),  # it is high, but does not rise: it was said when it began
+        (lost(*[0.0] * 10, 0.01, 0.01, 0.01), None),
+        (lost(0.9), None),
+    ],
+)
+def test_find_stalls_names_a_rising_rate_of_losses(steps: list[dict[str, float]], name: str | None) -> None:
+    found = dict(find_stalls(steps))
+    assert list(found) == ([name] if name else [])
+    if name:
+        assert "host_resources" in found[name] if name == "sandboxes lost" else "memory" in found[name]

@@ -157,7 +157,7 @@ def test_stats_command_compares_rollouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    _, *command = shlex.split("agent-rl stats A B")
+    _, *command = shlex.split("agent-rl compare A B")
     for policy, folder in (("nothing", "A"), ("oracle", "B")):
         assert main(["rollout", "env=search-v0", f"policy={policy}", "n=6", "samples=2", f"out={folder}"]) == 0
     assert "pass@2 100.0%, pass^2 100.0%" in capsys.readouterr().out
@@ -173,4 +173,6 @@ def test_stats_command_compares_rollouts(
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1][:5] == ["all", "success", "6", "0.000", "1.000"]
     assert ["relation", "born", "success", "4"] in [line[:4] for line in lines]
+    assert main(["stats", "A", "B", "--by", "relation"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == lines
     assert main(["stats", "A", "none.jsonl"]) == 1

@@ -28,8 +28,12 @@ GROUPS, SAMPLES, LENGTH, VOCAB = 8, 4, 14, 50
 RATE = {"token-sum": 0.3, "seq-mean-token-sum": 1.0}
 """Of the policy's plain gradient steps, by aggregation; 8 for means over tokens, so that ratios leave their bounds."""
 
-SHORT = {"dapo": {"shaping": ({"name": "soft-overlong", "max_length": 8, "buffer": 4},)}}
-"""Knobs that suit rows of 3 to 9 sampled tokens."""
+SHORT = {
+    "dapo": {"shaping": ({"name": "soft-overlong", "max_length": 8, "buffer": 4},)},
+    "dapo-paper": {"shaping": ({"name": "soft-overlong", "max_length": 9, "buffer": 5},)},
+    "rft": {"filters": ({"name": "successful", "threshold": 1.0, "most": 2},)},
+}
+"""Knobs that suit rows of 3 to 9 sampled tokens, four of a task."""
 OTHER: Mapping[str, object] = {
     "clip_low_eps": 0.05, "clip_high_eps": 0.03, "clip_high_cap": 1.01, "dual_clip": 1.01, "ratio_cap": 1.05,
     "second_moment": 0.001, "tau_positive": 3.0, "tau_negative": 3.0, "beta": 1.0, "label_smoothing": 0.2,
@@ -94,7 +98,7 @@ def trained(config: AlgorithmConfig) -> Tensor:
     policy, critic = start.clone().requires_grad_(), torch.zeros(VOCAB, requires_grad=True)
     rate = RATE.get(str(config.aggregation["name"]), 8.0)
     rows = x.rows
-    read = SimpleNamespace(mask=rows.loss_mask)
+    read = SimpleNamespace(mask=rows.loss_mask, unshaped=x.scores)
     for shape in algorithm.shaping:
         x = x.rescored(shape(x, rows, read))
     for keep in algorithm.filters:
@@ -164,13 +168,14 @@ def other(knob: str, value: object) -> object:
     return OTHER[knob]
 
 
+BY_TOKENS = ("a2c", "ppo", "ppo-paper", "reinforce_pp", "reinforce_pp-paper", "vineppo", "vineppo-paper")
 BY_TOKEN = "its advantages are of tokens, and hardly ever 0 in a whole row"
 VARIED = "the filter has left out the groups whose advantages are 0"
 IDLE = (
-    {(name, "count_zero_advantage"): BY_TOKEN for name in ("a2c", "ppo", "reinforce_pp", "vineppo")}
-    | {(name, "count_zero_advantage"): VARIED for name in ("dapo", "olmo3", "scalerl")}
-    | {(name, "advantage.eps"): "without std nothing is divided" for name in ("dr_grpo", "minirl", "olmo3")}
-    | {("rft", "count_zero_advantage"): "every episode that is kept has the advantage 1"}
+    {(name, "count_zero_advantage"): BY_TOKEN for name in BY_TOKENS}
+    | {(name, "count_zero_advantage"): VARIED for name in ("dapo", "dapo-paper", "olmo3", "scalerl")}
+    | {(name, "advantage.eps"): "without std nothing is divided" for name in ("dr_grpo", "gpg", "minirl", "olmo3")}
+    | {(name, "count_zero_advantage"): "an episode that is kept has the advantage 1" for name in ("rft", "rft-paper")}
 )
 """What changes nothing there, and why."""
 

@@ -1,5 +1,6 @@
 """agent_rl.gym.task_files: tasks from files, saved data sets and iterables."""
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import agent_rl as ar
+from agent_rl.gym import task_files
 from agent_rl.gym.task_files import TaskRows
 from agent_rl.gym.tasks import TaskSource
 from tests.doubles import Silent
@@ -111,3 +113,16 @@ def test_task_source_refuses_bad_files(tmp_path: Path, name: str, text: str, com
 def test_environment_is_registered_with_a_data_set() -> None:
     ar.register("rows-v0", tasks=Rows())(type("WithRows", (Silent,), {}))
     assert ar.spec("rows-v0").tasks.get("train", 1) in ROWS
+
+
+def test_endless_generator_gives_its_first_tasks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(task_files, "MOST_UNCOUNTED", 50)
+    source = TaskSource({"index": index} for index in itertools.count())
+    found = [*source.distinct("train", 99), *source.distinct("eval", 99)]
+    assert sorted(task["index"] for task in found) == [*range(50)]
+    assert "its first 50 tasks are taken" in caplog.text
+    caplog.clear()
+    assert TaskSource({"index": index} for index in range(50)).size("train") == source.size("train")
+    assert not caplog.text

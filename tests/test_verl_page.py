@@ -36,7 +36,7 @@ def test_algorithms_page_rows_match_their_presets(name: str) -> None:
     chosen = [preset.advantage, preset.objective, preset.aggregation]
     assert [named(cell) for cell in parts] == [c["name"] for c in chosen]
     assert all(("=" in cell) != (": cases by hand" in cell or "TRL" in cell) for cell in parts)
-    chosen_too = [*preset.shaping, *preset.filters, preset.weight, preset.rejection, preset.negative_mask]
+    chosen_too = [*preset.shaping, *preset.filters, preset.weight, *preset.rejection, preset.negative_mask]
     assert all(f"`{c['name']}`" in more_parts for c in chosen_too if c is not None)
     assert ("value loss" in more_parts) == (preset.critic.where != "none")
     assert ("norm_adv_by_std_in_grpo=False" in parts[0]) == (preset.advantage.get("std") is False)

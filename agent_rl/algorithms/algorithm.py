@@ -42,10 +42,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """A micro-batch's share of the loss, with sums over its sampled tokens to report means from."""
+    """A micro-batch's share of the loss, with sums over its sampled tokens to report means from, and `EXTREMES`."""
 
     loss: Tensor
     sums: dict[str, float]
+
+
+EXTREMES = {"ratio_max": max, "ratio_min": min}
+"""What two micro-batches' are one by, instead of their sum; both extremes are of the ratios and 1."""
 
 
 class Algorithm(Requirements):
@@ -60,7 +64,7 @@ class Algorithm(Requirements):
         self.finish_advantage = components.advantage.bind_finish(config.advantage)
         self.weight = components.weight.bind(config.weight) if config.weight else None
         self.finish_weight = components.weight.bind_finish(config.weight) if config.weight else None
-        self.rejection = components.rejection.bind(config.rejection) if config.rejection else None
+        self.rejections = tuple(components.rejection.bind(chosen) for chosen in config.rejection)
         self.objective = components.objective.bind(config.objective)
         prepare = components.objective[config.objective].prepare
         self.preparation = Part(self.objective.name, prepare, config.objective) if prepare else None
@@ -113,7 +117,7 @@ class Algorithm(Requirements):
         if config.kl.where == "reward":
             x = self._penalised(x, scored)
         advantages, critic = self._advantages(x, scored, trained)
-        corrects = self.weight or self.rejection or config.routing.min_agreement
+        corrects = self.weight or self.rejections or config.routing.min_agreement
         correction = self._correct(scored, trained) if corrects else Weights(trained.float(), trained)
         counted = correction.keep if config.denominators == "kept" else trained
         differs = advantages.abs() >= TOLERANCE
@@ -173,7 +177,7 @@ class Algorithm(Requirements):
         ages = policy_version_histogram(rows.versions, version)
         if x.baselines.isfinite().any():
             ages["rollout/greedy"] = float(x.baselines.nanmean())
-        if not self.config.recomputes_old:
+        if not self.recomputes_old:
             return ages
         sampled = torch.nonzero(rows.loss_mask)[:, 0]
         before = rows.sources.roll(1).index_fill(0, rows.starts, -1)
@@ -203,8 +207,8 @@ class Algorithm(Requirements):
                 raise ConfigError("routing.min_agreement needs the routes of a mixture of experts: leave it out")
             # as with IcePop it still counts in the denominators; where the agreement is NaN, not known, it stays
             weight = torch.where(agreement.tokens < self.config.routing.min_agreement, 0.0, weight)
-        if self.rejection is not None:
-            keep = shaped(self.rejection, call(self.rejection, rows, flat), trained.shape, rows)
+        for reject in self.rejections:  # each on all that was sampled, so that their order says nothing
+            keep = keep & shaped(reject, call(reject, rows, flat), trained.shape, rows)
         return Weights(weight, keep)
 
     @torch.no_grad()
@@ -294,6 +298,9 @@ class Algorithm(Requirements):
         """
         config, mask = self.config, batch.loss_mask
         known = _masked(batch, logprobs)
+        if "sequences" in self.objective.reads:
+            parts = batch.sequences
+            known.sequences = Sequences.of(mask) if parts is None else Sequences(*parts[..., None].unbind(1))
         logprobs, mu, nothing = known.logprobs, known.rollout_logprobs, logprobs.new_zeros(())
         found = self.objective(known)
         token = found if isinstance(found, TokenLoss) else _token_loss(self.objective, found, known)
@@ -321,8 +328,11 @@ class Algorithm(Requirements):
         with torch.no_grad():
             gap = (logprobs - mu)[mask].double()
             moved = (logprobs - known.old_logprobs)[mask].double()
+            ratio = token.ratio.masked_fill(~mask, 1.0)
             sums |= {
                 "ratio": float(token.ratio[mask].double().sum()),
+                "ratio_max": float(ratio.max()),
+                "ratio_min": float(ratio.min()),
                 "clip_fraction": float(token.clipped[mask].double().sum()),
                 "weight": float(batch.weights[mask].double().sum()),
                 "entropy": float(entropy[mask].double().sum()),
@@ -370,7 +380,6 @@ def _masked(batch: LossInputs, logprobs: Tensor) -> SimpleNamespace:
         reference_logprobs=None if reference is None else torch.where(mask, reference, nothing),
         advantages=batch.advantages,
         weights=batch.weights,
-        sequences=Sequences.of(mask) if batch.sequences is None else Sequences(*batch.sequences[..., None].unbind(1)),
     )
 
 

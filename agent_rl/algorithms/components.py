@@ -282,7 +282,7 @@ weight: ComponentRegistry[Tensor] = ComponentRegistry(
 )
 """Returns what each token's loss is multiplied with, `[B, T]`."""
 rejection: ComponentRegistry[Tensor] = ComponentRegistry(
-    "rejection", "old_logprobs", "rollout_logprobs", "mask", "turns", "versions", "sources", optional=True
+    "rejection", "old_logprobs", "rollout_logprobs", "mask", "turns", "versions", "sources"
 )
 """Says which tokens stay, bool `[B, T]`."""
 objective: ComponentRegistry[TokenLoss | Tensor] = ComponentRegistry(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -23,12 +23,19 @@ Shaping = Annotated[ComponentConfig, BeforeValidator(components.shaping.check), 
 Filter = Annotated[ComponentConfig, BeforeValidator(components.filter.check), components.filter]
 Advantage = Annotated[ComponentConfig, BeforeValidator(components.advantage.check), components.advantage]
 Weight = Annotated[ComponentConfig | None, BeforeValidator(components.weight.check), components.weight]
-Rejection = Annotated[ComponentConfig | None, BeforeValidator(components.rejection.check), components.rejection]
+Rejection = Annotated[ComponentConfig, BeforeValidator(components.rejection.check)]
 Objective = Annotated[ComponentConfig, BeforeValidator(components.objective.check), components.objective]
 NegativeMask = Annotated[
     ComponentConfig | None, BeforeValidator(components.negative_mask.check), components.negative_mask
 ]
 Aggregation = Annotated[ComponentConfig, BeforeValidator(components.aggregation.check), components.aggregation]
+
+
+def _listed(given: object) -> object:
+    """Return one choice, or none, as a list."""
+    if given is None or given == "none":
+        return ()
+    return (given,) if isinstance(given, str | Mapping) else given
 
 
 class KLConfig(Section):
@@ -124,8 +131,9 @@ class AlgorithmConfig(Section):
     taken for old, another engine's errors are learned from as if the policy had moved."""
     weight: Weight = None
     """Correction by old/mu: what each token's loss is multiplied with."""
-    rejection: Rejection = None
-    """Correction by old/mu: which tokens are left out. It acts after the advantages: no reward is lost with them."""
+    rejection: Annotated[tuple[Rejection, ...], BeforeValidator(_listed), components.rejection] = ()
+    """Correction by old/mu: which tokens are left out; of several, each judges all sampled tokens, and what one rejects
+    is gone. They act after the advantages: no reward is lost with a token."""
     routing: RoutingConfig = RoutingConfig()
     denominators: Literal["original", "kept"] = "original"
     """Whether rejected tokens still count in the denominators."""
@@ -152,6 +160,15 @@ class AlgorithmConfig(Section):
         reads |= {*components.negative_mask[self.negative_mask].reads} if self.negative_mask else set()
         uses = "old_logprobs" in reads and not learns_from_pairs(self)
         return self.model_copy(update={"proximal": "recompute"}) if self.proximal == "auto" and uses else self
+
+    def within(self, context: int | None) -> AlgorithmConfig:
+        """Return the settings for a run with a context of so many tokens, the `max_length` of shaping that has none."""
+        open_ended = any("max_length" in chosen and chosen["max_length"] is None for chosen in self.shaping)
+        if context is None or not open_ended:
+            return self
+        known: ComponentConfig = {"max_length": context}
+        filled = tuple(c | known if c.get("max_length", 0) is None else c for c in self.shaping)
+        return self.model_copy(update={"shaping": filled})
 
     @model_validator(mode="after")
     def _meaningful(self) -> AlgorithmConfig:

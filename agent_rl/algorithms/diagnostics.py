@@ -79,8 +79,13 @@ def mismatch(
     if source is not None:
         found |= _means("mismatch/source_", size, source[mask], source_names)
     if age is not None:
-        found |= _means("mismatch/age_", size, age[mask].clamp(max=STALE), [*map(str, range(STALE)), f"{STALE}+"])
+        found |= gap_by_age(size, age[mask])
     return {name: float(value) for name, value in found.items()}
+
+
+def gap_by_age(gaps: Tensor, age: Tensor) -> dict[str, Tensor]:
+    """Return `mismatch/age_0` … `age_3` and `age_4+`: the mean size of tokens' gaps by their age, both `[n]`."""
+    return _means("mismatch/age_", gaps, age.clamp(max=STALE), [*map(str, range(STALE)), f"{STALE}+"])
 
 
 def correction_metrics(weights: Weights, mask: Tensor, episode: Tensor | None = None) -> dict[str, float]:

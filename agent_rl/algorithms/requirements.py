@@ -14,6 +14,8 @@ class Requirements:
         objective, mask = components.objective[config.objective], config.negative_mask
         reads = components.advantage[config.advantage].reads
         loss_reads = {*objective.reads, *(components.negative_mask[mask].reads if mask else ())}
+        self.recomputes_old = config.recomputes_old
+        """A forward pass for old; else it is the rollout's own."""
         self.needs_greedy = "baselines" in reads
         """A greedy episode of each group."""
         self.needs_states = "states" in reads

@@ -30,17 +30,26 @@ Target = Count | str
     source="DAPO, eq. 13",
 )
 def soft_overlong(
-    scores: Tensor, lengths: Tensor, *, max_length: Count, buffer: Count, penalty: Positive = 1.0
+    scores: Tensor,
+    lengths: Tensor,
+    *,
+    max_length: Count | None = None,
+    buffer: Count | None = None,
+    penalty: Positive = 1.0,
 ) -> Tensor:
     """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13): long episodes lose up to `penalty`.
 
     Nothing up to `max_length - buffer`, then linearly more, `penalty` at `max_length` and beyond; the paper's buffer is
-    4096 of 20480, 0 makes a step after `max_length`. verl's is linear beyond `max_length`, which its responses can't
+    4096 of 20480, 0 makes a step after `max_length`, None is a quarter. In a run, `max_length` None is its context; by
+    itself it is no limit (`AlgorithmConfig.within`). verl's is linear beyond `max_length`, which its responses can't
     reach; multi-turn episodes can. TRL is as here.
 
     Raises:
         ConfigError: if `buffer` is not in `0..max_length`.
     """
+    if max_length is None:
+        return scores.double()
+    buffer = max_length // 4 if buffer is None else buffer
     if not 0 <= buffer <= max_length:
         raise ConfigError(f"buffer={buffer} must be between 0 and max_length={max_length}: it is the end of that range")
     over = _beside(scores, lengths) - (max_length - buffer)

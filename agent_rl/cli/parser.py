@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     reading.set_defaults(command="view:view")
     reading.settings = "view:view_help"
     about = "a run in numbers, and what went wrong in it; or two, by the tasks that both played, with a paired test"
-    counting = commands.add_parser("stats", help=about, description=about)
+    counting = commands.add_parser("stats", aliases=("compare",), help=about, description=about)
     add_statistics(counting)
     counting.set_defaults(command="stats:stats", stored=("first", "second"))
     about = "compare two episodes, to the first differing token and side by side; exit status 1 if they differ"

@@ -5,9 +5,10 @@
 | `ok` | came to the task's own end | is trained on |
 | `truncated` | ran out of a budget, which `stop_reason` names | is trained on; `algorithm.endings.truncated` |
 | `parse_error` | was cut at a reply whose tool call can't be read | is trained on; `algorithm.endings.parse_error` |
+| `sandbox_ended` | ended its own sandbox, by what its code did | is trained on as a failure: it earns nothing |
 | `env_crash` | raised in `reset`, `step` or the like | has no score and no part in its baseline |
 | `tool_infra` | lost what a tool depends on: a server, a remote environment, a simulated user | the same |
-| `sandbox_lost` | lost its sandbox, or got none | the same |
+| `sandbox_lost` | lost its sandbox to the infrastructure, or got none | the same |
 | `policy_error` | got no reply from the policy | the same |
 | `judge_failed` | raised or was late in a reward, or has a reward without a value | the same |
 | `timeout` | was too late in another part: `reset`, or a reply | the same |
@@ -28,6 +29,7 @@ class Ending(StrEnum):
     OK = "ok"
     TRUNCATED = "truncated"
     PARSE_ERROR = "parse_error"
+    SANDBOX_ENDED = "sandbox_ended"
     ENV_CRASH = "env_crash"
     TOOL_INFRA = "tool_infra"
     SANDBOX_LOST = "sandbox_lost"
@@ -49,7 +51,9 @@ _BY_TYPE: Mapping[str, Ending] = {
 """Of the exceptions that say it by themselves, wherever they were raised."""
 
 
-def ending_of(where: str, type: str, *, is_done: bool, is_unjudged: bool, is_unread: bool) -> Ending:
+def ending_of(
+    where: str, type: str, *, is_done: bool, is_unjudged: bool, is_unread: bool, has_ended_sandbox: bool = False
+) -> Ending:
     """Return how an episode ended.
 
     Args:
@@ -58,7 +62,10 @@ def ending_of(where: str, type: str, *, is_done: bool, is_unjudged: bool, is_unr
         is_done: whether the task came to its own end.
         is_unjudged: whether a reward that counts failed.
         is_unread: whether the last message is a reply with a tool call that can't be read.
+        has_ended_sandbox: whether the policy's code ended its sandbox.
     """
+    if has_ended_sandbox:
+        return Ending.SANDBOX_ENDED
     if not where:
         cut = Ending.PARSE_ERROR if is_unread else Ending.TRUNCATED
         return Ending.JUDGE_FAILED if is_unjudged else Ending.OK if is_done else cut

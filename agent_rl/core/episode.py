@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Literal, TypeAlias
@@ -14,6 +14,7 @@ from agent_rl.core.display import Displayed
 from agent_rl.core.ending import Ending, ending_of
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import JSON, Message, Task
+from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.core.trajectory import Trajectory
 from agent_rl.core.usage import Usage
 
@@ -68,6 +69,12 @@ class Reward:
     """The turn that earned it, or None for the whole episode."""
     error: str | None = None
     """Why it is not scored, if its method failed."""
+
+    @property
+    def without_gain(self) -> Reward:
+        """The same of an episode that counts as failed: what it lost stays, what it earned or was not scored is 0."""
+        kept = self.value is not None and (self.value * self.weight < 0 or self.value <= 0 == self.weight)
+        return self if kept else replace(self, value=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,8 @@ class Episode(Displayed):
     """What each reply used, where a served model gave it, with one that failed."""
     judgements: tuple[Judgement, ...] = ()
     """Of judges that its environment's rewards asked, in their order."""
+    sandbox_loss: SandboxLoss | None = None
+    """How its sandbox was lost, if it was."""
     snapshots: tuple[object, ...] = field(default=(), compare=False, repr=False)
     """The environment's before each turn, where the job asked for them; they are not stored."""
 
@@ -147,6 +156,11 @@ class Episode(Displayed):
         return self.outcome in (Outcome.TERMINATED, Outcome.TRUNCATED)
 
     @property
+    def has_ended_sandbox(self) -> bool:
+        """Whether the policy's code ended its sandbox, which makes the episode a failure."""
+        return self.sandbox_loss is not None and self.sandbox_loss.is_failure
+
+    @property
     def ending(self) -> Ending:
         """How it ended, finer than `outcome`: `agent_rl.core.ending` has the table."""
         error, last = self.error, self.messages[-1] if self.messages else None
@@ -156,6 +170,7 @@ class Episode(Displayed):
             is_done=self.outcome is Outcome.TERMINATED,
             is_unjudged=any(r.error is not None and r.weight != 0 for r in self.rewards),
             is_unread=last is not None and last.role == "assistant" and any(c.error for c in last.tool_calls),
+            has_ended_sandbox=self.has_ended_sandbox,
         )
 
     @property

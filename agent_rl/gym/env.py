@@ -16,6 +16,7 @@ from agent_rl.concurrency import WorkerCall, call, maybe_await, run_together
 from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step, Task
+from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import DefinitionError
 from agent_rl.gym.budget import Budget, overdue
 from agent_rl.gym.reward import RewardComponent, RewardMethod, as_reward, collect_rewards, declared_members
@@ -106,6 +107,11 @@ class Env:
     def tools(self) -> tuple[ToolSpec, ...]:
         """The tools in the policy's prompt."""
         return ()
+
+    @property
+    def sandbox_loss(self) -> SandboxLoss | None:
+        """How the policy's code ended the sandbox that it worked in, if it did: the episode counts as failed then."""
+        return None
 
     def state_hash(self) -> str | Awaitable[str | None] | None:
         """Say, sync or async, which state the task is in; asked before each reply of the policy.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message, Step, Task
@@ -33,7 +34,8 @@ class GymnasiumEnv(Env):
     reached the environment's stated threshold.
     """
 
-    gym_id: ClassVar[str]
+    gym_id: ClassVar[str | EnvSpec]
+    """What `gymnasium.make` takes."""
     gym_args: ClassVar[Mapping[str, object]] = {}
     action_names: ClassVar[Sequence[str]] = ()
     """Of a `Discrete` space, in order; found out where the environment, or `CLASSIC`, knows them."""
@@ -103,7 +105,7 @@ class GymnasiumEnv(Env):
         self.gym = game = self.make(task)
         options = cast("dict[str, Any] | None", task.get("options"))
         observation, info = game.reset(seed=world_seed(task), options=options)
-        instructions = self.instructions or self._known.rules or f"Play {self.gym_id}."
+        instructions = self.instructions or self._known.rules or f"Play {_title(self.gym_id)}."
         rule = f"Answer with {explain(game.action_space, self.names)}."
         return f"{instructions} {rule}\n{self._observed(observation, info)}"
 
@@ -172,7 +174,7 @@ class GymnasiumEnv(Env):
 
 
 def from_gym(
-    id: str,
+    id: str | Callable[..., gymnasium.Env[Any, Any]],
     *,
     describe: Callable[[Any], str] | None = None,
     parse: Callable[[str], object] | None = None,
@@ -183,27 +185,25 @@ def from_gym(
     """Return an `Env` class that plays a Gymnasium environment by text, for `@ar.register`.
 
     Args:
-        id: what `gymnasium.make` takes, such as "FrozenLake-v1".
+        id: what `gymnasium.make` takes, such as "FrozenLake-v1"; or a class or function that makes an environment.
         describe: makes text of an observation; by default its space decides, and what it renders as text.
         parse: makes an action of an answer, and raises a ValueError or LookupError on one that means none; by default
             the last action that is named in it, or as many numbers as it takes.
         action_names: of a `Discrete` space, in order.
         instructions: what the opening begins with.
-        gym_args: of `gymnasium.make`; `env_args` of a run replace them.
+        gym_args: of `gymnasium.make`, or of the class; `env_args` of a run replace them.
 
     Raises:
-        ConfigError: if Gymnasium has no such environment.
+        ConfigError: if Gymnasium has no such environment, or it is neither an id nor makes one.
     """
-    try:
-        found = gymnasium.spec(id)
-    except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise ConfigError(f"from_gym({id!r}): {error}") from None
+    found = _spec(id)
     members: dict[str, object] = {
-        "gym_id": id,
+        "gym_id": id if isinstance(id, str) else found,
         "gym_args": gym_args,
         "__module__": sys._getframe(1).f_globals["__name__"],
     }
-    members |= {"action_names": tuple(action_names), "instructions": instructions, "__doc__": f"Gymnasium's {id}."}
+    members |= {"action_names": tuple(action_names), "instructions": instructions}
+    members["__doc__"] = f"Gymnasium's {_title(id if isinstance(id, str) else found)}."
     if describe is not None:
         members["describe"] = lambda self, observation: describe(observation)
     if parse is not None:
@@ -211,8 +211,31 @@ def from_gym(
     return type(found.name, (GymnasiumEnv,), members)
 
 
+def _spec(id: object) -> EnvSpec:
+    """Return Gymnasium's entry of an id; of a class or function, one that is not registered."""
+    if isinstance(id, str):
+        try:
+            return gymnasium.spec(id)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise ConfigError(f"from_gym({id!r}): {error}") from None
+    if isinstance(id, gymnasium.Env) or not callable(id):
+        raise ConfigError(f"from_gym({id!r}): give an id, or a class or function: each episode makes an environment")
+    name = re.sub(r"\W", "", getattr(id, "__name__", type(id).__name__))
+    return EnvSpec(f"{name}-v0", entry_point=id)
+
+
+def _title(id: str | EnvSpec) -> str:
+    return id if isinstance(id, str) else id.name
+
+
+def _renders_text(id: str | EnvSpec) -> bool:
+    if isinstance(id, str):
+        return _registered_renders_text(id)
+    return "ansi" in getattr(id.entry_point, "metadata", {}).get("render_modes", ())
+
+
 @functools.cache
-def _renders_text(id: str) -> bool:
+def _registered_renders_text(id: str) -> bool:
     game: gymnasium.Env[Any, Any] = gymnasium.make(id, disable_env_checker=True)
     game.close()
     return "ansi" in game.metadata.get("render_modes", ())

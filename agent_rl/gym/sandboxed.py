@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
-from agent_rl.core.messages import JSON
+from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.judgement import Judgement
+from agent_rl.core.messages import JSON, Message, Step
+from agent_rl.core.sandbox_loss import Cause, SandboxLoss
+from agent_rl.errors import SandboxError
 from agent_rl.gym.env import ToolEnv
 from agent_rl.sandboxes.base import Limits, Sandbox
 from agent_rl.sandboxes.registry import shared_backend
@@ -20,8 +25,9 @@ class HasSandbox(Protocol):
 class SandboxedEnv(ToolEnv):
     """A `ToolEnv` with a sandbox: `reset` awaits `self.open_sandbox()`, and tools use `self.sandbox`.
 
-    A sandbox that can't be opened is an infrastructure failure: the episode fails and is not scored. One that is lost
-    after code ran in it is the code's doing: its calls say so, and the episode is scored.
+    A sandbox that can't be opened, or is lost to the infrastructure, fails the episode, which is not scored. One that
+    the policy's code ends makes the episode a failure of the policy: it ends with that step, and its rewards are 0
+    where they would be more, or raise. `agent_rl.core.sandbox_loss` lists the causes and as what each counts.
     """
 
     limits: ClassVar[Limits | None] = None
@@ -42,6 +48,7 @@ class SandboxedEnv(ToolEnv):
         """
         self._backend = shared_backend(sandbox, sandbox_args or {})
         self._opened: Sandbox | None = None
+        self._has_acted = False
 
     @property
     def sandbox(self) -> Sandbox:
@@ -54,6 +61,42 @@ class SandboxedEnv(ToolEnv):
             raise RuntimeError(f"{type(self).__name__} has no sandbox open: await self.open_sandbox() in reset")
         return self._opened
 
+    @property
+    def sandbox_loss(self) -> SandboxLoss | None:
+        """How the policy's code ended the sandbox, if it did."""
+        loss = self._opened.loss if self._opened is not None and self._has_acted else None
+        return loss if loss is not None and loss.is_failure else None
+
+    async def step(self, action: Message) -> Step:
+        """Make the message's tool calls, or take it as an answer; the end of the sandbox is the episode's.
+
+        Raises:
+            SandboxError: if the sandbox was lost before the policy's first act.
+        """
+        if not self._has_acted and self._opened is not None and (loss := self._opened.loss) is not None:
+            raise SandboxError(loss.reason, replace(loss, cause=Cause.UNUSED))
+        self._has_acted = True
+        try:
+            step = await super().step(action)
+        except Exception as error:
+            if self.sandbox_loss is None:
+                raise
+            said = f"error: {type(error).__name__}: {error}"
+            return Step((Message("user", said),), terminated=True)
+        return step if self.sandbox_loss is None else replace(step, terminated=True)
+
+    async def score(
+        self, episode: Episode, seconds: float | None = None, judgements: list[Judgement] | None = None
+    ) -> tuple[Reward, ...]:
+        """Run the `@reward` methods, as `Env.score`; if the policy ended its sandbox, none is above 0 or raises."""
+        try:
+            rewards = await super().score(episode, seconds, judgements)
+        except Exception:
+            if self.sandbox_loss is None:
+                raise
+            rewards = tuple(Reward(c.name, 0.0, c.weight) for c in self.reward_components)
+        return rewards if self.sandbox_loss is None else tuple(reward.without_gain for reward in rewards)
+
     async def open_sandbox(self) -> Sandbox:
         """Open the episode's sandbox.
 
@@ -61,6 +104,7 @@ class SandboxedEnv(ToolEnv):
             SandboxError: if none can be had.
         """
         await self.close()
+        self._has_acted = False
         self._opened = await self._backend.open(owner=type(self).__name__, limits=self.limits, lifetime=self.lifetime)
         return self._opened
 

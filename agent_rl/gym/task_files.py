@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +17,9 @@ from agent_rl.errors import ConfigError
 TaskRows: TypeAlias = str | Path | Iterable[Mapping[str, JSON]]
 """The tasks of a split: a file, a folder of `Dataset.save_to_disk`, or any iterable of dicts, such as a `Dataset`."""
 
+MOST_UNCOUNTED = 100_000
+"""Tasks that are taken of an iterable without a length, which may have no end: a generator, a data set that streams."""
+_log = logging.getLogger(__name__)
 _SPLITS = "dataset_dict.json"
 """Where `DatasetDict.save_to_disk` stores the names of its splits; each has a folder of that name."""
 
@@ -56,7 +61,7 @@ def read_rows(rows: TaskRows, split: str, base: Path) -> Sequence[Task]:
         if not tasks:
             raise ConfigError(f"the task file {file} is empty; write one task a row")
     elif isinstance(rows, Iterable):
-        tasks = list(rows)
+        tasks = list(rows) if isinstance(rows, Sized) else _first(rows, split)
     else:
         raise ConfigError(f"split '{split}' is {rows!r}: give a file, or dicts in a list")
     if not tasks:
@@ -65,6 +70,18 @@ def read_rows(rows: TaskRows, split: str, base: Path) -> Sequence[Task]:
         if not isinstance(task, Mapping):
             raise ConfigError(f"task {index} of split '{split}' is {task!r}, not a dict")
     return tasks
+
+
+def _first(rows: Iterable[Task], split: str) -> list[Task]:
+    found = list(itertools.islice(rows, MOST_UNCOUNTED + 1))
+    if len(found) > MOST_UNCOUNTED:
+        del found[MOST_UNCOUNTED:]
+        _log.warning(
+            "split '%s' has no length: its first %d tasks are taken; a function (split, index) makes any number",
+            split,
+            MOST_UNCOUNTED,
+        )
+    return found
 
 
 def _reader_of(file: Path) -> Callable[[Path], Sequence[Task]]:

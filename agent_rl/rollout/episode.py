@@ -20,8 +20,9 @@ from agent_rl.concurrency import in_thread, maybe_await, to_the_end
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step
+from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.core.trajectory import FinishReason
-from agent_rl.errors import ConfigError, PolicyError
+from agent_rl.errors import ConfigError, PolicyError, SandboxError
 from agent_rl.gym.budget import Meter, meter, overdue
 from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env, messages_of
@@ -98,6 +99,8 @@ class EpisodeRun:
         except (Exception, asyncio.CancelledError) as error:
             if _from_outside(error):
                 raise
+            if self.env is not None and self.env.sandbox_loss is not None:
+                return await self.without_sandbox(scored=scored)
             return self.failed(error)
         finally:
             try:
@@ -153,9 +156,8 @@ class EpisodeRun:
                 return StopReason.TOOL_CALLS
             step = await self.call("step", env.step, reply.message)
             if not isinstance(step, Step):
-                raise TypeError(
-                    f"step returned {_named(step)}: return ar.Step(observation, reward, terminated, truncated)"
-                )
+                named = f"a tuple of {len(step)}" if isinstance(step, tuple) else reprlib.repr(step)
+                raise TypeError(f"step returned {named}: return ar.Step(observation, reward, terminated, truncated)")
             observation = messages_of(step.observation)
             self.record(len(observation), float(step.reward), step.terminated, step.truncated)
             ended = self.ended(step.terminated, step.truncated)
@@ -275,6 +277,9 @@ class EpisodeRun:
         self.stage, self.since = "score", time.perf_counter()
         rewards = await self.env.score(episode, self.budget.score_seconds, self.judgements)
         steps = [Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward]
+        if (loss := self.env.sandbox_loss) is not None:  # seen by a reward, perhaps
+            episode = replace(episode, sandbox_loss=loss)
+            steps = [reward for reward in steps if reward.without_gain is reward]
         if not (steps or rewards or self.env.group_reward_components):  # nothing earned is 0, and no success
             steps = [Reward("step", 0.0, source="step", turn=len(self.steps) - 1)]
         return episode.scored((*rewards, *steps), tuple(self.judgements))
@@ -285,7 +290,17 @@ class EpisodeRun:
         failure = Failure(self.stage, type(error).__name__, str(error), trace)
         where = (self.job.spec.id, self.job.group_id, failure.where)
         _log.warning("%s, group %s: %s failed: %s: %.300s", *where, failure.type, failure.message)
-        return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure)
+        loss = error.loss if isinstance(error, SandboxError) and isinstance(error.loss, SandboxLoss) else None
+        return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure, sandbox_loss=loss)
+
+    async def without_sandbox(self, *, scored: bool) -> Episode:
+        """Return the episode of a policy that ended its own sandbox: what that broke is no way out of a score."""
+        episode = self.ended_by(StopReason.DONE)
+        try:
+            return await self.score(episode) if scored else episode
+        except Exception:  # of an environment that scores by itself
+            components = self.job.spec.cls.reward_components
+            return episode.scored(tuple(Reward(c.name, 0.0, c.weight) for c in components), tuple(self.judgements))
 
     def episode(self, stop: StopReason, outcome: Outcome) -> Episode:
         """Return what happened so far."""
@@ -311,6 +326,7 @@ class EpisodeRun:
             seconds=self.seconds,
             usage=getattr(self.conversation, "usage", ()),  # of a served model
             judgements=tuple(self.judgements),
+            sandbox_loss=None if self.env is None else self.env.sandbox_loss,
             snapshots=tuple(self.snapshots),
         )
 
@@ -369,10 +385,6 @@ async def _close_within(env: Env, seconds: float | None) -> None:
         if not clock.expired():
             raise
         raise overdue("close", seconds) from None
-
-
-def _named(value: object) -> str:
-    return f"a tuple of {len(value)}" if isinstance(value, tuple) else reprlib.repr(value)
 
 
 @functools.cache

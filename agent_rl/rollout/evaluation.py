@@ -232,4 +232,6 @@ def rollout_metrics(episodes: Sequence[Episode], judge_prices: str | None = None
     }
     failed = Counter(e.ending for e in episodes if e.outcome is Outcome.FAILED)
     of_env |= {f"rollout/failed/{k}": float(n) for k, n in failed.items()}
+    lost = Counter(e.sandbox_loss.cause for e in episodes if e.sandbox_loss is not None)
+    of_env |= {f"rollout/sandbox_lost/{cause}": n / len(episodes) for cause, n in lost.items()}
     return trajectory_metrics(episodes) | own | group_metrics(episodes) | of_env | judge_metrics(episodes, judge_prices)

@@ -113,7 +113,8 @@ async def _score(group: EpisodeGroup, spec: EnvSpec, budget: Budget) -> EpisodeG
 
 
 def _with(episode: Episode, earned: Sequence[Scored]) -> Episode:
-    rewards = (*episode.rewards, *(reward for reward, _ in earned))
+    of_group = (reward.without_gain if episode.has_ended_sandbox else reward for reward, _ in earned)
+    rewards = (*episode.rewards, *of_group)
     judgements = (*episode.judgements, *(judgement for _, judgement in earned if judgement is not None))
     return replace(episode, rewards=rewards, judgements=judgements)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.updates import UpdatesConfig
@@ -109,6 +110,17 @@ class RunConfig(EnvironmentSettings):
     judge: JudgeConfig = JudgeConfig()
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _updates_of_preset(cls, given: object) -> object:
+        """Take the updates that a preset of the algorithm names, NAME-paper, for those that the run leaves open."""
+        algorithm = given.get("algorithm") if isinstance(given, Mapping) else None
+        if not isinstance(given, Mapping) or not isinstance(algorithm, Mapping) or "updates" not in algorithm:
+            return given
+        own, asked = algorithm["updates"], given.get("updates") or {}
+        rest = {name: value for name, value in algorithm.items() if name != "updates"}
+        return {**given, "algorithm": rest, "updates": {**own, **asked} if isinstance(asked, Mapping) else asked}
 
     @field_validator("start_from")
     @classmethod

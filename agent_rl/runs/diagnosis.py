@@ -11,7 +11,7 @@ from agent_rl.core.episode import Episode, StopReason
 from agent_rl.gym.env import Env, ToolEnv
 from agent_rl.runs.folder import METRICS, warn
 from agent_rl.runs.metrics import read_metrics
-from agent_rl.runs.stalls import find_stalls
+from agent_rl.runs.stalls import MEMORY, find_stalls
 
 STEPS = 3
 """A cause is named once it held in so many steps in a row."""
@@ -41,7 +41,8 @@ class Diagnosis:
         self.episodes: Sequence[Episode] = ()
         """All that were sampled for the step to observe; none if it is of stored ones."""
         rows = (row for row in read_metrics(folder / METRICS) if row["kind"] == "train")
-        self._steps = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in rows]
+        known = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in rows]
+        self._steps = known[-MEMORY:]
         self._named = set[str]()
 
     def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -51,7 +52,7 @@ class Diagnosis:
         """
         causes, last = dict(find_causes(self.episodes, metrics, *self._run)), self._steps[-STEPS + 1 :]
         shared = [name for name in causes if len(last) == STEPS - 1 and all(_metric(name) in step for step in last)]
-        self._steps.append({**metrics, **dict.fromkeys(map(_metric, causes), 1.0)})
+        self._steps = [*self._steps, {**metrics, **dict.fromkeys(map(_metric, causes), 1.0)}][-MEMORY:]
         named = [(name, f"{STEPS} steps in a row, {causes[name]}") for name in shared[:1]]
         is_match = len({episode.seat for episode in self.episodes}) > 1  # one player's success is another's failure
         if not named and not is_match:

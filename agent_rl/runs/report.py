@@ -13,6 +13,7 @@ from typing import NotRequired, TypedDict, cast
 from agent_rl.checks.floors import Floors, floors_beside
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON, without_nan
+from agent_rl.core.sandbox_loss import COUNTS_AS
 from agent_rl.rollout import Rate, split_jobs
 from agent_rl.runs.config import RunConfig
 from agent_rl.runs.folder import EPISODES, METRICS, REPORT, SUMMARY, read_warnings
@@ -95,7 +96,7 @@ def write_reports(
         curve_svg=learning_curve(rows),
         narrow_curve_svg=learning_curve(rows, narrow=True),
         facts=[
-            *_facts(config, summary, facts),
+            *_facts(config, summary, facts, rows),
             *((f"without skill, {env}", str(floors[env])) for env in floors),
             *(("warning", text) for text in read_warnings(folder)),
         ],
@@ -143,7 +144,16 @@ def _evaluated(folder: Path, config: RunConfig, step: int, seeds: Sequence[int] 
             return
 
 
-def _facts(config: RunConfig, summary: Summary, more: Mapping[str, str]) -> list[tuple[str, str]]:
+def _lost_sandboxes(rows: Metrics) -> Iterator[str]:
+    """Say how many episodes of training lost their sandbox, by cause and as what that counts; nothing of none."""
+    trained = [row for row in rows if row["kind"] == "train"]
+    for cause, counts_as in COUNTS_AS.items():
+        share = sum(rate for _, rate in rows.series(f"rollout/sandbox_lost/{cause}")) / max(1, len(trained))
+        if share:
+            yield f"{share:.2%} of training's episodes: {cause}, which counts as {counts_as}"
+
+
+def _facts(config: RunConfig, summary: Summary, more: Mapping[str, str], rows: Metrics) -> list[tuple[str, str]]:
     installed = (found for name in PACKAGES for found in importlib.metadata.distributions(name=name))
     versions = [f"{found.name} {found.version}" for found in installed]
     wall, memory = ("wall time", f"{summary['wall_s']:.0f} s"), summary.get("peak_rss_mib")
@@ -151,6 +161,7 @@ def _facts(config: RunConfig, summary: Summary, more: Mapping[str, str]) -> list
         ("environment", config.env_id),
         ("seed", str(config.seed)),
         *more.items(),
+        *(("lost sandboxes", lost) for lost in _lost_sandboxes(rows)),
         ("held out", f"split '{config.eval.split}', {summary['eval']['n']} distinct tasks"),
         wall if memory is None else ("wall time, peak memory", f"{wall[1]}, {memory:.0f} MiB"),
         ("software", ", ".join([f"agent_rl {__version__}", *versions, f"Python {platform.python_version()}"])),

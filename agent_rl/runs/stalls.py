@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from agent_rl.core.sandbox_loss import COUNTS_AS
+
 Steps = Sequence[Mapping[str, float]]
 """The metrics of steps, the oldest first."""
 
 WINDOW = 10
 """A run stalls if a window of so many steps is no better than the one before it."""
+MEMORY = 5 * WINDOW
+"""Steps that are looked back on: what was lost, or how much was said, before them is no part of what goes on now."""
 SHORT = 3
 """Steps of a short window, for what should not wait."""
 PROGRESS = 0.02
@@ -34,10 +38,15 @@ calls that were written again as text."""
 FEW_DECIDE = 0.3
 """An effective sample size of the weights, as a share of the tokens, below which few tokens make the update."""
 
+LOST = 0.02
+"""A share of episodes that lose their sandbox from which on it is worth a look."""
+
 
 def find_stalls(steps: Steps) -> Iterator[tuple[str, str]]:
-    """Yield the name and the description of what is wrong with a run so far, the most urgent first."""
+    """Yield the name and the description of what is wrong with a run in its last steps, the most urgent first."""
+    steps = steps[-MEMORY:]
     yield from _collapse(steps)
+    yield from _lost_sandboxes(steps)
     yield from _mismatch(steps)
     yield from _extremes(steps)
     yield from _loophole(steps)
@@ -75,6 +84,34 @@ def _mismatch(steps: Steps) -> Iterator[tuple[str, str]]:
             f"training and rollout differ by {gap:.2g} nats a token: check the engine's weights and formats, the chat "
             "template and the temperature; algorithm.proximal=recompute with algorithm.weight=token-tis bears some",
         )
+
+
+def _lost_sandboxes(steps: Steps) -> Iterator[tuple[str, str]]:
+    """More and more sandboxes that are lost, by the policy or by the infrastructure."""
+    if len(steps) < SHORT:
+        return
+    for counts_as, (name, way_out) in _LOSSES.items():
+        causes = [cause for cause, each in COUNTS_AS.items() if each == counts_as]
+        rates = [{cause: step.get(f"rollout/sandbox_lost/{cause}", 0.0) for cause in causes} for step in steps]
+        totals = [sum(rate.values()) for rate in rates]
+        before, now = totals[-SHORT - WINDOW : -SHORT], sum(totals[-SHORT:]) / SHORT
+        if now > max(LOST, 2 * sum(before) / max(1, len(before))):
+            most = max(causes, key=lambda cause: sum(rate[cause] for rate in rates[-SHORT:]))
+            yield name, f"{now:.1%} of the episodes lost their sandbox, most often by {most}: {way_out}"
+
+
+_LOSSES = {
+    "failure": (
+        "sandboxes ended",
+        "the policy's code ends it, which counts as a failure; read such episodes (agent-rl view RUN --where "
+        "ending=sandbox_ended), raise the limits if honest code meets them",
+    ),
+    "infrastructure": (
+        "sandboxes lost",
+        "the infrastructure's fault, so that these trained nothing; see what the host lacks (agent-rl sandbox doctor)",
+    ),
+}
+"""Of losses that count as each: the warning's name, and the way out."""
 
 
 def _extremes(steps: Steps) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from agent_rl.algorithms import WeightedRows
 from agent_rl.algorithms.batch import rows_of
 from agent_rl.algorithms.config import AlgorithmConfig, learns_from_pairs
+from agent_rl.algorithms.diagnostics import gap_by_age
 from agent_rl.core.episode import Episode
 from agent_rl.core.trajectory import BoolArray, FloatArray
 from agent_rl.store.token_records import TokenRecord
@@ -28,6 +29,20 @@ class Learned:
     scores: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Of micro-batches under the weights before the update: their rows, and the log-probabilities `[b, t]`."""
 
+    def logprobs(self) -> Tensor:
+        """Return log-probabilities of tokens under the weights before their first update, `[N]`; NaN without one."""
+        found = torch.full_like(self.weighed.scored.old_logprobs, torch.nan)
+        for rows, logprobs in self.scores:
+            self.weighed.rows.grid(rows).put(logprobs, found)
+        return found
+
+    def gap_by_age(self, step: int) -> dict[str, float]:
+        """Return the mean gap between what sampled and the weights before the update, by the age of tokens."""
+        rows, logprobs = self.weighed.rows, self.logprobs()
+        known = rows.loss_mask & logprobs.isfinite()
+        gaps = (logprobs - rows.rollout_logprobs)[known].double().abs()
+        return {name: float(mean) for name, mean in gap_by_age(gaps, step - rows.versions[known]).items()}
+
     def records(self, episodes: Sequence[Episode], step: int, config: AlgorithmConfig) -> list[TokenRecord]:
         """Return what to store.
 
@@ -36,12 +51,8 @@ class Learned:
             step: counted from 0.
             config: the algorithm's.
         """
-        scored = self.weighed.scored
-        logprobs = torch.full_like(scored.old_logprobs, torch.nan)
-        if config.recomputes_old:  # old is the policy before the update
-            logprobs = scored.old_logprobs
-        for rows, found in self.scores if not config.recomputes_old else ():
-            scored.rows.grid(rows).put(found, logprobs)
+        scored, known = self.weighed.scored, config.recomputes_old  # old is the policy before the update
+        logprobs = scored.old_logprobs if known else self.logprobs()
         trained = self.kept[scored.rows.episode_of_token]
         pushed = None if learns_from_pairs(config) else self.weighed.advantages.masked_fill(~trained, torch.nan)
         return records_of(episodes, step, pushed, logprobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -47,14 +48,17 @@ class GameEnv(Env):
         self.over = False
         self.own_random: AbstractContextManager[None] = nullcontext()
 
-    def open_game(self, task: Task) -> int:
-        """Make the game and its random numbers; return its seed."""
+    def open_game(self, task: Task, **given: object) -> Any:
+        """Make the game and its random numbers; return what its `reset` returns, given its seed and so on.
+
+        An argument that its `reset` does not take is left out.
+        """
         seed = world_seed(task)
         if not self.blocking:
             self.own_random = OwnRandom(seed)
         with self.own_random:
             self.game = self.make(**self._made_with)
-        return seed
+            return self.game.reset(**_taken(self.game.reset, {"seed": seed, **given}))
 
     def require_running(self) -> None:
         """Refuse a move after the end.
@@ -76,15 +80,15 @@ class GemEnv(GameEnv):
 
     def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Begin the game."""
-        seed = self.open_game(task)
-        with self.own_random:
-            return _said(*self.game.reset(seed=seed))
+        opening = self.open_game(task)
+        return _said(*opening) if isinstance(opening, tuple) else _said(opening, {})
 
     def step(self, action: Message) -> Step:
         """Give the game the answer."""
         self.require_running()
         with self.own_random:
-            observation, earned, terminated, truncated, info = self.game.step(action.content)
+            observation, earned, terminated, *cut, info = self.game.step(action.content)
+        truncated = any(cut)  # older games have no such value
         self.last, self.over = float(earned), bool(terminated or truncated)
         said = (Message("user", _said(observation, info)),)
         return Step(said, self.last, bool(terminated), bool(truncated))
@@ -113,10 +117,8 @@ class TextArenaEnv(GameEnv):
 
     async def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Begin the game; opponents that come first move."""
-        seed = self.open_game(task)
         self.seen: dict[int, str] = {}
-        with self.own_random:
-            self.game.reset(num_players=1 + len(self.opponents), seed=seed)
+        self.open_game(task, num_players=1 + len(self.opponents))
         self.begun = await self._until_our_turn(done=False)
         return self.begun.observation[0].content
 
@@ -141,9 +143,10 @@ class TextArenaEnv(GameEnv):
             action = await maybe_await(move)
             with self.own_random:
                 done, _ = self.game.step(action)
-        rewards, info = self.game.close()
+        ended = self.game.close()
+        rewards, info = ended if isinstance(ended, tuple) else (ended, {})
         self.last, self.over = float((rewards or {}).get(self.player, 0.0)), True
-        reason = str(info.get(self.player, {}).get("reason") or "The game is over.")
+        reason = str((info or {}).get(self.player, {}).get("reason") or "The game is over.")
         return Step((Message("user", reason),), self.last, terminated=True)
 
     def _new(self, player: int, observation: object) -> str:
@@ -151,7 +154,7 @@ class TextArenaEnv(GameEnv):
         if isinstance(observation, str):
             before, self.seen[player] = self.seen.get(player, ""), observation
             return observation.removeprefix(before).strip()
-        names: Mapping[int, str] = self.game.state.role_mapping
+        names: Mapping[int, str] = getattr(getattr(self.game, "state", None), "role_mapping", {})
         lines = [
             f"[{names.get(sender, f'Player {sender}')}] {text}"
             for sender, text, *_ in cast("list[tuple[int, str]]", observation)
@@ -163,8 +166,9 @@ class TextArenaEnv(GameEnv):
 def from_gem(game: object, *, solved_at: float = 1.0, **game_args: object) -> type[GemEnv]:
     """Return an `Env` class that plays a game of GEM's interface, for `@ar.register`.
 
-    The game has `reset(seed=...)`, which returns text and an info, and `step(text)`, which returns text, the reward,
-    whether it has terminated or is truncated, and an info. An info's "suffix", GEM's, is part of what is said.
+    The game has `reset(seed=...)`, which returns text and an info, or text alone, and `step(text)`, which returns text,
+    the reward, whether it has terminated or is truncated (one value, of older games, or two), and an info. An info's
+    "suffix", GEM's, is part of what is said.
 
     Args:
         game: an id of GEM's, such as "game:Mastermind-v0"; a class or function that makes a game; or a game, which is
@@ -184,7 +188,8 @@ def from_textarena(
     """Return an `Env` class that plays a game of TextArena's interface, for `@ar.register`.
 
     The game has `reset(num_players=..., seed=...)`, `get_observation()`, which returns the player whose turn it is and
-    text or messages, `step(text)`, which returns whether the game is done, and `close()`, which returns the rewards.
+    text or messages, `step(text)`, which returns whether the game is done and an info, and `close()`, which returns the
+    rewards by player, alone or with an info.
 
     Args:
         game: an id of TextArena's, such as "Mastermind-v0-raw" (whose policy reads only what is new); a class or
@@ -226,6 +231,12 @@ def _maker(game: object, library: str, package: str) -> Callable[..., object]:
     if not callable(game):
         raise ConfigError(f"{game!r} is no game: it has no reset, and can't be called to make one")
     return game
+
+
+def _taken(function: Callable[..., object], given: Mapping[str, object]) -> Mapping[str, object]:
+    parameters = inspect.signature(function).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return {name: value for name, value in given.items() if takes_all or name in parameters}
 
 
 def _said(observation: object, info: Mapping[str, object]) -> str:

@@ -117,9 +117,10 @@ class TextWorld(Env):
         return Step((Message("user", said),), earned / self.now.max_score, terminated=bool(done))
 
     def close(self) -> None:
-        """End the game's program."""
+        """End the game's program; not during a step, whose memory would go: that ends the process."""
         if self.world is not None:
-            self.world.close()
+            with _one_at_a_time:
+                self.world.close()
 
     @reward(weight=0.0)
     def won(self, episode: Episode) -> bool:

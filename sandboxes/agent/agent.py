@@ -4,7 +4,7 @@ It speaks frames (`wire`) over a byte stream: a socket in a local jail, stdin an
 request at a time, in order, and answers each with one frame that carries the request's `id`:
 
     exec    argv, cwd, env, timeout, keep; body: stdin    → code, expired, out, cut;               body: the output
-    python  timeout, keep;                 body: the code → value, error, lost, expired, out, cut; body: the output
+    python  timeout, keep;                 body: the code → value, error, lost, expired, out, cut; body: output, texts
     lend    and four descriptors (`interpreter.Ends`)    → {}
     end                                                   → error
     read    path, keep                                    → problem;                               body: the file
@@ -12,10 +12,11 @@ request at a time, in order, and answers each with one frame that carries the re
     cancel  the id of a call, which ends as if its time had expired; has no answer of its own
 
 A request's head is `{"op": "exec", "id": 7, ...}`, an answer's `{"id": 7, "code": 0, ...}`. The output is stdout, which
-is `out` bytes long, and stderr; at most `keep` bytes of each (`cut` says whether there were more). `code` is -n after
-signal n. `lost` says that the interpreter is gone, with its variables. `problem` is None if all went well. An answer
-`{"id", "failed"}` says that the agent could not do its part. The first frame, `{"ready": true}`, answers nothing. When
-the stream ends, so does everything in the sandbox.
+is `out` bytes long, and stderr; at most `keep` bytes of each (`cut` says whether there were more). The texts are those
+of `value` and `error`, whose lengths are in the head (None: there is none). `code` is -n after signal n. `lost` says
+that the interpreter is gone, with its variables. `problem` is None if all went well. An answer `{"id", "failed"}` says
+that the agent could not do its part. The first frame, `{"ready": true}`, answers nothing. When the stream ends, so does
+everything in the sandbox.
 
 A host that can pass descriptors drives the interpreter itself: `lend` starts one at the other ends of what the host
 holds, and `end` ends it, with everything else, and says how it had ended if it had. Then the agent sleeps through a
@@ -31,6 +32,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +40,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from . import files
-from .frames import CHUNK, Frames, Head, pack, write_all
-from .interpreter import Interpreter, connect, start
+from . import files, worker
+from .frames import CHUNK, Frames, Head, pack, texts_to_body, write_all
+from .interpreter import FLOOD, Interpreter, connect, start
 from .process_tree import NAP, ProcessTree, describe_exit
 from .streams import Capture, Feed, take_all
 
@@ -93,9 +95,10 @@ class Agent:
     def serve(self) -> NoReturn:
         """Answer until the host goes away; then end everything."""
         os.environ.clear()
-        os.environ.update(ENVIRONMENT, HOME=self.home)
+        os.environ.update(ENVIRONMENT, HOME=self.home, PATH=_path())
         if self.home != files.WORK:
             os.environ["TMPDIR"] = str(Path(self.home).parent / "tmp")
+            os.environ["GIT_CONFIG_NOSYSTEM"] = "1"  # one that git may not read ends it
         try:
             self._serve()
         except (EOFError, ConnectionError):
@@ -140,7 +143,7 @@ class Agent:
             except FileNotFoundError:
                 raise FileNotFoundError(f"{request.argv[0]}: no such program") from None
 
-        return self._run(request, become)
+        return self._run(request, become, foreign=True)
 
     def _read(self, request: Request) -> tuple[Head, bytes]:
         path = files.locate(request.path, self.home)
@@ -152,10 +155,10 @@ class Agent:
         path = files.locate(request.path, self.home)
         return {"problem": _problem(*self._run(request, lambda: files.receive(path)))}, b""
 
-    def _run(self, request: Request, run: Callable[[], None]) -> tuple[Head, bytes]:
+    def _run(self, request: Request, run: Callable[[], None], *, foreign: bool = False) -> tuple[Head, bytes]:
         """Run a process to its end, and end what it leaves behind."""
         expires = time.monotonic() + request.timeout
-        child = self.processes.start_piped(run)
+        child = self.processes.start_piped(run, foreign=foreign)
         captures = (Capture(child.out, request.keep), Capture(child.err, max(request.keep, MIN_ERROR)))
         try:
             expired = self._wait(
@@ -187,6 +190,8 @@ class Agent:
             },
             Feed(interpreter.requests.fileno(), frame),
         )
+        if interpreter.flooded:
+            raise OSError(FLOOD)
         answer = interpreter.outcome(expired)
         lost = answer["lost"] is True
         if lost:
@@ -198,7 +203,7 @@ class Agent:
         if lost:
             interpreter.close()
             self.interpreter = None
-        return take_all(answer, captures)
+        return texts_to_body(*take_all(answer, captures), worker.TEXTS)
 
     def _lend(self, request: Request) -> tuple[Head, bytes]:
         if self.worker is not None:
@@ -275,6 +280,12 @@ class Agent:
                 self.cancelled.add(cast(int, head["id"]))
             else:
                 self.waiting.append(Request(body=body, **cast("dict[str, Any]", head)))
+
+
+def _path() -> str:
+    """Return where programs are looked for: `python3` is the interpreter that runs here, if it is called that."""
+    own, usual = str(Path(sys.executable).parent), ENVIRONMENT["PATH"]
+    return usual if own in ("", ".", *usual.split(":")) else f"{own}:{usual}"
 
 
 def _problem(answer: Head, output: bytes) -> str | None:

@@ -2,7 +2,8 @@
 
     uint32 length of the head, uint32 length of the body (both big-endian) | head: JSON, UTF-8 | body
 
-Both sides read what they don't trust, so every length has a limit, and a frame that is none is a `FrameError`.
+Both sides read what they don't trust, so every length has a limit, and a frame that is none is a `FrameError`. An
+answer's head is small, so that it takes no time to decode, however it is nested: texts of any size are in the body.
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Sequence
 
 Head = dict[str, object]
 
 _LENGTHS = struct.Struct(">II")
 MAX_HEAD = 4 * 1024 * 1024
+"""Bytes of the head of a request, which has the arguments of a command and its environment."""
+MAX_ANSWER_HEAD = 64 * 1024
+"""Bytes of the head of an answer, whose longest text is why a file can't be read."""
+MAX_STRAYS = 128
+"""Frames that answer no call, until their sender is held to be flooding: a late answer is one of them."""
 MAX_BODY = 64 * 1024 * 1024
 CHUNK = 64 * 1024
 """Bytes asked for in one read: what a pipe holds, and still below what malloc asks the kernel for each time."""
@@ -34,6 +41,32 @@ def pack(head: Head, body: bytes = b"") -> bytes:
     text = json.dumps(head).encode()
     _check(len(text), len(body))
     return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
+
+
+def texts_to_body(head: Head, body: bytes, names: Sequence[str]) -> tuple[Head, bytes]:
+    """Move these texts of a head, if they are not None, to the end of its body; their lengths stay in the head."""
+    texts = {name: str(head[name]).encode(errors="backslashreplace") for name in names if head[name] is not None}
+    return {**head, **{name: len(text) for name, text in texts.items()}}, b"".join((body, *texts.values()))
+
+
+def texts_from_body(head: Head, body: bytes, names: Sequence[str]) -> tuple[Head, bytes]:
+    """Undo `texts_to_body`; what is no UTF-8 becomes U+FFFD.
+
+    Raises:
+        FrameError: if the body is too short for them, or a length is none.
+    """
+    texts: Head = {}
+    end = len(body)
+    for name in reversed(names):
+        size = head.get(name)
+        if size is None:
+            texts[name] = None
+            continue
+        if not isinstance(size, int) or not 0 <= size <= end:
+            raise FrameError(f"an answer of {len(body)} bytes has {name}={size!r:.100}")
+        texts[name] = body[end - size : end].decode(errors="replace")
+        end -= size
+    return {**head, **texts}, body[:end]
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -80,7 +113,8 @@ class Frames:
             raise FrameError(f"the head of a frame is not JSON: {error}") from None
         if not isinstance(head, dict):
             raise FrameError(f"the head of a frame is a {type(head).__name__}, not an object")
-        body = bytes(buffer[middle : middle + n_body])
+        with memoryview(buffer) as view:  # a slice of the buffer would be one more copy
+            body = bytes(view[middle : middle + n_body])
         del buffer[: middle + n_body]
         return head, body
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import io
 import os
 from dataclasses import dataclass, field
+from typing import cast
 
 from . import worker
-from .frames import CHUNK, FrameError, Frames, Head, pack
+from .frames import CHUNK, MAX_STRAYS, FrameError, Frames, Head, pack, texts_from_body
 from .process_tree import ProcessTree
 from .streams import Capture
 
 MAX_TEXT = 64 * 1024
 """Characters kept of a value and of a traceback, at most."""
-_MAX_ANSWER = 24 * MAX_TEXT + 4096
-"""Bytes of the head of an answer, which has no body: two such texts of characters that JSON escapes with twelve."""
+_MAX_HEAD = 256
+_MAX_BODY = len(worker.TEXTS) * (6 * MAX_TEXT + 256)
+"""Bytes of an answer: its texts, of characters that take six, and the line in the gap of each."""
+FLOOD = f"the interpreter sent more than {MAX_STRAYS} answers that nobody had asked for"
 Ends = tuple[int, int, int, int]
 """The descriptors that a worker is given: where requests come in, stdout, stderr, and where answers go out."""
 
@@ -35,25 +38,34 @@ class Interpreter:
     answers: io.FileIO
     out: io.FileIO
     err: io.FileIO
-    frames: Frames = field(default_factory=lambda: Frames(_MAX_ANSWER, 0))
+    frames: Frames = field(default_factory=lambda: Frames(_MAX_HEAD, _MAX_BODY))
     answer: Head | None = None
     broken: bool = False
-    """Whether the worker closed the channel, or sent what is no frame."""
+    """Whether the worker closed the channel, or sent what is no frame, or too much that is no answer."""
+    strays: int = 0
+    """The frames in the present call that answer another one: forged, or late."""
+    received: int = 0
+    """Bytes of answers, in all calls."""
 
     def begin(self, call: int, code: bytes, keep: int) -> tuple[bytes, tuple[Capture, Capture]]:
         """Begin a call; return its request and the captures of its output."""
-        self.answer = None
+        self.answer, self.strays = None, 0
         captures = Capture(self.out.fileno(), keep), Capture(self.err.fileno(), keep)
         return pack({"id": call, "keep": min(keep, MAX_TEXT)}, code), captures
 
     def listen(self, call: int) -> bool:
-        """Read the answer to a call; what answers another is forged or late. Return whether there can be more."""
+        """Read once what may be the answer to a call; return whether there can be more."""
         try:
             data = os.read(self.answers.fileno(), CHUNK)
+            self.received += len(data)
             self.frames.feed(data)
-            while (frame := self.frames.pop()) is not None:
-                if frame[0].get("id") == call:
-                    self.answer = frame[0]
+            while not self.flooded and (frame := self.frames.pop()) is not None:
+                if self.answer is None and frame[0].get("id") == call:
+                    self.answer = texts_from_body(*frame, worker.TEXTS)[0]
+                else:
+                    self.strays += 1
+            if self.flooded:
+                raise FrameError(FLOOD)
         except BlockingIOError:
             return True
         except (OSError, FrameError):
@@ -61,10 +73,15 @@ class Interpreter:
         self.broken = not data
         return not self.broken
 
+    @property
+    def flooded(self) -> bool:
+        """Whether more came than any answer."""
+        return self.strays > MAX_STRAYS
+
     def outcome(self, expired: bool) -> Head:
         """Return how the call went, but for its output."""
         answer = self.answer or {}
-        texts = {key: _text(answer.get(key)) for key in ("value", "error")}
+        texts = {name: worker.shorten(cast("str | None", answer.get(name)), MAX_TEXT) for name in worker.TEXTS}
         return {**texts, "lost": self.answer is None, "expired": expired}
 
     def close(self) -> None:
@@ -74,9 +91,20 @@ class Interpreter:
 
 
 def connect() -> tuple[Interpreter, Ends]:
-    """Return an interpreter's connections: these ends, and those that its worker is to be started with."""
-    inner_requests, requests = os.pipe2(os.O_CLOEXEC)
-    (answers, inner_answers), (out, inner_out), (err, inner_err) = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
+    """Return an interpreter's connections: these ends, and those that its worker is to be started with.
+
+    Raises:
+        OSError: if there is no descriptor left for them; none is taken then.
+    """
+    fds = list[int]()
+    try:
+        for _ in range(4):
+            fds += os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    inner_requests, requests, answers, inner_answers, out, inner_out, err, inner_err = fds
     for fd in (requests, answers, out, err):
         os.set_blocking(fd, False)
     ours = Interpreter(io.FileIO(requests, "w"), io.FileIO(answers), io.FileIO(out), io.FileIO(err))
@@ -101,10 +129,3 @@ def start(processes: ProcessTree, home: str, ends: Ends) -> int:
     finally:
         for fd in (nothing, *ends):
             os.close(fd)
-
-
-def _text(value: object) -> str | None:
-    """Return a text of foreign code's, without half surrogates, which no encoding has."""
-    if value is None:
-        return None
-    return worker.shorten(str(value).encode("utf-8", "backslashreplace").decode(), MAX_TEXT)

@@ -65,32 +65,33 @@ class ProcessTree:
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         self._bounded = _signals_are_bounded()
 
-    def start(self, run: Callable[[], None], descriptors: Sequence[int]) -> int:
+    def start(self, run: Callable[[], None], descriptors: Sequence[int], *, foreign: bool = True) -> int:
         """Run a function in a new process, of a new session; return its number.
 
         Args:
             run: ends by exec, or by returning for a status of 0; an OSError ends it with 127 or 126, and its message.
             descriptors: what the process has as 0, 1, 2 and so on; it has no others.
+            foreign: whether it will run foreign code; else that can't reach into it.
 
         Raises:
             OSError: if no process can be made even after all others were killed.
         """
         pid = self._fork()
         if pid == 0:
-            self._become(run, descriptors)
+            self._become(run, descriptors, foreign)
         self._known.add(pid)
         self.ended.pop(pid, None)  # of another one, which had the same number
         self.on_start()
         return pid
 
-    def start_piped(self, run: Callable[[], None]) -> Child:
+    def start_piped(self, run: Callable[[], None], *, foreign: bool) -> Child:
         """Run a function in a new process, as `start` does, with pipes for stdin, stdout and stderr."""
         inner_in, stdin = os.pipe2(os.O_CLOEXEC)
         out, inner_out = os.pipe2(os.O_CLOEXEC)
         err, inner_err = os.pipe2(os.O_CLOEXEC)
         inner = (inner_in, inner_out, inner_err)
         try:
-            pid = self.start(run, inner)
+            pid = self.start(run, inner, foreign=foreign)
         except OSError:
             for fd in (stdin, out, err):
                 os.close(fd)
@@ -169,15 +170,15 @@ class ProcessTree:
         return False
 
     def _lives(self, pid: int, spare: int) -> bool:
-        """Whether a process is ours and runs: not a zombie of another parent."""
+        """Whether a process is ours and runs: not a zombie of another parent, but perhaps one whose threads live on."""
         if pid in (1, os.getpid(), spare):
             return False
         try:
-            state, parent = _stat(pid)[:2]
+            state, parent, *rest = _stat(pid)
             os.kill(pid, 0)
         except OSError:
             return False
-        return state != b"Z" or int(parent) == os.getpid()
+        return state != b"Z" or int(parent) == os.getpid() or int(rest[15]) > 1  # threads
 
     def _fork(self) -> int:
         try:
@@ -186,7 +187,7 @@ class ProcessTree:
             self.end()
             return os.fork()
 
-    def _become(self, run: Callable[[], None], descriptors: Sequence[int]) -> None:
+    def _become(self, run: Callable[[], None], descriptors: Sequence[int], foreign: bool) -> None:
         """Run a function in the process that was just forked; never return."""
         status = 126
         try:
@@ -195,8 +196,9 @@ class ProcessTree:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             place(descriptors)
-            self._prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
-            _offer_to_oom_killer()
+            if foreign:
+                self._prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+                _offer_to_oom_killer()
             self._confine()
             run()
             status = 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
+import termios
 from collections.abc import Callable, Sequence
 
 from .frames import CHUNK, Head
-
-PIPE_SIZE = 1024 * 1024
-"""Bytes that a pipe can be made to hold, without rights."""
 
 
 class Capture:
@@ -36,10 +36,14 @@ class Capture:
         return bool(data)
 
     def drain_all(self) -> None:
-        """Read all that is there now, but no more than a pipe holds: the writer may continue."""
-        start = before = self.total
-        while self.drain() and before < self.total < start + PIPE_SIZE:
+        """Read all that is there now, and no more: the writer may continue."""
+        left = int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+        while left > 0:
             before = self.total
+            self.drain()
+            if self.total == before:
+                return
+            left -= self.total - before
 
     def add(self, data: bytes) -> None:
         """Take the next part of the stream."""

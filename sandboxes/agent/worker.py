@@ -1,13 +1,16 @@
 """The stateful interpreter of a sandbox: a process that runs piece after piece of Python in one `__main__`.
 
-The agent sends `{"id", "keep"}` with the code as the body; the answer is `{"id", "value", "error"}`. What the code
-prints goes to descriptors 1 and 2, which the agent drains. Nothing here is a protection: the code that runs can change
-all of it, and what it answers is its own business. The limits are drawn around this process.
+The agent sends `{"id", "keep"}` with the code as the body; the answer is `{"id", "value", "error"}`, with the length of
+each text (None: there is none), and the texts in the body. What the code prints goes to descriptors 1 and 2, which the
+agent drains. Nothing here is a protection: the code that runs can change all of it, and what it answers is its own
+business. The limits are drawn around this process.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
+import functools
 import io
 import linecache
 import os
@@ -15,9 +18,19 @@ import signal
 import sys
 import traceback
 import types
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
-from .frames import CHUNK, Frames, pack, write_all
+from .frames import CHUNK, Frames, pack, texts_to_body, write_all
+
+TEXTS = ("value", "error")
+"""Of an answer."""
+
+if TYPE_CHECKING:  # it takes as long to import as the rest: only for code that awaits
+    import asyncio
+    from collections.abc import Coroutine
+
+_IS_COROUTINE = 0x80
+"""The flag of a code object that makes a coroutine, `inspect.CO_COROUTINE`."""
 
 
 def serve(requests: int, answers: int) -> NoReturn:
@@ -30,6 +43,7 @@ def serve(requests: int, answers: int) -> NoReturn:
         text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
         setattr(sys, name, text)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "replace")
+    builtins.input = _no_input
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.path.insert(0, "")
     pid, count, frames = os.getpid(), 0, Frames()
@@ -47,7 +61,7 @@ def serve(requests: int, answers: int) -> NoReturn:
             os._exit(0)
         keep = int(str(head["keep"]))
         answer = {"id": head["id"], "value": shorten(value, keep), "error": shorten(error, keep)}
-        write_all(answers, pack(answer))
+        write_all(answers, pack(*texts_to_body(answer, b"", TEXTS)))
 
 
 def shorten(text: str | None, keep: int) -> str | None:
@@ -66,14 +80,38 @@ def _run(code: bytes, namespace: dict[str, object], name: str) -> tuple[str | No
         tree = ast.parse(source, name)
         last = tree.body[-1] if tree.body else None
         if not isinstance(last, ast.Expr):
-            exec(compile(tree, name, "exec"), namespace)
+            _evaluate(tree, namespace, name)
             return None, None
         if len(tree.body) > 1:
-            exec(compile(ast.Module(tree.body[:-1], tree.type_ignores), name, "exec"), namespace)
-        value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
+            _evaluate(ast.Module(tree.body[:-1], tree.type_ignores), namespace, name)
+        value = _evaluate(ast.Expression(last.value), namespace, name)
         return (None if value is None else str(repr(value))), None
     except BaseException as error:
         return None, _describe(error, name)
+
+
+def _evaluate(tree: ast.Module | ast.Expression, namespace: dict[str, object], name: str) -> object:
+    """Run a piece of code, which may await, and return the value of an expression."""
+    mode = "eval" if isinstance(tree, ast.Expression) else "exec"
+    code = compile(tree, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    value = eval(code, namespace)
+    if code.co_flags & _IS_COROUTINE:
+        return _event_loop().run_until_complete(cast("Coroutine[object, None, object]", value))
+    return value
+
+
+@functools.lru_cache(maxsize=1)
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of all code that awaits: a task that one piece begins goes on while another awaits."""
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
+
+
+def _no_input(prompt: object = "", /) -> NoReturn:
+    raise EOFError("input() has nobody to answer it here: put what it would return into the code")
 
 
 def _describe(error: BaseException, name: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 
 from agent_rl.concurrency import AsyncOnce
+from agent_rl.core.sandbox_loss import HOST_ERRORS, Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError, did_you_mean
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.client import AgentSandbox
@@ -50,7 +51,16 @@ class AgentSandboxes(ABC):
             found = await self._required.get()
             if missing := sorted(guarantee for guarantee in self._require if found[guarantee] is None):
                 raise SandboxError(f"the sandboxes can't guarantee {', '.join(missing)} here; {self.hint}")
-        return await self.spawn(owner, limits or self.limits, lifetime)
+        try:
+            return await self.spawn(owner, limits or self.limits, lifetime)
+        except SandboxError as error:
+            error.loss = SandboxLoss(Cause.NOT_OPENED, str(error))
+            raise
+        except OSError as error:
+            if error.errno not in HOST_ERRORS:
+                raise
+            reason = f"the host has too little left to open a sandbox: {error}"
+            raise SandboxError(reason, SandboxLoss(Cause.HOST_RESOURCES, reason)) from error
 
     async def capabilities(self) -> Capabilities:
         """Return what is guaranteed here and now, found by trying."""

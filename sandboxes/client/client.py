@@ -8,11 +8,24 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from agent_rl.core.messages import JSON
+from agent_rl.core.sandbox_loss import HOST_ERRORS, Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
-from agent_rl.sandboxes.agent.frames import CHUNK, MAX_BODY, FrameError, Frames, Head, pack
+from agent_rl.sandboxes.agent.frames import (
+    CHUNK,
+    MAX_ANSWER_HEAD,
+    MAX_BODY,
+    MAX_STRAYS,
+    FrameError,
+    Frames,
+    Head,
+    pack,
+    texts_from_body,
+)
+from agent_rl.sandboxes.agent.worker import TEXTS
 from agent_rl.sandboxes.base import (
     DEFAULT_TIMEOUT,
     MAX_FILE,
@@ -24,19 +37,20 @@ from agent_rl.sandboxes.base import (
     Sandbox,
     check_call,
 )
+from agent_rl.sandboxes.client.answers import exec_result, python_result, without_sandbox
+from agent_rl.sandboxes.client.fate import KILLED, EndedByCodeError, Fate
 from agent_rl.sandboxes.client.interpreter import DirectInterpreter
+from agent_rl.sandboxes.client.reading import PAUSE, ReadBudget
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 GRACE = 10.0
 """Seconds beyond a call's own timeout until the agent is held to be lost: it ends what is late itself."""
+STALL = 0.5
+"""Seconds by which an alarm is late if the host's event loop stood still: then the answer may be there, unread."""
 FILE_TIMEOUT = 30.0
 EngineOutput = tuple[Head, bytes]
-
-
-class EndedByCodeError(Exception):
-    """The sandbox is gone, by what its code did."""
 
 
 class AgentSandbox(Sandbox):
@@ -49,6 +63,8 @@ class AgentSandbox(Sandbox):
         kill: ends the sandbox at once, without waiting; more than once does no harm.
         ended: waits until nothing is left of it; it may return what has failed of what the sandbox runs on.
         host_failure: says that without waiting; `ended` if left out.
+        evidence: how its first process ended, and what its cgroup counted, as in `SandboxLoss`; waits for that if told
+            that the sandbox has ended.
         decode: takes the agent's bytes out of what the socket brings, where there is more.
         direct: whether the socket carries descriptors, so that the interpreter can be lent.
     """
@@ -62,28 +78,38 @@ class AgentSandbox(Sandbox):
         kill: Callable[[], None],
         ended: Callable[[], Awaitable[str | None]],
         host_failure: Callable[[], Awaitable[str | None]] | None = None,
+        evidence: Callable[[bool], Awaitable[Mapping[str, JSON]]] | None = None,
         decode: Callable[[bytes], bytes] | None = None,
         direct: bool = False,
     ) -> None:
         sock.setblocking(False)
         self.name, self._sock = name, sock
-        self._kill, self._ended, self._host_failure = kill, ended, host_failure or ended
+        self._kill, self._ended = kill, ended
+        self._fate = Fate(expires, host_failure or ended, evidence)
         self._decode = decode
         self._direct = direct
         self._interpreter: DirectInterpreter | None = None
-        self._frames = Frames()
+        self._frames = Frames(MAX_ANSWER_HEAD)
+        self._strays = 0
+        """Frames since the last answer that answered nothing, less those of cancelled calls."""
+        self._budget = ReadBudget()
         self._turn = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._count = 0
         self._call: object = None
         self._answer: asyncio.Future[EngineOutput] | None = None
-        self._lost: str | None = None
-        self._expires = expires
-        self._has_run_code = False
-        self._ended_by_host = False
 
     def __repr__(self) -> str:
         return f"AgentSandbox({self.name!r}{'' if self._lost is None else ', lost'})"
+
+    @property
+    def loss(self) -> SandboxLoss | None:
+        """How the sandbox was lost, once a call has found out."""
+        return self._fate.loss
+
+    @property
+    def _lost(self) -> str | None:
+        return self._fate.lost
 
     async def ready(self, timeout: float) -> None:
         """Wait for the agent's first frame.
@@ -95,53 +121,40 @@ class AgentSandbox(Sandbox):
             head, _ = await self._await_answer(None, b"", timeout)
         if head.get("ready") is not True:
             reason = str(head.get("failed", head))
-            self._lose(reason)
+            self._lose(reason, Cause.NOT_OPENED)
             raise SandboxError(f"no sandbox could be made: {reason}")
 
     async def run_command(self, command: Command) -> ExecResult:
         """Run a command to its end; whatever it leaves running in the background is ended, too."""
         head: Head = {"argv": command.argv, "cwd": command.cwd, "env": command.env, "keep": command.max_output}
-        loop = asyncio.get_running_loop()
-        start = loop.time()
         call = self._request("exec", head | {"timeout": command.timeout}, command.input, command.timeout)
         try:
-            head, body = await self._run_code(call)
+            result = await self._run_code(self._read(call, exec_result))
         except EndedByCodeError as end:
             return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
-        out, err = _split(head, body)
-        return ExecResult(
-            *(_int(head, "code"), out, err, head["expired"] is True, head["cut"] is True), seconds=loop.time() - start
-        )
+        if result.returncode in KILLED and not result.timed_out:
+            await self._fate.check_memory()
+        return result
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
     ) -> PythonResult:
         """Run code in the sandbox's interpreter, which keeps its variables from call to call."""
         check_call(timeout, max_output)
-        loop = asyncio.get_running_loop()
-        start = loop.time()
         source = code.encode("utf-8", "surrogatepass")
         if len(source) > MAX_BODY:
             raise ConfigError(f"code of {len(source)} bytes; at most {MAX_BODY} are run")
         if self._direct:
             call = self._run_directly(source, timeout, max_output)
         else:
-            call = self._request("python", {"timeout": timeout, "keep": max_output}, source, timeout)
+            call = self._run_by_agent(source, timeout, max_output)
         try:
-            head, body = await self._run_code(call)
+            result = await self._run_code(self._read(call, python_result), is_foreign=bool(source))
         except EndedByCodeError as end:
             return without_sandbox(end)
-        out, err = _split(head, body)
-        return PythonResult(
-            out,
-            err,
-            _text(head, "value"),
-            _text(head, "error"),
-            timed_out=head["expired"] is True,
-            truncated=head["cut"] is True,
-            state_lost=head["lost"] is True,
-            seconds=loop.time() - start,
-        )
+        if result.state_lost and not result.timed_out:
+            await self._fate.check_memory()
+        return result
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
         """Return a regular file's bytes."""
@@ -157,55 +170,59 @@ class AgentSandbox(Sandbox):
 
     async def close(self) -> None:
         """End everything in it and give back what it held."""
-        self._ended_by_host = True
-        self._lose("the sandbox was closed")
+        self._fate.is_closed = True
+        self._lose("the sandbox was closed", Cause.CLOSED)
         await self._ended()
 
     async def _access_file(self, op: str, head: Head, body: bytes) -> EngineOutput:
         try:
-            answer = await self._attribute(self._request(op, head, body, FILE_TIMEOUT))
+            answer = await self._fate.attribute(self._request(op, head, body, FILE_TIMEOUT))
         except EndedByCodeError as end:
             raise FileAccessError(str(end)) from None
         if answer[0].get("problem") is not None:
             raise FileAccessError(str(answer[0]["problem"]))
         return answer
 
-    async def _run_code(self, call: Awaitable[T]) -> T:
-        """Await a call that runs foreign code."""
-        self._has_run_code = self._has_run_code or self._lost is None
-        return await self._attribute(call)
+    async def _run_code(self, call: Awaitable[T], *, is_foreign: bool = True) -> T:
+        """Await a call that runs code; a pool's own, which is empty, is not foreign."""
+        self._fate.has_run_code = self._fate.has_run_code or (is_foreign and self._lost is None)
+        return await self._fate.attribute(call)
 
-    async def _attribute(self, call: Awaitable[T]) -> T:
-        """Await a call; if the sandbox is lost, find out by whose fault.
-
-        Raises:
-            SandboxError: if it is not the code's.
-            EndedByCodeError: if it is, as far as can be seen.
-        """
+    async def _read(self, call: Awaitable[EngineOutput], read: Callable[[Head, bytes, float], Awaitable[T]]) -> T:
+        """Await a call, and read its answer."""
+        start = time.perf_counter()
+        head, body = await call
         try:
-            return await call
-        except SandboxError as error:
-            if self._ended_by_host or not self._has_run_code:
-                raise
-            if time.monotonic() >= self._expires:
-                raise SandboxError(f"{error}, as its lifetime was over; ask for more in open(lifetime=...)") from error
-            failure = await self._host_failure()
-            if failure is not None:
-                raise SandboxError(f"{error}; {failure}") from error
-            raise EndedByCodeError(f"{error}. The code in it ended it; nothing runs in it any more") from None
+            return await read(head, body, time.perf_counter() - start)
+        except (KeyError, TypeError) as error:
+            self._lose(f"its agent's answer is none: {error}", Cause.BAD_FRAME)
+            raise self._fate.error() from None
 
     async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> EngineOutput:
         async with self._turn:
             return await self._ask(op, head, body, timeout)
 
+    async def _run_by_agent(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
+        answer = await self._request("python", {"timeout": timeout, "keep": keep}, source, timeout)
+        try:
+            return texts_from_body(*answer, TEXTS)
+        except FrameError as error:
+            self._lose(str(error), Cause.BAD_FRAME)
+            raise self._fate.error() from None
+
     async def _run_directly(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
         async with self._turn:
+            self._check_held()
             interpreter = self._interpreter = self._interpreter or await self._lend()
             self._count += 1
             lost = True
             try:
                 head, body = await interpreter.run(self._count, source, timeout, keep)
                 lost = head["lost"] is True
+            except FrameError as error:
+                self._lose(str(error))
+                self._check_held()
+                raise
             except asyncio.CancelledError:
                 await self._send(asyncio.get_running_loop(), pack({"op": "end", "id": self._count}))
                 raise
@@ -240,7 +257,7 @@ class AgentSandbox(Sandbox):
             raise ConfigError(f"{op}: {error}") from None
         head, body = await self._await_answer(self._count, frame, timeout + GRACE, fds)
         if "failed" in head:
-            self._lose(str(head["failed"]))
+            self._lose(str(head["failed"]), Cause.AGENT_FAILED)
             self._check_held()
         return head, body
 
@@ -253,7 +270,8 @@ class AgentSandbox(Sandbox):
             self._loop = loop
         answer: asyncio.Future[EngineOutput] = loop.create_future()
         self._call, self._answer = call, answer
-        alarm = loop.call_later(timeout, self._lose, f"it did not answer within {timeout:g} s")
+        self._budget.renew()
+        alarm = loop.call_later(timeout, self._miss, answer, loop.time() + timeout, f"{timeout:g} s")
         sent = False
         try:
             await self._send(loop, frame, fds)
@@ -261,9 +279,10 @@ class AgentSandbox(Sandbox):
             return await answer
         except asyncio.CancelledError:
             if not sent:
-                self._ended_by_host = True
-                self._lose("a call was cancelled halfway through its request")
+                self._fate.is_closed = True
+                self._lose("a call was cancelled halfway through its request", Cause.CLOSED)
             elif self._lost is None and (answer.cancelled() or not answer.done()):
+                self._strays -= 1  # its answer will come, late
                 await self._send(loop, pack({"op": "cancel", "id": call}))
             raise
         finally:
@@ -278,10 +297,21 @@ class AgentSandbox(Sandbox):
             if sent < len(frame):
                 await loop.sock_sendall(self._sock, memoryview(frame)[sent:])
         except OSError as error:
-            self._lose(f"its connection broke: {error}")
+            cause = Cause.HOST_RESOURCES if error.errno in HOST_ERRORS else Cause.AGENT_ENDED
+            self._lose(f"its connection broke: {error}", cause)
+
+    def _miss(self, answer: asyncio.Future[EngineOutput], due: float, allowed: str) -> None:
+        """Give the sandbox up that has not answered by then; not while the host's event loop is what is late."""
+        loop = answer.get_loop()
+        if answer.done():
+            return
+        if loop.time() > due + STALL:
+            loop.call_later(GRACE, self._miss, answer, loop.time() + GRACE, allowed)
+        else:
+            self._lose(f"it did not answer within {allowed}", Cause.SILENT)
 
     def _receive(self) -> None:
-        """Read from the agent; drop the answers of cancelled calls."""
+        """Read from the agent; drop the answers of cancelled calls, and no more than a few others."""
         try:
             data = self._sock.recv(CHUNK)
         except (BlockingIOError, InterruptedError):
@@ -297,47 +327,37 @@ class AgentSandbox(Sandbox):
                 answer = self._answer
                 if answer is not None and not answer.done() and frame[0].get("id") == self._call:
                     answer.set_result(frame)
+                    self._strays = 0
+                    continue
+                self._strays += 1
+                if self._strays > MAX_STRAYS:
+                    raise FrameError(f"its agent sent more than {MAX_STRAYS} frames that answer nothing")
         except FrameError as error:
-            self._lose(str(error))
+            self._lose(str(error), Cause.BAD_FRAME)
+            return
+        if self._budget.is_spent(len(data)) and self._loop is not None:
+            self._loop.remove_reader(self._sock)
+            self._loop.call_later(PAUSE, self._go_on_reading, self._loop)
+
+    def _go_on_reading(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop is self._loop and self._lost is None:
+            loop.add_reader(self._sock, self._receive)
 
     def _check_held(self) -> None:
         if self._lost is not None:
-            raise SandboxError(f"the sandbox was lost: {self._lost}")
+            raise self._fate.error()
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, seen: Cause = Cause.AGENT_ENDED) -> None:
         """End the sandbox; a call that waits for an answer fails with the reason."""
         if self._lost is not None:
             return
-        self._lost = reason
+        self._fate.note(reason, seen)
         _log.info("%s: %s", self.name, reason)
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(SandboxError(f"the sandbox was lost: {reason}"))
+            self._answer.set_exception(self._fate.error())
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._sock)
         self._sock.close()
         if self._interpreter is not None:
             self._interpreter.close()
         self._kill()
-
-
-def _split(head: Head, body: bytes) -> tuple[str, str]:
-    """Return stdout and stderr as text."""
-    n = _int(head, "out")
-    return body[:n].decode("utf-8", "backslashreplace"), body[n:].decode("utf-8", "backslashreplace")
-
-
-def _int(head: Head, key: str) -> int:
-    value = head.get(key)
-    if not isinstance(value, int):
-        raise SandboxError(f"the sandbox's agent answered {key}={value!r}, which is no number")
-    return value
-
-
-def _text(head: Head, key: str) -> str | None:
-    value = head.get(key)
-    return value if value is None else str(value)
-
-
-def without_sandbox(end: Exception) -> PythonResult:
-    """Return the result of code whose sandbox is gone."""
-    return PythonResult("", "", error=f"{end}\n", state_lost=True, sandbox_lost=True)

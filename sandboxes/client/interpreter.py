@@ -1,8 +1,8 @@
 """The host's own line to the interpreter of a local sandbox, without the agent in between.
 
 The agent starts the worker, and ends it. Through a call it sleeps, so that one process wakes up instead of two. What
-arrives here was written by foreign code: so frames have a limit, output is read at a limited rate, and nothing is
-read between calls.
+arrives here was written by foreign code: so frames have a limit, and so has the number of those that answer nothing;
+answers and output are read at a limited rate, that of all calls together; and nothing is read between calls.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
-from agent_rl.sandboxes.agent.frames import Head
-from agent_rl.sandboxes.agent.interpreter import Ends, connect
+from agent_rl.sandboxes.agent.frames import FrameError, Head
+from agent_rl.sandboxes.agent.interpreter import FLOOD, Ends, connect
 from agent_rl.sandboxes.agent.streams import Capture, take_all
+from agent_rl.sandboxes.client.reading import PAUSE, ReadBudget
 
 SHORTEST, LONGEST = 0.001, 0.05
 """Seconds between two looks at the output of a call: the shortest while there is some, ever longer ones while not."""
+ALONE = 2
+"""Calls at a time that have the shortest; of more, each has its share of as many looks: a look takes some 60 µs."""
 MOMENT = 0.0001 if (os.cpu_count() or 1) > 1 else 0.0
 """Seconds for which a call that is alone waits awake: most answers come within it, and to wake up takes as long."""
 
@@ -45,6 +48,8 @@ class DirectInterpreter:
         self._done: asyncio.Future[None] | None = None
         """Of the call that is under way: set when its answer is there, or none can come."""
         self._look: asyncio.TimerHandle | None = None
+        self._budget = ReadBudget()
+        self._pause: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
@@ -62,8 +67,10 @@ class DirectInterpreter:
 
         Raises:
             SandboxError: if the sandbox is lost.
+            FrameError: if the interpreter floods the host; what may still come has to be ended with the sandbox.
         """
         loop = asyncio.get_running_loop()
+        self._budget.renew()
         self._listen(loop)
         frame, captures = self._ours.begin(call, code, keep)
         self._call, self._done = call, loop.create_future()
@@ -80,6 +87,8 @@ class DirectInterpreter:
             self._done = None
             if self._look is not None:
                 self._look.cancel()
+        if self._ours.flooded:
+            raise FrameError(FLOOD)
         expired = self._ours.answer is None and not self._ours.broken
         head = self._ours.outcome(expired)
         if head["lost"]:
@@ -105,6 +114,9 @@ class DirectInterpreter:
             self._listener = loop
 
     def _deafen(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
         if self._listener is not None and not self._listener.is_closed():
             self._listener.remove_reader(self._ours.answers)
         self._listener = None
@@ -135,9 +147,14 @@ class DirectInterpreter:
         if self._done is None or self._done.done():  # unasked: it waits for the next call, which won't want it
             self._deafen()
             return
+        before = self._ours.received
         self._ours.listen(self._call)
         if self._ours.answer is not None or self._ours.broken:
             self._settle()
+        elif self._budget.is_spent(self._ours.received - before) and self._listener is not None:
+            loop = self._listener
+            self._deafen()
+            self._pause = loop.call_later(PAUSE, self._listen, loop)
 
     def _settle(self) -> None:
         if self._done is not None and not self._done.done():
@@ -147,12 +164,13 @@ class DirectInterpreter:
         self._look = loop.call_later(delay, self._look_at_output, loop, captures, delay)
 
     def _look_at_output(self, loop: asyncio.AbstractEventLoop, captures: Sequence[Capture], delay: float) -> None:
-        """Make room for more of it: a pipe holds 64 KiB, so this takes no more than 64 MB a second."""
+        """Make room for more of it: a pipe holds 64 KiB, so all calls together get no more than 128 MB a second."""
         before = sum(capture.total for capture in captures)
         for capture in captures:
             capture.drain()
         more = sum(capture.total for capture in captures) > before
-        self._look_later(loop, captures, SHORTEST if more else min(2 * delay, LONGEST))
+        soon = SHORTEST * max(1.0, DirectInterpreter._under_way / ALONE)
+        self._look_later(loop, captures, soon if more else min(max(soon, 2 * delay), LONGEST))
 
 
 async def _room(loop: asyncio.AbstractEventLoop, fd: int, done: asyncio.Future[None]) -> None:

@@ -11,7 +11,9 @@ capabilities that would add to it, and takes away:
   `prlimit64` of another process: the agent in the container has the same user as what it runs;
 - `io_setup` and its like: their events come out of one number for the whole host. `mq_open` and its like: kernel memory
   that no limit of the container counts. `memfd_secret`: memory that is not seen in any dump;
-- `sync` and `syncfs`: they make the host write its disks out, as often as one likes;
+- `sync` and `syncfs`: they make the host write its disks out, as often as one likes. Protocols of sockets for which the
+  host would load a module. Sockets that linger, as closing one can block a thread of the kernel's, and another limit of
+  cores, as one of 1 is all that keeps the kernel from running the host's handler: these two succeed and do nothing;
 - `name_to_handle_at`, `statmount`, `listmount`: they tell of the host's file systems. `fanotify_mark`, `adjtimex`,
   `clock_adjtime`, `modify_ldt`, `personality`, `remap_file_pages`, `vmsplice`, `map_shadow_stack`, `uretprobe`: no
   program here needs them.
@@ -85,7 +87,7 @@ _MASKED = ["/sys", "/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/
 _MASKED += ["/proc/timer_list", "/proc/timer_stats"]
 """Docker's own list, but all of /sys: it describes the machine, and nothing here needs that."""
 _READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
-_ULIMITS = {"core": 0, "memlock": 0, "msgqueue": 0, "sigpending": 256, "nofile": 1024}
+_ULIMITS = {"core": 1, "memlock": 0, "msgqueue": 0, "sigpending": 256, "nofile": 1024}
 
 
 def any_user() -> int:
@@ -116,7 +118,7 @@ rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_
 sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
 sched_yield seccomp select semctl semget semop semtimedop
 sendfile sendmmsg sendmsg sendto set_robust_list set_tid_address setfsgid setfsuid setgid setgroups setitimer
-setpgid setregid setresgid setresuid setreuid setrlimit setsid setsockopt setuid setxattr setxattrat
+setpgid setregid setresgid setresuid setreuid setsid setuid setxattr setxattrat
 shmat shmctl shmdt shmget shutdown sigaltstack signalfd signalfd4 socketpair splice stat statfs statx symlink
 symlinkat sync_file_range sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime
 timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat
@@ -125,6 +127,9 @@ utime utimensat utimes vfork wait4 waitid write writev
 
 _SOCKETS = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6: in the container's own empty network."""
+_PROTOCOLS = (0, 1, 6, 17, 58)
+"""Whatever is usual, ICMP, TCP, UDP, ICMPv6."""
+_SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE = 1, 13, 4
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _NO_SUCH_CALL = 38
@@ -134,22 +139,37 @@ _NO_SUCH_CALL = 38
 def seccomp_profile() -> str:
     """Return the profile as JSON, as `--security-opt seccomp=` takes it."""
     rules: list[dict[str, object]] = [{"names": ALLOWED.split(), "action": "SCMP_ACT_ALLOW"}]
-    rules += [_allow_if("socket", 0, domain) for domain in _SOCKETS]
-    rules.append(_allow_if("prlimit64", 0, 0))
-    rules.append(_allow_if("clone", 0, _NEW_NAMESPACES, masked_is=0))
-    rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _NO_SUCH_CALL})
+    rules += [_allow_if("socket", _is(0, domain), _is(2, protocol)) for domain in _SOCKETS for protocol in _PROTOCOLS]
+    rules += [
+        _allow_if("setsockopt", _is(1, _SOL_SOCKET, not_=True)),
+        _allow_if("setsockopt", _is(2, _SO_LINGER, not_=True)),
+    ]
+    rules.append({**_allow_if("setsockopt", _is(1, _SOL_SOCKET), _is(2, _SO_LINGER)), **_fail(0)})
+    rules.append(_allow_if("setrlimit", _is(0, _RLIMIT_CORE, not_=True)))
+    rules.append({**_allow_if("setrlimit", _is(0, _RLIMIT_CORE)), **_fail(0)})
+    rules += [_allow_if("prlimit64", _is(0, 0), test) for test in (_is(1, _RLIMIT_CORE, not_=True), _is(2, 0))]
+    own = _is(0, 0), _is(1, _RLIMIT_CORE), _is(2, 0, not_=True)
+    rules.append({**_allow_if("prlimit64", *own), **_fail(0)})
+    rules.append(_allow_if("clone", {"index": 0, "value": _NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}))
+    rules.append({"names": ["clone3"], **_fail(_NO_SUCH_CALL)})
     native = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
     architectures = [{"architecture": name, "subArchitectures": []} for name in native]
     profile = {"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 1, "archMap": architectures, "syscalls": rules}
     return json.dumps(profile)
 
 
-def _allow_if(name: str, index: int, value: int, masked_is: int | None = None) -> dict[str, object]:
-    """Allow a call if an argument equals `value`, or if what `value` masks of it is `masked_is`."""
-    test: dict[str, object] = {"index": index, "value": value, "op": "SCMP_CMP_EQ"}
-    if masked_is is not None:
-        test |= {"op": "SCMP_CMP_MASKED_EQ", "valueTwo": masked_is}
-    return {"names": [name], "action": "SCMP_ACT_ALLOW", "args": [test]}
+def _allow_if(name: str, *tests: dict[str, object]) -> dict[str, object]:
+    """Allow a call if its arguments pass all tests."""
+    return {"names": [name], "action": "SCMP_ACT_ALLOW", "args": list(tests)}
+
+
+def _is(index: int, value: int, *, not_: bool = False) -> dict[str, object]:
+    """Return the test that an argument has a value, or has not."""
+    return {"index": index, "value": value, "op": "SCMP_CMP_NE" if not_ else "SCMP_CMP_EQ"}
+
+
+def _fail(code: int) -> dict[str, object]:
+    return {"action": "SCMP_ACT_ERRNO", "errnoRet": code}
 
 
 # The stream of an attached container

@@ -25,7 +25,8 @@ from agent_rl.sandboxes.agent.interpreter import MAX_TEXT
 from agent_rl.sandboxes.agent.streams import Capture
 from agent_rl.sandboxes.agent.worker import shorten
 from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, WORK, PythonResult, check_call
-from agent_rl.sandboxes.client.client import EndedByCodeError, without_sandbox
+from agent_rl.sandboxes.client.answers import without_sandbox
+from agent_rl.sandboxes.client.fate import EndedByCodeError
 from agent_rl.sandboxes.e2b import kernel
 from agent_rl.sandboxes.e2b.link import USER, Link, LinkedSandbox
 
@@ -79,7 +80,7 @@ class JupyterSandbox(LinkedSandbox):
         except UnicodeEncodeError as error:  # which JSON can't carry
             return PythonResult("", "", error=f"UnicodeEncodeError: {error}\n")
         try:
-            return await self._run_code(self._run_in_turn(code, timeout, max_output))
+            return await self._run_code(self._run_in_turn(code, timeout, max_output), is_foreign=bool(code))
         except EndedByCodeError as end:
             return without_sandbox(end)
 

@@ -29,13 +29,14 @@ from agent_rl.sandboxes.agent.agent import ENVIRONMENT
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.local.lease import START_TIMEOUT, Lease
 from agent_rl.sandboxes.local.spec import Spec
 from agent_rl.sandboxes.registry import register_sandbox
 
 TIERS = ("jail", "landlock", "unsafe")
 ESSENTIAL = frozenset({Guarantee.FILES, Guarantee.NETWORK, Guarantee.SIGNALS, Guarantee.KERNEL, Guarantee.KILL_ALL})
 """What a sandbox is not one without; the others bound what it uses up."""
-START_TIMEOUT = 30.0
+_SO_PASSRIGHTS = 83
 BOOT = Path(__file__).with_name("boot.py")
 _WITHOUT_CGROUPS: Capabilities = {
     Guarantee.MEMORY: "RSS watchdog, best effort",
@@ -122,17 +123,24 @@ class LocalSandboxes(AgentSandboxes):
         self._slots += 1
         expires = time.monotonic() + lifetime
         spec = Spec(slot=self._slots, lifetime=lifetime, **asdict(limits))
-        ours, control = socket.socketpair()
-        lease, theirs = socket.socketpair()
-        with control, theirs:
+        with contextlib.ExitStack() as taken:
+            ours, control = map(taken.enter_context, socket.socketpair())
+            held, theirs = map(taken.enter_context, socket.socketpair())
+            for sock in (ours, held):
+                refuse_descriptors(sock)
             await zygote.send(json.dumps(asdict(spec)).encode(), (control, theirs))
+            taken.pop_all()
+        control.close()
+        theirs.close()
+        lease = Lease(held, zygote.cgroup(spec.slot))
         sandbox = AgentSandbox(
             ours,
             name=owner,
             expires=expires,
-            kill=lambda: _shut(lease),
-            ended=lambda: _await_end(lease),
+            kill=lease.give_up,
+            ended=lease.ended,
             host_failure=zygote.failure,
+            evidence=lease.evidence,
             direct=True,
         )
         async with self.starting(sandbox):
@@ -188,6 +196,7 @@ class _Zygote:
         self.tier = str(hello.get("tier", "none"))
         self.refused: dict[str, str] = dict(hello.get("refused", {}))
         self._controllers = frozenset(map(str, hello.get("controllers", ())))
+        self._cgroups: list[str] = list(hello.get("cgroups", ()))
         if self.tier == "none":
             complaint = self.stop().splitlines()
             reasons = "; ".join([*(f"{tier}: {reason}" for tier, reason in self.refused.items()), *complaint[:1]])
@@ -228,26 +237,17 @@ class _Zygote:
             except OSError as error:
                 raise SandboxError(f"the zygote of the local sandboxes is gone: {error}; open another one") from error
 
+    def cgroup(self, slot: int) -> list[Path]:
+        """Return the folders of a sandbox's cgroup."""
+        return [Path(f"{prefix}-{slot}") for prefix in self._cgroups]
+
     def claims(self) -> Capabilities:
         """Return by what mechanism each guarantee should be kept."""
         limited = {_CGROUPS[controller]: f"cgroup {controller}" for controller in self._controllers}
         return {**MECHANISMS[self.tier], **limited}
 
 
-def _shut(lease: socket.socket) -> None:
+def refuse_descriptors(sock: socket.socket) -> None:
+    """Have the kernel refuse descriptors that are sent to a socket, where it can (Linux 6.16)."""
     with contextlib.suppress(OSError):
-        lease.shutdown(socket.SHUT_WR)
-
-
-async def _await_end(lease: socket.socket) -> None:
-    """Wait until the zygote has let go of a sandbox."""
-    if lease.fileno() < 0:
-        return
-    lease.setblocking(False)
-    try:
-        async with asyncio.timeout(START_TIMEOUT):
-            await asyncio.get_running_loop().sock_recv(lease, 1)
-    except (TimeoutError, OSError) as error:
-        raise SandboxError(f"a sandbox did not end, or its zygote is gone: {error!r}") from error
-    finally:
-        lease.close()
+        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)

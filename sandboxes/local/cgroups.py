@@ -146,6 +146,28 @@ def kill(folders: Sequence[Path]) -> None:
                     os.kill(int(pid), signal.SIGKILL)
 
 
+def events(folders: Sequence[Path]) -> dict[str, int]:
+    """Return what a cgroup has counted, by the names of `SandboxLoss.evidence`, where the kernel counts it."""
+    found: dict[str, int] = {}
+    for folder in folders:
+        for file, name, key in _COUNTS:
+            with contextlib.suppress(OSError, ValueError):
+                words = (folder / file).read_text().split()
+                found[name] = found.get(name, 0) + int(words[words.index(key) + 1] if key else words[0])
+    return found
+
+
+_COUNTS = (
+    ("memory.events", "oom_kills", "oom_kill"),
+    ("memory.events", "limit_hits", "oom"),  # an allocation was about to fail at this cgroup's own limit
+    ("memory.oom_control", "oom_kills", "oom_kill"),
+    ("memory.failcnt", "limit_hits", ""),
+    ("memory.memsw.failcnt", "limit_hits", ""),
+    ("pids.events", "forks_refused", "max"),
+)
+"""The files of cgroups of version 2 and 1: what is counted in each, after which word."""
+
+
 def remove(folders: Sequence[Path]) -> list[Path]:
     """Remove a cgroup without processes; return the folders that are still busy."""
     busy = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..agent.process_tree import started
@@ -33,23 +33,38 @@ def alive(mark: str) -> bool:
 
 def make(slot: int, uid: int) -> Path:
     """Make a sandbox's folders, for a user."""
-    home = Path(tempfile.gettempdir(), f"{PREFIX}{MARK}-{slot}")
-    for folder in (home, home / WORK, home / TMP):
+    home = Path(_parent(), f"{PREFIX}{MARK}-{slot}")
+    home.mkdir()
+    home.chmod(0o700 if uid == os.geteuid() else 0o711)  # it stays this user's, so that the next zygote can tell
+    for folder in (home / WORK, home / TMP):
         folder.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(folder, uid, uid)
     return home
 
 
-def remove(home: Path) -> None:
-    """Remove a sandbox's folders, however deep and however forbidding."""
-    # by programs that take no recursion: code can nest folders deeper than Python's stack
-    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf", "--one-file-system"]):
-        subprocess.run([*command, "--", str(home)], stderr=subprocess.DEVNULL, check=False)
+def remove(homes: Sequence[Path]) -> None:
+    """Begin to remove the folders of sandboxes, however many files are there, however deep and however forbidding."""
+    # by programs, as they take no recursion: code can nest folders deeper than Python's stack
+    script = 'chmod -R u+rwx -- "$@"; exec rm -rf --one-file-system -- "$@"'
+    if homes:
+        os.posix_spawnp(
+            "nice",
+            ["nice", "-n", "19", "sh", "-c", script, "sh", *map(str, homes)],
+            os.environ,
+            file_actions=[(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)],
+            setsid=True,  # it outlives the zygote
+        )
 
 
 def collect() -> None:
-    """Remove the folders of zygotes that are gone."""
-    for home in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
-        if not alive(home.name.removeprefix(PREFIX).rpartition("-")[0]) and home.stat().st_uid == os.getuid():
-            remove(home)
+    """Begin to remove the folders of zygotes that are gone."""
+    found = (home for home in _parent().glob(f"{PREFIX}*-*") if home.stat().st_uid == os.getuid())
+    remove([home for home in found if not alive(home.name.removeprefix(PREFIX).rpartition("-")[0])])
+
+
+def _parent() -> Path:
+    """Return the folder for temporary files, which sandboxes have not: forks would find it in this cache."""
+    folder = Path(tempfile.gettempdir())
+    tempfile.tempdir = None
+    return folder

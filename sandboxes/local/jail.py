@@ -24,6 +24,9 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternative
 HIDDEN = ("usr/lib/python3/dist-packages", "usr/local/lib/python3*/*-packages")
 """Installed packages are the host's business: agent_rl among them, with the answers to its environments' tasks."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
+DESCRIPTORS = 512
+"""Of a process. With them all under way over sockets, the trainer, where it is the same user, can still send its own:
+the kernel counts them by user, and refuses the next to who has a lower limit than there are (1024, at least)."""
 SPARE = 8
 """Processes that the agent can have when the code has used up its own."""
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
@@ -110,6 +113,17 @@ def confine(spec: Spec) -> None:
     limit(spec, processes=spec.processes, memory=spec.memory)
 
 
+def forbid_cores() -> None:
+    """Keep this process, and all that come from it, from dumping core; `seccomp` keeps code from changing that.
+
+    A limit of 0 would not stop a host whose cores are piped into a program: the kernel runs that, as root, whatever the
+    limit, but for one of 1 (`do_coredump`). Where cores go to files, so small a one is not written either.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    limit = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
+
+
 def pin(spec: Spec) -> None:
     """Bind this process to as many processors as it may use: the limit where no cgroup is."""
     there = sorted(os.sched_getaffinity(0))
@@ -121,9 +135,8 @@ def limit(spec: Spec, *, processes: int, memory: int | None = None) -> None:
     """Set what one process of the sandbox may use."""
     limits = {
         resource.RLIMIT_NPROC: processes,
-        resource.RLIMIT_NOFILE: 1024,
+        resource.RLIMIT_NOFILE: DESCRIPTORS,
         resource.RLIMIT_FSIZE: spec.disk,
-        resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 256,

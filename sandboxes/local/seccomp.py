@@ -16,6 +16,11 @@ without rights and of file systems without attributes. For modes and times the a
 FAT: the call succeeds and does nothing. With an error, `git init`, `tar`, `cp -p` and `shutil.copy` would stop. They go
 on, and what is lost is what they asked for: a file is executable only if it was made so, its time is that of the last
 write, and only its user can access a file in a sandbox, whatever its mode.
+
+Another such lie is told everywhere: what makes the host write its disks out, or flush them, succeeds and does nothing,
+as under eatmydata. Nobody wants the files of a sandbox back after the machine has crashed; and code could do it as
+often as it likes, with a program of /usr. So does having a socket linger: closing it would keep its closer in the
+kernel, and that can be a thread of the kernel's own. So does another limit of cores: that of `jail.forbid_cores` stays.
 """
 
 from __future__ import annotations
@@ -58,6 +63,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     # files by handle, past every folder's permissions
     **{"open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264)},
     **{"quotactl": (179, 60), "quotactl_fd": (443, 443)},
+    # counts of the whole host, or of a user outside: of events, and of watchers of files
+    **{"io_setup": (206, 0), "inotify_init": (253, None), "inotify_init1": (294, 26)},
     # the machine
     **{"reboot": (169, 142), "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171)},
     **{"clock_adjtime": (305, 266), "acct": (163, 89), "iopl": (172, None), "ioperm": (173, None)},
@@ -69,8 +76,10 @@ DENIED_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
     **{"shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193)},
     **{"semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188)},
     **{"msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181)},
-    # what tells of every use of any file that may be read, as Landlock doesn't ask about it
-    **{"inotify_add_watch": (254, 27)},
+}
+SYNCS: dict[str, tuple[int | None, int | None]] = {
+    **{"sync": (162, 81), "syncfs": (306, 267), "fsync": (74, 82), "fdatasync": (75, 83)},
+    **{"sync_file_range": (277, 84)},
 }
 ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {  # setxattrat and removexattrat are above the ceiling
     **{"setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7)},
@@ -83,17 +92,31 @@ MODES_AND_TIMES: dict[str, tuple[int | None, int | None]] = {
     **{"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452)},
     **{"utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88)},
 }
-_CLONE, _CLONE3, _IOCTL, _PRLIMIT = (56, 220), (435, 435), (16, 29), (302, 261)
-_SOCKET, _SOCKETPAIR, _SECCOMP = (41, 198), (53, 199), (317, 277)
+_CLONE, _CLONE3, _IOCTL, _PRLIMIT, _SETRLIMIT = (56, 220), (435, 435), (16, 29), (302, 261), (160, 164)
+_SOCKET, _SOCKETPAIR, _SETSOCKOPT, _SECCOMP = (41, 198), (53, 199), (54, 208), (317, 277)
+_FCNTL, _PRCTL, _MSYNC, _PWRITEV2 = (72, 25), (157, 167), (26, 227), (328, 287)
+_OPENAT2 = (437, 437)
+_OPENS: tuple[tuple[tuple[int | None, int | None], int], ...] = (((2, None), 1), ((257, 56), 2))
+"""open and openat, and which argument has the flags."""
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column of the tables, and the kernel's AUDIT_ARCH."""
 
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_PROTOCOLS = (0, 1, 6, 17, 58)
+"""Whatever is usual, ICMP, TCP, UDP, ICMPv6: to ask for another one makes the host load a module of its kernel."""
+_SOL_SOCKET, _SO_LINGER = 1, 13
+_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 1024, 1026, 1031
+"""Leases block who opens a file outside; notices tell of folders in sight; pages of pipes are counted by user."""
+_PR_SCHED_CORE = 62
+"""Keeps a core's other threads idle."""
+_MS_SYNC, _O_DSYNC, _RWF_SYNCS = 4, 0x1000, 6
+_RLIMIT_CORE = 4
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _ON_FILES = (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
 """FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION, ENABLE_VERITY and SET_ENCRYPTION_POLICY: an open for reading is enough."""
 _CLONE_NEW = 0x7E020000
 """Every flag of clone that makes a namespace."""
+_NO_FAMILY = errno.EAFNOSUPPORT
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 _NUMBER, _ARCH, _ARGUMENT = 0, 4, 16
@@ -116,9 +139,9 @@ def program(*, namespaces: bool, shares_user: bool = False) -> bytes:
     """
     column, arch = _ARCHITECTURES[platform.machine()]
     denied = [*DENIED.values(), *(() if namespaces else DENIED_WITHOUT_NAMESPACES.values())]
-    refused = {errno.EOPNOTSUPP: {} if namespaces else ATTRIBUTES}
+    refused = {errno.EOPNOTSUPP: {} if namespaces else ATTRIBUTES, 0: SYNCS}
     if shares_user:
-        refused |= {errno.EPERM: OWNERS, 0: MODES_AND_TIMES}
+        refused |= {errno.EPERM: OWNERS, 0: SYNCS | MODES_AND_TIMES}
     families = (_AF_UNIX, _AF_INET, _AF_INET6) if namespaces else ()
     controls = (_TIOCSTI, _TIOCLINUX, *(() if namespaces else _ON_FILES))
     code: list[_Instruction] = [
@@ -130,9 +153,24 @@ def program(*, namespaces: bool, shares_user: bool = False) -> bytes:
         *_refuse(_CLONE3[column], errno.ENOSYS),
         *_when(_CLONE[column], 0, ((_ANY_BIT, 0, 1, _CLONE_NEW), _fail(errno.EPERM))),
         *_when(_IOCTL[column], 1, _refuse_values(controls, errno.EPERM)),
-        *_when(_SOCKET[column], 0, _only(families, errno.EAFNOSUPPORT)),
-        *_when(_SOCKETPAIR[column], 0, _only((_AF_UNIX,), errno.EAFNOSUPPORT)),
-        *_when(_PRLIMIT[column], 0, _only((0,), errno.EPERM)),  # its own limits only
+        *_when(_SOCKET[column], 2, [*_pass(_PROTOCOLS, errno.EPROTONOSUPPORT), *_at(0, _only(families, _NO_FAMILY))]),
+        *_when(_SOCKETPAIR[column], 0, _only((_AF_UNIX,), _NO_FAMILY)),
+        *_when(_SETSOCKOPT[column], 1, [*_unless(_SOL_SOCKET), *_at(2, _refuse_values((_SO_LINGER,), 0))]),
+        *_when(_FCNTL[column], 1, _refuse_values((_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ), errno.EPERM)),
+        *_when(_PRCTL[column], 0, _refuse_values((_PR_SCHED_CORE,), errno.EINVAL)),
+        *_when(_MSYNC[column], 2, ((_ANY_BIT, 0, 1, _MS_SYNC), _fail(0))),
+        *_when(_SETRLIMIT[column], 0, _refuse_values((_RLIMIT_CORE,), 0)),
+        *_when(
+            _PRLIMIT[column],
+            0,
+            [
+                *_pass((0,), errno.EPERM),  # its own limits only
+                *_at(1, _unless(_RLIMIT_CORE)),
+                *_at(2, _pass((0,), 0)),  # a new limit: none, as it is asked for
+                *_at(2, _pass((0,), 0), upper=True),
+            ],
+        ),
+        *(() if namespaces else _refuse_synchronous_writes(column)),
         (_RETURN, 0, 0, _ALLOW),
     ]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
@@ -159,6 +197,36 @@ def _when(number: int, argument: int, then: Iterable[_Instruction]) -> list[_Ins
     """Look at an argument of one call; what `then` doesn't return on is allowed."""
     block = [(_LOAD, 0, 0, _ARGUMENT + 8 * argument), *then, (_RETURN, 0, 0, _ALLOW)]
     return [(_EQUAL, 0, len(block), number), *block]
+
+
+def _at(argument: int, then: Sequence[_Instruction], *, upper: bool = False) -> list[_Instruction]:
+    """Look at another argument, or its upper half, within `_when`."""
+    return [(_LOAD, 0, 0, _ARGUMENT + 8 * argument + 4 * upper), *then]
+
+
+def _pass(values: Sequence[int], code: int) -> list[_Instruction]:
+    """Go on only with these values of the argument."""
+    return [*((_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)), _fail(code)]
+
+
+def _unless(value: int) -> list[_Instruction]:
+    """Allow the call but with this value of the argument, with which to go on."""
+    return [(_EQUAL, 1, 0, value), (_RETURN, 0, 0, _ALLOW)]
+
+
+def _refuse_synchronous_writes(column: int) -> list[_Instruction]:
+    """Refuse files whose every write goes to the disk, and such writes."""
+    opens = [(numbers[column], argument) for numbers, argument in _OPENS]
+    return [
+        *_refuse(_OPENAT2[column], errno.ENOSYS),  # its flags are not in sight of a filter
+        *(
+            part
+            for number, argument in opens
+            if number is not None
+            for part in _when(number, argument, ((_ANY_BIT, 0, 1, _O_DSYNC), _fail(errno.EINVAL)))
+        ),
+        *_when(_PWRITEV2[column], 5, ((_ANY_BIT, 0, 1, _RWF_SYNCS), _fail(errno.EOPNOTSUPP))),
+    ]
 
 
 def _refuse_values(values: Sequence[int], code: int) -> list[_Instruction]:

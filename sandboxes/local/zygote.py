@@ -2,7 +2,8 @@
 
 The host sends a message for each sandbox (a `Spec` as JSON) with two sockets: the agent's end of a connection, and the
 lease. A sandbox ends when its host shuts the lease down, when its lifetime is over, or when the host is gone; when
-nothing is left of it, the zygote closes its end of the lease. All sandboxes end with the zygote.
+nothing of it runs any more, the zygote closes its end of the lease, and removes in the background what files are left.
+All sandboxes end with the zygote.
 """
 
 from __future__ import annotations
@@ -89,7 +90,11 @@ class Zygote:
     def serve(self) -> None:
         """Fork sandboxes, and clean up after them, until the host is gone."""
         host = os.pidfd_open(os.getppid())  # a host's forks may hold its sockets open
-        hello = {"tier": self.tier, "refused": self.refused, "controllers": self._controllers()}
+        folders = [str(hierarchy.path / cgroups.ROOT / homes.MARK) for hierarchy in self.hierarchies]
+        hello = {
+            **{"tier": self.tier, "refused": self.refused},
+            **{"controllers": self._controllers(), "cgroups": folders},
+        }
         self.commands.send(json.dumps(hello).encode())
         while True:
             ready = self._poll(self.commands.fileno(), host)
@@ -186,7 +191,9 @@ class Zygote:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 if ended[0] in pids:
-                    pids[ended[0]].status = os.waitstatus_to_exitcode(ended[1])
+                    ward = pids[ended[0]]
+                    ward.status = os.waitstatus_to_exitcode(ended[1])
+                    _testify(ward)
 
     def _forget(self, ward: SandboxProcess) -> bool:
         """Remove the traces of an ended sandbox; return whether all are gone."""
@@ -195,7 +202,7 @@ class Zygote:
             cgroups.kill(ward.folders)  # where nothing else bounds them, some may have got away
             return False
         if ward.home is not None:
-            homes.remove(ward.home)
+            homes.remove([ward.home])
         ward.control.close()
         ward.lease.close()
         return True
@@ -209,6 +216,7 @@ class Zygote:
             if os.read(4, 1) != b"!":
                 os._exit(1)
             os.close(4)
+            jail.forbid_cores()
             confine = {"jail": jail.confine, "landlock": landlock.confine, "unsafe": jail.confine}[self.tier]
             if self.tier == "jail":
                 jail.enter(spec)
@@ -290,6 +298,13 @@ def _uid(slot: int) -> int:
     return uid if any(start <= uid < start + count for start, _, count in ranges) else landlock.SHARED_UID
 
 
+def _testify(ward: SandboxProcess) -> None:
+    """Tell the host how a sandbox's first process ended, and what its cgroup has counted."""
+    evidence = {"status": ward.status, **cgroups.events(ward.folders)}
+    with contextlib.suppress(OSError):
+        ward.lease.send(json.dumps(evidence).encode() + b"\n")
+
+
 def _report(control: socket.socket, error: BaseException) -> None:
     """Tell the host why there is no sandbox."""
     with contextlib.suppress(OSError):
@@ -298,8 +313,11 @@ def _report(control: socket.socket, error: BaseException) -> None:
 
 def main() -> None:
     """Serve the host at the descriptor that the first argument names; the second lists the tiers to try."""
+    sys.executable = os.path.realpath(sys.executable)  # a virtual environment's link is not in a sandbox
     gc.collect()
     gc.freeze()  # so that the garbage collector of a fork doesn't copy these pages
-    zygote = Zygote(socket.socket(fileno=int(sys.argv[1])))
+    commands = socket.socket(fileno=int(sys.argv[1]))
+    commands.set_inheritable(False)
+    zygote = Zygote(commands)
     zygote.choose_tier(tuple(sys.argv[2].split(",")))
     zygote.serve()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+from textworld.core import GameNotRunningError
 
 import agent_rl as ar
 from agent_rl.envs.adapters import textworld as adapter
@@ -80,6 +83,20 @@ def test_last_line_is_one_command_and_hints_are_optional() -> None:
     replies = [message.content for message in episode.messages if message.role == "user"]
     assert not any("Possible commands:" in reply for reply in replies) and "-= " not in replies[1]
     assert episode.error.where == "policy" and len(replies) == 4
+
+
+def test_close_waits_for_a_step_under_way() -> None:
+    env = spec("textworld/coin_collector-v0").make()
+    env.reset(make_task("eval", 0), np.random.default_rng(0))
+    closing = threading.Thread(target=env.close)
+    with adapter._one_at_a_time:  # as a step has it
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+    closing.join(10)
+    assert not closing.is_alive()
+    with pytest.raises(GameNotRunningError):
+        env.step(ar.Message("assistant", "look"))
 
 
 def test_settings_are_the_generators() -> None:

@@ -130,7 +130,9 @@ def test_resumed_run_records_every_step_once(separate: dict[str, Any]) -> None:
 def test_resumed_run_continues_the_optimizer(separate: dict[str, Any]) -> None:
     (file,) = (separate["resumed"].run / "checkpoints/global_step_6/actor").glob("optim*.pt")
     state = torch.load(file, weights_only=False)["state"]
-    assert {int(parameter["step"]) for parameter in state.values()} == {6}
+    updates = sum(data["train/with_gradient"] > 0 for data in reported(separate["resumed"].rows()).values())
+    assert updates >= CHECKPOINT  # a step whose groups are all alike takes none
+    assert {int(parameter["step"]) for parameter in state.values()} == {updates}
 
 
 @pytest.fixture(scope="module")

@@ -106,7 +106,26 @@ _ON_RIGHTS = [
         "n = os.uname().nodename.encode()\nreached = libc.sethostname(n, len(n)) == 0",
         root=True,
     ),
-    Attack("dump core", KERNEL, "import resource\nreached = resource.getrlimit(resource.RLIMIT_CORE)[1] != 0"),
+    Attack(
+        "dump core",
+        KERNEL,
+        "import resource\nhard = resource.getrlimit(4)[1]\nresource.setrlimit(4, (hard, hard))\n"
+        "child = os.fork()\nchild or os.abort()\nreached = os.WCOREDUMP(os.waitpid(child, 0)[1])",
+    ),
+    Attack(  # all others but 1 let the kernel run it
+        "have the host's handler of cores run",
+        KERNEL,
+        "import resource\nresource.setrlimit(4, (0, 0))\nreached = resource.getrlimit(4) != (1, 1)",
+    ),
+    Attack(
+        "use up the host's events", KERNEL, "c = ctypes.c_ulong(0)\nreached = call(206, 1, ctypes.addressof(c)) == 0"
+    ),
+    Attack(
+        "make a socket linger",  # closing it can block a thread of the kernel's
+        KERNEL,
+        "s = attempt(socket.socket)\nattempt(lambda: s and s.setsockopt(1, 13, bytes([1, 0, 0, 0, 60, 0, 0, 0])))\n"
+        "reached = s and s.getsockopt(1, 13, 8)[0] == 1",
+    ),
     Attack("lock memory", KERNEL, "block = ctypes.create_string_buffer(9000)\nreached = libc.mlock(block, 9000) == 0"),
     Attack(
         "make a call of i386",

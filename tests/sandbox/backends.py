@@ -118,7 +118,7 @@ _OF_JUPYTER = {
     "test_run_python_captures_output_of_every_level": "Jupyter keeps no order between Python and its subprocesses",
     "test_run_python_ignores_answers_of_forks": "the fork of a kernel is another kernel, and never ends",
     "test_run_python_returns_errors_of_the_code[x = '\\x00'-null bytes]": "IPython takes NUL in code",
-    "test_run_python_returns_errors_of_the_code[input()-EOFError]": "IPython has an error of its own for input()",
+    "test_run_python_returns_errors_of_the_code[input()-nobody to answer]": "IPython has another error for input()",
 }
 BACKENDS = {
     backend.name: backend

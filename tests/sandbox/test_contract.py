@@ -107,7 +107,7 @@ def test_run_python_returns_tracebacks_and_keeps_state(box, run):
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("def f(): f()\nf()", "RecursionError"),
-        ("input()", "EOFError"),
+        ("input()", "nobody to answer"),
         ("class A:\n  def __repr__(self): raise ValueError('no')\nA()", "ValueError: no"),
         ("class E(Exception):\n  def __str__(self): raise ValueError\nraise E", "E"),
         ("__import__('sys').stdout.close(); 1 / 0", "ZeroDivisionError"),
@@ -131,6 +131,18 @@ def test_run_python_survives_the_end_of_its_interpreter(box, run, code):
     assert "interpreter" in result.error
     result = run(box.run_python("x"))
     assert (result.state_lost, "NameError" in result.error) == (False, True)
+
+
+def test_run_python_awaits_on_one_loop(box, run):
+    begun = "import asyncio\nasync def f():\n  await asyncio.sleep(.01)\n  return 7\ntask = asyncio.create_task(f())\n"
+    result = run(box.run_python(begun + "await asyncio.sleep(0)\n[await f() for _ in range(2)]"))
+    assert (result.error, result.value) == (None, "[7, 7]")
+    assert run(box.run_python("await task")).value == "7"
+    assert "ZeroDivisionError" in run(box.run_python("async def g(): 1 / 0\nawait g()")).error
+
+
+def test_run_python_compiles_without_features_of_ours(box, run):
+    assert run(box.run_python("def f(x: int): ...\nf.__annotations__['x']")).value == "<class 'int'>"
 
 
 def test_run_python_ignores_answers_of_forks(box, run):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent_rl.core.messages import JSON
+from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Sandboxes
 from agent_rl.sandboxes.grading import Call, Program, Verdict, grade
@@ -172,6 +173,52 @@ def test_grade_raises_for_a_lost_sandbox(runner: asyncio.Runner, sandboxes: Sand
     runner.run(box.close())
     with pytest.raises(SandboxError):
         runner.run(grade(box, ["solution.py"], ADD, sandboxes))
+
+
+LEFT = """
+import ctypes, os, threading, time
+def spoil():
+    for _ in range(200):
+        for name in ("json.py", "sitecustomize.py", "solution.py", "solution/__init__.py", "left"):
+            for folder in ("/work", "/tmp", os.path.expanduser("~")):
+                try:
+                    os.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
+                    open(f"{folder}/{name}", "w").write("raise SystemExit(0)")
+                except OSError: pass
+        time.sleep(0.02)
+for attempt in range(2):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            if attempt:
+                threading.Thread(target=spoil).start()
+                ctypes.CDLL(None).syscall(60, 0)  # exit of the first thread alone
+            spoil()
+        os._exit(0)
+"""
+"""A daemon, and a thread whose process's first thread has ended, that keep leaving files behind."""
+LOOK = """
+import os
+print(sorted([*os.listdir("/work"), *os.listdir("/tmp")]))
+print([int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) not in (1, os.getpid())])
+"""
+
+
+def test_grade_hides_tests_from_what_the_model_left(graded: Graded) -> None:
+    program = Program(["python3", "-c", LOOK], "['solution.py']\n[]")
+    verdict = graded("def add(a, b):\n    return a + b\n", program, before="import os\nos.getpid()")
+    assert verdict.passed == (True,), verdict.reasons
+    verdict = graded("", program, before=LEFT)
+    assert verdict.passed == (True,), verdict.reasons
+
+
+def test_grade_without_its_program_is_infrastructure(graded: Graded) -> None:
+    with pytest.raises(SandboxError, match="no program 'no-such-program'") as caught:
+        graded(RIGHT, Program(["no-such-program"], ""))
+    assert isinstance(caught.value.loss, SandboxLoss) and caught.value.loss.cause is Cause.NO_PROGRAM
+    forged = "import os, sys\nprint('python3: no such program', file=sys.stderr, flush=True)\nos._exit(127)\n"
+    assert graded(forged, ADD[0]).passed == (False,)
+    assert graded(RIGHT, Program(["./solution"], "")).passed == (False,)  # what the model should have made
 
 
 def test_grade_refuses_empty_and_malformed_tests(graded: Graded) -> None:

@@ -103,7 +103,8 @@ def index_stored(config: TrainConfig, env: EnvSpec) -> StoredGroups | None:
         raise ConfigError(f"episodes={config.episodes}: stored groups are of one environment, and this is {env.id}")
     from agent_rl.algorithms import Algorithm
 
-    return index_groups(config.episodes, env.id, Algorithm(config.algorithm), evaluated_tasks(config, env))
+    algorithm = Algorithm(config.algorithm.within(config.context(env.budget.tokens)))
+    return index_groups(config.episodes, env.id, algorithm, evaluated_tasks(config, env))
 
 
 def evaluated_tasks(config: TrainConfig, env: EnvSpec) -> set[str]:

@@ -18,7 +18,7 @@ from transformers.utils import logging as hf_logging
 from agent_rl.algorithms import Algorithm
 from agent_rl.backends.embedded.actor import Actor, actor_of, fine_tune, load_reference, sampled_as_set
 from agent_rl.backends.embedded.check import check_run, index_stored
-from agent_rl.backends.embedded.checkpoint import find_checkpoint, restore, save_checkpoint
+from agent_rl.backends.embedded.checkpoint import WarmCheckpoint, find_checkpoint, restore, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.data_parallel import in_processes
 from agent_rl.backends.embedded.fine_tuning import freeze_parameters
@@ -34,6 +34,7 @@ from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.engines.embedded.threads import threads_restored
 from agent_rl.engines.model_files import require_model
+from agent_rl.errors import CheckpointError
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.judge.run import run_judge, share_of_worker
 from agent_rl.rollout import summarise
@@ -63,7 +64,7 @@ from agent_rl.store.shards import existing_shards
 from agent_rl.store.token_records import TokenRecordWriter
 from agent_rl.view.progress import Progress
 
-CHECKPOINT, REFERENCE, STORED = "checkpoint", "reference", "stored_groups.json"
+CHECKPOINT, REFERENCE, STORED, WARM = "checkpoint", "reference", "stored_groups.json", "warm_start.pt"
 
 
 def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None, *, env: EnvSpec | None = None) -> Path:
@@ -86,39 +87,11 @@ def start_run(config: TrainConfig, progress: Progress, stop: Stop | None = None,
         run.say(str(memory))
         if note := env.tasks.describe_held_out():
             progress.say(f"[yellow]{env.id}: {note}.[/yellow]")
-        if config.start_from:
-            model, tokenizer = load_model(config.start_from, config.device, dtype=config.dtype)
-            if config.fine_tunes:
-                fine_tune(model, tokenizer, config, folder)
-            actor = actor_of(env, config, model, tokenizer)
-            run.check_fit(actor)
-            progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
-            if config.warms_up:
-                run.warm_up(actor)
-        else:
-            actor = run.prepare()
-            if config.fine_tunes:
-                fine_tune(actor.model, actor.tokenizer, config, folder)
-                actor = actor_of(env, run.measured_config(actor), actor.model, actor.tokenizer)
-        if Algorithm(config.algorithm).needs_reference and config.lora is None:
-            actor.save(folder / REFERENCE)
-        if stored is not None:
-            stored.check_tokens(len(actor.tokenizer), actor.decode)
-            stored.save(folder / STORED)
-        actor = run.resources.enter_context(sampled_as_set(actor, config))
-        trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
-        make_latest(folder)
-        if run.held_out.warning:
-            warn(folder, run.held_out.warning, run.say)
-        save_checkpoint(folder / CHECKPOINT, trainer)
-        with in_processes(folder, trainer):
-            run.evaluate(trainer, "before")
-            run.train(trainer)
-            return run.finish(trainer)
+        return run.begin(stored)
 
 
 def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **changes: object) -> Path:
-    """Continue a run from its last checkpoint; bit for bit what it would have been, on the same machine.
+    """Continue a run from its last checkpoint or in its warm start; on the same machine bit for bit what it would be.
 
     `changes` are settings instead of the configured ones, see `resumed_changes`.
 
@@ -134,7 +107,12 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
     if changes:
         save_config(folder, config)
     env = config.load_env()
-    checkpoint = find_checkpoint(folder / CHECKPOINT)
+    try:
+        checkpoint = find_checkpoint(folder / CHECKPOINT)
+    except CheckpointError:
+        if not (folder / WARM).exists():
+            raise
+        return _resume_warm_start(folder, config, env, progress, stop)
     existing_shards(folder / EPISODES)
     require_model(checkpoint)
     memory = require_memory(config, env, checkpoint)
@@ -153,6 +131,15 @@ def resume_run(folder: Path, progress: Progress, stop: Stop | None = None, **cha
                 run.evaluate(trainer, "before")  # which may have been cut short
             run.train(trainer)
             return run.finish(trainer)
+
+
+def _resume_warm_start(folder: Path, config: TrainConfig, env: EnvSpec, progress: Progress, stop: Stop | None) -> Path:
+    """Continue a run that has no checkpoint yet: begin again, but for the steps that its warm start took."""
+    memory, stored = require_memory(config, env), index_stored(config, env)
+    with _open(folder, env, config, progress, stop) as run:
+        run.say(str(memory))
+        run.say(f"Continuing the warm start in {folder}")
+        return run.begin(stored)
 
 
 @dataclass
@@ -190,6 +177,40 @@ class _Run:
         has_own = self.config.warms_up and self.config.warm_start.episodes is None
         return self.config.warm_start.demonstrations if has_own else 0
 
+    def begin(self, stored: StoredGroups | None) -> Path:
+        """Make what is trained, warm it up, and train it to the end."""
+        folder, env, config = self.folder, self.env, self.config
+        if config.start_from:
+            model, tokenizer = load_model(config.start_from, config.device, dtype=config.dtype)
+            if config.fine_tunes:
+                fine_tune(model, tokenizer, config, folder)
+            actor = actor_of(env, config, model, tokenizer)
+            self.check_fit(actor)
+            self.progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
+            if config.warms_up:
+                self.warm_up(actor)
+        else:
+            actor = self.prepare()
+            if config.fine_tunes:
+                fine_tune(actor.model, actor.tokenizer, config, folder)
+                actor = actor_of(env, self.measured_config(actor), actor.model, actor.tokenizer)
+        if Algorithm(config.algorithm).needs_reference and config.lora is None:
+            actor.save(folder / REFERENCE)
+        if stored is not None:
+            stored.check_tokens(len(actor.tokenizer), actor.decode)
+            stored.save(folder / STORED)
+        actor = self.resources.enter_context(sampled_as_set(actor, config))
+        trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
+        make_latest(folder)
+        if self.held_out.warning:
+            warn(folder, self.held_out.warning, self.say)
+        save_checkpoint(folder / CHECKPOINT, trainer)
+        (folder / WARM).unlink(missing_ok=True)
+        with in_processes(folder, trainer):
+            self.evaluate(trainer, "before")
+            self.train(trainer)
+            return self.finish(trainer)
+
     def prepare(self) -> Actor:
         """Make a model and warm it up on demonstrations."""
         config, env, say = self.config, self.env, self.progress.say
@@ -223,7 +244,6 @@ class _Run:
         def show(step: WarmStep) -> None:
             self.metrics.write(step.phase, step.step, {"loss": step.loss})
             self.progress.phase(step.phase, step.step, step.of, f"loss {step.loss:.3f}")
-            self.stop.check()
 
         trajectories = [t for e in demonstrations for t in e.trajectories]
         fitting = [t for t in trajectories if len(t) <= actor.engine.context_limit]
@@ -235,6 +255,7 @@ class _Run:
                 f"{actor.engine.context_limit} tokens and are left out: raise rollout.context",
                 self.say,
             )
+        self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
         warm_start(
             actor.model,
             fitting,
@@ -244,8 +265,8 @@ class _Run:
             token_budget=config.forward_tokens,
             precision=config.precision if config.start_from else PrecisionConfig(),
             on_step=show,
+            checkpoint=WarmCheckpoint(self.folder / WARM, self.stop),
         )
-        actor.model.eval()
 
     def measured_config(self, actor: Actor) -> TrainConfig:
         """Return the settings, with the context that the actor was made for."""
@@ -285,7 +306,7 @@ class _Run:
         dev = self.env.tasks.distinct(split, config.eval.dev_n)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
-        if config.decided_algorithm is not config.algorithm:
+        if config.decided_algorithm.proximal != config.algorithm.proximal:
             self.say(f"   Old is computed anew before each update of a batch, as {config.mismatch}: see perf/old_s.")
         diagnosis = Diagnosis(config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say)
         if self.records is not None:
@@ -351,7 +372,7 @@ class _Run:
 @contextmanager
 def _open(folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None) -> Iterator[_Run]:
     started, known, stop = time.monotonic(), episode_ids(folder / EPISODES), stop or Stop(progress.say)
-    stop.hint = "nothing is lost but the warm start; run the same command again"
+    stop.hint = "nothing is lost; run the same command again"
     shown = config.model_dump(mode="json", by_alias=True)
     hf_logging.disable_progress_bar()
     with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
+from agent_rl.algorithms.algorithm import EXTREMES
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
@@ -69,7 +71,7 @@ class Trainer:
         stored: StoredGroups | None = None,
     ) -> None:
         self.spec, self.actor, self.config, self.reference, self.stored = spec, actor, config, reference, stored
-        self.algorithm = Algorithm(config.decided_algorithm)
+        self.algorithm = Algorithm(config.decided_algorithm.within(actor.engine.context_limit))
         for member in members_of(spec, config.env_args):
             require_hooks(member.spec, self.algorithm)
         self.is_mixture, self.replay = bool(routers(actor.model)), config.algorithm.routing.replay
@@ -84,6 +86,8 @@ class Trainer:
                 "device=cpu, or a dense model without a critic and without precision.autocast=float16"
             )
         self.optimizer = Optimizer(actor.model, config.optimizer, scale_loss=half)
+        self.loss_device = float64_device(actor.model.device)
+        """Where losses are computed."""
         self.critic = Critic(actor.model, self.algorithm, config.optimizer) if wanted else None
         self.processes = OneProcess()
         self.rollouts = RolloutSampler(spec, actor, config, self.algorithm)
@@ -166,11 +170,10 @@ class Trainer:
         if self.algorithm.needs_reference_for_loss and scored.reference_logprobs is None:  # for these rows only
             batch = replace(batch, scored=self._compare(batch.scored))
         parts = mini_batches(weighed, wanted, batch, self.config.updates, self.config.seed, self.step)
-        return (
-            metrics
-            | self._update_by(parts, torch.nonzero(wanted)[:, 0])
-            | {"train/tokens": float(batch.rows.loss_mask.sum())}
-        )
+        metrics |= self._update_by(parts, torch.nonzero(wanted)[:, 0])
+        if self.config.asynchrony.mode != "sync" and not self.algorithm.recomputes_old:  # else `diagnose` has said it
+            metrics |= self.learned.gap_by_age(self.step)
+        return metrics | {"train/tokens": float(batch.rows.loss_mask.sum())}
 
     def _update_by(self, parts: Iterable[MiniBatch], rows: Tensor) -> dict[str, float]:
         """Take an update on each mini-batch, until theta has left old too far; `rows` are the places of the batch's.
@@ -191,6 +194,7 @@ class Trainer:
             found["train/grad_norm"] = self.optimizer.step(scale)
             taken.append(found | (self.critic.step(scale) if self.critic is not None else {}))
         metrics = {name: sum(found[name] for found in taken) / len(taken) for name in taken[0]}
+        metrics |= {f"train/{x}": of(found[f"train/{x}"] for found in taken) for x, of in EXTREMES.items()}
         if self.config.updates.most > 1:
             each = ("ratio", "clip_fraction", "old_kl", "grad_norm")
             metrics |= {f"update/{n}/{x}": found[f"train/{x}"] for n, found in enumerate(taken, 1) for x in each}
@@ -206,10 +210,9 @@ class Trainer:
             if part.epoch == 0 and self.learned is not None:
                 self.learned.scores.append((rows[part.rows[cut]], logprobs))
             for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + value
-        tokens = int(part.batch.rows.loss_mask.sum())
-        loss = sums.pop("loss")
-        return {f"train/{name}": value / tokens for name, value in sums.items()} | {"train/loss": loss} | of_objective
+                sums[name] = EXTREMES.get(name, operator.add)(sums[name], value) if name in sums else value
+        tokens, whole = int(part.batch.rows.loss_mask.sum()), {"loss", *EXTREMES}
+        return {f"train/{n}": x if n in whole else x / tokens for n, x in sums.items()} | of_objective
 
     def _prepare(self, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
         """Score the whole batch under theta, and let the objective prepare it."""
@@ -228,7 +231,7 @@ class Trainer:
             with sharing(model, some.rows, some.group, self.config.precision) as shared:
                 for cut in some.cut_rows(budget):
                     prompt = None if shared is None else shared.of(cut)
-                    found = self._accumulate(some.padded(cut, float64_device(model.device)), whole, prompt)
+                    found = self._accumulate(some.padded(cut, self.loss_device), whole, prompt)
                     yield Gradient([part[row] for row in cut], *found)
 
     def _accumulate(
@@ -258,10 +261,10 @@ class Trainer:
 
     def _score(self, rows: Rows) -> tuple[ScoredRows, dict[str, float]]:
         """Score the rows by all models that the advantages need; also return metrics of their routes."""
-        algorithm, metrics = self.algorithm.config, dict[str, float]()
+        metrics = dict[str, float]()
         given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
         scored = ScoredRows(rows, old_logprobs=rows.rollout_logprobs)
-        if algorithm.recomputes_old:
+        if self.algorithm.recomputes_old:
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
             log = RouteLog(len(rows.token_ids)) if self.is_mixture else None
             started = time.perf_counter()

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from agent_rl.backends.embedded.checkpoint import WarmCheckpoint
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -155,15 +156,19 @@ def warm_start(
     token_budget: int = 2**31,
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
     on_step: Callable[[WarmStep], None] = lambda _: None,
+    checkpoint: WarmCheckpoint | None = None,
 ) -> None:
     """Train a model in place on trajectories of scripted episodes, in micro-batches of `token_budget` padded tokens.
 
     What a fork repeats of its parent is learned there only. The special tokens, space and newline of the tokenizer
     separate the strings to copy. The seed is of the order of demonstrations and of these strings. `on_step` is called
-    after every step.
+    after every step. Steps that `checkpoint` remembers are not taken again: their batches are drawn and passed over, so
+    that those behind them are what they would have been.
 
     Raises:
         ConfigError: if there are no demonstrations.
+        CheckpointError: if what `checkpoint` remembers is damaged, or of other demonstrations.
+        Interrupted: if the run of `checkpoint` was asked to stop.
     """
     if not demonstrations:
         raise ConfigError("there are no demonstrations to clone")
@@ -174,7 +179,7 @@ def warm_start(
     separators = sorted({*tokenizer.get_added_vocab().values(), *blanks})
     alphabet = sorted({i for ids, _ in rows for i in ids} - set(separators))
     optimizer = Optimizer(model, config.optimizer, scale_loss=precision.autocast == "float16")
-    model.train()
+    model.eval()  # without dropout, as in training, so that steps are the same again
 
     def wanted(weights: Tensor) -> Tensor | None:
         """Return which tokens need logits; None for all, where those of the environment are learned, too."""
@@ -200,11 +205,25 @@ def warm_start(
         optimizer.step(scale)
         return total
 
+    if checkpoint is not None:
+        checkpoint.restore(model, optimizer, [len(rows), sum(len(ids) for ids, _ in rows)])
+    taken = iter(checkpoint.losses.copy() if checkpoint else ())
+
+    def learn(phase: str, step: int, of: int, batch: _Rows, scale: float) -> float:
+        """Take a step, unless it was taken before an interruption; return its loss."""
+        if (before := next(taken, None)) is not None:
+            return before
+        loss = train(batch, scale)
+        on_step(WarmStep(phase, step, of, loss))
+        if checkpoint is not None:
+            checkpoint.after_step(model, optimizer, loss)
+        return loss
+
     recent: deque[float] = deque(maxlen=5)
     for step in range(config.copy_steps):
         scale = schedule(config.optimizer, step, total=2**31)  # no fall: how long this lasts, the gate decides
-        recent.append(train(_copies(config.batch, alphabet, separators, random), scale))
-        on_step(WarmStep("copying", step, config.copy_steps, recent[-1]))
+        copied = _copies(config.batch, alphabet, separators, random)
+        recent.append(learn("copying", step, config.copy_steps, copied, scale))
         if len(recent) == recent.maxlen and float(np.mean(recent)) < config.copy_gate:
             break
     copies = round(config.batch * config.copy_share)
@@ -212,7 +231,7 @@ def warm_start(
     for step in range(config.clone_steps):
         batch = next(order) + _copies(copies, alphabet, separators, random)
         scale = schedule(config.optimizer, step + config.optimizer.warmup_steps, config.clone_steps)
-        on_step(WarmStep("cloning", step, config.clone_steps, train(batch, scale)))
+        learn("cloning", step, config.clone_steps, batch, scale)
 
 
 def _row(trajectory: Trajectory, env_weight: float) -> tuple[list[int], list[float]]:

@@ -300,8 +300,8 @@ class KVCache:
         if first:
             before = keys[:, :, :first], values[:, :, :first]
             other, its = attend(q.reshape(rows, kv, group * width, dim), *before, 0.0, False, scale=1.0)
-            share = torch.sigmoid(its.view_as(sums) - sums)[..., None].to(out.dtype)  # of logarithms of sums
-            out = torch.lerp(out, other.view_as(out), share)
+            share = torch.sigmoid(its.reshape(sums.shape) - sums)[..., None].to(out.dtype)  # of logarithms of sums
+            out = torch.lerp(out, other.reshape(out.shape), share)
         found: Tensor = out.transpose(1, 2).reshape(rows * width, kv * group, dim)
         return found
 

@@ -145,7 +145,8 @@ def _flattened(settings: dict[str, JsonValue], prefix: str = "") -> Iterator[tup
 
 def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
     """Return what the settings are in verl's config."""
-    algorithm, rollout, actor = config.decided_algorithm, "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+    algorithm = config.decided_algorithm.within(config.rollout.context)
+    rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     return {
         **asynchronous(config.asynchrony),
         "data.custom_cls.path": "pkg://agent_rl.backends.verl.worker.dataset",

@@ -14,6 +14,7 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from agent_rl.algorithms import Algorithm, Denominators
+from agent_rl.algorithms.algorithm import EXTREMES
 from agent_rl.algorithms.batch import CriticTargets, LossInputs
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.gym.registry import load_once
@@ -86,7 +87,8 @@ def algorithm_loss(
     columns, whole = received(data, logprobs.device)
     terms = algorithm.loss(logprobs, entropy, loss_inputs(columns), whole)
     sums = {name: value for name, value in terms.sums.items() if name != "entropy" or found is not None}
-    metrics = {f"agent_rl/{name}": _share(value / whole.tokens) for name, value in sums.items()}
+    metrics = {f"agent_rl/{n}": _share(x / whole.tokens) for n, x in sums.items() if n not in EXTREMES}
+    metrics |= {f"agent_rl/{n}": Metric(value=sums[n], aggregation=of.__name__) for n, of in EXTREMES.items()}
     metrics["agent_rl/loss"] = _share(float(terms.loss.detach()))
     return terms.loss * int(data["dp_size"]), metrics
 

@@ -8,7 +8,7 @@ const VALUES = {
   purpose: ["train", "eval", "rollout", "demonstration"],
   outcome: ["terminated", "truncated", "failed"],
   stop: ["done", "env_truncated", "turns", "tokens", "tool_calls", "seconds", "length", "error"],
-  ending: ["ok", "truncated", "parse_error", "env_crash", "tool_infra", "sandbox_lost", "policy_error", "judge_failed", "timeout", "cancelled"],
+  ending: ["ok", "truncated", "parse_error", "sandbox_ended", "env_crash", "tool_infra", "sandbox_lost", "policy_error", "judge_failed", "timeout", "cancelled"],
   success: ["yes", "no", "none"],
   greedy: ["yes", "no"],
 };

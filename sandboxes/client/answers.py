@@ -1,0 +1,58 @@
+"""What an agent answers, as results."""
+
+from __future__ import annotations
+
+from agent_rl.sandboxes.agent.frames import Head
+from agent_rl.sandboxes.base import ExecResult, PythonResult
+from agent_rl.sandboxes.client.reading import decode
+
+
+async def exec_result(head: Head, body: bytes, seconds: float) -> ExecResult:
+    """Return how a command ended, after so many seconds.
+
+    Raises:
+        KeyError: if the answer lacks something.
+        TypeError: if it holds something else.
+    """
+    out, err = await _split(head, body)
+    return ExecResult(_int(head, "code"), out, err, head["expired"] is True, head["cut"] is True, seconds)
+
+
+async def python_result(head: Head, body: bytes, seconds: float) -> PythonResult:
+    """Return how a piece of Python ended; raises as `exec_result` does."""
+    out, err = await _split(head, body)
+    return PythonResult(
+        out,
+        err,
+        _text(head, "value"),
+        _text(head, "error"),
+        timed_out=head["expired"] is True,
+        truncated=head["cut"] is True,
+        state_lost=head["lost"] is True,
+        seconds=seconds,
+    )
+
+
+async def _split(head: Head, body: bytes) -> tuple[str, str]:
+    """Return stdout and stderr as text."""
+    n = _int(head, "out")
+    if not body:
+        return "", ""
+    return await decode(body[:n]), await decode(body[n:])
+
+
+def _int(head: Head, key: str) -> int:
+    value = head.get(key)
+    if not isinstance(value, int):
+        raise TypeError(f"{key}={value!r} is no number")
+    return value
+
+
+def _text(head: Head, key: str) -> str | None:
+    value = head.get(key)
+    return value if value is None else str(value)
+
+
+def without_sandbox(end: Exception) -> PythonResult:
+    """Return the result of code whose sandbox is gone."""
+    return PythonResult("", "", error=f"{end}\n", state_lost=True, sandbox_lost=True)

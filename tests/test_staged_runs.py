@@ -1,0 +1,94 @@
+"""Three runs that go wrong, made to: each is real and short, and says what is wrong; test_stalls.py has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agent_rl as ar
+from agent_rl.backends.embedded import trainer
+from agent_rl.backends.embedded.run import start_run
+from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.runs.folder import read_warnings
+from agent_rl.runs.metrics import read_metrics
+from agent_rl.view.progress import Progress
+from tests.runs import config
+
+WORDS = ("yes", "no", "red", "blue", "up", "down", "old", "new", "left", "right", "day", "night")
+STILL = {"lr": 1e-7, "warmup_steps": 0}
+"""An optimizer that moves nothing: what is there stays."""
+
+
+@ar.register("staged-v0", tasks=lambda split, index: {"n": index}, splits=("train", "eval", "dev"))
+class Staged(ar.Env):
+    """Asks for one of some words; it is the first word in a share `usual` of the tasks, where the model says it."""
+
+    def __init__(self, words: int = 2, usual: float = 1.0, said: float = 0.6) -> None:
+        self.words, self.usual, self.said = WORDS[:words], usual, said
+
+    def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
+        draw = np.random.default_rng(int(str(task["n"])))
+        others = self.words[1:]
+        self.answer = self.words[0] if draw.random() < self.usual else others[draw.integers(len(others))]
+        return "which?"
+
+    def step(self, action: ar.Message) -> ar.Step:
+        return ar.Step(terminated=True)
+
+    @ar.reward
+    def right(self, episode: ar.Episode) -> bool:
+        return episode.final_text == self.answer
+
+    def demonstrate(self, rng: np.random.Generator) -> Iterator[str]:
+        others = self.words[1:]
+        yield self.words[0] if rng.random() < self.said else others[rng.integers(len(others))]
+
+
+def said(tmp_path: Path, **changes: Any) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return what a run warned of, and the metrics of its steps."""
+    chosen = {
+        "env": "staged-v0",
+        "steps": 24,
+        "checkpoint_every": 100,
+        "token_records": False,
+        "eval": {"n": 4, "dev_n": 4, "every": 0},
+        "rollout": {"groups": 16, "samples": 4, "slots": 64, "max_tokens": 8},
+        "warm_start": {"demonstrations": 200, "copy_steps": 0, "clone_steps": 40, "batch": 16},
+    }
+    folder = start_run(config(tmp_path, **(chosen | changes)), Progress())
+    return read_warnings(folder), [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"]
+
+
+STAGES: dict[str, tuple[dict[str, Any], str]] = {
+    "one answer": (
+        {"optimizer": STILL, "env_args": {"usual": 0.7, "said": 0.85}},
+        "of the episodes end with the same answer",
+    ),
+    "too hard": (
+        {"optimizer": STILL, "env_args": {"words": 12, "usual": 0.0, "said": 0.3}},
+        "of the rows have a gradient",
+    ),
+}
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(("changes", "line"), STAGES.values(), ids=STAGES)
+def test_staged_run_names_its_stall(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    warnings, steps = said(tmp_path, **changes)
+    assert any(line in warning for warning in warnings), (warnings, steps[-1])
+
+
+@pytest.mark.sandbox
+def test_staged_run_with_another_temperature_names_the_mismatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hotter(model: Any, ids: Any, temperature: float = 1.0, **options: Any) -> Any:
+        return score_tokens(model, ids, 3 * temperature, **options)
+
+    monkeypatch.setattr(trainer, "score_tokens", hotter)
+    warnings, steps = said(tmp_path, steps=4, optimizer=STILL)
+    assert any("training and rollout differ by" in warning for warning in warnings), (warnings, steps[-1])
