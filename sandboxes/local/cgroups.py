@@ -153,16 +153,19 @@ def events(folders: Sequence[Path]) -> dict[str, int]:
         for file, name, key in _COUNTS:
             with contextlib.suppress(OSError, ValueError):
                 words = (folder / file).read_text().split()
-                found[name] = found.get(name, 0) + int(words[words.index(key) + 1] if key else words[0])
+                found[name] = found.get(name, 0) + int(words[words.index(key) + 1])
+        with contextlib.suppress(OSError, ValueError):  # of version 1: not all kernels count in memory.failcnt
+            most, limit = (int((folder / f"memory.{file}_in_bytes").read_text()) for file in ("max_usage", "limit"))
+            found["limit_hits"] = found.get("limit_hits", 0) + (most > limit - _HUGE_PAGE)
     return found
 
 
+_HUGE_PAGE = 2 * 1024 * 1024
+"""Bytes: what is asked for at a time, at most, so that a limit may be hit as far below it."""
 _COUNTS = (
     ("memory.events", "oom_kills", "oom_kill"),
     ("memory.events", "limit_hits", "oom"),  # an allocation was about to fail at this cgroup's own limit
     ("memory.oom_control", "oom_kills", "oom_kill"),
-    ("memory.failcnt", "limit_hits", ""),
-    ("memory.memsw.failcnt", "limit_hits", ""),
     ("pids.events", "forks_refused", "max"),
 )
 """The files of cgroups of version 2 and 1: what is counted in each, after which word."""
