@@ -7,8 +7,8 @@ Reward: `correct` (weight 1) for one of the answer's names, `clean` (weight 0.1)
 
 Splits: `train`, `eval` and `dev` are disjoint by a hash of the question.
 
-The demonstrations guess, search for the thing that the question names and take what it is a kind of, or follow the right
-names. What is left to learn is to search a second time.
+The demonstrations guess, search for what the question names and take the first thing that it leads to, or follow the
+right names. What is left to learn is to search a second time.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class WordNet(Quiz):
 
     def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
         """Search for the first name, and for the next one only now and then."""
-        # as good a query as the whole question (the answer is within reach in 74 of 100 tasks by either, in two passages of
-        # 300 characters), of a fifth of its tokens to copy
+        # a name is as good a query as the whole question (in two passages of 300 characters, 74 of 100 answers are within
+        # reach by either), and a fifth of its tokens to copy
         first, *others = self.names
         yield one_call("search", query=first)
         if stops_early or rng.random() < 0.4:
