@@ -135,8 +135,8 @@ class WordNet(Quiz):
 
     def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
         """Search for the first name, and for the next one only now and then."""
-        # a name is as good a query as the whole question (in two passages of 300 characters, 74 of 100 answers are within
-        # reach by either), and a fifth of its tokens to copy
+        # a name is as good a query as the whole question (in two passages of 300 characters 74 of 100 answers are
+        # within reach by either), and a fifth of its tokens to copy
         first, *others = self.names
         yield one_call("search", query=first)
         if stops_early or rng.random() < 0.4:
