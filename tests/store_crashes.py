@@ -77,7 +77,7 @@ def kill_writers(folder: Path, kills: int, seed: int) -> Reader:
             writer = processes.Process(target=write_forever, args=own)
             writer.start()
             telling.close()
-            for _ in range(int(generator.integers(1, 40))):
+            for _ in range(int(generator.integers(1, 12))):
                 reader.written.append(told.recv())
                 ahead.release()
             writer.kill()
