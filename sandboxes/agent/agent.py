@@ -49,6 +49,8 @@ from .streams import Capture, Feed, take_all
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
 MIN_ERROR = 4096
 """Bytes kept of a command's stderr, at least: why a file can't be read has to fit."""
+MAX_PROBLEM = 2048
+"""Characters kept of that, which names a path of any length: in the head of an answer each takes up to twelve bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Agent:
             try:
                 answer, body = answers[request.op](request)
             except OSError as error:
-                answer, body = {"failed": f"{request.op}: {error}"}, b""
+                answer, body = {"failed": worker.shorten(f"{request.op}: {error}", MAX_PROBLEM)}, b""
             self.call = -1
             self.cancelled.discard(request.id)
             write_all(self.replies, pack({"id": request.id, **answer}, body))
@@ -294,4 +296,5 @@ def _problem(answer: Head, output: bytes) -> str | None:
         return "it took too long"
     if answer["code"] == 0:
         return None
-    return output[cast(int, answer["out"]) :].decode(errors="backslashreplace").strip() or f"status {answer['code']}"
+    said = output[cast(int, answer["out"]) :].decode(errors="backslashreplace").strip()
+    return worker.shorten(said, MAX_PROBLEM) or f"status {answer['code']}"

@@ -31,6 +31,12 @@ def test_read_file_refuses_files_over_max_bytes(box, run):
     assert len(run(box.read_file("file", max_bytes=1001))) == 1001
 
 
+def test_read_file_survives_a_path_longer_than_an_answer(box, run):
+    with pytest.raises(FileAccessError, match="too long"):
+        run(box.read_file("\U0001f40d" * 70_000))
+    assert run(box.exec(["echo", "on"])).stdout == "on\n"
+
+
 COPIES = """\
 import os, shutil, tarfile
 os.makedirs('folder/inner')
