@@ -199,7 +199,7 @@ class _Zygote:
         self._cgroups: list[str] = list(hello.get("cgroups", ()))
         if self.tier == "none":
             complaint = self.stop().splitlines()
-            reasons = "; ".join([*(f"{tier}: {reason}" for tier, reason in self.refused.items()), *complaint[:1]])
+            reasons = "; ".join([*(f"{tier}: {reason}" for tier, reason in self.refused.items()), *complaint[-1:]])
             raise SandboxError(
                 f"no local sandbox works here ({reasons}); use another backend, or, for code that you trust, "
                 "allow_unsafe=True"

@@ -48,13 +48,14 @@ def remove(homes: Sequence[Path]) -> None:
     # by programs, as they take no recursion: code can nest folders deeper than Python's stack
     script = 'chmod -R u+rwx -- "$@"; exec rm -rf --one-file-system -- "$@"'
     if homes:
-        os.posix_spawnp(
-            "nice",
-            ["nice", "-n", "19", "sh", "-c", script, "sh", *map(str, homes)],
+        removal = os.posix_spawnp(
+            "sh",
+            ["sh", "-c", script, "sh", *map(str, homes)],
             os.environ,
             file_actions=[(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)],
             setsid=True,  # it outlives the zygote
         )
+        os.setpriority(os.PRIO_PROCESS, removal, 19)  # a small image may have no `nice`
 
 
 def collect() -> None:
