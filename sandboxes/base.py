@@ -10,10 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agent_rl.sandboxes.snapshot import Snapshot
 
 WORK = "/work"
 """The folder that code starts in; it can write there and in /tmp only. Relative paths are below it."""
@@ -192,6 +195,27 @@ class Sandbox(ABC):
         Raises:
             FileAccessError: if it can't be written there.
         """
+
+    async def snapshot(self) -> Snapshot:
+        """Return its files, and what brings its interpreter back; processes that run are not in it.
+
+        Raises:
+            NotImplementedError: if the backend has no snapshots.
+            FileAccessError: if the files can't be read, or are too many or too large.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no snapshots; local and docker sandboxes have")
+
+    async def restore(self, snapshot: Snapshot) -> str | None:
+        """Bring another sandbox's files and variables into this one, which has run nothing but what that had, too.
+
+        Returns:
+            None if everything is as it was; else why there are only the files, beside a new interpreter.
+
+        Raises:
+            NotImplementedError: if the backend has no snapshots.
+            FileAccessError: if the files do not fit, or are no snapshot's; then some may be there.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no snapshots; local and docker sandboxes have")
 
     @abstractmethod
     async def close(self) -> None:

@@ -28,6 +28,7 @@ from agent_rl.sandboxes.base import (
     Sandbox,
     Sandboxes,
 )
+from agent_rl.sandboxes.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -254,6 +255,12 @@ class _PooledSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes) -> None:
         await self._held().write_file(path, data)
+
+    async def snapshot(self) -> Snapshot:
+        return await self._held().snapshot()
+
+    async def restore(self, snapshot: Snapshot) -> str | None:
+        return await self._held().restore(snapshot)
 
     async def close(self) -> None:
         self._timer.cancel()

@@ -9,6 +9,8 @@ request at a time, in order, and answers each with one frame that carries the re
     end                                                   → error
     read    path, keep                                    → problem;                               body: the file
     write   path;                          body: the file → problem
+    pack    keep                                          → problem;                               body: all files
+    unpack                         body: what was packed  → problem
     cancel  the id of a call, which ends as if its time had expired; has no answer of its own
 
 A request's head is `{"op": "exec", "id": 7, ...}`, an answer's `{"id": 7, "code": 0, ...}`. The output is stdout, which
@@ -40,7 +42,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from . import files, worker
+from . import files, worker, workplace
 from .frames import CHUNK, Frames, Head, pack, texts_to_body, write_all
 from .interpreter import FLOOD, Interpreter, connect, start
 from .process_tree import NAP, ProcessTree, describe_exit
@@ -120,6 +122,7 @@ class Agent:
         answers = {
             **{"exec": self._exec, "read": self._read, "write": self._write},
             **{"python": self._python, "lend": self._lend, "end": self._end},
+            **{"pack": self._pack, "unpack": self._unpack},
         }
         write_all(self.replies, pack({"ready": True}))
         while True:
@@ -158,6 +161,14 @@ class Agent:
     def _write(self, request: Request) -> tuple[Head, bytes]:
         path = files.locate(request.path, self.home)
         return {"problem": _problem(*self._run(request, lambda: files.receive(path)))}, b""
+
+    def _pack(self, request: Request) -> tuple[Head, bytes]:
+        answer, body = self._run(request, lambda: workplace.pack(workplace.roots(self.home), request.keep))
+        problem = _problem(answer, body)
+        return {"problem": problem}, b"" if problem else body
+
+    def _unpack(self, request: Request) -> tuple[Head, bytes]:
+        return {"problem": _problem(*self._run(request, lambda: workplace.unpack(workplace.roots(self.home))))}, b""
 
     def _run(self, request: Request, run: Callable[[], None], *, foreign: bool = False) -> tuple[Head, bytes]:
         """Run a process to its end, and end what it leaves behind."""
