@@ -26,7 +26,7 @@ from agent_rl.errors import ConfigError, PolicyError, SandboxError
 from agent_rl.gym.budget import Meter, meter, overdue
 from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env, messages_of
-from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply
+from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply, observe
 from agent_rl.rollout.job import Branch, Job, messages_before
 from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
@@ -136,7 +136,7 @@ class EpisodeRun:
         while True:
             self.stage = "policy"
             self.messages += observation
-            length = conversation.observe(observation)
+            length = observe(conversation, observation, self.job.spec.id)
             if limit is not None and length >= limit:
                 self.require_room(length, limit)
                 return StopReason.TOKENS
