@@ -15,15 +15,22 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import agent_rl as ar
+from agent_rl.cli import main
 from agent_rl.core.ending import Ending
 from agent_rl.core.messages import ToolCall, ToolErrorKind
 from agent_rl.errors import DamagedEpisodeError, RenderError
+from agent_rl.formats.chat import read_chat
+from agent_rl.formats.reading import import_episodes
+from agent_rl.formats.writing import export_episodes
 from agent_rl.gym.env import messages_of
 from agent_rl.gym.tool import call_tools
+from agent_rl.judge.prompt import exhibit
 from agent_rl.policy import oracle
 from agent_rl.rollout import Job, run_episode
 from agent_rl.rollout.as_gymnasium import TextEnv
 from agent_rl.store.codec import dump_line, load_line
+from agent_rl.view.html import write_report
+from agent_rl.view.page.data import dump, episode_json
 from tests.doubles import small_renderer, token_policy
 from tests.fake_openai import FakeOpenAI, called, said
 
@@ -240,3 +247,38 @@ def test_line_of_an_older_version_ignores_parts() -> None:
     del line["parts"]
     episode = load_line(json.dumps(line).encode())
     assert [m.content for m in episode.messages] == [m.content for m in played().messages]
+
+
+# views and formats
+
+
+def test_views_show_pictures_and_the_terminal_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    episode = played(late=False)
+    with ar.EpisodeWriter(tmp_path) as writer:
+        writer.write(episode)
+    assert main(["view", str(tmp_path), episode.id]) == 0
+    out = capsys.readouterr().out
+    assert str(RED) in out and "base64" not in out
+    shown = [{"text": str(image), "url": image.url} for image in (RED, GREY)]
+    (opening, (_, look, _), *_) = [turn["messages"] for turn in json.loads(dump(episode_json(episode)))["cut"]]
+    assert opening[0]["images"] == shown[:1] and look["images"] == shown and "parts" not in look
+    page = write_report(tmp_path / "r.html", title="t", summary={}, curve_svg="<svg/>", facts=(), comparisons=(),
+                        after=[episode])  # fmt: skip
+    assert page.read_text().count(f'<img alt="{RED}" src="{RED.url}">') == 2
+
+
+def test_chat_format_holds_images_and_others_refuse_them(tmp_path: Path) -> None:
+    episode = played(late=False)
+    export_episodes([episode], tmp_path / "e.jsonl", "openai")
+    (again,) = import_episodes(tmp_path / "e.jsonl")
+    assert [m.parts for m in again.messages] == [m.parts for m in episode.messages]
+    elsewhere = [{"type": "text", "text": "see "}, {"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}]
+    (message,) = read_chat([{"role": "user", "content": elsewhere}])
+    assert (message.content, message.parts) == ("see [image_url]", ())
+    with pytest.raises(ar.ConfigError, match=r"images-test-v0 shows \[image: png.*--to atif has no place for images"):
+        export_episodes([episode], tmp_path / "atif.jsonl", "atif")
+
+
+def test_judges_read_a_line_for_each_image() -> None:
+    shown = exhibit(played(), "transcript", b"secret")
+    assert str(GREY) in shown.text and "base64" not in shown.text
