@@ -36,7 +36,7 @@ def printed() -> str:
 
 
 def test_environments_page_prints_its_stated_output(printed: str) -> None:
-    success, zoom, image, episode, players, rewards, judged, check, result, estimates, rules, *lake = (
+    success, episode, zoom, image, players, rewards, judged, check, result, estimates, rules, *lake = (
         printed.splitlines()
     )
     assert "100.0%" in success
