@@ -111,7 +111,8 @@ _PR_SCHED_CORE = 62
 """Keeps a core's other threads idle."""
 _MS_SYNC, _O_DSYNC, _RWF_SYNCS = 4, 0x1000, 6
 _RLIMIT_CORE = 4
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
+"""Typing for others, the console, and another line discipline: the host would load a module of its kernel for it."""
 _ON_FILES = (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
 """FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION, ENABLE_VERITY and SET_ENCRYPTION_POLICY: an open for reading is enough."""
 _CLONE_NEW = 0x7E020000
@@ -143,7 +144,7 @@ def program(*, namespaces: bool, shares_user: bool = False) -> bytes:
     if shares_user:
         refused |= {errno.EPERM: OWNERS, 0: SYNCS | MODES_AND_TIMES}
     families = (_AF_UNIX, _AF_INET, _AF_INET6) if namespaces else ()
-    controls = (_TIOCSTI, _TIOCLINUX, *(() if namespaces else _ON_FILES))
+    controls = (_TIOCSTI, _TIOCLINUX, _TIOCSETD, *(() if namespaces else _ON_FILES))
     code: list[_Instruction] = [
         *((_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), _fail(kill=True)),
         *((_LOAD, 0, 0, _NUMBER), (_GREATER, 0, 1, CEILING), _fail(errno.ENOSYS)),
