@@ -146,7 +146,7 @@ def seccomp_profile() -> str:
         _allow_if("setsockopt", _is(2, _SO_LINGER, not_=True)),
     ]
     rules.append({**_allow_if("setsockopt", _is(1, _SOL_SOCKET), _is(2, _SO_LINGER)), **_fail(0)})
-    rules.append(_allow_if("ioctl", _is(1, _TIOCSETD, not_=True)))
+    rules += [_allow_if("ioctl", test) for test in _differ(1, _TIOCSETD)]
     rules.append(_allow_if("setrlimit", _is(0, _RLIMIT_CORE, not_=True)))
     rules.append({**_allow_if("setrlimit", _is(0, _RLIMIT_CORE)), **_fail(0)})
     rules += [_allow_if("prlimit64", _is(0, 0), test) for test in (_is(1, _RLIMIT_CORE, not_=True), _is(2, 0))]
@@ -168,6 +168,12 @@ def _allow_if(name: str, *tests: dict[str, object]) -> dict[str, object]:
 def _is(index: int, value: int, *, not_: bool = False) -> dict[str, object]:
     """Return the test that an argument has a value, or has not."""
     return {"index": index, "value": value, "op": "SCMP_CMP_NE" if not_ else "SCMP_CMP_EQ"}
+
+
+def _differ(index: int, value: int) -> list[dict[str, object]]:
+    """Return the tests of which one holds if the lower half is another value: the kernel reads no more of it."""
+    bits = [(1 << i, ~value & 1 << i) for i in range(32)]
+    return [{"index": index, "value": bit, "valueTwo": other, "op": "SCMP_CMP_MASKED_EQ"} for bit, other in bits]
 
 
 def _fail(code: int) -> dict[str, object]:
