@@ -85,6 +85,8 @@ class Agent:
         """Reads what the host sent, and the descriptors that came along."""
         self.lent: list[int] = []
         self.home = home
+        self.environment = {**ENVIRONMENT, "HOME": home, "PATH": _path()}
+        """The variables of all that runs here."""
         self.frames = Frames()
         self.waiting: deque[Request] = deque()
         self.call = -1
@@ -97,7 +99,7 @@ class Agent:
     def serve(self) -> NoReturn:
         """Answer until the host goes away; then end everything."""
         os.environ.clear()
-        os.environ.update(ENVIRONMENT, HOME=self.home, PATH=_path())
+        os.environ.update(self.environment)
         if self.home != files.WORK:
             os.environ["TMPDIR"] = str(Path(self.home).parent / "tmp")
             os.environ["GIT_CONFIG_NOSYSTEM"] = "1"  # one that git may not read ends it

@@ -21,6 +21,8 @@ UID = 1000
 """The user that code is, inside."""
 NAMESPACES = syscalls.NEWUSER | syscalls.NEWPID | syscalls.NEWNS | syscalls.NEWNET | syscalls.NEWIPC | syscalls.NEWUTS
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+PACKAGES = "/packages"
+"""Where the folder of installed packages is shown, wherever it lies on the host."""
 HIDDEN = ("usr/lib/python3/dist-packages", "usr/local/lib/python3*/*-packages")
 """Installed packages are the host's business: agent_rl among them, with the answers to its environments' tasks."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -43,10 +45,15 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Something of the host's that a jail will show at the same path."""
+    """Something of the host's that a jail will show at a path, mostly its own."""
 
     path: str
     fd: int
+
+    @classmethod
+    def open(cls, path: str, shown: str = "") -> _Source:
+        """Open it, while this is still the user who may see it: a mount can be made from a descriptor."""
+        return cls(shown or path, os.open(path, os.O_PATH))
 
     @property
     def magic(self) -> str:
@@ -85,9 +92,9 @@ def enter(spec: Spec) -> None:
     """
     syscalls.unshare(syscalls.NEWCGROUP)
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    # opened while this is still the user who may see them; a mount can be made from a descriptor
-    sources = [_Source(path, os.open(path, os.O_PATH)) for path in _existing((*SYSTEM, *spec.read_only))]
-    devices = [_Source(f"/dev/{name}", os.open(f"/dev/{name}", os.O_PATH)) for name in DEVICES]
+    sources = [_Source.open(path) for path in _existing((*SYSTEM, *spec.read_only))]
+    sources += [_Source.open(path, PACKAGES) for path in [spec.packages] if path]
+    devices = [_Source.open(f"/dev/{name}") for name in DEVICES]
     links = {path: str(Path(path).readlink()) for path in SYSTEM if Path(path).is_symlink()}
     if Path("/proc/self/setgroups").read_text().strip() == "allow":
         os.setgroups([])
