@@ -50,6 +50,8 @@ class Snapshot:
     """Whether the interpreter has run anything."""
     gap: str | None = None
     """Why its calls can't be repeated, if so."""
+    has_processes: bool = False
+    """Whether a process was started that outlives a call."""
 
     @property
     def digest(self) -> str:
@@ -62,7 +64,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.calls: tuple[Call, ...] = ()
-        self.has_variables = False
+        self.has_variables = self.has_processes = False
         self.gap: str | None = None
         self._size, self._seconds = 0, 0.0
         self._files = b""
@@ -91,10 +93,12 @@ class Journal:
     def taken(self, files: bytes) -> Snapshot:
         """Return a snapshot with these files; equal ones are kept once."""
         self._files = self._files if self._files == files else files
-        return Snapshot(self._files, self.calls, self.has_variables, self.gap)
+        return Snapshot(self._files, self.calls, self.has_variables, self.gap, self.has_processes)
 
     async def repeat(self, snapshot: Snapshot, sandbox: Sandbox) -> str | None:
         """Have a sandbox, whose journal this is, run what it has not run yet; return why that can't be done, if so."""
+        if snapshot.has_processes:
+            return "a process was started there, which is not started again"
         if not snapshot.has_variables:
             return "the interpreter of this sandbox has run other code" if self.has_variables else None
         if snapshot.gap is not None:

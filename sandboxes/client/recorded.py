@@ -7,6 +7,7 @@ import functools
 
 from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, Command, ExecResult, PythonResult
 from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.process import Launch, Process
 from agent_rl.sandboxes.snapshot import MAX_FILES, Call, Journal, Snapshot, outcome_of
 
 _KILL, _AT_ONCE = "import time\ntime.sleep(60)", 0.001
@@ -27,6 +28,11 @@ class RecordedSandbox(AgentSandbox):
         size = len(command.input) + sum(map(len, command.argv))
         self.journal.add(Call("run_command", {"command": command}, ""), size, result.seconds)
         return result
+
+    async def start_process(self, launch: Launch) -> Process:
+        """Start a process that goes on when this returns."""
+        self.journal.has_processes = True
+        return await super().start_process(launch)
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT

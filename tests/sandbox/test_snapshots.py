@@ -129,6 +129,13 @@ def test_restore_after_a_cancelled_call_has_files_only(box, other, run):
     assert run(other.restore(run(box.snapshot()))) == "a call was cancelled"
 
 
+def test_restore_says_that_processes_are_not_there(box, other, run):
+    run(box.start(["sleep", "60"]))
+    run(box.write_file("file", b"x"))
+    assert run(other.restore(run(box.snapshot()))) == "a process was started there, which is not started again"
+    assert run(other.read_file("file")) == b"x"
+
+
 def test_restore_into_a_used_sandbox_has_files_only(box, other, run):
     run(other.run_python("mine = 1"))
     assert run(other.restore(run(box.snapshot()))) == "the interpreter of this sandbox has run other code"
