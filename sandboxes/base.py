@@ -10,14 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import ConfigError
 from agent_rl.sandboxes.process import CONNECT_TIMEOUT, CallLimits, Launch, Process, Stream, check_pty
-
-if TYPE_CHECKING:
-    from agent_rl.sandboxes.snapshot import Snapshot
+from agent_rl.sandboxes.snapshot import Snapshot
 
 WORK = "/work"
 """The folder that code starts in; it can write there and in /tmp only. Relative paths are below it."""
@@ -273,6 +271,30 @@ class Sandbox(ABC):
             FileAccessError: if the files do not fit, or are no snapshot's; then some may be there.
         """
         raise NotImplementedError(f"{type(self).__name__} has no snapshots; local and docker sandboxes have")
+
+    async def fork(
+        self, sandboxes: Sandboxes, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0
+    ) -> tuple[Sandbox, str | None]:
+        """Open a sandbox that has what this one has; return it, and what `restore` says is missing.
+
+        Args:
+            sandboxes: where it is opened, as `Sandboxes.open` does, which describes the rest.
+            owner: who holds it.
+            limits: what it may use.
+            lifetime: seconds.
+
+        Raises:
+            SandboxError: if none can be had.
+            NotImplementedError: if the backend has no snapshots.
+            FileAccessError: if the files can't be read, or do not fit.
+        """
+        snapshot = await self.snapshot()
+        other = await sandboxes.open(owner=owner, limits=limits, lifetime=lifetime)
+        try:
+            return other, await other.restore(snapshot)
+        except BaseException:
+            await other.close()
+            raise
 
     @abstractmethod
     async def close(self) -> None:

@@ -7,8 +7,9 @@ import functools
 
 from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, Command, ExecResult, PythonResult
 from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.client.journal import Journal, outcome_of
 from agent_rl.sandboxes.process import Launch, Process
-from agent_rl.sandboxes.snapshot import MAX_FILES, Call, Journal, Snapshot, outcome_of
+from agent_rl.sandboxes.snapshot import MAX_FILES, Call, Snapshot
 
 _KILL, _AT_ONCE = "import time\ntime.sleep(60)", 0.001
 """Code that ends its interpreter by being late, and after how many seconds."""

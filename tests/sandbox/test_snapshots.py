@@ -15,7 +15,8 @@ import pytest
 
 from agent_rl.sandboxes.agent import workplace
 from agent_rl.sandboxes.base import FileAccessError
-from agent_rl.sandboxes.snapshot import MAX_CALLS, Call, Journal, Snapshot, fork
+from agent_rl.sandboxes.client.journal import MAX_CALLS, Journal
+from agent_rl.sandboxes.snapshot import Call, Snapshot
 
 FILL = r"""
 mkdir -p 'a b/deep' empty; printf 'x\000y' > 'a b/deep/data'; : > empty.txt; printf hidden > .hidden
@@ -86,10 +87,10 @@ def test_restore_repeats_the_calls_of_the_interpreter(box, other, run):
 def test_restored_sandbox_is_snapshot_again(box, sandboxes, run):
     async def chain() -> str | None:
         await box.run_python("x = 1")
-        second, missing = await fork(sandboxes, box, lifetime=60)
+        second, missing = await box.fork(sandboxes, lifetime=60)
         await second.exec(["sh", "-c", "echo 5 > file"])
         await second.run_python("x += int(open('file').read())")
-        third, more = await fork(sandboxes, second, lifetime=60)
+        third, more = await second.fork(sandboxes, lifetime=60)
         assert (missing, more) == (None, None)
         value = (await third.run_python("x")).value
         await asyncio.gather(second.close(), third.close())
