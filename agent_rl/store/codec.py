@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, TypeVar, cast, get_type_hints
 
@@ -46,6 +47,8 @@ def _stored_model() -> type[BaseModel]:
 
 
 _Stored = _stored_model()
+_NAMES = tuple(_Stored.model_fields)
+_values = attrgetter(*_NAMES)
 
 
 def dump_line(episode: Episode, *, experts: KeepExperts | None = None) -> bytes:
@@ -102,10 +105,11 @@ def _dump(episode: Episode, experts: KeepExperts | None) -> bytes:
         "turns": episode.turns,
         "tool_errors": dict(episode.tool_errors),
     }
-    values = {name: getattr(episode, name) for name in _Stored.model_fields}
-    values["trajectories"] = tuple(pack(t, experts) for t in episode.trajectories)
+    stored = _Stored.__new__(_Stored)  # as model_construct does, in a tenth of its time
+    vars(stored).update(zip(_NAMES, _values(episode), strict=True))
+    vars(stored)["trajectories"] = tuple(pack(t, experts) for t in episode.trajectories)
     row = _Stored.__pydantic_serializer__.to_json(
-        _Stored.model_construct(None, **values),
+        stored,
         exclude={"id"},
         exclude_defaults=True,
         warnings=False,
