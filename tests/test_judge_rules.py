@@ -12,7 +12,7 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.judgement import JudgeFault, Verdict
 from agent_rl.core.messages import JSON, Message
 from agent_rl.errors import ConfigError
-from agent_rl.judge import rules
+from agent_rl.judge import rule_kinds, rules
 from agent_rl.judge.files import load_rubric
 from agent_rl.judge.rules import RuleJudge
 from tests.doubles import example_episode
@@ -79,7 +79,7 @@ def test_rule_over_the_transcript_reads_calls_and_results() -> None:
 def test_rule_without_an_answer_is_a_fault(
     rule: Mapping[str, JSON], task: dict[str, JSON], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "REGEX_SECONDS", 0.2)
+    monkeypatch.setattr(rule_kinds, "REGEX_SECONDS", 0.2)
     for negated in ({}, {"negate": True}):
         verdict = decide({**rule, **negated}, "a" * 60 + "!", **task)
         assert (verdict.choice, verdict.value, verdict.error) == (None, None, JudgeFault.RULE)

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_rl.backends.embedded import checkpoint
-from agent_rl.backends.embedded.checkpoint import WarmCheckpoint
+from agent_rl.backends.embedded import warm_checkpoint
 from agent_rl.backends.embedded.model import make_model
-from agent_rl.backends.embedded.run import WARM, resume_run, start_run
+from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.stages import WARM
+from agent_rl.backends.embedded.warm_checkpoint import WarmCheckpoint
 from agent_rl.backends.embedded.warm_start import WarmStep, warm_start
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.core.trajectory import Completion, FinishReason, Source, Trajectory
@@ -94,7 +95,7 @@ def test_run_resumes_in_its_warm_start_bit_for_bit(tmp_path: Path, monkeypatch: 
     with pytest.raises(Interrupted, match="continue with: agent-rl train resume="):
         start_run(config(tmp_path, **changes), Ends(("copying", 1), stop), stop)
     folder = (tmp_path / "runs" / "latest").resolve()
-    monkeypatch.setattr(checkpoint, "WARM_SAVE_S", 0.0)
+    monkeypatch.setattr(warm_checkpoint, "SAVE_S", 0.0)
     dying = Ends(("cloning", 7))
     with pytest.raises(MemoryError):
         resume_run(folder, dying)

@@ -17,7 +17,7 @@ from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, StopReason
 from agent_rl.core.messages import Message, Step
 from agent_rl.gym.env import Env, messages_of
-from agent_rl.rollout.episode import close_env
+from agent_rl.rollout.closing import close_env
 from agent_rl.seeds import OwnRandom, Stream, rng
 
 _PLAIN = (int, float, str, list, dict, set, bytearray, deque, np.ndarray)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar, overload
 
@@ -140,6 +140,11 @@ def as_reward(component: RewardComponent, value: object, where: str, source: str
     faults = Counter(map(str, value.faults)) if score is None else {}
     error = f"not judged: {', '.join(f'{fault} ({n})' for fault, n in faults.items())}" if faults else None
     return Reward(component.name, score, component.weight, "judge", error=error)
+
+
+def rewards_of_failure(components: Iterable[RewardComponent]) -> tuple[Reward, ...]:
+    """Return the rewards of an episode that counts as failed and can't be asked for them: 0 of each component."""
+    return tuple(Reward(c.name, 0.0, c.weight) for c in components)
 
 
 def checked_reward(value: object, where: str) -> float | None:

@@ -12,6 +12,7 @@ from agent_rl.core.messages import JSON, Message, Step
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import SandboxError
 from agent_rl.gym.env import ToolEnv
+from agent_rl.gym.reward import rewards_of_failure
 from agent_rl.sandboxes.base import Limits, Sandbox
 from agent_rl.sandboxes.registry import shared_backend
 
@@ -94,7 +95,7 @@ class SandboxedEnv(ToolEnv):
         except Exception:
             if self.sandbox_loss is None:
                 raise
-            rewards = tuple(Reward(c.name, 0.0, c.weight) for c in self.reward_components)
+            rewards = rewards_of_failure(self.reward_components)
         return rewards if self.sandbox_loss is None else tuple(reward.without_gain for reward in rewards)
 
     async def open_sandbox(self) -> Sandbox:

@@ -26,7 +26,7 @@ from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.judge.importers import FORMATS
 from agent_rl.judge.rubric import Criterion, Normalize, Rubric, Rule, View
-from agent_rl.judge.rules import check_rule, describe_rule, rule_kinds
+from agent_rl.judge.rule_kinds import KINDS, check_rule, describe_rule
 
 ID_WORDS = 6
 """Of a text, for the id of a criterion that has none."""
@@ -223,12 +223,12 @@ def _criterion(value: Mapping[str, JSON], number: int, taken: set[str]) -> Crite
 
 def _rule(value: Mapping[str, JSON]) -> Rule:
     """Return the rule of `{KIND: value, option: ...}` or `{KIND: {value: ..., option: ...}}`."""
-    kinds = [key for key in value if key in rule_kinds()]
+    kinds = [key for key in value if key in KINDS]
     if len(kinds) != 1:
-        known = ", ".join(rule_kinds())
+        known = ", ".join(KINDS)
         if kinds or not value:
             raise ConfigError(f"a rule has one kind, this has {len(kinds)}: write {{KIND: VALUE}}, of {known}")
-        hint = did_you_mean(next(iter(value)), rule_kinds())
+        hint = did_you_mean(next(iter(value)), KINDS)
         raise ConfigError(f"no rule '{next(iter(value))}'.{hint} There are: {known}")
     kind = kinds[0]
     compared, options = value[kind], {key: option for key, option in value.items() if key != kind}

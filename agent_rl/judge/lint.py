@@ -14,7 +14,8 @@ from agent_rl.core.episode import Episode, Origin, Outcome, StopReason
 from agent_rl.core.judgement import Verdict
 from agent_rl.core.messages import JSON, Message
 from agent_rl.judge.rubric import Criterion, Rubric, Rule
-from agent_rl.judge.rules import task_key, verdicts
+from agent_rl.judge.rule_kinds import task_key
+from agent_rl.judge.rules import verdicts
 from agent_rl.judge.score import score
 
 SIMILAR = 0.75

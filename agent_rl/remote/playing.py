@@ -18,7 +18,7 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.remote import wire
 from agent_rl.remote.leases import Lease
 from agent_rl.remote.wire import Problem
-from agent_rl.rollout.episode import close_env
+from agent_rl.rollout.closing import close_env
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from agent_rl.remote import wire
 from agent_rl.remote.leases import Lease, Leases, Owner
 from agent_rl.remote.playing import close, describe, play, problem, run, state_of, tools_of
 from agent_rl.remote.wire import Reply, Request
-from agent_rl.rollout.episode import close_env
+from agent_rl.rollout.closing import close_env
 from agent_rl.store.codec import load_line
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from agent_rl.policy.baselines import nothing_policy
 from agent_rl.rendering.base import Renderer
 from agent_rl.replay.compare import compare_answer, compare_messages
 from agent_rl.replay.result import Result, Status
-from agent_rl.rollout.episode import EpisodeRun, close_env
+from agent_rl.rollout.closing import close_env
+from agent_rl.rollout.episode import EpisodeRun
 from agent_rl.rollout.job import Branch, Call, Job, messages_before, resume_policy
 from agent_rl.seeds import Stream, rng
 

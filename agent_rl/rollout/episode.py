@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import inspect
 import logging
 import os
 import reprlib
@@ -16,18 +15,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar, TypeVarTuple, cast
 
-from agent_rl.concurrency import call, in_thread, is_awaitable, maybe_await, to_the_end
+from agent_rl.concurrency import call, is_awaitable, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step
-from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.core.trajectory import FinishReason
-from agent_rl.errors import ConfigError, PolicyError, SandboxError
+from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.budget import Meter, meter, overdue
 from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env, messages_of
-from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply
+from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply, observe
+from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.job import Branch, Job, messages_before
+from agent_rl.rollout.lost_sandbox import loss_told_by, only_losses, scored_anyway
 from agent_rl.seeds import Stream, rng
 from agent_rl.version import __version__
 
@@ -100,7 +100,7 @@ class EpisodeRun:
             if _from_outside(error):
                 raise
             if self.env is not None and self.env.sandbox_loss is not None:
-                return await self.without_sandbox(scored=scored)
+                return await self.without_sandbox(error, scored=scored)
             return self.failed(error)
         finally:
             try:
@@ -136,7 +136,7 @@ class EpisodeRun:
         while True:
             self.stage = "policy"
             self.messages += observation
-            length = conversation.observe(observation)
+            length = observe(conversation, observation, self.job.spec.id)
             if limit is not None and length >= limit:
                 self.require_room(length, limit)
                 return StopReason.TOKENS
@@ -156,8 +156,9 @@ class EpisodeRun:
                 return StopReason.TOOL_CALLS
             step = await self.call("step", env.step, reply.message)
             if not isinstance(step, Step):
-                named = f"a tuple of {len(step)}" if isinstance(step, tuple) else reprlib.repr(step)
-                raise TypeError(f"step returned {named}: return ar.Step(observation, reward, terminated, truncated)")
+                raise TypeError(
+                    f"step returned {_named(step)}: return ar.Step(observation, reward, terminated, truncated)"
+                )
             observation = messages_of(step.observation)
             self.record(len(observation), float(step.reward), step.terminated, step.truncated)
             ended = self.ended(step.terminated, step.truncated)
@@ -280,7 +281,7 @@ class EpisodeRun:
         steps = [Reward("step", s.reward, source="step", turn=i) for i, s in enumerate(self.steps) if s.reward]
         if (loss := self.env.sandbox_loss) is not None:  # seen by a reward, perhaps
             episode = replace(episode, sandbox_loss=loss)
-            steps = [reward for reward in steps if reward.without_gain is reward]
+            steps = only_losses(steps)
         if not (steps or rewards or self.env.group_reward_components):  # nothing earned is 0, and no success
             steps = [Reward("step", 0.0, source="step", turn=len(self.steps) - 1)]
         return episode.scored((*rewards, *steps), tuple(self.judgements))
@@ -291,17 +292,14 @@ class EpisodeRun:
         failure = Failure(self.stage, type(error).__name__, str(error), trace)
         where = (self.job.spec.id, self.job.group_id, failure.where)
         _log.warning("%s, group %s: %s failed: %s: %.300s", *where, failure.type, failure.message)
-        loss = error.loss if isinstance(error, SandboxError) and isinstance(error.loss, SandboxLoss) else None
-        return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure, sandbox_loss=loss)
+        return replace(self.episode(StopReason.ERROR, Outcome.FAILED), error=failure, sandbox_loss=loss_told_by(error))
 
-    async def without_sandbox(self, *, scored: bool) -> Episode:
-        """Return the episode of a policy that ended its own sandbox: what that broke is no way out of a score."""
-        episode = self.ended_by(StopReason.DONE)
-        try:
-            return await self.score(episode) if scored else episode
-        except Exception:  # of an environment that scores by itself
-            components = self.job.spec.cls.reward_components
-            return episode.scored(tuple(Reward(c.name, 0.0, c.weight) for c in components), tuple(self.judgements))
+    async def without_sandbox(self, error: BaseException, *, scored: bool) -> Episode:
+        """Return the episode of a policy that ended its own sandbox."""
+        episode, components = self.ended_by(StopReason.DONE), self.job.spec.cls.reward_components
+        if not scored:
+            return episode
+        return await scored_anyway(episode, error, self.score, components, self.judgements)
 
     def episode(self, stop: StopReason, outcome: Outcome) -> Episode:
         """Return what happened so far."""
@@ -365,27 +363,8 @@ class _OutOfTimeError(Exception):
     """The environment's time ran out in a step."""
 
 
-async def close_env(env: Env, seconds: float | None) -> None:
-    """Close an environment, to the end even if the caller is cancelled meanwhile.
-
-    Raises:
-        TimeoutError: if it takes longer than `seconds`.
-    """
-    if type(env).close is not Env.close:
-        await to_the_end(_close_within(env, seconds))
-
-
-async def _close_within(env: Env, seconds: float | None) -> None:
-    try:
-        async with asyncio.timeout(seconds) as clock:
-            if inspect.iscoroutinefunction(env.close):
-                await env.close()
-            else:  # it may never return
-                await maybe_await(await in_thread(env.close, f"{type(env).__name__}.close", quick=True))
-    except TimeoutError:
-        if not clock.expired():
-            raise
-        raise overdue("close", seconds) from None
+def _named(value: object) -> str:
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else reprlib.repr(value)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from agent_rl.gym.env import Env
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.reward import RewardComponent, as_reward
 from agent_rl.policy.base import AnyPolicy
-from agent_rl.rollout.episode import close_env
+from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.job import Job
 from agent_rl.rollout.pool import run_jobs, stream_jobs
 

@@ -19,7 +19,8 @@ from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tasks import episode_seed
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import AnyPolicy
-from agent_rl.rollout.episode import EpisodeRun, close_env
+from agent_rl.rollout.closing import close_env
+from agent_rl.rollout.episode import EpisodeRun
 from agent_rl.rollout.job import Job
 
 

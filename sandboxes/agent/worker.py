@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from .frames import CHUNK, Frames, pack, texts_to_body, write_all
 
-TEXTS = ("value", "error")
-"""Of an answer."""
-
 if TYPE_CHECKING:  # it takes as long to import as the rest: only for code that awaits
     import asyncio
     from collections.abc import Coroutine
 
+TEXTS = ("value", "error")
+"""Of an answer: what its body holds, in this order."""
 _IS_COROUTINE = 0x80
 """The flag of a code object that makes a coroutine, `inspect.CO_COROUTINE`."""
 

@@ -1,7 +1,7 @@
 """Sandboxes of this machine: a zygote forks jails of namespaces, seccomp and cgroups, or Landlock domains.
 
-Apart from `backend`, stdlib only, with relative imports only, like `agent`: the zygote loads these files without
-agent_rl.
+Apart from `backend`, `lease` and `packages`, stdlib only, with relative imports only, like `agent`: the zygote loads
+these files without agent_rl.
 """
 
 from agent_rl.sandboxes.local.backend import LocalSandboxes

@@ -30,6 +30,7 @@ from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.local.lease import START_TIMEOUT, Lease
+from agent_rl.sandboxes.local.packages import check_requirements, provide
 from agent_rl.sandboxes.local.spec import Spec
 from agent_rl.sandboxes.registry import register_sandbox
 
@@ -75,7 +76,8 @@ class LocalSandboxes(AgentSandboxes):
 
     Args:
         limits: of each sandbox, unless it is opened with others.
-        python: the interpreter that runs inside, with its standard library and no packages; this one if left out.
+        python: the interpreter that runs inside, with its standard library; this one if left out.
+        packages: what pip installs for it, once and on the host, before the first sandbox opens; no others are there.
         require: what has to be guaranteed, as `capabilities` finds; `ESSENTIAL` if left out.
         tier: the kind of sandbox; the first of `TIERS` that works if left out.
         allow_unsafe: where nothing else works, take processes that are limited but not isolated: for code you trust.
@@ -89,6 +91,7 @@ class LocalSandboxes(AgentSandboxes):
         limits: Limits | None = None,
         *,
         python: str | None = None,
+        packages: Sequence[str] = (),
         require: Collection[str] | None = None,
         tier: str | None = None,
         allow_unsafe: bool = False,
@@ -100,6 +103,9 @@ class LocalSandboxes(AgentSandboxes):
             raise ConfigError("tier='unsafe' isolates nothing; if you trust the code, say so: allow_unsafe=True")
         super().__init__(limits, (() if allow_unsafe else ESSENTIAL) if require is None else require)
         self._python = python or sys.executable
+        self._packages = check_requirements(packages)
+        self._unbuilt: SandboxError | None = None
+        """Why there are no packages: a backend asks pip once."""
         self._tiers = (tier,) if tier else TIERS[: 3 if allow_unsafe else 2]
         self._launcher = tuple(launcher)
         self._zygote: _Zygote | None = None
@@ -157,8 +163,19 @@ class LocalSandboxes(AgentSandboxes):
             if self._zygote is None or not self._zygote.runs():
                 if self._zygote is not None:
                     self._zygote.stop()
-                self._zygote = _Zygote(self._python, self._tiers, self._launcher)
+                self._zygote = _Zygote(self._python, self._tiers, self._launcher, self._build())
             return self._zygote
+
+    def _build(self) -> str:
+        """Return the folder of packages; empty if none were asked for."""
+        if not self._packages:
+            return ""
+        if self._unbuilt is None:
+            try:
+                return str(provide(self._packages, self._python))
+            except SandboxError as error:
+                self._unbuilt = error
+        raise SandboxError(str(self._unbuilt))
 
 
 class _Zygote:
@@ -168,14 +185,14 @@ class _Zygote:
         SandboxError: if it doesn't start, or no kind of sandbox works here.
     """
 
-    def __init__(self, python: str, tiers: Sequence[str], launcher: Sequence[str]) -> None:
+    def __init__(self, python: str, tiers: Sequence[str], launcher: Sequence[str], packages: str = "") -> None:
         if sys.platform != "linux":
             raise SandboxError(f"local sandboxes need Linux, and this is {sys.platform}; use docker")
         self._commands, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [*launcher, python, "-I", "-S", "-B", str(BOOT), str(theirs.fileno()), ",".join(tiers)],
+                    [*launcher, python, "-I", "-S", "-B", str(BOOT), str(theirs.fileno()), ",".join(tiers), packages],
                     pass_fds=[theirs.fileno()],
                     env=ENVIRONMENT,
                     cwd="/",

@@ -21,12 +21,16 @@ UID = 1000
 """The user that code is, inside."""
 NAMESPACES = syscalls.NEWUSER | syscalls.NEWPID | syscalls.NEWNS | syscalls.NEWNET | syscalls.NEWIPC | syscalls.NEWUTS
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+PACKAGES = "/packages"
+"""Where the folder of installed packages is shown, wherever it lies on the host."""
 HIDDEN = ("usr/lib/python3/dist-packages", "usr/local/lib/python3*/*-packages")
 """Installed packages are the host's business: agent_rl among them, with the answers to its environments' tasks."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 DESCRIPTORS = 512
 """Of a process. With them all under way over sockets, the trainer, where it is the same user, can still send its own:
 the kernel counts them by user, and refuses the next to who has a lower limit than there are (1024, at least)."""
+TERMINALS = 32
+"""Pseudo-terminals at a time: the host has a number of its own in reserve, the others share 3,072."""
 SPARE = 8
 """Processes that the agent can have when the code has used up its own."""
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
@@ -43,10 +47,15 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Something of the host's that a jail will show at the same path."""
+    """Something of the host's that a jail will show at a path, mostly its own."""
 
     path: str
     fd: int
+
+    @classmethod
+    def open(cls, path: str, shown: str = "") -> _Source:
+        """Open it, while this is still the user who may see it: a mount can be made from a descriptor."""
+        return cls(shown or path, os.open(path, os.O_PATH))
 
     @property
     def magic(self) -> str:
@@ -85,9 +94,9 @@ def enter(spec: Spec) -> None:
     """
     syscalls.unshare(syscalls.NEWCGROUP)
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    # opened while this is still the user who may see them; a mount can be made from a descriptor
-    sources = [_Source(path, os.open(path, os.O_PATH)) for path in _existing((*SYSTEM, *spec.read_only))]
-    devices = [_Source(f"/dev/{name}", os.open(f"/dev/{name}", os.O_PATH)) for name in DEVICES]
+    sources = [_Source.open(path) for path in _existing((*SYSTEM, *spec.read_only))]
+    sources += [_Source.open(path, PACKAGES) for path in [spec.packages] if path]
+    devices = [_Source.open(f"/dev/{name}") for name in DEVICES]
     links = {path: str(Path(path).readlink()) for path in SYSTEM if Path(path).is_symlink()}
     if Path("/proc/self/setgroups").read_text().strip() == "allow":
         os.setgroups([])
@@ -158,7 +167,7 @@ def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Sourc
     syscalls.mount("tmpfs", _ROOT, "tmpfs", _QUIET, "size=1m,mode=755,nr_inodes=1024")
     root = Path(_ROOT)
     os.chdir(root)
-    for folder in ("dev/shm", "proc", "etc", "tmp", "work", "empty"):
+    for folder in ("dev/shm", "dev/pts", "proc", "etc", "tmp", "work", "empty"):
         (root / folder).mkdir(parents=True)
     for path, link in links.items():
         (root / path[1:]).symlink_to(link)
@@ -174,6 +183,9 @@ def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Sourc
         (root / "dev" / name).symlink_to(f"/proc/self/{link}")
     for file, text in _FILES.items():
         (root / file).write_text(text)
+    terminals = f"newinstance,ptmxmode=666,mode=600,max={TERMINALS}"
+    syscalls.mount("devpts", str(root / "dev/pts"), "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, terminals)
+    (root / "dev/ptmx").symlink_to("pts/ptmx")
     syscalls.mount("proc", str(root / "proc"), "proc", _QUIET | syscalls.MS_NOEXEC, "subset=pid")
     for folder, size, files, flags in (
         ("work", spec.disk, spec.files, _QUIET),

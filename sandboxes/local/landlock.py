@@ -76,7 +76,7 @@ def visible(spec: Spec) -> tuple[str, ...]:
     """Return the paths for the rules: all readable ones, without the hidden ones."""
     hidden = {str(path) for pattern in HIDDEN for path in Path("/").glob(pattern)} | set(spec.hidden)
     devices = [f"/dev/{name}" for name in DEVICES]
-    paths = dict.fromkeys(os.path.realpath(path) for path in (*SYSTEM, *spec.read_only))
+    paths = dict.fromkeys(os.path.realpath(path) for path in (*SYSTEM, *spec.read_only, *filter(None, [spec.packages])))
     return tuple(path for root in (*paths, *devices) for path in _around(root, hidden))
 
 

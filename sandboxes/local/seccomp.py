@@ -29,8 +29,10 @@ import ctypes
 import errno
 import platform
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 
+from . import bpf
+from .bpf import LIE, Rule, has_any, is_given, is_none_of, is_one_of
 from .syscalls import check, prctl, syscall
 
 CEILING = 462
@@ -77,6 +79,9 @@ DENIED_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
     **{"semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188)},
     **{"msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181)},
 }
+HIDDEN: dict[str, tuple[int | None, int | None]] = {"clone3": (435, 435)}
+"""Calls whose flags are not in sight of a filter: as if there were none, for which programs have other calls."""
+HIDDEN_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {"openat2": (437, 437)}
 SYNCS: dict[str, tuple[int | None, int | None]] = {
     **{"sync": (162, 81), "syncfs": (306, 267), "fsync": (74, 82), "fdatasync": (75, 83)},
     **{"sync_file_range": (277, 84)},
@@ -92,37 +97,58 @@ MODES_AND_TIMES: dict[str, tuple[int | None, int | None]] = {
     **{"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452)},
     **{"utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88)},
 }
-_CLONE, _CLONE3, _IOCTL, _PRLIMIT, _SETRLIMIT = (56, 220), (435, 435), (16, 29), (302, 261), (160, 164)
-_SOCKET, _SOCKETPAIR, _SETSOCKOPT, _SECCOMP = (41, 198), (53, 199), (54, 208), (317, 277)
-_FCNTL, _PRCTL, _MSYNC, _PWRITEV2 = (72, 25), (157, 167), (26, 227), (328, 287)
-_OPENAT2 = (437, 437)
-_OPENS: tuple[tuple[tuple[int | None, int | None], int], ...] = (((2, None), 1), ((257, 56), 2))
-"""open and openat, and which argument has the flags."""
+CHECKED: dict[str, tuple[int | None, int | None]] = {
+    **{"clone": (56, 220), "ioctl": (16, 29), "socket": (41, 198), "socketpair": (53, 199), "fcntl": (72, 25)},
+    **{"prctl": (157, 167), "prlimit64": (302, 261), "setrlimit": (160, 164), "setsockopt": (54, 208)},
+    **{"msync": (26, 227), "open": (2, None), "openat": (257, 56), "pwritev2": (328, 287)},
+}
+"""Calls whose arguments count; the tables below say how."""
+_SECCOMP = (317, 277)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column of the tables, and the kernel's AUDIT_ARCH."""
 
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _PROTOCOLS = (0, 1, 6, 17, 58)
 """Whatever is usual, ICMP, TCP, UDP, ICMPv6: to ask for another one makes the host load a module of its kernel."""
-_SOL_SOCKET, _SO_LINGER = 1, 13
 _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 1024, 1026, 1031
 """Leases block who opens a file outside; notices tell of folders in sight; pages of pipes are counted by user."""
 _PR_SCHED_CORE = 62
 """Keeps a core's other threads idle."""
-_MS_SYNC, _O_DSYNC, _RWF_SYNCS = 4, 0x1000, 6
-_RLIMIT_CORE = 4
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
+"""Typing for others, the console, and another line discipline: the host would load a module of its kernel for it."""
 _ON_FILES = (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
 """FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION, ENABLE_VERITY and SET_ENCRYPTION_POLICY: an open for reading is enough."""
 _CLONE_NEW = 0x7E020000
 """Every flag of clone that makes a namespace."""
-_NO_FAMILY = errno.EAFNOSUPPORT
-_ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_LOAD, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
-_NUMBER, _ARCH, _ARGUMENT = 0, 4, 16
-"""Offsets into struct seccomp_data; the first argument's lower half."""
+_O_DSYNC, _RWF_SYNCS, _MS_SYNC = 0x1000, 6, 4
+_SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE = 1, 13, 4
 
-_Instruction = tuple[int, int, int, int]
+REFUSED: dict[str, tuple[Rule, ...]] = {
+    "clone": (Rule(errno.EPERM, has_any(0, _CLONE_NEW)),),
+    "ioctl": (Rule(errno.EPERM, is_one_of(1, _TIOCSTI, _TIOCLINUX, _TIOCSETD)),),
+    "socket": (
+        Rule(errno.EPROTONOSUPPORT, is_none_of(2, *_PROTOCOLS)),
+        Rule(errno.EAFNOSUPPORT, is_none_of(0, _AF_UNIX, _AF_INET, _AF_INET6)),
+    ),
+    "socketpair": (Rule(errno.EAFNOSUPPORT, is_none_of(0, _AF_UNIX)),),
+    "fcntl": (Rule(errno.EPERM, is_one_of(1, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ)),),
+    "prctl": (Rule(errno.EINVAL, is_one_of(0, _PR_SCHED_CORE)),),
+    "prlimit64": (Rule(errno.EPERM, is_none_of(0, 0)),),  # its own limits only
+}
+REFUSED_WITHOUT_NAMESPACES: dict[str, tuple[Rule, ...]] = {
+    "ioctl": (Rule(errno.EPERM, is_one_of(1, *_ON_FILES)),),
+    "socket": (Rule(errno.EAFNOSUPPORT),),
+    # files whose every write goes to the disk, and such writes
+    "open": (Rule(errno.EINVAL, has_any(1, _O_DSYNC)),),
+    "openat": (Rule(errno.EINVAL, has_any(2, _O_DSYNC)),),
+    "pwritev2": (Rule(errno.EOPNOTSUPP, has_any(5, _RWF_SYNCS)),),
+}
+LIES: dict[str, tuple[Rule, ...]] = {
+    "setsockopt": (Rule(LIE, is_one_of(1, _SOL_SOCKET), is_one_of(2, _SO_LINGER)),),
+    "msync": (Rule(LIE, has_any(2, _MS_SYNC)),),
+    "setrlimit": (Rule(LIE, is_one_of(0, _RLIMIT_CORE)),),
+    "prlimit64": (Rule(LIE, is_one_of(1, _RLIMIT_CORE), is_given(2)),),  # a new limit; asking for it is none
+}
 
 
 def supported() -> bool:
@@ -138,42 +164,22 @@ def program(*, namespaces: bool, shares_user: bool = False) -> bytes:
         shares_user: whether code runs as a user who has files outside.
     """
     column, arch = _ARCHITECTURES[platform.machine()]
-    denied = [*DENIED.values(), *(() if namespaces else DENIED_WITHOUT_NAMESPACES.values())]
-    refused = {errno.EOPNOTSUPP: {} if namespaces else ATTRIBUTES, 0: SYNCS}
+    whole = [(DENIED, errno.EPERM), (HIDDEN, errno.ENOSYS), (SYNCS, LIE)]
+    tables: list[Mapping[str, tuple[Rule, ...]]] = [REFUSED, LIES]
+    if not namespaces:
+        whole += [(DENIED_WITHOUT_NAMESPACES, errno.EPERM), (HIDDEN_WITHOUT_NAMESPACES, errno.ENOSYS)]
+        whole += [(ATTRIBUTES, errno.EOPNOTSUPP)]
+        tables += [REFUSED_WITHOUT_NAMESPACES]
     if shares_user:
-        refused |= {errno.EPERM: OWNERS, 0: SYNCS | MODES_AND_TIMES}
-    families = (_AF_UNIX, _AF_INET, _AF_INET6) if namespaces else ()
-    controls = (_TIOCSTI, _TIOCLINUX, *(() if namespaces else _ON_FILES))
-    code: list[_Instruction] = [
-        *((_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), _fail(kill=True)),
-        *((_LOAD, 0, 0, _NUMBER), (_GREATER, 0, 1, CEILING), _fail(errno.ENOSYS)),
-        *(part for numbers in denied for part in _refuse(numbers[column], errno.EPERM)),
-        *(part for code, calls in refused.items() for n in calls.values() for part in _refuse(n[column], code)),
-        # glibc falls back to clone, whose flags a filter can see
-        *_refuse(_CLONE3[column], errno.ENOSYS),
-        *_when(_CLONE[column], 0, ((_ANY_BIT, 0, 1, _CLONE_NEW), _fail(errno.EPERM))),
-        *_when(_IOCTL[column], 1, _refuse_values(controls, errno.EPERM)),
-        *_when(_SOCKET[column], 2, [*_pass(_PROTOCOLS, errno.EPROTONOSUPPORT), *_at(0, _only(families, _NO_FAMILY))]),
-        *_when(_SOCKETPAIR[column], 0, _only((_AF_UNIX,), _NO_FAMILY)),
-        *_when(_SETSOCKOPT[column], 1, [*_unless(_SOL_SOCKET), *_at(2, _refuse_values((_SO_LINGER,), 0))]),
-        *_when(_FCNTL[column], 1, _refuse_values((_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ), errno.EPERM)),
-        *_when(_PRCTL[column], 0, _refuse_values((_PR_SCHED_CORE,), errno.EINVAL)),
-        *_when(_MSYNC[column], 2, ((_ANY_BIT, 0, 1, _MS_SYNC), _fail(0))),
-        *_when(_SETRLIMIT[column], 0, _refuse_values((_RLIMIT_CORE,), 0)),
-        *_when(
-            _PRLIMIT[column],
-            0,
-            [
-                *_pass((0,), errno.EPERM),  # its own limits only
-                *_at(1, _unless(_RLIMIT_CORE)),
-                *_at(2, _pass((0,), 0)),  # a new limit: none, as it is asked for
-                *_at(2, _pass((0,), 0), upper=True),
-            ],
-        ),
-        *(() if namespaces else _refuse_synchronous_writes(column)),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
-    return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+        whole += [(OWNERS, errno.EPERM), (MODES_AND_TIMES, LIE)]
+    filter_ = bpf.begin(arch, CEILING, errno.ENOSYS)
+    for calls, code in whole:
+        for numbers in calls.values():
+            filter_ += bpf.answer(numbers[column], code)
+    for name, numbers in CHECKED.items():
+        rules = [rule for table in tables for rule in table.get(name, ())]
+        filter_ += bpf.check(numbers[column], rules)
+    return bpf.packed([*filter_, bpf.ALLOW])
 
 
 def install(filter_: bytes) -> None:
@@ -183,56 +189,3 @@ def install(filter_: bytes) -> None:
     prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
     number = _SECCOMP[_ARCHITECTURES[platform.machine()][0]]
     check(syscall(number, 1, 0, header), "seccomp")  # SECCOMP_SET_MODE_FILTER
-
-
-def _fail(code: int = 0, *, kill: bool = False) -> _Instruction:
-    return (_RETURN, 0, 0, _KILL_PROCESS if kill else _ERRNO | code)
-
-
-def _refuse(number: int | None, code: int) -> list[_Instruction]:
-    return [] if number is None else [(_EQUAL, 0, 1, number), _fail(code)]
-
-
-def _when(number: int, argument: int, then: Iterable[_Instruction]) -> list[_Instruction]:
-    """Look at an argument of one call; what `then` doesn't return on is allowed."""
-    block = [(_LOAD, 0, 0, _ARGUMENT + 8 * argument), *then, (_RETURN, 0, 0, _ALLOW)]
-    return [(_EQUAL, 0, len(block), number), *block]
-
-
-def _at(argument: int, then: Sequence[_Instruction], *, upper: bool = False) -> list[_Instruction]:
-    """Look at another argument, or its upper half, within `_when`."""
-    return [(_LOAD, 0, 0, _ARGUMENT + 8 * argument + 4 * upper), *then]
-
-
-def _pass(values: Sequence[int], code: int) -> list[_Instruction]:
-    """Go on only with these values of the argument."""
-    return [*((_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)), _fail(code)]
-
-
-def _unless(value: int) -> list[_Instruction]:
-    """Allow the call but with this value of the argument, with which to go on."""
-    return [(_EQUAL, 1, 0, value), (_RETURN, 0, 0, _ALLOW)]
-
-
-def _refuse_synchronous_writes(column: int) -> list[_Instruction]:
-    """Refuse files whose every write goes to the disk, and such writes."""
-    opens = [(numbers[column], argument) for numbers, argument in _OPENS]
-    return [
-        *_refuse(_OPENAT2[column], errno.ENOSYS),  # its flags are not in sight of a filter
-        *(
-            part
-            for number, argument in opens
-            if number is not None
-            for part in _when(number, argument, ((_ANY_BIT, 0, 1, _O_DSYNC), _fail(errno.EINVAL)))
-        ),
-        *_when(_PWRITEV2[column], 5, ((_ANY_BIT, 0, 1, _RWF_SYNCS), _fail(errno.EOPNOTSUPP))),
-    ]
-
-
-def _refuse_values(values: Sequence[int], code: int) -> list[_Instruction]:
-    return [part for value in values for part in ((_EQUAL, 0, 1, value), _fail(code))]
-
-
-def _only(values: Sequence[int], code: int) -> list[_Instruction]:
-    """Allow a call only with these values of the argument."""
-    return [*(part for value in values for part in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW))), _fail(code)]

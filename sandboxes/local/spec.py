@@ -24,6 +24,8 @@ class Spec:
     """Folders below them that it can't."""
     cpu_quota: bool = False
     """Whether a cgroup limits the processor time."""
+    packages: str = ""
+    """The folder of installed packages that it can read; none if empty."""
     home: str = "/work"
     visible: tuple[str, ...] = ()
     """Where there is no mount namespace: what of the system and of `read_only` it can read."""

@@ -65,8 +65,8 @@ class SandboxProcess:
 class Zygote:
     """Forks sandboxes, ends them, and removes their traces."""
 
-    def __init__(self, commands: socket.socket) -> None:
-        self.commands = commands
+    def __init__(self, commands: socket.socket, packages: str = "") -> None:
+        self.commands, self.packages = commands, packages
         self.tier = "none"
         self.refused: dict[str, str] = {}
         self.wards: dict[int, SandboxProcess] = {}
@@ -110,7 +110,8 @@ class Zygote:
     def spawn(self, spec: Spec, control: socket.socket, lease: socket.socket) -> None:
         """Fork a sandbox, whose agent says over `control` whether it works."""
         uid = _uid(spec.slot)
-        spec = replace(spec, read_only=READ_ONLY, hidden=HIDDEN, cpu_quota="cpu" in self._controllers())
+        spec = replace(spec, read_only=READ_ONLY, hidden=HIDDEN, packages=self.packages)
+        spec = replace(spec, cpu_quota="cpu" in self._controllers())
         ward = SandboxProcess(0, control, lease, time.monotonic() + spec.lifetime, [], None)
         going: int | None = None
         try:
@@ -223,7 +224,11 @@ class Zygote:
             elif self.tier == "landlock":
                 landlock.enter(spec, uid if os.geteuid() == 0 else None)
             host = socket.socket(fileno=3)
+            packages = jail.PACKAGES if spec.packages and self.tier == "jail" else spec.packages
             agent = Agent(3, 3, home=spec.home, confine=lambda: confine(spec), receive=lambda: receive(host))
+            if packages:
+                agent.environment["PYTHONPATH"] = packages
+                sys.path.append(packages)  # of the interpreter, too, which is a fork of this process
             if self.tier == "landlock":  # the kernel sends it when the zygote ends; code can't
                 signal.signal(signal.SIGTERM, lambda *_: agent.stop())
             if self.tier != "unsafe" and "memory" not in self._controllers():
@@ -240,7 +245,7 @@ class Zygote:
         lease, theirs = socket.socketpair()
         ours.settimeout(PATIENCE)
         with ours, lease:
-            reason = _refusal(self.tier)
+            reason = _refusal(self.tier, self.packages)
             if reason is not None:
                 return reason
             self.spawn(PROBE, control, theirs)
@@ -258,16 +263,16 @@ class Zygote:
         return [name for hierarchy in self.hierarchies for name in hierarchy.controllers]
 
 
-def _refusal(tier: str) -> str | None:
+def _refusal(tier: str, packages: str) -> str | None:
     """Return what rules a tier out before it is tried."""
     if not seccomp.supported():
         return f"there is no table of system calls for {os.uname().machine}"
     if tier == "landlock" and landlock.abi() < landlock.MIN_ABI:
         return f"the kernel has Landlock {max(0, landlock.abi())}; {landlock.MIN_ABI} is needed (Linux 6.12)"
     if tier == "landlock" and os.geteuid() == 0:
-        closed = [path for path in _ways(READ_ONLY) if not path.stat().st_mode & stat.S_IXOTH]
-        if closed:
-            return f"code runs as another user, who can't reach {sys.executable} through {closed[0]}"
+        for wanted, folders in ((sys.executable, READ_ONLY), (packages, (packages,) if packages else ())):
+            if closed := [path for path in _ways(folders) if not path.stat().st_mode & stat.S_IXOTH]:
+                return f"code runs as another user, who can't reach {wanted} through {closed[0]}"
     return None
 
 
@@ -312,12 +317,15 @@ def _report(control: socket.socket, error: BaseException) -> None:
 
 
 def main() -> None:
-    """Serve the host at the descriptor that the first argument names; the second lists the tiers to try."""
+    """Serve the host at the descriptor that the first argument names; the second lists the tiers to try.
+
+    The third is the folder of packages, if there is one.
+    """
     sys.executable = os.path.realpath(sys.executable)  # a virtual environment's link is not in a sandbox
     gc.collect()
     gc.freeze()  # so that the garbage collector of a fork doesn't copy these pages
     commands = socket.socket(fileno=int(sys.argv[1]))
     commands.set_inheritable(False)
-    zygote = Zygote(commands)
+    zygote = Zygote(commands, *sys.argv[3:])
     zygote.choose_tier(tuple(sys.argv[2].split(",")))
     zygote.serve()

@@ -10,7 +10,7 @@ from agent_rl.core.episode import Episode, Origin, Outcome, StopReason
 from agent_rl.core.judgement import JudgeFault, Verdict
 from agent_rl.core.messages import JSON, Message
 from agent_rl.errors import ConfigError
-from agent_rl.judge import rules
+from agent_rl.judge import rule_kinds
 from agent_rl.judge.files import rubric_of
 from agent_rl.judge.lint import lint
 from agent_rl.judge.rules import RuleJudge
@@ -50,7 +50,7 @@ def test_json_schema_rule_refuses_wrong_schemas(schema: JSON, why: str) -> None:
 
 
 def test_json_schema_rule_that_cannot_be_applied_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "REGEX_SECONDS", 0.2)
+    monkeypatch.setattr(rule_kinds, "REGEX_SECONDS", 0.2)
     slow = decide({"pattern": "(a|aa)+$"}, f'"{"a" * 60}!"')
     assert slow.error is JudgeFault.RULE and "took more than 0.2 s" in slow.detail
     elsewhere = decide({"task": "fits"}, "1", fits={"$ref": "http://127.0.0.1:1/schema.json"})

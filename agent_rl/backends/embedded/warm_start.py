@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_rl.backends.embedded.checkpoint import WarmCheckpoint
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.backends.embedded.warm_checkpoint import WarmCheckpoint
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import JSON

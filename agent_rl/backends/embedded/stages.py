@@ -1,0 +1,306 @@
+"""The stages of an embedded run: demonstrations, warm start, evaluation, training, evaluation, report."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from rich.markup import escape
+from transformers.utils import logging as hf_logging
+
+from agent_rl.algorithms import Algorithm
+from agent_rl.backends.embedded.actor import Actor, actor_of, fine_tune, load_reference, sampled_as_set
+from agent_rl.backends.embedded.checkpoint import save_checkpoint
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.data_parallel import in_processes
+from agent_rl.backends.embedded.fresh import demonstrations_of, fresh_actor
+from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.backends.embedded.warm_checkpoint import WarmCheckpoint
+from agent_rl.backends.embedded.warm_start import WarmStep, warm_start
+from agent_rl.backends.group_sampling import HeldOut, held_out_tasks
+from agent_rl.core.episode import Episode
+from agent_rl.engines.embedded.model_folder import load_model
+from agent_rl.engines.embedded.threads import threads_restored
+from agent_rl.gym.registry import EnvSpec
+from agent_rl.judge.run import run_judge, share_of_worker
+from agent_rl.rollout import summarise
+from agent_rl.rollout.fit import check_run_fit
+from agent_rl.rollout.watch import watching
+from agent_rl.runs.commands import command, resume_command, rollout_command
+from agent_rl.runs.diagnosis import Diagnosis
+from agent_rl.runs.folder import EPISODES, METRICS, make_latest, save_config, status_of, warn
+from agent_rl.runs.metrics import MetricsFile, read_metrics
+from agent_rl.runs.report import write_reports
+from agent_rl.runs.stop import Stop
+from agent_rl.runs.stored_groups import StoredGroups
+from agent_rl.runs.writers import Writers
+from agent_rl.store.episodes import EpisodeWriter
+from agent_rl.store.selection import episode_ids
+from agent_rl.store.token_records import TokenRecordWriter
+from agent_rl.view.progress import Progress
+
+CHECKPOINT, REFERENCE, STORED, WARM = "checkpoint", "reference", "stored_groups.json", "warm_start.pt"
+
+
+@dataclass
+class LiveRun:
+    """One run while it lasts: its settings, files and display."""
+
+    folder: Path
+    env: EnvSpec
+    config: TrainConfig
+    progress: Progress
+    stop: Stop
+    metrics: MetricsFile
+    episodes: EpisodeWriter
+    records: TokenRecordWriter | None
+    known: set[str]
+    """The ids of the episodes that the run stored before it was killed."""
+    started: float
+    resources: ExitStack
+    """What ends with the run."""
+    dev: str = ""
+    """The last evaluation during training, in words."""
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        """The tasks that the run reports on."""
+        config = self.config
+        if config.episodes is None:
+            return held_out_tasks(self.env, config, self.scripted)
+        tasks = self.env.tasks.distinct(config.eval.split, config.eval.n)
+        return HeldOut(tasks, f"{len(tasks)} tasks of '{config.eval.split}', left out of the stored groups")
+
+    @property
+    def scripted(self) -> int:
+        """How many demonstrations the environment plays itself, on tasks of the run's split."""
+        has_own = self.config.warms_up and self.config.warm_start.episodes is None
+        return self.config.warm_start.demonstrations if has_own else 0
+
+    def begin(self, stored: StoredGroups | None) -> Path:
+        """Make what is trained, warm it up, and train it to the end."""
+        folder, env, config = self.folder, self.env, self.config
+        if config.start_from:
+            model, tokenizer = load_model(config.start_from, config.device, dtype=config.dtype)
+            if config.fine_tunes:
+                fine_tune(model, tokenizer, config, folder)
+            actor = actor_of(env, config, model, tokenizer)
+            self.check_fit(actor)
+            self.progress.say(f"[bold]{env.id}[/bold]: starting from {config.start_from}. Everything goes to {folder}/")
+            if config.warms_up:
+                self.warm_up(actor)
+        else:
+            actor = self.prepare()
+            if config.fine_tunes:
+                fine_tune(actor.model, actor.tokenizer, config, folder)
+                actor = actor_of(env, self.measured_config(actor), actor.model, actor.tokenizer)
+        if Algorithm(config.algorithm).needs_reference and config.lora is None:
+            actor.save(folder / REFERENCE)
+        if stored is not None:
+            stored.check_tokens(len(actor.tokenizer), actor.decode)
+            stored.save(folder / STORED)
+        actor = self.resources.enter_context(sampled_as_set(actor, config))
+        trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
+        make_latest(folder)
+        if self.held_out.warning:
+            warn(folder, self.held_out.warning, self.say)
+        save_checkpoint(folder / CHECKPOINT, trainer)
+        (folder / WARM).unlink(missing_ok=True)
+        with in_processes(folder, trainer):
+            self.evaluate(trainer, "before")
+            self.train(trainer)
+            return self.finish(trainer)
+
+    def prepare(self) -> Actor:
+        """Make a model and warm it up on demonstrations."""
+        config, env, say = self.config, self.env, self.progress.say
+        say(f"[bold]{env.id}[/bold]: training a small transformer from nothing.")
+        say(f"This takes about {_minutes(config)} on two cores. Everything goes to {self.folder}/\n")
+        actor = fresh_actor(env, config)
+        save_config(self.folder, self.measured_config(actor))  # for a resumed run
+        self.check_fit(actor)
+        self.warm_up(actor)
+        return actor
+
+    def warm_up(self, actor: Actor) -> None:
+        """Clone demonstrations.
+
+        Raises:
+            ConfigError: if there are none, or none that fits into the context.
+        """
+        config, say = self.config, self.progress.say
+        source = config.warm_start.episodes
+        which = "noisy demonstrations that the environment plays itself" if source is None else f"episodes of {source}"
+        say(f"[bold]1. Warm start[/bold]: clone {escape(which)}.")
+        demonstrations = demonstrations_of(self.env, config, config.warm_start.demonstrations, actor.renderer)
+        success = summarise(demonstrations).success
+        say(
+            f"  {success.n} demonstrations, of which {success.n - success.successes} fail ({1 - success.value:.0%}); "
+            f"model: {sum(p.numel() for p in actor.model.parameters()):,} parameters, "
+            f"{len(actor.tokenizer)} tokens in its vocabulary; threads: {torch.get_num_threads()}"
+        )
+        self.metrics.write("demonstrations", 0, {"n": success.n, "failed": success.n - success.successes})
+
+        def show(step: WarmStep) -> None:
+            self.metrics.write(step.phase, step.step, {"loss": step.loss})
+            self.progress.phase(step.phase, step.step, step.of, f"loss {step.loss:.3f}")
+
+        trajectories = [t for e in demonstrations for t in e.trajectories]
+        fitting = [t for t in trajectories if len(t) <= actor.engine.context_limit]
+        if len(fitting) < len(trajectories):
+            left = len(trajectories) - len(fitting)
+            warn(
+                self.folder,
+                f"{left} of {len(trajectories)} demonstrations exceed the context of "
+                f"{actor.engine.context_limit} tokens and are left out: raise rollout.context",
+                self.say,
+            )
+        self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
+        warm_start(
+            actor.model,
+            fitting,
+            config.warm_start,
+            tokenizer=actor.tokenizer,
+            seed=config.seed,
+            token_budget=config.forward_tokens,
+            precision=config.precision if config.start_from else PrecisionConfig(),
+            on_step=show,
+            checkpoint=WarmCheckpoint(self.folder / WARM, self.stop),
+        )
+
+    def measured_config(self, actor: Actor) -> TrainConfig:
+        """Return the settings, with the context that the actor was made for."""
+        rollout = self.config.rollout.model_copy(update={"context": actor.engine.context_limit})
+        return self.config.model_copy(update={"rollout": rollout})
+
+    def check_fit(self, actor: Actor) -> None:
+        """Warn if the environment's own solution does not fit; refuse one whose openings leave no room for a reply."""
+        env, config, context = self.env, self.config, actor.engine.context_limit
+        if warning := check_run_fit(env, config.split, config.env_args, actor.renderer, context, "rollout.context"):
+            warn(self.folder, warning, self.say)
+
+    def say(self, text: str) -> None:
+        """Print a line without markup."""
+        self.progress.say(escape(text))
+
+    def evaluate(self, trainer: Trainer, when: str) -> None:
+        """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
+        config, (tasks, which, _) = self.config, self.held_out
+        split, sampled, low = config.eval.split, config.rollout.temperature, config.eval.low_temperature
+        self.progress.say(f"\n[bold]Evaluation {when} RL[/bold] on {which}:")
+        for name, temperature in (("sampled", sampled), ("low-temperature", low), ("greedy", 0.0)):
+            params = trainer.actor.params(temperature, config.rollout.max_tokens)
+            result, episodes = trainer.evaluate(tasks, params, split, name)
+            self.write(episodes)
+            self.metrics.write("eval", trainer.step, result.row(split, name))
+            label = f"{name} (temperature {temperature:g})" if temperature else name
+            self.progress.say(f"  {label:34s} {result.success}")
+            for env, found in result.of_env.items():
+                self.progress.say(f"    {escape(env):32s} {found.success}")
+
+    def train(self, trainer: Trainer) -> None:
+        """Train to the last step; evaluate and save checkpoints at the configured steps."""
+        config = self.config
+        self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
+        split = config.eval.during(self.env.tasks.splits)
+        dev = self.env.tasks.distinct(split, config.eval.dev_n)
+        control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
+        self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
+        if config.decided_algorithm.proximal != config.algorithm.proximal:
+            self.say(f"   Old is computed anew before each update of a batch, as {config.mismatch}: see perf/old_s.")
+        diagnosis = Diagnosis(config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say)
+        if self.records is not None:
+            self.records.rewind(trainer.step)
+        while trainer.step < config.steps:
+            result = trainer.train_step()
+            self.write(result.episodes)
+            if self.records is not None:
+                self.records.write(result.records)
+            diagnosis.episodes = result.episodes
+            self.metrics.write("train", trainer.step, result.metrics | diagnosis.observe(result.metrics))
+            last = trainer.step == config.steps
+            reported = last and split == config.eval.split  # by `finish`, on all of its tasks
+            if config.eval.every and trainer.step % config.eval.every == 0 and not reported:
+                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, split)
+                self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
+                self.dev = f"{evaluation.success.share} of {evaluation.success.n} {split} tasks"
+            self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
+            if last or self.stop.is_asked or trainer.step % config.checkpoint_every == 0:
+                self.episodes.flush()
+                save_checkpoint(self.folder / CHECKPOINT, trainer)
+            if not last:
+                self.stop.check()
+
+    def finish(self, trainer: Trainer) -> Path:
+        """Evaluate and write the report."""
+        if trainer.step:  # without a step, what was seen before is what there is
+            self.evaluate(trainer, "after")
+        self.episodes.flush()
+        wall = time.monotonic() - self.started
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == "linux" else 1024) / 1024
+        report = write_reports(self.folder, self.config, self.facts(), wall_s=wall, peak_rss_mib=peak)
+        say = self.progress.say
+        say(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {report}")
+        say("Try next:")
+        folder = str(self.folder)
+        for line in (
+            command("view", folder),
+            command("view", folder, f"{self.config.eval.split}-{trainer.step:05d}-sampled-0000", "--tokens"),
+            rollout_command(self.config, self.env, self.folder / CHECKPOINT),
+            command("train", "env=search-v0" if self.env.id != "search-v0" else "env=calculator-v0"),
+        ):
+            say(f"  {escape(line)}")
+        return self.folder
+
+    def facts(self) -> dict[str, str]:
+        """Return what the report says about this backend's part of the run."""
+        config = self.config
+        demonstrated = next((r for r in read_metrics(self.folder / METRICS) if r["kind"] == "demonstrations"), None)
+        facts = {} if demonstrated is None else {"demonstrations": "{n}, of which {failed} fail".format(**demonstrated)}
+        return facts | {
+            "training": config.describe_training(),
+            "control": "rewards are shuffled" if config.shuffle_rewards else "none",
+        }
+
+    def write(self, episodes: list[Episode]) -> None:
+        """Store episodes, except those that the run stored before it was killed."""
+        for episode in episodes:
+            if episode.id not in self.known:
+                self.episodes.write(episode)
+
+
+@contextmanager
+def open_run(
+    folder: Path, env: EnvSpec, config: TrainConfig, progress: Progress, stop: Stop | None
+) -> Iterator[LiveRun]:
+    """Open all that a run writes to, and what lasts as long as it does."""
+    started, known, stop = time.monotonic(), episode_ids(folder / EPISODES), stop or Stop(progress.say)
+    stop.hint = "nothing is lost; run the same command again"
+    shown = config.model_dump(mode="json", by_alias=True)
+    hf_logging.disable_progress_bar()
+    with (
+        threads_restored(),
+        MetricsFile(folder, Writers(config.report_to, folder, shown, progress.say)) as metrics,
+        EpisodeWriter(folder / EPISODES, experts=config.store_experts) as episodes,
+        TokenRecordWriter(folder) if config.token_records else nullcontext() as records,
+        run_judge(share_of_worker(config.judge, config.processes), env, folder, evolves=True),
+        stop.on_signals(),
+        watching(status_of(folder)),
+        ExitStack() as resources,
+    ):
+        yield LiveRun(folder, env, config, progress, stop, metrics, episodes, records, known, started, resources)
+
+
+def _minutes(config: TrainConfig) -> str:
+    """Return how long a run takes, from times measured on two cores of a 2024 server with the default model."""
+    episodes = config.rollout.groups * config.rollout.samples
+    seconds = 40 + 0.15 * config.warm_start.clone_steps + config.steps * episodes / 130
+    return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"

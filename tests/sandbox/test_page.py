@@ -1,0 +1,33 @@
+"""docs/sandboxes.md: each block of it runs, with a stand-in for numpy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pages import blocks, page
+from tests.sandbox.test_packages import make_wheel
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="local sandboxes need Linux")
+NUMPY = "def mean(values):\n    return sum(values) / len(values)\n"
+
+
+@pytest.fixture(scope="module")
+def scope() -> dict[str, Any]:
+    """What the page defines, as one module."""
+    found: dict[str, Any] = {"__name__": "sandboxes_page"}
+    for block in blocks(page("docs/sandboxes.md"), "python"):
+        exec(compile(block, "docs/sandboxes.md", "exec"), found)
+    return found
+
+
+@pytest.mark.sandbox
+def test_page_example_imports_packages(scope, run, tmp_path: Path, monkeypatch):
+    make_wheel(tmp_path, "numpy", NUMPY)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert run(scope["mean"]()) == ("3.0", "4.0\n")
