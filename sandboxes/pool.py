@@ -28,6 +28,7 @@ from agent_rl.sandboxes.base import (
     Sandbox,
     Sandboxes,
 )
+from agent_rl.sandboxes.process import Launch, Process, Stream
 
 _log = logging.getLogger(__name__)
 
@@ -243,6 +244,12 @@ class _PooledSandbox(Sandbox):
 
     async def run_command(self, command: Command) -> ExecResult:
         return await self._held().run_command(command)
+
+    async def start_process(self, launch: Launch) -> Process:
+        return await self._held().start_process(launch)
+
+    async def open_stream(self, address: int | str, timeout: float) -> Stream:
+        return await self._held().open_stream(address, timeout)
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT

@@ -7,7 +7,6 @@ from pydantic import ValidationError
 
 import agent_rl as ar
 from agent_rl.backends.verl.config.settings import VerlConfig, agent_loop, verl_settings
-from agent_rl.backends.verl.driver.mini_batches import mini_batch_of, shuffled_in_ranks
 from agent_rl.errors import ConfigError
 
 
@@ -44,7 +43,7 @@ def test_verl_settings_maps_mini_batches() -> None:
 @pytest.mark.parametrize(
     ("updates", "verl", "why"),
     [
-        ({"target_kl": 0.1}, {}, "takes a step's updates in one call"),
+        ({"target_kl": 0.1}, {}, "measures KL"),
         ({"minibatches": 5}, {}, "minibatches=5 does not divide rollout.groups=64"),
         ({"minibatches": 2}, {SIZE: 8}, "says what updates.minibatches=2 does"),
     ],
@@ -52,14 +51,6 @@ def test_verl_settings_maps_mini_batches() -> None:
 def test_verl_settings_refuses_updates_that_verl_has_not(updates: object, verl: dict[str, int], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         config(updates=updates, verl=verl)
-
-
-def test_mini_batches_are_even_on_every_rank() -> None:
-    assert mini_batch_of(12, 2, 3) == [0, 0, 1, 1, 2, 2] * 2
-    order = shuffled_in_ranks(12, 2, 7, 3)
-    assert sorted(order[:6]) == list(range(6)) and sorted(order[6:]) == list(range(6, 12))
-    assert order == shuffled_in_ranks(12, 2, 7, 3) and order != shuffled_in_ranks(12, 2, 7, 4)
-    assert order != sorted(order)
 
 
 def test_verl_recomputes_old_unless_it_is_told() -> None:

@@ -15,9 +15,10 @@ from typing import Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, ov
 
 import numpy as np
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, to_json
+from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 
 from agent_rl.concurrency import WorkerCall, in_thread, run_together
+from agent_rl.core.images import Image
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError, InfrastructureError, did_you_mean
 from agent_rl.gym.budget import sleep_uncounted
@@ -333,7 +334,12 @@ def as_text(value: object) -> str:
         return ""
     if isinstance(value, float):
         return repr(float(value))
-    return to_json(value, fallback=_plain).decode()
+    try:
+        return to_json(value, fallback=_plain).decode()
+    except PydanticSerializationError as error:
+        if "invalid utf-8" not in str(error):
+            raise
+        raise TypeError("bytes and images in a container have no JSON form; return images alone or in a list") from None
 
 
 def _plain(value: object) -> object:
@@ -343,12 +349,19 @@ def _plain(value: object) -> object:
 
 
 def _result(called: AnyTool, call: ToolCall, value: object) -> Message:
-    text, most = as_text(value), called.max_output
-    if len(text) > most:
-        tail = most // 2
-        gap = f"\n[... {len(text) - most} characters left out ...]\n"
-        text = text[: most - tail] + gap + text[len(text) - tail :]
-    return Message("tool", text, tool_call_id=call.id, name=call.name)
+    if isinstance(value, Image) or (isinstance(value, list | tuple) and any(isinstance(v, Image) for v in value)):
+        given = (value,) if isinstance(value, Image) else value
+        parts = [v if isinstance(v, Image) else _shortened(as_text(v), called.max_output) for v in given]
+        return Message("tool", tool_call_id=call.id, name=call.name, parts=parts)
+    return Message("tool", _shortened(as_text(value), called.max_output), tool_call_id=call.id, name=call.name)
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    tail = most // 2
+    gap = f"\n[... {len(text) - most} characters left out ...]\n"
+    return text[: most - tail] + gap + text[len(text) - tail :]
 
 
 def _failure(call: ToolCall, kind: ToolErrorKind, complaint: str) -> Message:

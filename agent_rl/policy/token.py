@@ -16,6 +16,7 @@ from agent_rl.policy.delegation import DELEGATE, DelegatingConversation, Delegat
 from agent_rl.policy.interruption import Interruption, Piece, sample_reply
 from agent_rl.policy.shortening import Shortening
 from agent_rl.rendering.base import Renderer
+from agent_rl.rendering.chat_format import require_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,12 @@ class TokenConversation:
         return tuple(self._trajectories)
 
     def observe(self, messages: Sequence[Message]) -> int:
-        """Render what is new; return the context's length in tokens, the new ones included."""
+        """Render what is new; return the context's length in tokens, the new ones included.
+
+        Raises:
+            RenderError: if it holds an image.
+        """
+        require_text(messages)
         self._messages += messages
         trajectory, renderer = self._trajectories[self._at], self._policy.renderer
         if messages or not self._pending:  # a prefix is rendered already

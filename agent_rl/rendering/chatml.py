@@ -24,7 +24,7 @@ from agent_rl.errors import RenderError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.by_name import register_renderer
-from agent_rl.rendering.chat_format import as_unicode
+from agent_rl.rendering.chat_format import as_unicode, require_text
 from agent_rl.rendering.hermes import CLOSE, OPEN, read_call, read_hermes, write_call
 from agent_rl.rendering.tokenizer import END_OF_TEXT, IM_END, IM_START
 
@@ -107,6 +107,7 @@ class ChatMLRenderer:
         return [*ids, self._end]
 
     def _turns(self, messages: Sequence[Message]) -> list[int]:
+        require_text(messages)
         ids: list[int] = []
         for message in messages:
             ids += self._headers[message.role]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from doubles import example_episode  # site-packages has a `tests`, too
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
@@ -18,7 +17,6 @@ from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.backends.verl.driver.exchange import COMPUTED, compute_weights, prepare, receive
-from agent_rl.backends.verl.driver.trainer import SyncTrainer
 from agent_rl.backends.verl.worker.loss import SENT, loss_function
 from agent_rl.backends.verl.worker.rows import rows_of
 from agent_rl.config import choices, load_config
@@ -196,8 +194,8 @@ def test_gradient_matches_on_both_backends(case: tuple[str, ...], ranks: int, mo
     data.update(weighed.sent)
     if algorithm.needs_scores_before_update:
         scored = as_engine([score_tokens(model, i[None]).logprobs[0].detach() for i in data["input_ids"].unbind()])
-        theta = weighed.by_token(response_from_nested(scored, data["response_mask"]).unbind())
-        data.update(prepare(algorithm, weighed, theta)[0])
+        theta = weighed.by_token(response_from_nested(scored, data["response_mask"]).unbind(), range(len(keys)))
+        data.update(prepare(algorithm, weighed, theta, range(len(keys)))[0])
 
     function, total = loss_function(algorithm.config), torch.zeros(len(expected), dtype=torch.float64)
     value = 0.0
@@ -253,14 +251,3 @@ def test_compute_weights_names_the_failure_without_tokens() -> None:
         RuntimeError, match=r"none of the 8 episodes.*sampled a token: the first broke in policy: Dead: gone"
     ):
         compute_weights(preset("grpo"), receive(keys, extra, padding), data)
-
-
-def test_update_actor_skips_a_batch_without_gradient() -> None:
-    equal = [replace(e, rewards=(Reward("correct", 1.0),)) for e in EPISODES]
-    data, keys, extra, padding = in_verl(equal)
-    data["old_log_probs"] = data["rollout_log_probs"]
-    metrics = compute_weights(preset("grpo"), receive(keys, extra, padding), data).metrics
-    assert metrics["train/samples"] == 0
-    trainer = SyncTrainer.__new__(SyncTrainer)  # without a worker group to update
-    batch = KVBatchMeta(keys=["a"], tags=[{}])
-    assert trainer._update_actor(batch, metrics) is batch

@@ -14,7 +14,7 @@ from agent_rl.algorithms import ScoredRows
 from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
-from agent_rl.backends.verl.driver.exchange import compute_weights, prepare, prepares_updates, receive
+from agent_rl.backends.verl.driver.exchange import compute_weights, prepare, receive
 from agent_rl.backends.verl.worker.loss import SENT, WHOLE, loss_function
 from agent_rl.core.episode import Episode, Reward, group_episodes
 from agent_rl.core.messages import Message
@@ -73,11 +73,11 @@ def test_forked_tokens_are_trained_on_once(name: str, played: tuple[list[Episode
     assert float(expected.norm()) > 1e-4
 
     data.update(sent)
-    if prepares_updates(algorithm, weighed, 1):
+    if algorithm.prepares(weighed.batch):
         assert name == "gspo"
         scored = as_engine([score_tokens(model, ids[None]).logprobs[0].detach() for ids in data["input_ids"].unbind()])
-        theta = weighed.by_token(response_from_nested(scored, data["response_mask"]).unbind())
-        data.update(prepare(algorithm, weighed, theta)[0])
+        theta = weighed.by_token(response_from_nested(scored, data["response_mask"]).unbind(), range(len(keys)))
+        data.update(prepare(algorithm, weighed, theta, range(len(keys)))[0])
     value, total = 0.0, torch.zeros_like(expected)
     for start in range(0, len(keys), 2):  # micro-batches of verl's own, which part an episode's rows
         part = tu.index_select_tensor_dict(data, list(range(start, min(start + 2, len(keys)))))

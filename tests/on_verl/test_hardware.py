@@ -85,7 +85,6 @@ def test_overrides_win_over_the_preset() -> None:
         # mini-batches
         ([f"{ACTOR}.ppo_mini_batch_size=5"], r"size=5 does not divide rollout\.groups=64"),
         (["hardware=gpu_8x80gb", "rollout.samples=3", f"{ACTOR}.ppo_mini_batch_size=1"], r"=3 can't be dealt to 8"),
-        (["algorithm=dpo", f"{ACTOR}.ppo_mini_batch_size=16"], r"objective=dpo compares the rows of the whole batch"),
         ([NODES, "async.mode=separate", f"{ACTOR}.ppo_mini_batch_size=16"], r"new weights after every mini-batch"),
         # the mode and the hardware
         ([NODES, "async.mode=sync"], r"rollout\.nnodes=1 is for async\.mode=separate.*the mode is sync: set async"),

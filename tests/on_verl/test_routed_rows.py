@@ -71,8 +71,8 @@ WIDE = RouteShape(layers=48, top_k=8, experts=128)
 class CountingQueue(Queue):
     """Counts the bytes of each field that the driver fetches."""
 
-    def __init__(self, columns: TensorDict) -> None:
-        super().__init__(columns)
+    def __init__(self, columns: TensorDict, keys: list[str]) -> None:
+        super().__init__(columns, keys)
         self.fetched: Counter[str] = Counter()
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
@@ -103,7 +103,9 @@ def test_routes_do_not_pass_through_the_driver(
     made = Setup(Algorithm(config), tmp_path, monkeypatch)
     lengths = [len(row) for row in made.queue.columns["input_ids"].unbind()]
     routes = [torch.randint(-1, 128, (length, WIDE.layers, WIDE.top_k), dtype=torch.int8) for length in lengths]
-    queue = CountingQueue(made.queue.columns | {ROLLOUT: torch.nested.as_nested_tensor(routes, layout=torch.jagged)})
+    queue = CountingQueue(
+        made.queue.columns | {ROLLOUT: torch.nested.as_nested_tensor(routes, layout=torch.jagged)}, made.batch.keys
+    )
     for where in (trainer_module, trainer_base):
         monkeypatch.setattr(where, "tq", queue)
     made.trainer.actor_rollout_wg = RoutedWorkers(queue)

@@ -1,12 +1,18 @@
-"""The workers of verl's trainers in a run that replays routes."""
+"""The workers of verl's trainers: their learning rate, and which of them replay routes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from engines import tiny
+from tensordict import TensorDict
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_cosine_schedule_with_warmup
 from verl.trainer.ppo.utils import Role
+from verl.utils import tensordict_utils as tu
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
@@ -16,10 +22,15 @@ from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.backends.verl.driver.trainer import TRAINERS
 from agent_rl.backends.verl.worker.engine import (
     ROUTED,
+    STEP,
+    DetachedPolicyWorker,
+    PolicyWorker,
     RoutedDetachedWorker,
     RoutedEngine,
     RoutedTrainingWorker,
     RoutedWorker,
+    SteppedTrainingWorker,
+    set_schedule,
 )
 from agent_rl.backends.verl.worker.routes import route_fields
 
@@ -56,7 +67,8 @@ KL = {"where": "loss", "kind": "k3"}
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_routed_workers_run_only_with_routing(moe: Path) -> None:
-    assert workers(moe, "sync") == {Role.ActorRollout: ActorRolloutRefWorker}
+    assert workers(moe, "sync") == {Role.ActorRollout: PolicyWorker}
+    assert workers(moe, "separate_async") == {Role.Actor: DetachedPolicyWorker}
     for routing in ({"replay": "R2"}, {"replay": "R3"}, {"min_agreement": 0.5}):
         assert workers(moe, "sync", routing=routing, proximal="recompute") == {Role.ActorRollout: RoutedWorker}
     assert workers(moe, "colocate_async", routing={"replay": "R3"}, kl=KL) == {Role.ActorRolloutRef: RoutedWorker}
@@ -74,3 +86,41 @@ def test_routed_workers_give_the_actor_routed_engine(worker: type[ActorRolloutRe
     assert worker.actor_worker_cls is RoutedTrainingWorker and worker.ref_worker_cls is TrainingWorker
     for strategy in ("fsdp", "fsdp2"):
         assert EngineRegistry.get_engine_cls(ROUTED, strategy) is RoutedEngine
+
+
+class Megatron:
+    """The used part of Megatron's scheduler."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def step(self, increment: int) -> None:
+        self.num_steps += increment
+
+
+def test_learning_rate_is_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> tuple[torch.optim.SGD, LRScheduler]:
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        return optimizer, get_cosine_schedule_with_warmup(optimizer, 2, 10)
+
+    expected = []
+    optimizer, schedule = made()
+    for _ in range(10):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    optimizer, schedule = made()
+    seen = []
+    monkeypatch.setattr(TrainingWorker, "train_batch", lambda self, data: seen.append(optimizer.param_groups[0]["lr"]))
+    worker, data = SteppedTrainingWorker.__new__(SteppedTrainingWorker), TensorDict({}, 1)
+    worker.engine = SimpleNamespace(lr_scheduler=schedule)
+    steps = [1, 2, 2, 2, 5, 10, 10]  # several updates of step 2, none of 3, 4 and 6 to 9
+    for step in steps:
+        tu.assign_non_tensor(data, **{STEP: step})
+        worker.train_batch(data)
+        optimizer.step()
+        schedule.step()  # verl's, after each call
+    assert seen == pytest.approx([expected[step - 1] for step in steps])
+    set_schedule(other := Megatron(), 4)
+    set_schedule(other, 3)
+    assert other.num_steps == 3

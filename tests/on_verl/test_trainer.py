@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,11 @@ from verl.trainer.ppo.v1 import trainer_base, trainer_sync
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.backends.verl.driver import trainer as module
+from agent_rl.backends.verl.driver import updates as updates_module
 from agent_rl.backends.verl.driver.exchange import score_metrics
 from agent_rl.backends.verl.driver.trainer import SyncTrainer
-from agent_rl.core.episode import Outcome, Reward
+from agent_rl.backends.verl.worker.engine import STEP
+from agent_rl.core.episode import Episode, Outcome, Reward
 from agent_rl.errors import ConfigError, InfrastructureError
 from agent_rl.store.episodes import EpisodeWriter, read_episodes
 from agent_rl.store.token_records import TokenRecordWriter, read_token_records
@@ -34,11 +37,11 @@ CONFIG = {
         "actor": {
             "ppo_epochs": UPDATES,
             "ppo_mini_batch_size": 2,
+            "use_dynamic_bsz": True,
             "loss_agg_mode": "token-mean",
             "loss_scale_factor": None,
-            "optim": {"total_training_steps": 10, "lr_warmup_steps": 4},
         },
-        "rollout": {"temperature": 0.7, "calculate_log_probs": False},
+        "rollout": {"n": 4, "temperature": 0.7, "calculate_log_probs": False, "log_prob_use_dynamic_bsz": True},
     },
     "critic": {"ppo_epochs": UPDATES},
     "data": {
@@ -50,17 +53,32 @@ CONFIG = {
 
 
 class Queue:
-    """verl's queue, of one batch."""
+    """verl's queue, of one batch; its `columns` are of all of the batch's rows."""
 
-    def __init__(self, columns: TensorDict) -> None:
-        self.columns = {name: columns[name] for name in columns.keys()}  # noqa: SIM118 - a TensorDict
+    def __init__(self, columns: TensorDict, keys: list[str]) -> None:
+        self.columns, self.keys = {name: columns[name] for name in columns.keys()}, keys  # noqa: SIM118 - a TensorDict
+
+    def of(self, name: str, keys: list[str]) -> Any:
+        """Return some rows of a column."""
+        column = self.columns[name]
+        rows = [self.keys.index(key) for key in keys]
+        return column if keys == self.keys else joined([column[row] for row in rows], column.is_nested)
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
-        return TensorDict({n: self.columns[n] for n in select_fields if n in self.columns}, len(keys))
+        return TensorDict({n: self.of(n, keys) for n in select_fields if n in self.columns}, len(keys))
 
     def kv_batch_put(self, keys: list[str], partition_id: str, fields: TensorDict) -> KVBatchMeta:
-        self.columns |= {name: fields[name] for name in fields.keys()}  # noqa: SIM118
-        return KVBatchMeta(keys=keys, tags=TAGS, partition_id=partition_id, fields=[*self.columns])
+        for name, column in fields.items():
+            new = dict(zip(keys, column.unbind(), strict=True))
+            others = self.columns.get(name, self.columns["responses"] if column.is_nested else [0 * column[0]] * 99)
+            rows = [new[key] if key in new else 0 * others[row] for row, key in enumerate(self.keys)]
+            self.columns[name] = joined([row.to(column.dtype) for row in rows], column.is_nested)
+        tags = [TAGS[self.keys.index(key)] for key in keys]
+        return KVBatchMeta(keys=keys, tags=tags, partition_id=partition_id, fields=[*self.columns])
+
+
+def joined(rows: list[torch.Tensor], as_nested: bool) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged) if as_nested else torch.stack(rows)
 
 
 class Workers:
@@ -86,8 +104,9 @@ class Workers:
         return self.compute_log_prob(batch)
 
     def update_actor(self, batch: KVBatchMeta) -> TensorDict:
-        known = self.queue.columns if batch.fields is None else {n: self.queue.columns[n] for n in batch.fields}
-        self.updates.append(dict(known) | dict(batch.extra_info))
+        names = self.queue.columns if batch.fields is None else batch.fields
+        known = {name: self.queue.of(name, batch.keys) for name in names if name != "extra_fields"}
+        self.updates.append(known | dict(batch.extra_info) | {"keys": batch.keys})
         metrics = {
             "loss": [1.0 * len(self.updates)],
             "mfu": [0.5],
@@ -107,12 +126,14 @@ TAGS: list[dict[str, Any]] = []
 
 
 class Setup:
-    def __init__(self, algorithm: Algorithm, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        columns, keys, extra, padding = in_verl(EPISODES)
+    def __init__(
+        self, algorithm: Algorithm, folder: Path, patch: pytest.MonkeyPatch, episodes: list[Episode] = EPISODES
+    ) -> None:
+        columns, keys, extra, padding = in_verl(episodes)
         TAGS[:] = [{"is_padding": x} for x in padding]
-        self.queue = Queue(columns)
+        self.queue = Queue(columns, keys)
         self.queue.columns["extra_fields"] = _Objects(extra)
-        for where in (module, trainer_base):
+        for where in (module, updates_module, trainer_base):
             patch.setattr(where, "tq", self.queue)
         self.trainer = SyncTrainer.__new__(SyncTrainer)
         self.trainer.config = OmegaConf.create(
@@ -151,16 +172,14 @@ LEARN = ("_compute_advantage", "_update_actor")
 
 def test_trainer_updates_on_the_whole_batch(setup) -> None:
     made = setup("grpo", "entropy=0.1")
-    (update,) = made.step(OLD, *LEARN)
-    assert update["epochs"] == UPDATES and update["mini_batch_size"] == update["global_batch_size"] == len(TAGS)
-    assert update["temperature"] == 0.7 and update["calculate_entropy"] is True
-    assert {
-        "advantages",
-        "returns",
-        "agent_rl_weights",
-        "agent_rl_whole",
-    } <= update.keys()  # verl's metrics read returns
-    assert made.metrics["actor/loss"] == 1.0 and made.metrics["train/samples"] > 0
+    updates = made.step(OLD, *LEARN)
+    assert len(updates) == made.metrics["train/updates"] == UPDATES  # calls of their own
+    for update in updates:
+        assert update["epochs"] == 1 and update["mini_batch_size"] == update["global_batch_size"] == len(TAGS)
+        assert update["temperature"] == 0.7 and update["calculate_entropy"] is True and update[STEP] == 1
+        # verl's metrics read returns
+        assert {"advantages", "returns", "agent_rl_weights", "agent_rl_whole"} <= update.keys()
+    assert made.metrics["actor/loss"] == 2.0 and made.metrics["train/samples"] > 0  # of 1, 2 and 3
 
 
 def test_trainer_stores_what_tokens_were_worth(setup, tmp_path: Path) -> None:
@@ -184,28 +203,57 @@ def test_trainer_stores_what_tokens_were_worth(setup, tmp_path: Path) -> None:
 
 def test_trainer_divides_mini_batches_by_own_counts(setup) -> None:
     made = setup("grpo")
-    made.trainer.config.data.train_batch_size = 6  # three mini-batches of three rows
-    made.workers._dispatch_info = {"actor": [0]}
-    (update,) = made.step(OLD, *LEARN)
-    assert update["mini_batch_size"] == update["global_batch_size"] == 3 and update["epochs"] == UPDATES
-    counted = [int(row.sum()) for row in update["agent_rl_counted"].unbind()]
-    tokens = [max(1, sum(counted[i : i + 3])) for i in (0, 3, 6)]
-    assert update["agent_rl_whole"][:, 0].tolist() == [n for n in tokens for _ in range(3)] and len({*tokens}) > 1
-    made.workers._dispatch_info = {"actor": [0, 1]}
-    assert made.trainer._numbers(12) == [0, 0, 1, 1, 2, 2] * 2
+    cut = [int(key.startswith("pb")) for key in made.batch.keys]  # a group each
+    made.trainer.mini_batch_of = cut
+    updates = made.step(OLD, *LEARN)
+    assert len(updates) == 2 * UPDATES and [u["keys"] for u in updates[:2]] == [u["keys"] for u in updates[2:4]]
+    for number, update in enumerate(updates[:2]):
+        assert update["keys"] == [key for key, its in zip(made.batch.keys, cut, strict=True) if its == number]
+        counted = sum(int(row.sum()) for row in update["agent_rl_counted"].unbind())
+        assert update["agent_rl_whole"][:, 0].tolist() == [counted] * len(update["keys"])
 
 
-def test_trainer_shuffles_rows_for_mini_batches(setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_takes_no_update_without_a_gradient(setup) -> None:
+    made = setup("grpo")
+    equal = [replace(e, rewards=(Reward("correct", 1.0),)) if e.group_id == "a" else e for e in EPISODES]
+    made.trainer.replay_buffer = SimpleNamespace(
+        add_to=lambda received: replace(
+            received, episodes=[next(x for x in equal if x.id == e.id) for e in received.episodes]
+        )
+    )
+    made.trainer.mini_batch_of = [int(key.startswith("pb")) for key in made.batch.keys]
+    updates = made.step(OLD, *LEARN)
+    assert len(updates) == UPDATES and not any(key.startswith("pa") for u in updates for key in u["keys"])
+
+
+def test_batch_is_cut_into_whole_groups_of_equal_work(setup, monkeypatch: pytest.MonkeyPatch) -> None:
     made = setup("grpo").trainer
     monkeypatch.setattr(trainer_base.PPOTrainer, "_balance_batch", lambda self, batch, *_, **__: batch)
-    made.actor_rollout_wg._dispatch_info = {"actor": [0, 1]}
+    monkeypatch.setattr(updates_module, "upsample_batch_to_divisible_size", padded)
+    made.actor_rollout_wg._dispatch_info, made.tokenizer = {"actor": [0, 1]}, SimpleNamespace(eos_token_id=0)
     settings, orders = made.config.data, []
-    settings.agent_rl.shuffle, settings.agent_rl.seed = True, 7
-    for settings.train_batch_size, made.global_steps in ((6, 1), (6, 1), (6, 2), (2, 1)):
-        batch = KVBatchMeta(keys=[*"abcdefghijkl"], tags=[{} for _ in range(12)], partition_id="train", fields=None)
-        orders.append("".join(made._balance_batch(batch, {}).keys))
-    assert orders[0] == orders[1] != orders[2] and orders[3] == "abcdefghijkl"  # one update takes them all
-    assert sorted(orders[0][:6]) == [*"abcdef"] and orders[0] != "abcdefghijkl"
+    settings.agent_rl.shuffle, settings.agent_rl.seed, settings.train_batch_size = True, 7, 4
+    keys = [f"{group}_{session}_{row}" for group in "abcd" for session in range(3) for row in range(session + 1)][:-1]
+    for made.global_steps in (1, 1, 2):
+        batch = KVBatchMeta(keys=[*keys], tags=[{"seq_len": len(key)} for key in keys], partition_id="train")
+        orders.append((made._balance_batch(batch, {}).keys, made.mini_batch_of))
+        taken, numbers = orders[-1]
+        assert len(taken) == len(numbers) == 24 and {*keys} <= {*taken}  # one row was padded
+        for number in (0, 1):
+            rows = [row for row, its in enumerate(numbers) if its == number]
+            assert sum(row < 12 for row in rows) == len(rows) / 2  # equally many on both ranks
+        for group in "abcd":  # all rows of all its episodes
+            assert len({n for key, n in zip(taken, numbers, strict=True) if key.startswith(group)}) == 1
+    assert orders[0] == orders[1] != orders[2]
+    settings.train_batch_size = 2
+    made._balance_batch(KVBatchMeta(keys=["a"], tags=[{}]), {})
+    assert not made.mini_batch_of  # one update takes them all
+
+
+def padded(batch: KVBatchMeta, multiple: int, _: int) -> KVBatchMeta:
+    more = -len(batch) % multiple
+    keys, tags = [*batch.keys, *(f"pad_{n}_0" for n in range(more))], [*batch.tags, *({"seq_len": 8},) * more]
+    return KVBatchMeta(keys=keys, tags=tags, partition_id="train")
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "m2po"])
@@ -243,7 +291,7 @@ def test_canary_watches_every_weight_sync(setup, monkeypatch: pytest.MonkeyPatch
 
 def test_trainer_scores_distributions_of_old_at_responses(setup) -> None:
     made = setup("grpo", "advantage=optimal-baseline", "proximal=recompute", "kl.where=loss")
-    (update,) = made.step(OLD, REFERENCE, *LEARN)
+    update = made.step(OLD, REFERENCE, *LEARN)[0]
     scored = made.trainer.weighed.batch.padded().scored
     mask = scored.rows.loss_mask
     places = torch.arange(mask.shape[1]).expand_as(mask)
@@ -261,7 +309,7 @@ def test_trainer_prepares_the_batch_for_each_update(setup) -> None:
     torch.testing.assert_close(sizes, torch.tensor([0.0, 0.025]))
     first, second, third = (u["advantages"].values() for u in updates)
     assert not torch.equal(first, second) and not torch.equal(second, third)
-    assert made.metrics["train/pairs"] == 2 and made.metrics["actor/loss"] == UPDATES
+    assert made.metrics["train/pairs"] == 2 and made.metrics["actor/loss"] == 2.0
 
 
 @pytest.mark.parametrize(("proximal", "scored"), [("rollout", UPDATES), ("recompute", UPDATES)])
@@ -272,25 +320,15 @@ def test_trainer_scores_theta_before_the_first_update(proximal: str, scored: int
     assert made.metrics["train/clip_fraction"] > 0
 
 
-def test_trainer_steps_the_schedule_at_each_update(setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_base.PPOTrainer, "_init_dataloader", lambda self: None)
-    found = []
-    for name in ("grpo", "m2po"):
-        made = setup(name)
-        made.trainer._init_dataloader()
-        found.append(dict(made.trainer.config.actor_rollout_ref.actor.optim))
-    assert found[0] == {"total_training_steps": 10, "lr_warmup_steps": 4}
-    assert found[1] == {"total_training_steps": 10 * UPDATES, "lr_warmup_steps": 4 * UPDATES}
-
-
 def test_trainer_updates_the_critic_on_whole_batch(setup, monkeypatch: pytest.MonkeyPatch) -> None:
     made = setup("ppo")
     made.queue.columns["values"] = moved(made.queue.columns, 4)
     made.step(OLD, "_compute_advantage", "_update_critic")
-    (update,) = made.critics.updates
-    assert update["epochs"] == UPDATES and update["mini_batch_size"] == len(TAGS)
+    assert len(made.critics.updates) == UPDATES
+    update = made.critics.updates[-1]
+    assert update["epochs"] == 1 and update["mini_batch_size"] == len(TAGS)
     assert {"values", "returns", "agent_rl_valued"} <= update.keys()
-    assert made.metrics["critic/loss"] == 1.0 and made.metrics["perf/mfu/critic"] == 0.5
+    assert made.metrics["critic/loss"] == 2.0 and made.metrics["perf/mfu/critic"] == 0.5
     ours = made.metrics["critic/values/mean"]
 
     def verls(self, batch: KVBatchMeta, metrics: dict[str, float], *more: object) -> None:

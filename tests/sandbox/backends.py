@@ -42,6 +42,8 @@ class Backend:
     """The user whose processes the sandbox's code could signal; None: ours."""
     absolute_work: bool = True
     """Whether the code's folder is at `WORK`, and /tmp its own."""
+    has_sockets: bool = True
+    """Whether code has sockets, in a network of its own."""
     needs: str | None = None
     """The environment variable of its server's address; None: it has no server."""
     run_by: str = ""
@@ -131,7 +133,14 @@ BACKENDS = {
             uid=UNPRIVILEGED,
         ),
         *(
-            Backend(name, partial(make, "landlock"), lambda: _refused("landlock"), uid=uid, absolute_work=False)
+            Backend(
+                name,
+                partial(make, "landlock"),
+                lambda: _refused("landlock"),
+                uid=uid,
+                absolute_work=False,
+                has_sockets=False,
+            )
             for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, UNPRIVILEGED))
         ),
         Backend("docker", _docker, needs=DOCKER_HOST, run_by="tests/e2e/test_docker.py"),

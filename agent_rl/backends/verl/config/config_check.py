@@ -19,8 +19,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from agent_rl.algorithms import Algorithm
-from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.config.config_keys import domain_of, idle_without, readable_keys
 from agent_rl.backends.verl.config.domains import misfit
 from agent_rl.backends.verl.config.settings import VerlConfig, verl_settings
@@ -203,16 +201,10 @@ def _mini_batches(verl: DictConfig, ranks: int) -> Iterator[str]:
     if size == groups:
         return
     given = f"{_ACTOR}.ppo_mini_batch_size={size}"
-    algorithm = Algorithm(AlgorithmConfig.model_validate_json(verl.data.agent_rl.algorithm))
     if groups % size:
         yield f"{given} does not divide rollout.groups={groups}: it is the number of groups that an update takes"
     elif size * verl.actor_rollout_ref.rollout.n % ranks:
         yield f"{given} times rollout.samples={verl.actor_rollout_ref.rollout.n} can't be dealt to {ranks} ranks evenly"
-    if algorithm.needs_scores_before_update:
-        yield (
-            f"{given}: algorithm.objective={algorithm.objective.name} compares the rows of the whole batch before each "
-            "update, so that it can't be cut: leave it out"
-        )
     if verl.trainer.v1.trainer_mode == "separate_async":
         yield (
             f"{given}: with async.mode=separate verl sends new weights after every mini-batch: leave it out, and set "

@@ -103,13 +103,13 @@ def _unlike_verl(updates: UpdatesConfig, groups: int, verl: dict[str, JsonValue]
     n, size = updates.minibatches, "actor_rollout_ref.actor.ppo_mini_batch_size"
     if updates.target_kl is not None:
         return (
-            f"updates.target_kl={updates.target_kl}: verl takes a step's updates in one call, which nothing stops: "
-            "leave it out, or set backend=embedded"
+            f"updates.target_kl={updates.target_kl}: verl measures KL(old, theta) with the update that takes it "
+            "further: leave it out, or set backend=embedded"
         )
     if n > 1 and size in verl:
         return f"verl.{size} says what updates.minibatches={n} does: leave one of them out"
     if groups % n:
-        return f"updates.minibatches={n} does not divide rollout.groups={groups}, and verl's are of equal size"
+        return f"updates.minibatches={n} does not divide rollout.groups={groups}, and verl counts the groups of each"
     return None
 
 

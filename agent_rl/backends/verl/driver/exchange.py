@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from verl.utils.metric import reduce_metrics
-from verl.utils.py_functional import rename_dict
+from verl.utils.metric import Metric, reduce_metrics
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import computed
@@ -90,10 +89,18 @@ class SentBatch:
     sent: TensorDict
     """What every row's loss reads, by verl's row."""
     metrics: dict[str, float]
+    mini_batches: list[list[int]]
+    """The rows of verl's of each mini-batch in which some row has a gradient, in the order of their updates."""
 
-    def by_token(self, responses: Sequence[Tensor]) -> Tensor:
-        """Move values from the responses of verl's rows to the same tokens of ours, `[N]`."""
-        return from_verl_rows(self.positions, responses, self.batch.rows.rollout_logprobs)
+    def by_token(self, responses: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
+        """Move values from the responses of some rows of verl's to the same tokens of ours, `[N]`."""
+        positions = [self.positions[row] for row in rows]
+        return from_verl_rows(positions, responses, self.batch.rows.rollout_logprobs)
+
+    def rows_with_gradient(self, rows: Sequence[int]) -> list[int]:
+        """Return those of our rows that have a gradient, among some of verl's."""
+        ours = (position[0] for row in rows if (position := self.positions[row]) is not None)
+        return sorted(row for row in ours if self.wanted[row])
 
     def records(self, received: ReceivedBatch, step: int, config: AlgorithmConfig) -> list[TokenRecord]:
         """Return what to store of the batch that it was computed from."""
@@ -146,7 +153,8 @@ def compute_weights(
     if algorithm.needs_reference:  # here, not only in the workers' loss
         computed(scored.reference_logprobs, "reference_logprobs", f"algorithm={algorithm.config.name}")
     batch, _, wanted = algorithm.compute_weights_in_place_order(x, scored)
-    batch, counts = _by_mini_batch(algorithm, batch, positions, mini_batches or [0] * len(positions))
+    numbers = list(mini_batches) or [0] * len(positions)
+    batch, counts = _by_mini_batch(algorithm, batch, positions, numbers)
     responses_of = [n for _, n in lengths]
     metrics = algorithm.diagnose(x, scored, version)
     if batch.critic is not None:
@@ -154,7 +162,9 @@ def compute_weights(
     metrics |= {"rollout/kept": float(x.kept.double().mean()), SAMPLES: float(wanted.sum())}
     metrics["train/with_gradient"] = metrics[SAMPLES] / len(wanted)
     sent = _sent(batch, counts, positions, responses_of)
-    return SentBatch(batch, wanted, x.kept, positions, responses_of, sent, metrics)
+    learning = {n for n, position in zip(numbers, positions, strict=True) if position and wanted[position[0]]}
+    parts = [[row for row, its in enumerate(numbers) if its == number] for number in sorted(learning)]
+    return SentBatch(batch, wanted, x.kept, positions, responses_of, sent, metrics, parts)
 
 
 def _check_tokens(rows: Rows, received: ReceivedBatch, positions: Positions, data: TensorDict) -> None:
@@ -201,13 +211,13 @@ def _by_mini_batch(
 
     Returns:
         The rows, with what their aggregation reads of the mini-batch, and the `Denominators` of every row of verl's,
-        int64 `[rows, 3]`; the critic's are those of the whole batch, which its updates take.
+        int64 `[rows, 3]`.
     """
     number_of = torch.tensor([-1] * len(batch))
     for position, number in zip(positions, numbers, strict=True):
         if position is not None:
             number_of[position[0]] = number
-    found, valued = dict[int, Denominators](), batch.denominators.valued
+    found = dict[int, Denominators]()
     of_rows = {name: torch.zeros(len(batch)) for name in SHARES if getattr(batch, name) is not None}
     for number in {*numbers}:
         rows = torch.nonzero(number_of == number)[:, 0]
@@ -215,7 +225,7 @@ def _by_mini_batch(
         found[number] = part.denominators
         for name, whole in of_rows.items():
             whole[rows] = getattr(part, name)
-    counts = [[(n := found[number]).tokens, n.sequences, valued] for number in numbers]
+    counts = [[(n := found[number]).tokens, n.sequences, n.valued] for number in numbers]
     return replace(batch, **of_rows), torch.tensor(counts)  # type: ignore[arg-type]
 
 
@@ -233,40 +243,33 @@ def _sent(batch: WeightedRows, counts: Tensor, positions: Positions, lengths: Se
     return TensorDict(sent, batch_size=len(positions))
 
 
-def prepares_updates(algorithm: Algorithm, weighed: SentBatch, updates: int) -> bool:
-    """Whether theta scores the whole batch before each of so many updates.
-
-    Where objectives of sequences meet episodes in several rows, it does for a single update; in several, each row is
-    taken for a sequence: verl cuts mini-batches and steps the learning rate within one call.
-    """
-    return algorithm.needs_scores_before_update or (updates == 1 and algorithm.prepares(weighed.batch))
-
-
-def prepare(algorithm: Algorithm, weighed: SentBatch, logprobs: Tensor) -> tuple[TensorDict, dict[str, float]]:
-    """Prepare the rows for one update: replace their advantages and weights.
+def prepare(
+    algorithm: Algorithm, weighed: SentBatch, logprobs: Tensor, rows: Sequence[int]
+) -> tuple[TensorDict, dict[str, float]]:
+    """Prepare the rows of one update: replace their advantages and weights.
 
     Args:
         algorithm: what to compute.
         weighed: the batch.
         logprobs: of our rows under the weights that are about to be updated, `[N]`.
+        rows: of verl's, that the update takes.
 
     Returns:
-        What to send, by verl's row, and what the objective reports; nothing to report if no row has a gradient.
+        What to send, by these rows, and what the objective reports.
     """
-    whole, rows = weighed.batch, torch.nonzero(weighed.wanted)[:, 0]
-    part, places, metrics = whole.select(rows), whole.rows.places(rows), dict[str, float]()
-    if len(part):
-        part, metrics = algorithm.prepare(logprobs[places], part)
-    sent = {}
+    whole, ours = weighed.batch, torch.tensor(weighed.rows_with_gradient(rows))
+    places, positions = whole.rows.places(ours), [weighed.positions[row] for row in rows]
+    part, metrics = algorithm.prepare(logprobs[places], whole.select(ours))
+    sent, lengths = {}, [weighed.lengths[row] for row in rows]
     for name in ("advantages", "weights"):
         array = torch.zeros_like(getattr(whole, name))
         array[places] = getattr(part, name)
-        sent[SENT[name]] = to_verl_rows(weighed.positions, array, weighed.lengths)
+        sent[SENT[name]] = to_verl_rows(positions, array, lengths)
     if part.sequences is not None:
         of_rows = torch.ones(len(whole) + 1, part.sequences.shape[1])
-        of_rows[rows] = part.sequences
-        sent[SENT["sequences"]] = of_rows[[-1 if p is None else p[0] for p in weighed.positions]]
-    return TensorDict(sent, batch_size=len(weighed.positions)), metrics
+        of_rows[ours] = part.sequences
+        sent[SENT["sequences"]] = of_rows[[-1 if p is None else p[0] for p in positions]]
+    return TensorDict(sent, batch_size=len(positions)), metrics
 
 
 def _nothing_sampled(episodes: Sequence[Episode]) -> str:
@@ -301,11 +304,20 @@ def to_verl_rows(positions: Positions, array: Tensor, lengths: Sequence[int]) ->
     return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
 
 
-def reported(output: TensorDict, worker: str) -> dict[str, float]:
-    """Name and average what a worker's updates reported."""
-    found = rename_dict(output["metrics"], f"{worker}/")
-    found[f"perf/mfu/{worker}"] = found.pop(f"{worker}/mfu")
+def reported(outputs: Iterable[TensorDict], worker: str) -> dict[str, float]:
+    """Name and average what a worker's updates reported; largest and smallest values stay such."""
+    found: dict[str, list[Any]] = {}
+    for output in outputs:
+        for name, its in output["metrics"].items():
+            found.setdefault(f"{worker}/{name}", []).extend([its.aggregate()] if isinstance(its, Metric) else its)
+    if mfu := found.pop(f"{worker}/mfu", None):
+        found[f"perf/mfu/{worker}"] = mfu
     return dict(reduce_metrics(found))
+
+
+def averaged(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean over updates of what their preparation reported."""
+    return {name: math.fsum(found[name] for found in reports) / len(reports) for name in (reports or [{}])[0]}
 
 
 def score_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

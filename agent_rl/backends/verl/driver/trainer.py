@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import ray
 import transfer_queue as tq
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from tensordict import TensorDict
-from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -21,40 +19,37 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.driver.canary import (
-    ROLLOUT_GAP,
     Canary,
     canary_ids,
-    check_rollout_gap,
-    data_parallel_size,
 )
 from agent_rl.backends.verl.driver.checkpoints import record_evaluation, record_renderer, remove_old
 from agent_rl.backends.verl.driver.exchange import (
     COMPUTED,
     SAMPLES,
-    SentBatch,
     compute_weights,
-    prepare,
-    prepares_updates,
     receive,
-    reported,
     score_metrics,
 )
 from agent_rl.backends.verl.driver.metrics_check import require_metrics
-from agent_rl.backends.verl.driver.mini_batches import mini_batch_of, shuffled_in_ranks
 from agent_rl.backends.verl.driver.replay_buffer import EpisodeReplayBuffer
 from agent_rl.backends.verl.driver.resume import MetricsLogger, open_metrics, record_position
 from agent_rl.backends.verl.driver.staleness import check_staleness
+from agent_rl.backends.verl.driver.updates import UpdatingTrainer, put, responses_of
 from agent_rl.backends.verl.driver.watchdog import server_managers
-from agent_rl.backends.verl.worker.engine import RoutedDetachedWorker, RoutedWorker
+from agent_rl.backends.verl.worker.engine import (
+    DetachedPolicyWorker,
+    PolicyWorker,
+    RoutedDetachedWorker,
+    RoutedWorker,
+    SteppedTrainingWorker,
+)
 from agent_rl.backends.verl.worker.loss import loss_function, value_loss_function
 from agent_rl.backends.verl.worker.routes import (
     EQUAL,
-    REPLAYED,
     ROLLOUT,
     SHARED,
     VERL_REPLAY_STRATEGIES,
@@ -70,23 +65,17 @@ from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.token_records import TokenRecordWriter
 
 
-class AlgorithmTrainer(PPOTrainer):
+class AlgorithmTrainer(UpdatingTrainer):
     """What is changed in verl's trainers; mixed in front of each of them."""
 
-    algorithm: Algorithm
     env: EnvSpec
     store: EpisodeWriter
     records: TokenRecordWriter | None = None
     metrics: MetricsFile
     replay_buffer: Any
-    routes: tuple[str, ...]
-    """Fields of verl's queue, see `routes.route_fields`."""
-    routed_worker: type[RoutedWorker | RoutedDetachedWorker] = RoutedWorker
-    weighed: SentBatch
-    """The batch of this step, for objectives that prepare it before each update."""
+    policy_workers: tuple[type, type] = (PolicyWorker, RoutedWorker)
+    """Without routes, and with them."""
     canary: Canary | None = None
-    on_policy: bool = False
-    """Whether the first update of a step begins with the weights that sampled its batch."""
     checked: bool = False
     """Whether a step has reported all that the algorithm asks for."""
 
@@ -127,17 +116,10 @@ class AlgorithmTrainer(PPOTrainer):
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
-        if self.routes:
-            actors = {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys()
-            self.role_worker_mapping |= dict.fromkeys(actors, ray.remote(self.routed_worker))
-
-    def _init_dataloader(self) -> None:
-        super()._init_dataloader()
-        if self.algorithm.needs_scores_before_update:  # each update is a call of its own
-            actor = self.config.actor_rollout_ref.actor
-            with open_dict(actor):
-                actor.optim.total_training_steps *= actor.ppo_epochs
-                actor.optim.lr_warmup_steps *= actor.ppo_epochs if actor.optim.lr_warmup_steps > 0 else 1
+        policy = {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys()
+        self.role_worker_mapping |= dict.fromkeys(policy, ray.remote(self.policy_workers[bool(self.routes)]))
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(SteppedTrainingWorker)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -189,26 +171,6 @@ class AlgorithmTrainer(PPOTrainer):
             self.checked = True
         return batch
 
-    @property
-    def _mini_batches(self) -> int:
-        """How many updates a pass over the batch takes."""
-        return int(self.config.data.train_batch_size // self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
-
-    def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Return what the number of rows must be divisible by: mini-batches are of equal size on every rank."""
-        return math.lcm(super()._get_required_batch_multiple(dp_size), dp_size * self._mini_batches)
-
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, float], *args: Any, **kwargs: Any) -> KVBatchMeta:
-        """Balance and pad the batch as verl does, which fetches the first row whole: with routes, the shortest."""
-        if self.routes:
-            shortest = min(range(len(batch)), key=lambda row: int(batch.tags[row]["seq_len"]))
-            batch.reorder([shortest, *(row for row in range(len(batch)) if row != shortest)])
-        batch = super()._balance_batch(batch, metrics, *args, **kwargs)
-        if self._mini_batches > 1 and (run := self.config.data.agent_rl).shuffle:
-            ranks = data_parallel_size(self.actor_rollout_wg)
-            batch.reorder(shuffled_in_ranks(len(batch), ranks, run.seed, self.global_steps))
-        return batch
-
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Score the batch under old.
 
@@ -223,7 +185,7 @@ class AlgorithmTrainer(PPOTrainer):
             batch = super()._compute_old_log_prob(batch, metrics)  # another, which asks the reference for none
         if not wanted:
             return batch
-        return _put(batch, TensorDict({"sum_pi_squared": _responses(batch, "sum_pi_squared")}, len(batch)))
+        return put(batch, TensorDict({"sum_pi_squared": responses_of(batch, "sum_pi_squared")}, len(batch)))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
         """Store the batch's episodes, weigh it, and send every row what the loss reads.
@@ -242,74 +204,11 @@ class AlgorithmTrainer(PPOTrainer):
         self.store.flush()
         version, run = self.global_steps - 1, self.config.data.agent_rl
         check_staleness(episodes, version, run.max_staleness)
-        self.weighed = compute_weights(self.algorithm, received, data, version, self._numbers(len(batch)))
+        self.weighed = compute_weights(self.algorithm, received, data, version, self.mini_batch_of)
         if self.records is not None:
             self.records.write(self.weighed.records(received, version, self.algorithm.config))
         metrics |= self.weighed.metrics | rollout_metrics(episodes, run.judge.get("prices")) | score_metrics(episodes)
-        return _put(batch, self.weighed.sent)
-
-    def _numbers(self, rows: int) -> list[int]:
-        """Return which update takes each row."""
-        cuts = self._mini_batches
-        return mini_batch_of(rows, data_parallel_size(self.actor_rollout_wg), cuts) if cuts > 1 else [0] * rows
-
-    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
-        """Take `ppo_epochs` updates of the critic, each on the whole batch."""
-        self._instruct(batch, self.config.critic.ppo_epochs, 1)
-        metrics |= reported(self.critic_wg.train_mini_batch(batch).get(), "critic")
-        return batch
-
-    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
-        """Take `ppo_epochs` updates on each mini-batch; none if nothing has a gradient: momentum alone is no step."""
-        if not metrics[SAMPLES]:
-            return batch
-        updates = self.config.actor_rollout_ref.actor.ppo_epochs
-        prepares = prepares_updates(self.algorithm, self.weighed, updates * self._mini_batches)
-        for number in range(updates) if prepares else ():
-            sent, found = prepare(self.algorithm, self.weighed, self._theta(batch, number))
-            metrics |= found
-            batch = self._update(_put(batch, sent), 1, metrics)
-        return batch if prepares else self._update(batch, updates, metrics)
-
-    def _update(self, batch: KVBatchMeta, updates: int, metrics: dict[str, float]) -> KVBatchMeta:
-        self._instruct(batch, updates, self._mini_batches)
-        with self._replaying(batch):
-            output = self.actor_rollout_wg.update_actor(batch)
-        if self.on_policy and ROLLOUT_GAP not in metrics:  # the step's first
-            check_rollout_gap(output["metrics"], self.config.data.agent_rl.max_rollout_gap, self.global_steps)
-        metrics |= reported(output, "actor")
-        return batch
-
-    def _theta(self, batch: KVBatchMeta, number: int) -> Tensor:
-        """Return log-probabilities of the whole batch under the weights as they are, before update `number`; `[N]`.
-
-        Before the first update they are old's, if those were computed: in this step, so with these weights.
-        """
-        if number == self.local_trigger_step == 0 and self.algorithm.config.recomputes_old:
-            return self.weighed.batch.scored.old_logprobs
-        temperature = self.config.actor_rollout_ref.rollout.temperature
-        batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
-        with self._replaying(batch):
-            self.actor_rollout_wg.compute_log_prob(batch)
-        return self.weighed.by_token(_responses(batch, "log_probs").unbind())
-
-    def _replaying(self, batch: KVBatchMeta) -> AbstractContextManager[None]:
-        """Have theta take the routes that the algorithm replays."""
-        return replay_routes(batch.extra_info, REPLAYED[self.algorithm.config.routing.replay])
-
-    def _instruct(self, batch: KVBatchMeta, epochs: int, mini_batches: int) -> None:
-        """Tell the workers how many updates to take: so many on each mini-batch."""
-        batch.extra_info.update(
-            global_batch_size=len(batch) // mini_batches,
-            mini_batch_size=len(batch) // mini_batches,
-            epochs=epochs,
-            seed=0,  # of a shuffle that is off
-            dataloader_kwargs={"shuffle": False},
-            temperature=self.config.actor_rollout_ref.rollout.temperature,
-            calculate_entropy=self.algorithm.config.entropy > 0,
-            distillation_use_topk=False,
-            distillation_only=False,
-        )
+        return put(batch, self.weighed.sent)
 
     def _save_checkpoint(self) -> None:
         record_position(self._checkpoint, self.store)
@@ -345,18 +244,6 @@ class AlgorithmTrainer(PPOTrainer):
         return dict(super()._val_metrics_update(sources, uids, infos, *args, **kwargs))
 
 
-def _responses(batch: KVBatchMeta, name: str) -> Tensor:
-    """Fetch what an engine computed for whole rows; return it for their responses, nested."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name, "response_mask"])
-    found: Tensor = response_from_nested(data[name], data["response_mask"])
-    return found
-
-
-def _put(batch: KVBatchMeta, fields: TensorDict) -> KVBatchMeta:
-    """Send fields; return a batch that lists them, as an earlier one may list the old fields only."""
-    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
-
-
 class SyncTrainer(AlgorithmTrainer, PPOTrainerSync):
     """Rollout and training take turns on the same devices."""
 
@@ -374,7 +261,7 @@ class ColocateAsyncTrainer(AlgorithmTrainer, PPOTrainerColocateAsync):
 class SeparateAsyncTrainer(AlgorithmTrainer, PPOTrainerSeparateAsync):
     """Rollout and training run at the same time, on devices of their own."""
 
-    routed_worker = RoutedDetachedWorker
+    policy_workers = (DetachedPolicyWorker, RoutedDetachedWorker)
 
     def _setup(self) -> None:
         # verl 0.9.1 passes print's `flush` to a logger there, which raises where INFO is logged

@@ -1,8 +1,12 @@
-"""RoutedEngine: verl's FSDP engine, with the routes of a mixture of experts replayed and recorded.
+"""verl's workers with two changes: whose step sets the learning rate, and the routes of a mixture of experts.
 
-verl replays on Megatron and VeOmni only. Here every micro-batch's forward takes the routes that its rows carry, and
-recomputes the gates from its own router (see `agent_rl.moe.routes`). The hooks stay until the micro-batch after:
-gradient checkpointing runs the forward again during the backward, and must be routed as the first time.
+verl's step the learning rate after each call. Ours set it by the run's step: it is the same in all updates of a step,
+and goes on over steps that had none.
+
+RoutedEngine is verl's FSDP engine, with routes replayed and recorded; verl replays on Megatron and VeOmni only. Here
+every micro-batch's forward takes the routes that its rows carry, and recomputes the gates from its own router (see
+`agent_rl.moe.routes`). The hooks stay until the micro-batch after: gradient checkpointing runs the forward again during
+the backward, and must be routed as the first time.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import TrainingWorkerConfig
@@ -104,20 +109,55 @@ def gathered(routes: Routes, offsets: Tensor, packed: bool) -> Tensor:
     return own[real.flatten()]
 
 
-class RoutedTrainingWorker(TrainingWorker):
+STEP = "agent_rl_step"
+"""The field that says which step of the run a call belongs to, from 1."""
+
+
+class SteppedTrainingWorker(TrainingWorker):
+    """A training worker whose learning rate is that of the run's step."""
+
+    def train_batch(self, data: TensorDict) -> TensorDict:
+        """Take an update at the step's learning rate."""
+        set_schedule(self.engine.lr_scheduler, int(tu.get(data, STEP)) - 1)
+        updated: TensorDict = super().train_batch(data)
+        return updated
+
+
+def set_schedule(schedule: Any, step: int) -> None:
+    """Bring an engine's schedule to where it is after so many finished steps: PyTorch's, or Megatron's."""
+    if not isinstance(schedule, LRScheduler):
+        schedule.step(step - schedule.num_steps)
+    elif schedule.last_epoch != step:
+        schedule.last_epoch = step - 1
+        schedule.step()
+
+
+class PolicyWorker(ActorRolloutRefWorker):
+    """verl's worker; its policy's learning rate is the step's."""
+
+    actor_worker_cls = SteppedTrainingWorker
+
+
+class DetachedPolicyWorker(DetachActorWorker):
+    """The same for a policy with devices of its own."""
+
+    actor_worker_cls = SteppedTrainingWorker
+
+
+class RoutedTrainingWorker(SteppedTrainingWorker):
     """A training worker whose engine is ours."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
         super().__init__(replace(config, model_type=ROUTED))
 
 
-class RoutedWorker(ActorRolloutRefWorker):
-    """verl's worker; its actor is routed, its reference is not."""
+class RoutedWorker(PolicyWorker):
+    """Its actor is routed, its reference is not."""
 
     actor_worker_cls = RoutedTrainingWorker
 
 
-class RoutedDetachedWorker(DetachActorWorker):
+class RoutedDetachedWorker(DetachedPolicyWorker):
     """The same for an actor with devices of its own."""
 
     actor_worker_cls = RoutedTrainingWorker

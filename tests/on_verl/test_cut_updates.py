@@ -1,0 +1,182 @@
+"""Several updates of a step on verl: episodes' rows change nothing, and the updates are the embedded backend's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from doubles import example_episode
+from tensordict import TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.utils import tensordict_utils as tu
+
+from agent_rl.algorithms import Algorithm, Rows, ScoredRows
+from agent_rl.algorithms.updates import UpdatesConfig
+from agent_rl.backends.embedded.mini_batches import mini_batches
+from agent_rl.backends.verl.driver.mini_batches import Cut
+from agent_rl.backends.verl.worker.loss import loss_function
+from agent_rl.config import choices
+from agent_rl.core.episode import Episode, Reward, StepRecord, group_episodes
+from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
+from on_verl.test_backends_agree import as_engine, nested, preset
+from on_verl.test_trainer import Setup
+
+WIDTH, LR = 9, 0.5
+SAMPLED = [[1, 2, 4], [2, 5, 7], [3, 4, 5, 8], [1, 6], [1, 2, 3], [4, 7], [2, 3, 5, 6, 8], [5]]
+SCORES = [1.0, 0.0, 0.5, 0.25, 2.0, 1.5, 0.75, 3.0]
+UPDATES = UpdatesConfig(minibatches=2, epochs=2, shuffle=False)
+NAMES = [name for name in choices("algorithm") if preset(name).config.critic.where != "shared"]
+
+
+@functools.cache
+def algorithm(name: str, *changes: str) -> Algorithm:
+    return Algorithm(preset(name, *changes).config.sampled_elsewhere())
+
+
+def wave(ids: Tensor, seed: int) -> Tensor:
+    """Numbers that follow from the token, whichever row it is in."""
+    return (1.7 * ids.double() + 3.1 * seed).sin()
+
+
+def mu(ids: Tensor) -> Tensor:
+    return -1 - 0.3 * wave(ids, 0)
+
+
+def theta(ids: Tensor, w: Tensor) -> Tensor:
+    return mu(ids) - 0.1 * wave(ids, 1) + torch.stack([wave(ids, 5 + k) for k in range(4)], -1) @ w
+
+
+def old(ids: Tensor) -> Tensor:
+    return theta(ids, torch.zeros(4, dtype=torch.float64))
+
+
+OF_TOKENS = {
+    "reference_logprobs": lambda ids: mu(ids) - 0.3 * wave(ids, 2),
+    "values": lambda ids: wave(ids, 3),
+    "sum_pi_squared": lambda ids: 0.5 + wave(ids, 4) / 2,
+}
+
+
+def episode(number: int, places: Sequence[int]) -> Episode:
+    """An episode of three turns that forks before these places; each of its tokens is another."""
+    sampled, trajectories = SAMPLED[number % 8], list[Trajectory]()
+    cuts = sorted({place for place in places if place <= sampled[-1]})
+    for start, stop in zip([0, *cuts], [*cuts, WIDTH], strict=True):
+        made = Trajectory(Fork(len(trajectories) - 1, start) if start else None)
+        for at in range(stop):
+            token = torch.tensor(number * WIDTH + at)
+            if at in sampled and at >= start:
+                one = Completion((int(token),), (float(mu(token)),), FinishReason.STOP, (0,))
+                made.append_completion(one, at // 3)
+            else:
+                made.append([int(token)], Source.ENV, at // 3)
+        trajectories.append(made)
+    rewards = (Reward("correct", SCORES[number % 8]), Reward("step", 0.25, turn=sampled[0] // 3))
+    steps = tuple(StepRecord(1, 0.0, False, False, state=f"s{turn}") for turn in range(3))
+    named = {"group_id": "ab"[number // 4 % 2], "trajectories": tuple(trajectories), "rewards": rewards}
+    return example_episode(f"e{number:02}", steps=steps, **named)
+
+
+GREEDY = [replace(episode(20, []), group_id="a"), replace(episode(21, []), group_id="b")]
+VALUES = {f"e{number:02}": wave(torch.arange(3), number) for number in range(8)}
+
+
+def embedded(ours: Algorithm, episodes: list[Episode]) -> Tensor:
+    """The parameters after each update of the embedded backend's."""
+    x = ours.experience(group_episodes(episodes, GREEDY if ours.needs_greedy else ()))
+    if ours.needs_values:
+        x = replace(x, state_values=torch.stack([VALUES[e.id] for e in episodes]))
+
+    def of(rows: Rows, function: Any) -> Tensor:
+        return torch.where(rows.loss_mask, function(rows.token_ids), 0.0).float()
+
+    first = of(x.rows, old) if ours.recomputes_old else x.rows.rollout_logprobs
+    scored = ScoredRows(x.rows, first, **{name: of(x.rows, f) for name, f in OF_TOKENS.items()})
+    weighed, _, wanted = ours.compute_weights_in_place_order(x, scored)
+    batch, w, found = weighed.select(torch.nonzero(wanted)[:, 0]), torch.zeros(4, dtype=torch.float64), []
+    for part in mini_batches(weighed, wanted, batch, UPDATES, 0, 0):
+        prepared = ours.prepare(theta(part.batch.rows.token_ids, w), part.batch)[0].padded()
+        leaf = w.clone().requires_grad_()
+        logprobs = theta(prepared.rows.token_ids, leaf)
+        loss = ours.loss(logprobs, torch.zeros_like(logprobs), prepared.inputs, part.whole).loss
+        w = w - LR * torch.autograd.grad(loss, leaf)[0]
+        found.append(w)
+    return torch.stack(found)
+
+
+class Policy:
+    """verl's workers, with a policy of four parameters and micro-batches of two rows."""
+
+    def __init__(self, ours: Algorithm, queue: Any) -> None:
+        self.algorithm, self.queue, self.w = ours, queue, torch.zeros(4, dtype=torch.float64)
+        self.found: list[Tensor] = []
+
+    def compute_log_prob(self, batch: KVBatchMeta) -> None:
+        rows = [theta(ids, self.w) for ids in self.queue.of("input_ids", batch.keys).unbind()]
+        fields = TensorDict({"log_probs": as_engine(rows)}, len(rows))
+        self.queue.kv_batch_put(batch.keys, "train", fields)
+
+    def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
+        names = [name for name in self.queue.columns if name != "extra_fields"]
+        data = TensorDict({name: self.queue.of(name, batch.keys) for name in names}, len(batch))
+        slope = torch.zeros(4, dtype=torch.float64)
+        for start in range(0, len(batch), 2):
+            part = tu.index_select_tensor_dict(data, list(range(start, min(start + 2, len(batch)))))
+            tu.assign_non_tensor(part, dp_size=1)
+            leaf = self.w.clone().requires_grad_()
+            engine = {"log_probs": as_engine([theta(ids, leaf) for ids in part["input_ids"].unbind()])}
+            engine["entropy"] = torch.zeros_like(engine["log_probs"])
+            loss, _ = loss_function(self.algorithm.config)(engine, part)
+            slope += torch.autograd.grad(loss, leaf)[0]
+        self.w = self.w - LR * slope
+        self.found.append(self.w)
+        return {"metrics": {"mfu": [0.5]}}
+
+
+def on_verl(ours: Algorithm, episodes: list[Episode], folder: Path, patch: pytest.MonkeyPatch) -> Tensor:
+    """The parameters after each update of verl's."""
+    made = Setup(ours, folder, patch, episodes)
+    ids = made.queue.columns["responses"].unbind()
+    for name, function in {"old_logprobs": old if ours.recomputes_old else mu, **OF_TOKENS}.items():
+        made.queue.columns[COMPUTED[name]] = nested([function(row).tolist() for row in ids], torch.float32)
+    found = Policy(ours, made.queue)
+    made.trainer.actor_rollout_wg, made.trainer.config.actor_rollout_ref.actor.ppo_epochs = found, UPDATES.epochs
+    asked = {"greedy": GREEDY if ours.needs_greedy else (), "values": VALUES if ours.needs_values else {}}
+    made.trainer.replay_buffer = SimpleNamespace(add_to=lambda received: replace(received, **asked))
+    keys = sorted(key for key, tag in zip(made.batch.keys, made.batch.tags, strict=True) if not tag["is_padding"])
+    cut = Cut.of(keys, UPDATES, 1)
+    cut.sizes[0] += 1  # verl's padding
+    made.trainer.mini_batch_of = cut.numbers(made.batch.keys)
+    made.trainer.local_trigger_step = 1  # theta is scored before the first update, too
+    made.step("_compute_advantage", "_update_actor")
+    return torch.stack(found.found)
+
+
+COMPUTED = {"old_logprobs": "old_log_probs", "reference_logprobs": "ref_log_prob"} | {
+    name: name for name in ("values", "sum_pi_squared")
+}
+
+
+@functools.cache
+def uncut(name: str) -> Tensor:
+    return embedded(algorithm(name), [episode(number, []) for number in range(8)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cutting_episodes_changes_no_update_on_verl(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, ours = uncut(name), algorithm(name)
+    assert float(expected.diff(dim=0).abs().max()) > 1e-5
+    random = np.random.default_rng(len(name))
+    places = [random.integers(2, WIDTH, random.integers(0, 4)).tolist() for _ in range(8)]
+    episodes = [episode(number, at) for number, at in enumerate(places)]
+    assert max(len(e.trajectories) for e in episodes) > 2
+    torch.testing.assert_close(embedded(ours, episodes), expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(on_verl(ours, episodes, tmp_path, monkeypatch), expected, rtol=0, atol=2e-6)
