@@ -305,8 +305,8 @@ class AgentSandbox(Sandbox):
             sent = True
             return await answer
         except asyncio.CancelledError:
-            if sent and self._lost is None and (answer.cancelled() or not answer.done()):
-                self._strays -= 1  # its answer will come, late
+            if sent and self._lost is None:
+                self._strays -= answer.cancelled() or not answer.done()  # then its answer will come, late
                 await self._send(pack({"op": "cancel", "id": call}))
             raise
         finally:
