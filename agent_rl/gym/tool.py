@@ -15,9 +15,10 @@ from typing import Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, ov
 
 import numpy as np
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, to_json
+from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 
 from agent_rl.concurrency import WorkerCall, in_thread, run_together
+from agent_rl.core.images import Image
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError, InfrastructureError, did_you_mean
 from agent_rl.gym.budget import sleep_uncounted
@@ -137,7 +138,7 @@ class Tool(Generic[P, R_co]):
             pydantic.ValidationError: if they don't fit the schema.
         """
         converted = self._converted(arguments)
-        function = cast(Callable[..., object], self.function)
+        function = cast("Callable[..., object]", self.function)
         return partial(function, instance, **converted) if self.is_method else partial(function, **converted)
 
 
@@ -234,7 +235,7 @@ async def call_tools(tools: Mapping[str, AnyTool], calls: Sequence[ToolCall], in
     answers = [_begin(tools, call, instance, recorded) for call in calls]
     waiting = [a for a in answers if not isinstance(a, Message)]
     if not waiting:
-        return cast(tuple[Message, ...], tuple(answers))
+        return cast("tuple[Message, ...]", tuple(answers))
     late = iter(await run_together(waiting))
     return tuple(a if isinstance(a, Message) else next(late) for a in answers)
 
@@ -261,7 +262,7 @@ def _begin(
     if called.retries or called.rate_limit:
         return partial(_repeat, called, call, bound)
     if called.is_async:
-        return partial(_wait, called, call, cast(Callable[[], Awaitable[object]], bound))
+        return partial(_wait, called, call, cast("Callable[[], Awaitable[object]]", bound))
     if not called.inline:
         running = WorkerCall(bound, f"tool {call.name}")
         if not running.returns_quickly():
@@ -275,7 +276,7 @@ def _begin(
 
 async def _repeat(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message:
     """Make a call at its tool's rate; make it again where the tool says so."""
-    start = cast(Callable[[], Awaitable[object]], bound)
+    start = cast("Callable[[], Awaitable[object]]", bound)
     if not called.is_async:
         start = partial(in_thread, bound, f"tool {call.name}", quick=True)
     for done in count():
@@ -333,7 +334,12 @@ def as_text(value: object) -> str:
         return ""
     if isinstance(value, float):
         return repr(float(value))
-    return to_json(value, fallback=_plain).decode()
+    try:
+        return to_json(value, fallback=_plain).decode()
+    except PydanticSerializationError as error:
+        if "invalid utf-8" not in str(error):
+            raise
+        raise TypeError("bytes and images in a container have no JSON form; return images alone or in a list") from None
 
 
 def _plain(value: object) -> object:
@@ -343,12 +349,19 @@ def _plain(value: object) -> object:
 
 
 def _result(called: AnyTool, call: ToolCall, value: object) -> Message:
-    text, most = as_text(value), called.max_output
-    if len(text) > most:
-        tail = most // 2
-        gap = f"\n[... {len(text) - most} characters left out ...]\n"
-        text = text[: most - tail] + gap + text[len(text) - tail :]
-    return Message("tool", text, tool_call_id=call.id, name=call.name)
+    if isinstance(value, Image) or (isinstance(value, list | tuple) and any(isinstance(v, Image) for v in value)):
+        given = (value,) if isinstance(value, Image) else value
+        parts = [v if isinstance(v, Image) else _shortened(as_text(v), called.max_output) for v in given]
+        return Message("tool", tool_call_id=call.id, name=call.name, parts=parts)
+    return Message("tool", _shortened(as_text(value), called.max_output), tool_call_id=call.id, name=call.name)
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    tail = most // 2
+    gap = f"\n[... {len(text) - most} characters left out ...]\n"
+    return text[: most - tail] + gap + text[len(text) - tail :]
 
 
 def _failure(call: ToolCall, kind: ToolErrorKind, complaint: str) -> Message:

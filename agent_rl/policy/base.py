@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from agent_rl.core.messages import Message
+from agent_rl.core.messages import Message, images_in
 from agent_rl.core.trajectory import FinishReason, Trajectory
+from agent_rl.errors import ConfigError, RenderError
 from agent_rl.gym.env import Env
 from agent_rl.gym.tool import ToolSpec
 
@@ -97,3 +98,17 @@ class EnvPolicy(Protocol):
 
 AnyPolicy: TypeAlias = Policy | EnvPolicy
 """What an episode can be run with."""
+
+
+def observe(conversation: Conversation, messages: Sequence[Message], env: str) -> int:
+    """Let a conversation observe what an environment said.
+
+    Raises:
+        ConfigError: if that is an image, and the policy can't read one; it names the environment.
+    """
+    try:
+        return conversation.observe(messages)
+    except RenderError as error:
+        if not images_in(messages):
+            raise
+        raise ConfigError(f"{env}: {error}") from None

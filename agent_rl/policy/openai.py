@@ -20,7 +20,7 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Prefix, Reply
 from agent_rl.policy.by_name import register_policy
 from agent_rl.policy.openai_client import ChatClient, ContextOverflowError, Tally, connect
-from agent_rl.policy.openai_wire import ChatAnswer, read_message, request_message
+from agent_rl.policy.openai_wire import ChatAnswer, read_message, request_message, request_messages
 from agent_rl.rendering.chat_format import tool_dicts
 
 CHARACTERS = 4
@@ -164,9 +164,8 @@ class OpenAIConversation:
 
     def observe(self, messages: Sequence[Message]) -> int:
         """Keep the messages for the next request; return the tokens up to the last reply, 0 before one."""
-        for message in messages:
-            self._messages.append(request_message(message, reasoning=self._policy.send_reasoning))
-            self._unseen += len(message.content)
+        self._messages += request_messages(messages, reasoning=self._policy.send_reasoning)
+        self._unseen += sum(len(message.content) for message in messages)
         return self._tokens
 
     async def reply(self, max_tokens: int | None = None) -> Reply:
