@@ -138,7 +138,7 @@ class Tool(Generic[P, R_co]):
             pydantic.ValidationError: if they don't fit the schema.
         """
         converted = self._converted(arguments)
-        function = cast(Callable[..., object], self.function)
+        function = cast("Callable[..., object]", self.function)
         return partial(function, instance, **converted) if self.is_method else partial(function, **converted)
 
 
@@ -235,7 +235,7 @@ async def call_tools(tools: Mapping[str, AnyTool], calls: Sequence[ToolCall], in
     answers = [_begin(tools, call, instance, recorded) for call in calls]
     waiting = [a for a in answers if not isinstance(a, Message)]
     if not waiting:
-        return cast(tuple[Message, ...], tuple(answers))
+        return cast("tuple[Message, ...]", tuple(answers))
     late = iter(await run_together(waiting))
     return tuple(a if isinstance(a, Message) else next(late) for a in answers)
 
@@ -262,7 +262,7 @@ def _begin(
     if called.retries or called.rate_limit:
         return partial(_repeat, called, call, bound)
     if called.is_async:
-        return partial(_wait, called, call, cast(Callable[[], Awaitable[object]], bound))
+        return partial(_wait, called, call, cast("Callable[[], Awaitable[object]]", bound))
     if not called.inline:
         running = WorkerCall(bound, f"tool {call.name}")
         if not running.returns_quickly():
@@ -276,7 +276,7 @@ def _begin(
 
 async def _repeat(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message:
     """Make a call at its tool's rate; make it again where the tool says so."""
-    start = cast(Callable[[], Awaitable[object]], bound)
+    start = cast("Callable[[], Awaitable[object]]", bound)
     if not called.is_async:
         start = partial(in_thread, bound, f"tool {call.name}", quick=True)
     for done in count():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, takewhile
+from itertools import chain, count, takewhile
 
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
@@ -199,7 +199,7 @@ class TokenConversation:
         context = self._trajectories[self._at].token_ids.tolist() if self._waited else []
         pieces = await sample_reply(
             self._session,
-            [*context, *(i for ids, _ in self._pending for i in ids)],
+            [*context, *chain.from_iterable(ids for ids, _ in self._pending)],
             policy.params,
             policy.renderer.stop_ids,
             room=max_tokens,

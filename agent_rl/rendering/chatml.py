@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from agent_rl.core.messages import Message, Role
@@ -122,7 +123,7 @@ class ChatMLRenderer:
         return list(self._plain.encode(as_unicode(text), add_special_tokens=False).ids)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False)) if ids else ""
 
     def _special(self, token: str) -> int:
         found: int | None = self._tokenizer.token_to_id(token)
@@ -137,13 +138,8 @@ def _signature(tool: ToolSpec) -> str:
 
 
 def _split(ids: Sequence[int], separator: int) -> list[list[int]]:
-    parts: list[list[int]] = [[]]
-    for token in ids:
-        if token == separator:
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    return parts
+    places = [at for at, token in enumerate(ids) if token == separator]
+    return [list(ids[before + 1 : at]) for before, at in pairwise((-1, *places, len(ids)))]
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:

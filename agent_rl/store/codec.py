@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, TypeVar, cast, get_type_hints
 
@@ -48,6 +49,8 @@ def _stored_model() -> type[BaseModel]:
 
 
 _Stored = _stored_model()
+_NAMES = tuple(name for name in _Stored.model_fields if name != "parts")
+_values = attrgetter(*_NAMES)
 
 
 def dump_line(episode: Episode, *, experts: KeepExperts | None = None, images: KeepImage = pack_image) -> bytes:
@@ -110,12 +113,16 @@ def _dump(episode: Episode, experts: KeepExperts | None, images: KeepImage) -> b
         "turns": episode.turns,
         "tool_errors": dict(episode.tool_errors),
     }
-    values = {name: getattr(episode, name) for name in _Stored.model_fields if name != "parts"}
-    if parts := pack_parts(episode.messages, images):
-        values |= {"parts": parts, "messages": tuple(replace(m, parts=()) for m in episode.messages)}
-    values["trajectories"] = tuple(pack(t, experts) for t in episode.trajectories)
+    parts = pack_parts(episode.messages, images)
+    stored = _Stored.__new__(_Stored)  # as model_construct does, in a tenth of its time
+    vars(stored).update(
+        zip(_NAMES, _values(episode), strict=True),
+        trajectories=tuple(pack(t, experts) for t in episode.trajectories),
+        messages=tuple(replace(m, parts=()) for m in episode.messages) if parts else episode.messages,
+        parts=parts,
+    )
     row = _Stored.__pydantic_serializer__.to_json(
-        _Stored.model_construct(None, **values),
+        stored,
         exclude={"id"},
         exclude_defaults=True,
         warnings=False,

@@ -31,3 +31,7 @@ def test_page_example_imports_packages(scope, run, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     assert run(scope["mean"]()) == ("3.0", "4.0\n")
+
+
+def test_page_example_restores_snapshots(scope, run):
+    assert run(scope["branches"]()) == (None, ["42", "22"])
