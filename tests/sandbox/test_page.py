@@ -45,5 +45,10 @@ def test_page_example_returns_plots(scope, run, tmp_path: Path, monkeypatch):
     assert value == "1" and Image(drawn).size == (640, 480)
 
 
+@pytest.mark.sandbox
+def test_page_example_speaks_with_a_server(scope, run):
+    assert run(scope["serve"]()) == (b"hello", True, -9, 3, 0)
+
+
 def test_page_example_restores_snapshots(scope, run):
     assert run(scope["branches"]()) == (None, ["42", "22"])
