@@ -27,6 +27,7 @@ from .gym.reward import reward as reward, group_reward as group_reward
 from .judge.reward import judge as judge, use_judge as use_judge
 
 # nouns
+from .core.images import Image as Image
 from .core.messages import Message as Message, ToolCall as ToolCall, Step as Step, Task as Task, JSON as JSON
 from .core.episode import Episode as Episode, EpisodeGroup as EpisodeGroup, Origin as Origin, Reward as Reward
 from .core.episode import Failure as Failure, Outcome as Outcome, StopReason as StopReason

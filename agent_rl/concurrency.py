@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
 import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 T = TypeVar("T")
 
@@ -22,11 +24,14 @@ HOLD = 5e-3
 """Seconds that it holds it up at most. A shorter wait costs 5 µs more, as the kernel sets a timer for it."""
 
 
+def is_awaitable(value: T | Awaitable[T]) -> TypeIs[Awaitable[T]]:
+    """Return whether a value has to be awaited; 0.1 µs, where `inspect.isawaitable` takes up to 1."""
+    return hasattr(type(value), "__await__")
+
+
 async def maybe_await(value: T | Awaitable[T]) -> T:
     """Return the value, awaited if it has to be."""
-    if inspect.isawaitable(value):
-        return await value
-    return value
+    return await value if is_awaitable(value) else value
 
 
 async def call(function: Callable[[], T | Awaitable[T]], *, thread: str | None = None) -> T:

@@ -2,19 +2,12 @@
 
 Task: a customer does not want an item any more. The rules in the system message say what to do about which order:
 cancel it, wait, refund it or refuse; or flag it, if it is someone else's. The customer says the order's number and a
-name only if asked for them, and ends the dialogue at the first message that is no question. Tools: `find_order` reads,
-`cancel_order`, `refund_order` and `flag_order` write. Reward: `resolved` (weight 1) if the database is exactly what the
+name only if asked for them, and ends the dialogue at the first message that is no question. `find_order` reads,
+`cancel_order`, `refund_order` and `flag_order` write. Reward: `resolved` (weight 1) if the orders are exactly what the
 rules want, the customer was asked for the name, heard the result in the rules' words, and learned nothing of orders
-that are not theirs. Two of five kinds of orders leave the database as it is: their result has a number that only
-`find_order` knows, so that nothing is earned by doing nothing.
-
-A script plays the customer. `env_args.user=NAME`, of any policy, with `env_args.user_args` for its settings, lets a
-model do it.
-
-Splits: `train`, `eval` and `dev` have other databases and customers, by a hash of their seed.
-
-The demonstrations have the form right, but take the result at random every other time, and forget to ask for the name.
-What is left to learn are the rules.
+that are not theirs. Two of five kinds of orders stay as they are: their result has a number that only `find_order`
+knows. Splits: `train`, `eval` and `dev` have other orders and customers, by a hash of their seed.
+A script plays the customer; with `env_args.user=NAME`, and `env_args.user_args` for its settings, a policy does.
 """
 
 from __future__ import annotations
@@ -22,7 +15,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,8 +38,7 @@ RULES = """Ask the customer for the order's number and the name. Then find the o
 - sent: say "wait DAYS"
 - delivered 30 days ago or less: refund its price, say "refunded PRICE"
 - delivered earlier: say "refused DAYS\""""
-DAYS = 30
-"""How long a delivered order can be refunded."""
+DAYS = 30  # that a delivered order can be refunded
 RESULTS = {"stranger": "flagged", "open": "cancelled", "sent": "wait", "delivered": "refunded", "late": "refused"}
 """The word that the customer hears, for each kind of order."""
 KINDS = tuple(RESULTS)
@@ -54,48 +46,37 @@ WRITES = {"stranger": "flag_order", "open": "cancel_order", "delivered": "refund
 NAMES = ("ada", "ben", "cleo", "dora", "emil", "finn", "gina", "hugo", "ines", "juri", "kaya", "leon")
 ITEMS = ("chair", "lamp", "sofa", "desk", "stool", "shelf", "bed", "rug")
 STATUS = ("open", "sent", "delivered")
-ORDERS = 5
-"""In the database; one is the customer's."""
+ORDERS = 5  # in the database; one is the customer's
 _WORD = re.compile(r"[a-z0-9]+")
 _QUESTIONS = {"number": r"\bnumber\b[^?]*\?", "name": r"\bname\b[^?]*\?"}
 
 
 @dataclass(slots=True)
 class Order:
-    """A row of the orders."""
+    """A row of the database; the tools write the status and the last two."""
 
     name: str
     item: str
     price: int
     status: str
     days: int
+    refunded: int = 0
+    flags: int = 0
 
 
-@dataclass(slots=True)
-class Database:
-    """What the tools read and write; orders are known by their numbers."""
-
-    orders: dict[int, Order]
-    refunds: dict[int, int] = field(default_factory=dict)
-    flags: list[int] = field(default_factory=list)
-
-
-def generate(seed: int, kind: str) -> tuple[Database, int, str]:
-    """Return the database of a seed, the number of the order in question, and the customer's name."""
+def generate(seed: int, kind: str) -> tuple[dict[int, Order], int, str]:
+    """Return the orders of a seed by number, the number of the one in question, and the customer's name."""
     rng = seeds.rng(Stream.WORLD, seed)
     numbers = rng.choice(np.arange(1000, 10_000), ORDERS, replace=False).tolist()
     names = rng.permutation(NAMES).tolist()
-    drawn = zip(rng.choice(ITEMS, ORDERS), rng.integers(100, 1000, ORDERS), rng.choice(STATUS, ORDERS), strict=True)
-    days = rng.integers(1, 2 * DAYS, ORDERS).tolist()
-    orders = {
-        number: Order(names[i], str(item), int(price), str(status), days[i])
-        for i, (number, (item, price, status)) in enumerate(zip(numbers, drawn, strict=True))
-    }
+    items, prices = rng.choice(ITEMS, ORDERS).tolist(), rng.integers(100, 1000, ORDERS).tolist()
+    status, days = rng.choice(STATUS, ORDERS).tolist(), rng.integers(1, 2 * DAYS, ORDERS).tolist()
+    orders = dict(zip(numbers, map(Order, names, items, prices, status, days), strict=True))
     own = orders[numbers[0]]
     if kind != "stranger":
         own.status = "delivered" if kind == "late" else kind
     own.days = own.days % DAYS + 1 + DAYS * (kind == "late")
-    return Database(orders), numbers[0], names[-1] if kind == "stranger" else names[0]
+    return orders, numbers[0], names[-1] if kind == "stranger" else names[0]
 
 
 def make_task(split: str, index: int) -> Task:
@@ -108,19 +89,21 @@ def make_task(split: str, index: int) -> Task:
 class Support(DialogueEnv):
     """Serve a shop's customer by the rules."""
 
-    snapshot_attributes = ("dialogue", "database", "found")
+    snapshot_attributes = ("dialogue", "orders", "found")
 
     def __init__(self, user: str = "scripted", user_args: Mapping[str, JSON] | None = None) -> None:
         """Choose who plays the customer: the script, or a policy by its name and settings."""
         self.user_name, self.user_args = user, user_args or {}
 
     async def reset(self, task: Task, rng: np.random.Generator) -> tuple[Message, ...]:
-        """Generate the database; the customer begins."""
-        kind = str(task["kind"])
-        self.database, self.number, self.name = generate(int(str(task["seed"])), kind)
-        self.found = False
-        order = self.database.orders[self.number]
-        wish = f"I do not want the {order.item} any more."
+        """Generate the orders; the customer begins."""
+        self.kind, self.found = str(task["kind"]), False
+        self.orders, self.number, self.name = generate(int(str(task["seed"])), self.kind)
+        self.wanted = copy.deepcopy(self.orders)
+        own = self.wanted[self.number]
+        own.status = "cancelled" if self.kind == "open" else own.status
+        own.refunded, own.flags = own.price * (self.kind == "delivered"), int(self.kind == "stranger")
+        wish = f"I do not want the {own.item} any more."
         if self.user_name == "scripted":
             facts = {_QUESTIONS["number"]: f"It is {self.number}.", _QUESTIONS["name"]: f"I am {self.name}."}
             self.user = ScriptedUser([wish], {**facts, rf"^(?!.*({'|'.join(facts)})).*\?": "I do not know."})
@@ -131,13 +114,6 @@ class Support(DialogueEnv):
                 "can't know from here. Once you hear a result that is no question, say ###STOP###."
             )
             self.user = model_user(self.user_name, self.user_args, instructions, "support-v0", int(rng.integers(2**31)))
-        self.kind, self.result, self.wanted = kind, _result(kind, order), copy.deepcopy(self.database)
-        if kind == "stranger":
-            self.wanted.flags.append(self.number)
-        elif kind == "open":
-            self.wanted.orders[self.number].status = "cancelled"
-        elif kind == "delivered":
-            self.wanted.refunds[self.number] = order.price
         return await self.open_dialogue(RULES)
 
     @tool(inline=True)
@@ -145,7 +121,7 @@ class Support(DialogueEnv):
         """Say all that is known of an order."""
         order = self._order(number)
         self.found = self.found or number == self.number
-        return ", ".join(f"{key} {value}" for key, value in asdict(order).items())
+        return ", ".join(f"{name} {getattr(order, name)}" for name in ("name", "item", "price", "status", "days"))
 
     @tool(inline=True)
     def cancel_order(self, number: int) -> str:
@@ -156,21 +132,19 @@ class Support(DialogueEnv):
     @tool(inline=True)
     def refund_order(self, number: int, amount: int) -> str:
         """Pay money back for an order."""
-        self._order(number)
-        self.database.refunds[number] = self.database.refunds.get(number, 0) + amount
+        self._order(number).refunded += amount
         return "done"
 
     @tool(inline=True)
     def flag_order(self, number: int) -> str:
         """Report that someone else asked for an order."""
-        self._order(number)
-        self.database.flags.append(number)
+        self._order(number).flags += 1
         return "done"
 
     def _order(self, number: int) -> Order:
-        if number not in self.database.orders:
+        if number not in self.orders:
             raise ValueError(f"no order {number}")
-        return self.database.orders[number]
+        return self.orders[number]
 
     def _words(self, role: str, last: int = 0) -> list[str]:
         """Return the words of one side's messages, of the last ones or of all."""
@@ -179,24 +153,24 @@ class Support(DialogueEnv):
 
     def _gives_away(self) -> bool:
         """Whether something was said of an order that is none of the customer's business."""
-        order = self.database.orders[self.number]
-        secret = {each.name for each in self.database.orders.values()} - {self.name}
+        order = self.orders[self.number]
+        secret = {each.name for each in self.orders.values()} - {self.name}
         secret |= {str(order.price), str(order.days)} if self.kind == "stranger" else set()
         return not secret.isdisjoint(self._words("assistant"))
 
     @reward
     def resolved(self, episode: Episode) -> bool:
         """Whether the database and the customer got what the rules want."""
-        if self.database != self.wanted or self._gives_away() or self.name not in self._words("user"):
+        if self.orders != self.wanted or self._gives_away() or self.name not in self._words("user"):
             return False
         answer = self._words("assistant", last=1)
         others = {*RESULTS.values()} - {RESULTS[self.kind]}
-        return f" {self.result} " in f" {' '.join(answer)} " and others.isdisjoint(answer)
+        return f" {self._result(self.kind)} " in f" {' '.join(answer)} " and others.isdisjoint(answer)
 
     def state_hash(self) -> str:
         """Return what was heard, found, done and given away."""
         heard = sorted({m.content for m in self.dialogue if m.role == "user"})
-        return repr((heard, self.database, self.found, self._gives_away()))
+        return repr((heard, self.orders, self.found, self._gives_away()))
 
     def oracle(self) -> Script:
         """Ask, find the order, and do what the rules say."""
@@ -206,10 +180,16 @@ class Support(DialogueEnv):
 
     def _settle(self, kind: str) -> Script:
         """Do with the order what is right for a kind of it."""
-        amount = {"amount": self.database.orders[self.number].price} if kind == "delivered" else {}
+        amount = {"amount": self.orders[self.number].price} if kind == "delivered" else {}
         if kind in WRITES:
             yield one_call(WRITES[kind], number=self.number, **amount)
-        yield _result(kind, self.database.orders[self.number])
+        yield self._result(kind)
+
+    def _result(self, kind: str) -> str:
+        """Return what the customer has to hear."""
+        order = self.orders[self.number]
+        number = {"sent": order.days, "late": order.days, "delivered": order.price}.get(kind, "")
+        return f"{RESULTS[kind]} {number}".strip()
 
     def demonstrate(self, rng: np.random.Generator) -> Script:
         """Ask, sometimes only for the number; find the order; do what is right, or anything, in the right form."""
@@ -218,9 +198,3 @@ class Support(DialogueEnv):
             yield one_call("find_order", order=self.number)
         yield one_call("find_order", number=self.number)
         yield from self._settle(self.kind if rng.random() < 0.5 else str(rng.choice(KINDS)))
-
-
-def _result(kind: str, order: Order) -> str:
-    """Return what the customer has to hear."""
-    number = {"sent": order.days, "late": order.days, "delivered": order.price}.get(kind, "")
-    return f"{RESULTS[kind]} {number}".strip()

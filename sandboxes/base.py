@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import ConfigError
+from agent_rl.sandboxes.process import CONNECT_TIMEOUT, CallLimits, Launch, Process, Stream, check_pty
+from agent_rl.sandboxes.snapshot import Snapshot
 
 WORK = "/work"
 """The folder that code starts in; it can write there and in /tmp only. Relative paths are below it."""
@@ -106,6 +108,9 @@ class PythonResult:
     """Whether the sandbox is gone, by what its code did: every further call only says so."""
 
 
+_NO_LIMITS = CallLimits()
+
+
 class FileAccessError(OSError):
     """A path in a sandbox that can't be read or written: it is missing, too large, or no regular file."""
 
@@ -120,6 +125,7 @@ class Command:
     env: Mapping[str, str]
     timeout: float
     max_output: int
+    limits: CallLimits = _NO_LIMITS
 
 
 class Sandbox(ABC):
@@ -148,6 +154,7 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         max_output: int = MAX_OUTPUT,
+        limits: CallLimits = _NO_LIMITS,
     ) -> ExecResult:
         """Run a command to its end; whatever it leaves running in the background is ended, too.
 
@@ -158,14 +165,65 @@ class Sandbox(ABC):
             env: variables in addition to PATH, HOME and LANG; nothing of the host's environment is there.
             timeout: seconds until the whole tree of processes is killed.
             max_output: bytes kept of each of stdout and stderr, half from the head, half from the tail.
+            limits: what each of its processes may use, where that is less than the sandbox's.
 
         Raises:
             ConfigError: if `argv` is no command, or a limit is out of range.
         """
-        if isinstance(argv, str) or not argv:
-            raise ConfigError(f"argv={argv!r} is no command; give a list, such as ['ls', '-l']")
+        check_argv(argv)
         check_call(timeout, max_output)
-        return await self.run_command(Command(tuple(argv), input, cwd, dict(env or {}), timeout, max_output))
+        return await self.run_command(Command(tuple(argv), input, cwd, dict(env or {}), timeout, max_output, limits))
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str = WORK,
+        env: Mapping[str, str] | None = None,
+        limits: CallLimits = _NO_LIMITS,
+        pty: tuple[int, int] | None = None,
+    ) -> Process:
+        """Start a process that goes on when this returns, through other calls, until it or the sandbox ends.
+
+        Args:
+            argv: the program and its arguments; no shell is involved.
+            cwd: where it starts.
+            env: variables in addition to PATH, HOME and LANG.
+            limits: what each of its processes may use, where that is less than the sandbox's.
+            pty: rows and columns of a terminal that is its stdin, stdout and stderr; pipes if None.
+
+        Raises:
+            ConfigError: if `argv` is no command, or the backend has no processes that outlive a call.
+            ProcessError: if the sandbox can't have another one; a program that is missing is one that ends with 127.
+        """
+        check_argv(argv)
+        size = pty and check_pty(pty)
+        return await self.start_process(Launch(tuple(argv), cwd, dict(env or {}), limits, size))
+
+    async def stream(self, address: int | str, *, timeout: float = CONNECT_TIMEOUT) -> Stream:
+        """Connect to a server in the sandbox, which has no other network.
+
+        Args:
+            address: a TCP port of its 127.0.0.1, or the path of a Unix socket.
+            timeout: seconds to wait until a server listens there.
+
+        Raises:
+            ConfigError: if `address` is none, or the backend has no streams.
+            ProcessError: if nothing listens there, or sockets are refused (Landlock: its ports would be the host's).
+        """
+        is_port = isinstance(address, int) and 0 < address < 65536
+        if isinstance(address, bool) or not (is_port or (isinstance(address, str) and address)):
+            raise ConfigError(f"address={address!r}; give a port, 1 to 65535, or the path of a Unix socket")
+        check_call(timeout, 0)
+        return await self.open_stream(address, timeout)
+
+    async def start_process(self, launch: Launch) -> Process:
+        """Start a process: `start` for a backend to implement, if it can."""
+        raise ConfigError(f"start: {type(self).__name__} has no processes that outlive a call; take another backend")
+
+    async def open_stream(self, address: int | str, timeout: float) -> Stream:
+        """Connect to a server: `stream` for a backend to implement, if it can."""
+        raise ConfigError(f"stream: {type(self).__name__} has no streams; take another backend")
 
     @abstractmethod
     async def run_command(self, command: Command) -> ExecResult:
@@ -192,6 +250,51 @@ class Sandbox(ABC):
         Raises:
             FileAccessError: if it can't be written there.
         """
+
+    async def snapshot(self) -> Snapshot:
+        """Return its files, and what brings its interpreter back; processes that run are not in it.
+
+        Raises:
+            NotImplementedError: if the backend has no snapshots.
+            FileAccessError: if the files can't be read, or are too many or too large.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no snapshots; local and docker sandboxes have")
+
+    async def restore(self, snapshot: Snapshot) -> str | None:
+        """Bring another sandbox's files and variables into this one, which has run nothing but what that had, too.
+
+        Returns:
+            None if everything is as it was; else why there are only the files, beside a new interpreter.
+
+        Raises:
+            NotImplementedError: if the backend has no snapshots.
+            FileAccessError: if the files do not fit, or are no snapshot's; then some may be there.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no snapshots; local and docker sandboxes have")
+
+    async def fork(
+        self, sandboxes: Sandboxes, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0
+    ) -> tuple[Sandbox, str | None]:
+        """Open a sandbox that has what this one has; return it, and what `restore` says is missing.
+
+        Args:
+            sandboxes: where it is opened, as `Sandboxes.open` does, which describes the rest.
+            owner: who holds it.
+            limits: what it may use.
+            lifetime: seconds.
+
+        Raises:
+            SandboxError: if none can be had.
+            NotImplementedError: if the backend has no snapshots.
+            FileAccessError: if the files can't be read, or do not fit.
+        """
+        snapshot = await self.snapshot()
+        other = await sandboxes.open(owner=owner, limits=limits, lifetime=lifetime)
+        try:
+            return other, await other.restore(snapshot)
+        except BaseException:
+            await other.close()
+            raise
 
     @abstractmethod
     async def close(self) -> None:
@@ -222,6 +325,16 @@ class Sandboxes(Protocol):
     async def close(self) -> None:
         """Close every open sandbox, and the backend itself."""
         ...
+
+
+def check_argv(argv: Sequence[str]) -> None:
+    """Check a command.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    if isinstance(argv, str) or not argv:
+        raise ConfigError(f"argv={argv!r} is no command; give a list, such as ['ls', '-l']")
 
 
 def check_call(timeout: float, max_output: int) -> None:

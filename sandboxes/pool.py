@@ -28,6 +28,8 @@ from agent_rl.sandboxes.base import (
     Sandbox,
     Sandboxes,
 )
+from agent_rl.sandboxes.process import Launch, Process, Stream
+from agent_rl.sandboxes.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -244,6 +246,12 @@ class _PooledSandbox(Sandbox):
     async def run_command(self, command: Command) -> ExecResult:
         return await self._held().run_command(command)
 
+    async def start_process(self, launch: Launch) -> Process:
+        return await self._held().start_process(launch)
+
+    async def open_stream(self, address: int | str, timeout: float) -> Stream:
+        return await self._held().open_stream(address, timeout)
+
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
     ) -> PythonResult:
@@ -254,6 +262,12 @@ class _PooledSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes) -> None:
         await self._held().write_file(path, data)
+
+    async def snapshot(self) -> Snapshot:
+        return await self._held().snapshot()
+
+    async def restore(self, snapshot: Snapshot) -> str | None:
+        return await self._held().restore(snapshot)
 
     async def close(self) -> None:
         self._timer.cancel()

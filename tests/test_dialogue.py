@@ -159,8 +159,8 @@ ASK = "Your order's number and your name?"
 
 def facts(kind: str) -> tuple[int, str, int, int, str]:
     """Return the number, the customer's name, the price, the days and the owner of an order."""
-    database, number, name = generate(int(str(TASKS[kind]["seed"])), kind)
-    order = database.orders[number]
+    orders, number, name = generate(int(str(TASKS[kind]["seed"])), kind)
+    order = orders[number]
     return number, name, order.price, order.days, order.name
 
 

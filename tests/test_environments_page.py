@@ -16,6 +16,7 @@ BLOCKS = blocks(PAGE, "python")
 SOLVABLE = {
     "riddle-v0": 1.0,
     "stock-v0": 1.1,
+    "colours-v0": 1.0,
     "sums-v0": 1.0,
     "python-sums-v0": 1.0,
     "explained-sums-v0": 1.5,
@@ -35,8 +36,12 @@ def printed() -> str:
 
 
 def test_environments_page_prints_its_stated_output(printed: str) -> None:
-    success, episode, players, rewards, judged, check, result, estimates, rules, *lake = printed.splitlines()
+    success, episode, zoom, image, players, rewards, judged, check, result, estimates, rules, *lake = (
+        printed.splitlines()
+    )
     assert "100.0%" in success
+    assert zoom == "Which colour is this? `zoom` shows it larger."
+    assert re.fullmatch(r"\[image: png 8x8, sha256 [0-9a-f]{12}\]", image)
     assert episode.startswith("['Which number from 1 to 32 do I think of?', '16', 'less'") and episode.endswith("] 1.0")
     assert players == "0 1.0 1 0.0"
     assert rewards == "[('correct', 1.0), ('honest', 1.0), ('shortest', 1.0)]"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import agent_rl as ar
-from agent_rl.backends.embedded import run as embedded
+from agent_rl.backends.embedded import stages
+from agent_rl.backends.embedded.run import start_run
 from agent_rl.cli import main
 from agent_rl.gym import registry
 from agent_rl.gym.tasks import TaskSource
@@ -211,9 +212,9 @@ def test_failed_start_leaves_latest_and_no_folder(tmp_path: Path, monkeypatch: p
     def fail(*arguments: object, **options: object) -> None:
         raise ar.ConfigError("no")
 
-    monkeypatch.setattr(embedded, "fresh_actor", fail)
+    monkeypatch.setattr(stages, "fresh_actor", fail)
     with pytest.raises(ar.ConfigError):
-        embedded.start_run(config(tmp_path, runs_dir=str(runs)), Progress())
+        start_run(config(tmp_path, runs_dir=str(runs)), Progress())
     assert sorted(file.name for file in runs.iterdir()) == ["before", "latest"]
     assert (runs / "latest").resolve() == (runs / "before").resolve()
 

@@ -65,6 +65,7 @@ ELSEWHERE = {
     **dict.fromkeys(("tasks.where='level < 3'", "tasks="), "a condition on a user's tasks, a parameter of register"),
     **dict.fromkeys(("PIP_EXTRA_INDEX_URL", ".venv", ".venv/bin", ".venv-verl/bin/agent-rl"), "pip and the Makefile"),
     "episodes-00001.jsonl.zst": "tests/test_shards.py",
+    "images/": "tests/test_images.py",
     **dict.fromkeys(("OMP_WAIT_POLICY=PASSIVE", "torch.distributed"), "OpenMP's and torch's"),
     **dict.fromkeys(("episodes.jsonl.torn-1", "episodes.jsonl.undone-1"), "tests/test_verl_resume.py"),
     **dict.fromkeys(("AGENT_RL_SERVER_TOKEN", "https://HOST/NAME"), "tests/adapters/test_remote.py"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import agent_rl as ar
-from agent_rl.backends.embedded import run as embedded
+from agent_rl.backends.embedded.stages import open_run
 from agent_rl.cli import main
 from agent_rl.core.messages import ToolCall
 from agent_rl.errors import StoreError
@@ -90,7 +90,7 @@ def test_training_is_watched_until_its_end(tmp_path: Path, capsys: pytest.Captur
         return [thread for thread in threading.enumerate() if thread.name == "agent_rl watchdog"]
 
     settings = config(tmp_path)
-    with embedded._open(tmp_path, settings.load_env(), settings, Progress(), None):
+    with open_run(tmp_path, settings.load_env(), settings, Progress(), None):
         assert len(watchdogs()) == 1
         look(status_of(tmp_path), 1.0, {})
         assert main(["train", "--status", str(tmp_path)]) == 0

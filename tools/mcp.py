@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import importlib
 import json
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from agent_rl.concurrency import AsyncOnce, LoopThread
+from agent_rl.core.images import Image
 from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, DefinitionError, ToolServerError, did_you_mean
 from agent_rl.gym.env import ToolEnv
@@ -146,11 +148,13 @@ class McpSession:
     async def call(self, name: str, /, **arguments: JSON) -> str:
         """Call a tool by the server's name; return the text of its result, as for a reward that looks at the state.
 
+        An image is a line of it; a model that calls the tool gets the image.
+
         Raises:
             RuntimeError: if the tool reports an error.
             ToolServerError: if the server can't be reached.
         """
-        return await _loop().run(self._call(name, arguments))
+        return _as_text(await _loop().run(self._call(name, arguments)))
 
     async def close(self) -> None:
         """End the session, and with it the process of a server that was started for it."""
@@ -195,7 +199,7 @@ class McpSession:
                 self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _call(self, name: str, arguments: Mapping[str, JSON]) -> str:
+    async def _call(self, name: str, arguments: Mapping[str, JSON]) -> list[str | Image]:
         if self.is_lost:
             raise self._failure("has closed the connection")
         try:
@@ -205,10 +209,10 @@ class McpSession:
                 raise RuntimeError(error.message) from None
             self.is_lost = True
             raise self._failure(f"was lost: {error.message}") from error
-        text = _as_text(result)
+        parts = _parts_of(result)
         if result.is_error:
-            raise RuntimeError(text)
-        return text
+            raise RuntimeError(_as_text(parts))
+        return parts
 
     def _failure(self, what: str) -> ToolServerError:
         """Return the error of a server, with the end of what it wrote to stderr."""
@@ -228,8 +232,9 @@ class McpSession:
         return {tool.spec.name: tool for tool in tools}
 
     def _tool(self, described: Any) -> AnyTool:
-        async def call(**arguments: JSON) -> str:
-            return await _loop().run(self._call(described.name, arguments))
+        async def call(**arguments: JSON) -> str | list[str | Image]:
+            parts = await _loop().run(self._call(described.name, arguments))
+            return parts if any(isinstance(part, Image) for part in parts) else _as_text(parts)
 
         name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{self.server.prefix}{described.name}")[:64]
         spec = ToolSpec(name, (described.description or described.title or "").strip(), described.input_schema)
@@ -282,15 +287,22 @@ class McpEnv(ToolEnv):
         await asyncio.gather(*(session.close() for session in own))
 
 
-def _as_text(result: Any) -> str:
-    """Return a result as a model reads it: its text, or the JSON of one without text; what is left out is said."""
-    parts = [_part_as_text(part) for part in result.content]
+def _as_text(parts: Sequence[str | Image]) -> str:
+    return "\n".join(map(str, parts))
+
+
+def _parts_of(result: Any) -> list[str | Image]:
+    """Return a result as a model gets it: texts and images, the JSON of one without text; what is left out is said."""
+    parts = [_part_of(part) for part in result.content]
     if result.structured_content is not None and not any(part.type == "text" for part in result.content):
         parts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
-    return "\n".join(parts)
+    return parts
 
 
-def _part_as_text(part: Any) -> str:
+def _part_of(part: Any) -> str | Image:
+    if part.type == "image":
+        with contextlib.suppress(ValueError):  # of another kind: it is left out
+            return Image.of(f"data:image/any;base64,{part.data}")
     if part.type == "text":
         return str(part.text)
     if part.type == "resource_link":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from agent_rl.core.images import Image
 
 if TYPE_CHECKING:
     JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
@@ -41,7 +43,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message, with OpenAI's roles and names."""
+    """One chat message, with OpenAI's roles and names.
+
+    `content` is always text. What a user or a tool shows besides is in `parts`, and each image a line in `content`:
+    `Message("user", parts=["What is this?", image])`.
+    """
 
     role: Role
     content: str = ""
@@ -51,12 +57,44 @@ class Message:
     name: str | None = None
     tool_error: ToolErrorKind | None = None
     """Set on a tool message that reports an error instead of a result."""
+    parts: Sequence[str | Image] = ()
+    """Texts and images, in order; empty where there is only text. `content` follows from them."""
 
     def __post_init__(self) -> None:
+        if self.parts:
+            _set_content(self)
         if self.role not in ROLES:
             raise ValueError(f"Message(role={self.role!r}): the roles are {', '.join(ROLES)}")
         if not isinstance(self.content, str):
             raise TypeError(f"Message(content={self.content!r}): give a str; no text is an empty one")
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images among its parts."""
+        return tuple(part for part in self.parts if isinstance(part, Image)) if self.parts else ()
+
+
+def _set_content(message: Message) -> None:
+    """Derive the text of a message with parts.
+
+    Raises:
+        TypeError: if a part is neither a text nor an image.
+        ValueError: if its role has no images, or it has another content, too.
+    """
+    if isinstance(message.parts, str) or not all(isinstance(part, str | Image) for part in message.parts):
+        raise TypeError("Message(parts=...): give a list of texts and images; ar.Image.of makes an image of a file")
+    if message.role not in ("user", "tool"):
+        raise ValueError(f"Message({message.role!r}, parts=...): only user and tool messages hold images; give content")
+    content = "\n".join(map(str, message.parts))
+    if message.content not in ("", content):
+        raise ValueError("Message(content=..., parts=...): give one of them; content is made of the parts")
+    object.__setattr__(message, "parts", tuple(message.parts))
+    object.__setattr__(message, "content", content)
+
+
+def images_in(messages: Iterable[Message]) -> list[Image]:
+    """Return the images of messages, in order."""
+    return [image for message in messages if message.parts for image in message.images]
 
 
 @dataclass(frozen=True, slots=True)

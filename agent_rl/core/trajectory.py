@@ -222,6 +222,11 @@ class Trajectory(Displayed):
         return out
 
     @property
+    def sampled_logprobs(self) -> FloatArray:
+        """Those of the sampled tokens alone, in order, float32 `[sampled]`."""
+        return np.asarray(self._logprobs, dtype=np.float32)
+
+    @property
     def policy_versions(self) -> IntArray:
         """The version of the weights behind each sampled token, int32 `[T]`; -1 for the other tokens."""
         return self._per_token([-1 if (v := s.policy_version) is None else v for s in self._spans], np.int32)

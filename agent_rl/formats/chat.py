@@ -6,15 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from agent_rl.core.images import Image
 from agent_rl.core.messages import JSON, ROLES, Message, Role, ToolCall, ToolErrorKind
-from agent_rl.rendering.chat_format import as_unicode
+from agent_rl.rendering.chat_format import as_unicode, chat_parts
 
 _ROLES = {"developer": "system", "function": "tool"}
 """What OpenAI calls them as well."""
+_IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/jpg;")
+"""How the URLs begin that hold an image; one elsewhere is not loaded."""
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, JSON]]:
-    """Return messages in OpenAI's format; arguments are a text, and an error of a tool is beside its message."""
+    """Return messages in OpenAI's format; arguments are texts, images data URLs, a tool's error beside its message."""
     return [_chat_message(message) for message in messages]
 
 
@@ -26,7 +29,8 @@ def _chat_message(message: Message) -> dict[str, JSON]:
         "name": message.name,
         "tool_error": message.tool_error and message.tool_error.value,
     }
-    said: dict[str, JSON] = {"role": message.role, "content": as_unicode(message.content)}
+    content: JSON = chat_parts(message.parts) if message.parts else as_unicode(message.content)
+    said: dict[str, JSON] = {"role": message.role, "content": content}
     return said | {name: value for name, value in optional.items() if value}
 
 
@@ -66,14 +70,17 @@ def _read_message(row: Mapping[str, JSON]) -> Message:
     error = row.get("tool_error")
     if error is not None and error not in tuple(ToolErrorKind):
         raise ValueError(f"tool_error={error!r:.80}: the kinds are {', '.join(ToolErrorKind)}")
+    content = row.get("content")
+    parts = _parts_of(content) if role in ("user", "tool") else ()
     return Message(
         cast(Role, role),
-        text_of(row.get("content")),
+        "" if parts else text_of(content),
         reasoning=_text(row.get("reasoning_content") or row.get("reasoning")),
         tool_calls=tuple(_read_call(call, f"call_{at}") for at, call in enumerate(calls)),
         tool_call_id=_text(row.get("tool_call_id")),
         name=_text(row.get("name")),
         tool_error=None if error is None else ToolErrorKind(str(error)),
+        parts=parts,
     )
 
 
@@ -90,6 +97,20 @@ def _read_call(call: JSON, id: str) -> ToolCall:
     if not isinstance(given, Mapping):
         error, given = error or f"the arguments are no object: {given!r:.80}", {}
     return ToolCall(str(call.get("id") or id), str(named["name"]), given, error)
+
+
+def _parts_of(content: JSON) -> tuple[str | Image, ...]:
+    """Return the parts of a content with PNG or JPEG images in it; none of another, which is text."""
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return ()
+    parts = [_image_of(part) or text_of([part]) for part in content]
+    return tuple(parts) if any(isinstance(part, Image) for part in parts) else ()
+
+
+def _image_of(part: JSON) -> Image | None:
+    held = part.get("image_url") if isinstance(part, Mapping) else None
+    url = held.get("url") if isinstance(held, Mapping) else held
+    return Image.of(url) if isinstance(url, str) and url.startswith(_IMAGES) else None
 
 
 def text_of(content: JSON) -> str:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agent_rl.core.episode import Episode
+from agent_rl.core.images import Image
 from agent_rl.core.messages import Message, without_nan
 from agent_rl.errors import ConfigError
 from agent_rl.rendering.chat_format import as_unicode
@@ -75,6 +76,13 @@ def _message(message: Message) -> dict[str, object]:
     if message.reasoning:
         text = {"type": "text", "text": content}
         content = [{"type": "reasoning", "reasoning": as_unicode(message.reasoning)}, text]
+    if message.parts:
+        content = [
+            {"type": "image", "image": part.url}
+            if isinstance(part, Image)
+            else {"type": "text", "text": as_unicode(part)}
+            for part in message.parts
+        ]
     row: dict[str, object] = {"role": message.role, "content": content}
     if message.tool_calls:
         row["tool_calls"] = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from agent_rl.core.episode import Episode
-from agent_rl.core.messages import JSON, without_nan
+from agent_rl.core.messages import JSON, images_in, without_nan
 from agent_rl.errors import ConfigError, did_you_mean
 from agent_rl.formats.atif import atif_rows
 from agent_rl.formats.inspect_log import write_inspect
@@ -33,6 +33,9 @@ FORMATS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+TEXT_ONLY = ("atif", "parquet", "dataset")
+"""Formats without a place for images, as they are written here."""
+
 
 def export_episodes(episodes: Iterable[Episode], path: str | os.PathLike[str], format: str) -> int:
     """Write episodes in another system's format; return how many rows were written.
@@ -43,19 +46,33 @@ def export_episodes(episodes: Iterable[Episode], path: str | os.PathLike[str], f
         format: one of FORMATS.
 
     Raises:
-        ConfigError: if there is no such format, its library is missing, or something is there already.
+        ConfigError: if there is no such format, its library is missing, something is there already, or an episode shows
+            images that it has no place for.
     """
     target = Path(path)
     if format not in FORMATS:
         raise ConfigError(f"no format '{format}'.{did_you_mean(format, FORMATS)} There are: {', '.join(FORMATS)}")
     if target.exists():
         raise ConfigError(f"{target} is there already: name another, or remove it")
+    if format in TEXT_ONLY:
+        episodes = _without_images(episodes, format)
     target.parent.mkdir(parents=True, exist_ok=True)
     if format == "atif" and target.suffix != ".jsonl":
         return _write_files(atif_rows(episodes), target)
     if format in LINES:
         return _write_lines(LINES[format](episodes), target)
     return {"parquet": write_parquet, "dataset": write_dataset, "inspect": write_inspect}[format](episodes, target)
+
+
+def _without_images(episodes: Iterable[Episode], format: str) -> Iterator[Episode]:
+    for episode in episodes:
+        if shown := images_in(episode.messages):
+            others = ", ".join(name for name in FORMATS if name not in TEXT_ONLY)
+            raise ConfigError(
+                f"episode {episode.id} of {episode.env} shows {shown[0]}, and --to {format} has no place for images: "
+                f"choose one of {others}"
+            )
+        yield episode
 
 
 def _write_lines(rows: Iterable[Mapping[str, JSON]], file: Path) -> int:

@@ -8,12 +8,13 @@ import functools
 import inspect
 import reprlib
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, cast
 
 import numpy as np
 
 from agent_rl.concurrency import WorkerCall, call, maybe_await, run_together
 from agent_rl.core.episode import Episode, Reward
+from agent_rl.core.images import Image
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step, Task
 from agent_rl.core.sandbox_loss import SandboxLoss
@@ -24,7 +25,7 @@ from agent_rl.gym.task_files import TaskRows
 from agent_rl.gym.tasks import TaskFunction
 from agent_rl.gym.tool import AnyTool, Tool, ToolSpec, call_tools
 
-Observation: TypeAlias = str | Message | Sequence[Message]
+Observation: TypeAlias = str | Image | Message | Sequence[Message] | Sequence[str | Image]
 Script: TypeAlias = Generator[str | Message, tuple[Message, ...], None]
 """Plays the policy: yields an answer (a str is an assistant message), is sent the observation that it led to."""
 
@@ -87,7 +88,9 @@ class Env:
         cls.is_judged = any(c.is_judged for c in cls.reward_components)
 
     def reset(self, task: Task, rng: np.random.Generator) -> Observation | Awaitable[Observation]:
-        """Begin the episode, sync or async; return what the policy sees first (a str is a user message).
+        """Begin the episode, sync or async; return what the policy sees first.
+
+        A str is a user message, and so is an `Image`, or a list of texts and images.
 
         Args:
             task: what the episode is about.
@@ -284,7 +287,7 @@ class ToolEnv(Env):
 
 
 def messages_of(observation: Observation) -> tuple[Message, ...]:
-    """Return an observation as messages; a str is one user message.
+    """Return an observation as messages; a str, an image, or a list of texts and images is one user message.
 
     Raises:
         TypeError: if it holds something else than messages.
@@ -292,14 +295,16 @@ def messages_of(observation: Observation) -> tuple[Message, ...]:
     if isinstance(observation, str):
         return (Message("user", observation),)
     if isinstance(observation, tuple):
-        messages = observation
+        messages: tuple[object, ...] = observation
         if len(messages) == 2 and isinstance(messages[1], dict):
             raise TypeError("an observation is a pair with a dict, as Gymnasium's: return it alone, without info")
     else:
         messages = tuple(observation) if isinstance(observation, Sequence) else (observation,)
     for message in messages:
         if not isinstance(message, Message):
+            if any(isinstance(m, Image) for m in messages) and all(isinstance(m, str | Image) for m in messages):
+                return (Message("user", parts=cast("tuple[str | Image, ...]", messages)),)
             hint = ": write ar.Message(role, content)" if isinstance(message, dict) else ""
             shown = reprlib.repr(message)
             raise TypeError(f"an observation is a str, a Message or a sequence of them, not {shown}{hint}")
-    return messages
+    return cast("tuple[Message, ...]", messages)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from agent_rl.core.messages import Message
+from agent_rl.core.messages import Message, images_in
 from agent_rl.core.trajectory import FinishReason, Trajectory
+from agent_rl.errors import ConfigError, RenderError
 from agent_rl.gym.env import Env
 from agent_rl.gym.tool import ToolSpec
 
@@ -97,3 +98,8 @@ class EnvPolicy(Protocol):
 
 AnyPolicy: TypeAlias = Policy | EnvPolicy
 """What an episode can be run with."""
+
+
+def unread(error: RenderError, messages: Sequence[Message], env: str) -> RenderError | ConfigError:
+    """Return what to raise where a conversation could not observe messages: of an image, what names the environment."""
+    return ConfigError(f"{env}: {error}") if images_in(messages) else error

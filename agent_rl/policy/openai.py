@@ -19,8 +19,9 @@ from agent_rl.errors import PolicyError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Prefix, Reply
 from agent_rl.policy.by_name import register_policy
-from agent_rl.policy.openai_client import ChatClient, ContextOverflowError, Tally, connect
-from agent_rl.policy.openai_wire import ChatAnswer, read_message, request_message
+from agent_rl.policy.openai_client import ChatClient, Tally, connect
+from agent_rl.policy.openai_failures import ContextOverflowError
+from agent_rl.policy.openai_wire import ChatAnswer, read_message, request_message, request_messages
 from agent_rl.rendering.chat_format import tool_dicts
 
 CHARACTERS = 4
@@ -106,17 +107,7 @@ class OpenAIPolicy:
 
     @cached_property
     def _client(self) -> ChatClient:
-        return connect(
-            self.model,
-            self.base_url,
-            self.api_key_env,
-            timeout=self.timeout,
-            retries=self.retries,
-            concurrency=self.concurrency,
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            section="policy",
-        )
+        return connect(self.model, self, "policy")
 
     def body(self, most: int | None) -> dict[str, JSON]:
         """Return what is the same in every request, and the longest reply."""
@@ -164,9 +155,8 @@ class OpenAIConversation:
 
     def observe(self, messages: Sequence[Message]) -> int:
         """Keep the messages for the next request; return the tokens up to the last reply, 0 before one."""
-        for message in messages:
-            self._messages.append(request_message(message, reasoning=self._policy.send_reasoning))
-            self._unseen += len(message.content)
+        self._messages += request_messages(messages, reasoning=self._policy.send_reasoning)
+        self._unseen += sum(len(message.content) for message in messages)
         return self._tokens
 
     async def reply(self, max_tokens: int | None = None) -> Reply:

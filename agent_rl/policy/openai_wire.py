@@ -9,8 +9,8 @@ from typing import cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from agent_rl.core.messages import JSON, Message, ToolCall
-from agent_rl.rendering.chat_format import message_dict
+from agent_rl.core.messages import JSON, Message, ToolCall, images_in
+from agent_rl.rendering.chat_format import chat_parts, message_dict
 from agent_rl.rendering.hermes import read_json
 
 _FOREIGN = re.compile("[^A-Za-z0-9_-]")
@@ -96,8 +96,29 @@ class ModelList(_Part):
     data: list[Model] = Field(min_length=1)
 
 
+def request_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[str, JSON]]:
+    """Return messages as a request has them, with their images.
+
+    A user message is a list of parts then. A tool message can only be text on most servers: its images are lines there,
+    and follow in a user message behind the results of the turn, each under its line.
+    """
+    out: list[dict[str, JSON]] = []
+    shown: list[JSON] = []
+    for message in messages:
+        if shown and message.role != "tool":
+            out.append({"role": "user", "content": shown})
+            shown = []
+        said = request_message(message, reasoning=reasoning)
+        if message.role == "tool":
+            shown += [part for image in images_in([message]) for part in chat_parts([str(image), image])]
+        elif message.parts:
+            said["content"] = chat_parts(message.parts)
+        out.append(said)
+    return [*out, {"role": "user", "content": shown}] if shown else out
+
+
 def request_message(message: Message, *, reasoning: bool) -> dict[str, JSON]:
-    """Return a message as a request has it.
+    """Return a message as a request has it, an image as a line of text.
 
     A call that could not be parsed has no arguments: many servers refuse a request with broken JSON.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, takewhile
+from itertools import chain, count, takewhile
 
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
@@ -16,6 +16,7 @@ from agent_rl.policy.delegation import DELEGATE, DelegatingConversation, Delegat
 from agent_rl.policy.interruption import Interruption, Piece, sample_reply
 from agent_rl.policy.shortening import Shortening
 from agent_rl.rendering.base import Renderer
+from agent_rl.rendering.chat_format import require_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,12 @@ class TokenConversation:
         return tuple(self._trajectories)
 
     def observe(self, messages: Sequence[Message]) -> int:
-        """Render what is new; return the context's length in tokens, the new ones included."""
+        """Render what is new; return the context's length in tokens, the new ones included.
+
+        Raises:
+            RenderError: if it holds an image.
+        """
+        require_text(messages)
         self._messages += messages
         trajectory, renderer = self._trajectories[self._at], self._policy.renderer
         if messages or not self._pending:  # a prefix is rendered already
@@ -193,7 +199,7 @@ class TokenConversation:
         context = self._trajectories[self._at].token_ids.tolist() if self._waited else []
         pieces = await sample_reply(
             self._session,
-            [*context, *(i for ids, _ in self._pending for i in ids)],
+            [*context, *chain.from_iterable(ids for ids, _ in self._pending)],
             policy.params,
             policy.renderer.stop_ids,
             room=max_tokens,

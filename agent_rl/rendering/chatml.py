@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from agent_rl.core.messages import Message, Role
@@ -24,7 +25,7 @@ from agent_rl.errors import RenderError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.by_name import register_renderer
-from agent_rl.rendering.chat_format import as_unicode
+from agent_rl.rendering.chat_format import as_unicode, require_text
 from agent_rl.rendering.hermes import CLOSE, OPEN, read_call, read_hermes, write_call
 from agent_rl.rendering.tokenizer import END_OF_TEXT, IM_END, IM_START
 
@@ -107,6 +108,7 @@ class ChatMLRenderer:
         return [*ids, self._end]
 
     def _turns(self, messages: Sequence[Message]) -> list[int]:
+        require_text(messages)
         ids: list[int] = []
         for message in messages:
             ids += self._headers[message.role]
@@ -121,7 +123,7 @@ class ChatMLRenderer:
         return list(self._plain.encode(as_unicode(text), add_special_tokens=False).ids)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False)) if ids else ""
 
     def _special(self, token: str) -> int:
         found: int | None = self._tokenizer.token_to_id(token)
@@ -136,13 +138,8 @@ def _signature(tool: ToolSpec) -> str:
 
 
 def _split(ids: Sequence[int], separator: int) -> list[list[int]]:
-    parts: list[list[int]] = [[]]
-    for token in ids:
-        if token == separator:
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    return parts
+    places = [at for at, token in enumerate(ids) if token == separator]
+    return [list(ids[before + 1 : at]) for before, at in pairwise((-1, *places, len(ids)))]
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:

@@ -11,7 +11,7 @@ from agent_rl.core.messages import JSON, Message, ToolCall
 from agent_rl.errors import ConfigError, RenderError, did_you_mean
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
-from agent_rl.rendering.chat_format import message_dict, tool_dicts
+from agent_rl.rendering.chat_format import message_dict, require_text, tool_dicts
 from agent_rl.rendering.hermes import write_call
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ class FamilyRenderer:
         self, prefix: Sequence[int], reply: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> Bridge | None:
         """Render the ids behind `prefix + reply`; None if the family's template would rewrite these."""
+        require_text(messages)
         before = [*prefix, *reply]
         dicts = [message_dict(m) for m in messages]
         try:
@@ -186,6 +187,7 @@ class FamilyRenderer:
     def _render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], generate: bool
     ) -> renderers.RenderedTokens:
+        require_text(messages)
         return self._renderer.render(
             [message_dict(m) for m in messages], tools=tool_dicts(tools), add_generation_prompt=generate
         )

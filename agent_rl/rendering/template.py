@@ -14,7 +14,7 @@ from agent_rl.errors import ConfigError, RenderError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.rendering.base import Bridge
 from agent_rl.rendering.by_name import register_renderer
-from agent_rl.rendering.chat_format import message_dict, tool_dicts
+from agent_rl.rendering.chat_format import message_dict, require_text, tool_dicts
 from agent_rl.rendering.hermes import THINK, THINK_END, read_hermes
 from agent_rl.rendering.support import Reasoning, Support
 
@@ -299,6 +299,7 @@ class TemplateRenderer:
         """Render and encode; special tokens in the environment's messages are encoded as plain text."""
         from jinja2 import TemplateError
 
+        require_text(messages)
         described = [self._mask(json.dumps(tool.openai(), ensure_ascii=False)) for tool in tools]
         masked = [m if m.role == "assistant" else replace(m, content=self._mask(m.content)) for m in messages]
         try:

@@ -18,6 +18,7 @@ from agent_rl.gym.registry import EnvSpec, spec
 from agent_rl.gym.tasks import TRAIN, episode_seed
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Reply
+from agent_rl.rendering.chat_format import require_text
 from agent_rl.rollout.as_gymnasium import SteppedEpisode, text_of
 from agent_rl.rollout.job import Job
 
@@ -72,6 +73,7 @@ class TrlEnv:
         job = Job(self.source, found, seed, budget=self.budget, env_args=self.env_args)
         self._games[:] = [game := SteppedEpisode(job, self._loop)]
         game.advance(None)
+        require_text(game.run.messages, self.source.id)
         return text_of(game.run.messages)
 
     def answer(self, text: str) -> str:
@@ -97,6 +99,7 @@ class TrlEnv:
         (game,) = self._games
         before = len(game.run.messages) + 1
         game.advance(Reply(message, FinishReason.STOP))
+        require_text(game.run.messages[before:], self.source.id)
         said = "\n".join(message.content for message in game.run.messages[before:])
         return f"{said}\n{OVER}".strip() if game.task.done() else said
 

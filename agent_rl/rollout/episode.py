@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import inspect
 import logging
 import os
 import reprlib
@@ -14,18 +13,18 @@ import traceback
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import ParamSpec, TypeVar, cast
+from typing import TypeVar, TypeVarTuple, cast
 
-from agent_rl.concurrency import in_thread
+from agent_rl.concurrency import call, is_awaitable, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step
 from agent_rl.core.trajectory import FinishReason
-from agent_rl.errors import ConfigError, PolicyError
+from agent_rl.errors import ConfigError, PolicyError, RenderError
 from agent_rl.gym.budget import Meter, meter, overdue
 from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env, messages_of
-from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply
+from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply, unread
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.job import Branch, Job, messages_before
 from agent_rl.rollout.lost_sandbox import loss_told_by, only_losses, scored_anyway
@@ -34,8 +33,8 @@ from agent_rl.version import __version__
 
 _log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 async def run_episode(
@@ -137,7 +136,10 @@ class EpisodeRun:
         while True:
             self.stage = "policy"
             self.messages += observation
-            length = conversation.observe(observation)
+            try:
+                length = conversation.observe(observation)
+            except RenderError as error:
+                raise unread(error, observation, self.job.spec.id) from error
             if limit is not None and length >= limit:
                 self.require_room(length, limit)
                 return StopReason.TOKENS
@@ -190,11 +192,13 @@ class EpisodeRun:
             of = f"budget.tokens={limit}" if limit == self.budget.tokens else f"the policy's context of {limit}"
             raise ConfigError(f"the opening alone takes {length} tokens, and {of} leaves no room for a reply: raise it")
 
-    async def reply(self, conversation: Conversation, most: int | None) -> Reply:
+    def reply(self, conversation: Conversation, most: int | None) -> Awaitable[Reply]:
         """Ask the policy; its engine's queue is not the environment's time."""
         seconds, self.since = self.budget.reply_seconds, time.perf_counter()
-        if seconds is None:
-            return await conversation.reply(most)
+        return conversation.reply(most) if seconds is None else self.reply_within(seconds, conversation, most)
+
+    async def reply_within(self, seconds: float, conversation: Conversation, most: int | None) -> Reply:
+        """Ask the policy for a reply that may take so long."""
         try:
             async with asyncio.timeout(seconds) as clock:
                 return await conversation.reply(most)
@@ -212,7 +216,7 @@ class EpisodeRun:
         if self.job.snapshots:
             self.snapshots.append(await self.call("snapshot", env.snapshot))
 
-    async def call(self, stage: str, method: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(self, stage: str, method: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
         """Call a method of the environment, sync or async, within what is left of its time.
 
         Raises:
@@ -224,10 +228,11 @@ class EpisodeRun:
         is_opening = stage in ("reset", "restore")
         try:
             if seconds is None:
-                return await self.awaited(stage, method, *args, **kwargs)
+                begun = self.begin(stage, method, *args)
+                return begun if type(begun) is Step or not is_awaitable(begun) else await begun
             async with asyncio.timeout(seconds - self.meter.spent) as clock:
                 self.meter.clock = clock
-                value = await self.awaited(stage, method, *args, **kwargs)
+                value = await maybe_await(self.begin(stage, method, *args))
             if is_opening and time.perf_counter() - started >= seconds:  # it awaited nothing: no timeout could strike
                 raise overdue(stage, seconds)
             return value
@@ -240,14 +245,12 @@ class EpisodeRun:
             self.meter.spent += time.perf_counter() - started
             self.meter.clock = None
 
-    async def awaited(self, stage: str, method: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a method; in a worker thread if it may hold up the event loop."""
+    def begin(self, stage: str, method: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T | Awaitable[T]:
+        """Begin to call a method; in a worker thread if it may hold up the event loop."""
         spec = self.job.spec
         if not spec.cls.blocking:
-            value = method(*args, **kwargs)
-        else:
-            value = await in_thread(functools.partial(method, *args, **kwargs), f"{spec.id} {stage}")
-        return await value if type(value) is not Step and inspect.isawaitable(value) else value
+            return method(*args)
+        return call(functools.partial(method, *args), thread=f"{spec.id} {stage}")
 
     def record(self, messages: int, reward: float, terminated: bool, truncated: bool) -> None:
         """Store the environment's answer."""

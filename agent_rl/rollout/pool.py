@@ -157,19 +157,19 @@ async def stream_jobs(
         finally:
             ended.put_nowait(None)
 
+    _streams.begin(concurrency)
     workers = [asyncio.create_task(work()) for _ in range(concurrency)]
     try:
-        _streams.begin(concurrency)
         for _ in workers:
             while (entry := await ended.get()) is not None:
                 yield entry
         await asyncio.gather(*workers)  # raises what broke a worker: not an episode, but the source of jobs
     finally:
-        _streams.end(concurrency)
         tasks = (*workers, *beside.tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        _streams.end(concurrency)
 
 
 class _Beside:

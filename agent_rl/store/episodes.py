@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from agent_rl.core.episode import Episode
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store.codec import dump_line, load_line
+from agent_rl.store.images import ImageFolder
 from agent_rl.store.rotation import SHARD_BYTES, ShardWriter
 from agent_rl.store.shards import (
     Place,
@@ -61,6 +62,7 @@ class EpisodeWriter(ShardWriter):
                 raise StoreError(f"a writer can't have the name {name!r}: use letters, digits, '.', '_' and '-'")
             file = file.with_name(f"{file.name.removesuffix('.jsonl')}.{name}.jsonl")
         self._experts = ExpertsFile(file.with_suffix(".experts")) if experts else None
+        self._images = ImageFolder(file.parent)
         super().__init__(file, shard_bytes)
 
     def write(self, episode: Episode) -> None:
@@ -70,12 +72,14 @@ class EpisodeWriter(ShardWriter):
             StoreError: if the episode can't be written as JSON, or the writer is closed.
             OSError: if the disk refuses; the file is then as it was.
         """
-        self.write_line(dump_line(episode, experts=self._experts.keep if self._experts else None))
+        experts = self._experts.keep if self._experts else None
+        self.write_line(dump_line(episode, experts=experts, images=self._images.keep))
 
     def flush(self) -> None:
         """Wait until everything written so far is on the disk itself."""
         if self._experts:
             self._experts.flush()
+        self._images.flush()
         super().flush()
 
     def close(self) -> None:
@@ -112,7 +116,7 @@ def episode_at(path: str | os.PathLike[str], place: Place, *, experts: bool = Fa
         DamagedEpisodeError: if no whole episode begins there.
     """
     try:
-        return load_line(line_at(path, place), shard_at(path, place).file.parent if experts else None)
+        return load_line(line_at(path, place), shard_at(path, place).file.parent, experts=experts)
     except DamagedEpisodeError as error:
         file = shard_at(path, place).path
         raise DamagedEpisodeError(f"{file}: no episode begins at byte {place.offset}: {error}") from error
@@ -146,7 +150,7 @@ def _unique(path: str | os.PathLike[str], shards: Sequence[Shard]) -> Iterator[t
 def parse_line(path: str | os.PathLike[str], place: Place, line: bytes, *, experts: bool = False) -> Episode:
     """Return the episode of a line, as `load_line` does; its errors name the file and the line's number."""
     try:
-        return load_line(line, shard_at(path, place).file.parent if experts else None)
+        return load_line(line, shard_at(path, place).file.parent, experts=experts)
     except DamagedEpisodeError as error:
         raise DamagedEpisodeError(
             f"{describe(path, place)}: {error}. The lines before and after it are untouched; delete this one to read "

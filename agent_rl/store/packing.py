@@ -48,7 +48,7 @@ def pack(trajectory: Trajectory, experts: KeepExperts | None = None) -> PackedTr
     fork = trajectory.forked_from
     return PackedTrajectory(
         tokens=pack_array(trajectory.token_ids),
-        logprobs=pack_array(trajectory.logprobs[trajectory.loss_mask]),
+        logprobs=pack_array(trajectory.sampled_logprobs),
         spans=tuple((s.start, s.stop, s.source, s.turn, s.policy_version) for s in trajectory.spans),
         forked_from=None if fork is None else (fork.parent, fork.position, *((True,) if fork.delegated else ())),
         experts=None if experts is None or routed is None else experts(_reported(routed)),

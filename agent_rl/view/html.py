@@ -106,6 +106,7 @@ def templates(finalize: Callable[[object], object] | None = None) -> Environment
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.finalize = finalize or visible
     found.filters |= {"percent": lambda rate: f"{100 * rate:.1f}%", "arguments": call_arguments}
+    found.filters["picture"] = lambda image: Markup(image.url)  # base64 alone, and never folded
     found.globals["turns"] = turns
     return found
 

@@ -3,13 +3,17 @@
 It speaks frames (`wire`) over a byte stream: a socket in a local jail, stdin and stdout in a container. It takes one
 request at a time, in order, and answers each with one frame that carries the request's `id`:
 
-    exec    argv, cwd, env, timeout, keep; body: stdin    → code, expired, out, cut;               body: the output
+    exec    argv, cwd, env, timeout, keep, limits;
+                                           body: stdin    → code, expired, out, cut;               body: the output
     python  timeout, keep;                 body: the code → value, error, lost, expired, out, cut; body: output, texts
     lend    and four descriptors (`interpreter.Ends`)    → {}
     end                                                   → error
     read    path, keep                                    → problem;                               body: the file
     write   path;                          body: the file → problem
+    pack    keep                                          → problem;                               body: all files
+    unpack                         body: what was packed  → problem
     cancel  the id of a call, which ends as if its time had expired; has no answer of its own
+    start, connect, and what is asked of the processes that they start: as `background` has it
 
 A request's head is `{"op": "exec", "id": 7, ...}`, an answer's `{"id": 7, "code": 0, ...}`. The output is stdout, which
 is `out` bytes long, and stderr; at most `keep` bytes of each (`cut` says whether there were more). The texts are those
@@ -22,9 +26,9 @@ A host that can pass descriptors drives the interpreter itself: `lend` starts on
 holds, and `end` ends it, with everything else, and says how it had ended if it had. Then the agent sleeps through a
 call, which takes half as long.
 
-When a command ends or its time expires, everything but the interpreter is killed; when the time of Python expires, that
-is, too. So that this misses nothing, the agent is PID 1 of its own namespace, or in a Landlock domain that it can't
-signal out of.
+When a command ends or its time expires, everything but the interpreter and what was started to outlive it is killed;
+when the time of Python expires, the interpreter is, too. So that this misses nothing, the agent is PID 1 of its own
+namespace, or in a Landlock domain that it can't signal out of.
 """
 
 from __future__ import annotations
@@ -36,14 +40,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from . import files, worker
+from . import background, call_limits, files, relay, worker, workplace
+from .background import Background
 from .frames import CHUNK, Frames, Head, pack, texts_to_body, write_all
 from .interpreter import FLOOD, Interpreter, connect, start
 from .process_tree import NAP, ProcessTree, describe_exit
+from .request import Request
 from .streams import Capture, Feed, take_all
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
@@ -51,21 +56,6 @@ MIN_ERROR = 4096
 """Bytes kept of a command's stderr, at least: why a file can't be read has to fit."""
 MAX_PROBLEM = 2048
 """Characters kept of that, which names a path of any length: in the head of an answer each takes up to twelve bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the host wants: the head of its frame, and the body."""
-
-    op: str
-    id: int
-    body: bytes
-    argv: tuple[str, ...] = ()
-    cwd: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    path: str = ""
-    timeout: float = 30.0
-    keep: int = 4096
 
 
 class Agent:
@@ -95,6 +85,7 @@ class Agent:
         self.interpreter: Interpreter | None = None
         """The connections to the worker, if it isn't lent to the host."""
         self.processes = ProcessTree(confine)
+        self.background = Background(self.processes, self._reply)
 
     def serve(self) -> NoReturn:
         """Answer until the host goes away; then end everything."""
@@ -120,6 +111,8 @@ class Agent:
         answers = {
             **{"exec": self._exec, "read": self._read, "write": self._write},
             **{"python": self._python, "lend": self._lend, "end": self._end},
+            **{"pack": self._pack, "unpack": self._unpack},
+            **{"start": self._start, "connect": self._connect},
         }
         write_all(self.replies, pack({"ready": True}))
         while True:
@@ -128,26 +121,45 @@ class Agent:
             self.call = request.id
             try:
                 answer, body = answers[request.op](request)
+                if self.call in self.cancelled:
+                    self.background.withdraw(self.call)
             except OSError as error:
                 answer, body = {"failed": worker.shorten(f"{request.op}: {error}", MAX_PROBLEM)}, b""
             self.call = -1
             self.cancelled.discard(request.id)
-            write_all(self.replies, pack({"id": request.id, **answer}, body))
+            self.background.settle()
+            self._reply(request.id, answer, body)
+
+    def _reply(self, call: int, answer: Head, body: bytes) -> None:
+        write_all(self.replies, pack({"id": call, **answer}, body))
 
     # One method per kind of request
 
     def _exec(self, request: Request) -> tuple[Head, bytes]:
+        return self._run(request, self._program(request), foreign=True)
+
+    def _start(self, request: Request) -> tuple[Head, bytes]:
+        return self.background.start(request.id, self._program(request), foreign=True, pty=request.pty), b""
+
+    def _connect(self, request: Request) -> tuple[Head, bytes]:
+        path = request.address if isinstance(request.address, int) else files.locate(request.address, self.home)
+        return self.background.start(request.id, lambda: relay.relay(path, request.timeout), foreign=False), b""
+
+    def _program(self, request: Request) -> Callable[[], None]:
+        """Return what makes a process become the program."""
+
         def become() -> None:
             try:
                 os.chdir(files.locate(request.cwd, self.home))
             except OSError as error:
                 raise NotADirectoryError(f"cwd {request.cwd}: {error.strerror}") from None
+            call_limits.lower(request.limits)
             try:
                 os.execvpe(request.argv[0], request.argv, {**os.environ, **request.env})
             except FileNotFoundError:
                 raise FileNotFoundError(f"{request.argv[0]}: no such program") from None
 
-        return self._run(request, become, foreign=True)
+        return become
 
     def _read(self, request: Request) -> tuple[Head, bytes]:
         path = files.locate(request.path, self.home)
@@ -158,6 +170,14 @@ class Agent:
     def _write(self, request: Request) -> tuple[Head, bytes]:
         path = files.locate(request.path, self.home)
         return {"problem": _problem(*self._run(request, lambda: files.receive(path)))}, b""
+
+    def _pack(self, request: Request) -> tuple[Head, bytes]:
+        answer, body = self._run(request, lambda: workplace.pack(workplace.roots(self.home), request.keep))
+        problem = _problem(answer, body)
+        return {"problem": problem}, b"" if problem else body
+
+    def _unpack(self, request: Request) -> tuple[Head, bytes]:
+        return {"problem": _problem(*self._run(request, lambda: workplace.unpack(workplace.roots(self.home))))}, b""
 
     def _run(self, request: Request, run: Callable[[], None], *, foreign: bool = False) -> tuple[Head, bytes]:
         """Run a process to its end, and end what it leaves behind."""
@@ -171,7 +191,7 @@ class Agent:
                 {capture.fd: capture.drain for capture in captures},
                 Feed(child.stdin, request.body, child.close_stdin),
             )
-            self.processes.end(spare=self.worker)
+            self.processes.end(spare=self.worker, roots=self.background.roots)
             for capture in captures:
                 capture.drain_all()
         finally:
@@ -226,7 +246,7 @@ class Agent:
         time.sleep(NAP)  # who closed the channel has probably just ended
         self.processes.reap()
         how = f"the interpreter {describe_exit(self.processes.ended.get(self.worker or 0))}"
-        self.processes.end()
+        self.processes.end(roots=self.background.roots)
         self.processes.ended.pop(self.worker or 0, None)
         self.worker = None
         return how
@@ -258,18 +278,30 @@ class Agent:
             left = expires - time.monotonic()
             if left <= 0 or self.call in self.cancelled:
                 return True
+            left = min(left, self._pace(events))
             for fd, _ in events.poll(None if left == float("inf") else left * 1000 + 1):
                 if fd == self.requests:
                     self._receive()
                 elif fd == self.processes.wake:
                     os.read(fd, CHUNK)
                     self.processes.reap()
+                    self.background.settle()
+                elif fd == self.background.fd:
+                    self.background.serve()
                 elif feed is not None and fd == feed.fd:
                     if not feed.push():
                         events.unregister(fd)
                 elif not readers[fd]():
                     events.unregister(fd)
         return False
+
+    def _pace(self, events: select.poll) -> float:
+        """Wait for the processes in the background, too, unless they have had their share; return until when."""
+        if self.background.fd is None:
+            return float("inf")
+        pause = self.background.pause()
+        events.register(self.background.fd, 0 if pause else select.POLLIN)
+        return pause or float("inf")
 
     def _receive(self) -> None:
         """Take what the host sent."""
@@ -281,9 +313,20 @@ class Agent:
         while (frame := self.frames.pop()) is not None:
             head, body = frame
             if head["op"] == "cancel":
-                self.cancelled.add(cast(int, head["id"]))
+                self._cancel(cast(int, head["id"]))
+                continue
+            request = Request(body=body, **cast("dict[str, Any]", head))
+            if request.op not in background.ORDERS:
+                self.waiting.append(request)
+            elif request.op == "hurry":
+                self.background.hurry(request.id)
             else:
-                self.waiting.append(Request(body=body, **cast("dict[str, Any]", head)))
+                self.background.obey(request)
+
+    def _cancel(self, call: int) -> None:
+        if call == self.call or any(request.id == call for request in self.waiting):
+            self.cancelled.add(call)
+        self.background.withdraw(call)
 
 
 def _path() -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ NAP = 0.0005
 """Seconds between two looks. Never spin: what was killed needs the sandbox's share of the processor to die."""
 PROC = Path("/proc")
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+_LINGER = 1.0
+"""Seconds for which processes are ended one by one, until all are: new ones may be made as fast."""
 _IPC_RMID, _SHM_STAT, _SHM_INFO = 0, 13, 14
 
 
@@ -63,35 +66,42 @@ class ProcessTree:
         self.wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """Readable when a process may have ended."""
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-        self._bounded = _signals_are_bounded()
+        self.is_bounded = _signals_are_bounded()
+        """Whether this process can signal no others, so that all that it can signal are its own."""
 
-    def start(self, run: Callable[[], None], descriptors: Sequence[int], *, foreign: bool = True) -> int:
+    def start(
+        self, run: Callable[[], None], descriptors: Sequence[int], *, foreign: bool = True, may_kill: bool = True
+    ) -> int:
         """Run a function in a new process, of a new session; return its number.
 
         Args:
             run: ends by exec, or by returning for a status of 0; an OSError ends it with 127 or 126, and its message.
             descriptors: what the process has as 0, 1, 2 and so on; it has no others.
             foreign: whether it will run foreign code; else that can't reach into it.
+            may_kill: whether all others are killed if no more can be made. What is started without that keeps its
+                own orphans, so that they can be told from others'.
 
         Raises:
-            OSError: if no process can be made even after all others were killed.
+            OSError: if no process can be made.
         """
-        pid = self._fork()
+        pid = self._fork() if may_kill else os.fork()
         if pid == 0:
+            if not may_kill:
+                self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             self._become(run, descriptors, foreign)
         self._known.add(pid)
         self.ended.pop(pid, None)  # of another one, which had the same number
         self.on_start()
         return pid
 
-    def start_piped(self, run: Callable[[], None], *, foreign: bool) -> Child:
+    def start_piped(self, run: Callable[[], None], *, foreign: bool, may_kill: bool = True) -> Child:
         """Run a function in a new process, as `start` does, with pipes for stdin, stdout and stderr."""
         inner_in, stdin = os.pipe2(os.O_CLOEXEC)
         out, inner_out = os.pipe2(os.O_CLOEXEC)
         err, inner_err = os.pipe2(os.O_CLOEXEC)
         inner = (inner_in, inner_out, inner_err)
         try:
-            pid = self.start(run, inner, foreign=foreign)
+            pid = self.start(run, inner, foreign=foreign, may_kill=may_kill)
         except OSError:
             for fd in (stdin, out, err):
                 os.close(fd)
@@ -115,19 +125,23 @@ class ProcessTree:
             return False
         return True
 
-    def end(self, spare: int | None = None) -> bool:
-        """Kill all processes but `spare`; return whether that one was spared.
+    def end(self, spare: int | None = None, roots: Collection[int] = ()) -> bool:
+        """Kill all processes but some; return whether those were spared.
+
+        Args:
+            spare: a process, without what descends from it.
+            roots: processes, with all that descends from them.
 
         Raises:
             OSError: if a process can't be killed.
         """
-        if spare is not None and self._bounded and self._end_others(spare):
+        if (spare is not None or roots) and self.is_bounded and self._end_others(spare, roots):
             return True
         until = time.monotonic() + PATIENCE
         while True:
             self.kill()
             if not self.reap():
-                if self._bounded:
+                if self.is_bounded:
                     self._remove_segments()
                 return False
             if time.monotonic() > until:
@@ -144,41 +158,65 @@ class ProcessTree:
 
     def kill(self) -> None:
         """Send SIGKILL to every process: the kernel does it in one step, in which none can fork."""
-        if self._bounded:
+        if self.is_bounded:
             _kill(-1)
         else:  # an orphan becomes a child of this process: repeated, that finds all but a storm
             for pid in _children():
                 _kill(pid)
 
-    def _end_others(self, spare: int) -> bool:
-        """Kill all but one; return whether they are gone: new ones may be made as fast."""
-        until, calm = time.monotonic() + 1.0, 0
+    def end_below(self, root: int) -> None:
+        """Kill a process and all that descends from it: first those, as orphans would have another parent."""
+        until = time.monotonic() + _LINGER
+        with contextlib.suppress(OSError):
+            os.kill(root, signal.SIGSTOP)  # it is to make no more
+        while time.monotonic() < until:
+            self.reap()
+            below = _descend({root}, self._look()) - {root}
+            if not below:
+                break
+            for pid in below:
+                _kill(pid)
+            time.sleep(NAP)
+        _kill(root)
+
+    def _end_others(self, spare: int | None, roots: Collection[int]) -> bool:
+        """Kill all but some; return whether they are gone: new ones may be made as fast."""
+        until, calm = time.monotonic() + _LINGER, 0
         while time.monotonic() < until:
             self.reap()
             try:
-                numbers = [int(path.name) for path in PROC.iterdir() if path.name.isdigit()]
-                others = [pid for pid in numbers if self._lives(pid, spare)]
+                parents = self._look()
             except OSError:
                 return False
+            kept = {spare, *_descend(roots, parents)}
+            others = [pid for pid in parents if pid not in kept]
             calm = 0 if others else calm + 1
             if calm == 2:  # one look can miss the child of a process that ended meanwhile
                 return True
             for pid in others:
-                _kill(pid)
+                if not roots or parents[pid] in parents or parents[pid] in (0, 1, os.getpid()):  # else it has another
+                    _kill(pid)
             if others:
                 time.sleep(NAP)
         return False
 
-    def _lives(self, pid: int, spare: int) -> bool:
-        """Whether a process is ours and runs: not a zombie of another parent, but perhaps one whose threads live on."""
-        if pid in (1, os.getpid(), spare):
-            return False
+    def _look(self) -> dict[int, int]:
+        """Return the parents of all processes that are ours and run, by process."""
+        pids = [int(path.name) for path in PROC.iterdir() if path.name.isdigit()]
+        parents = {pid: self._parent(pid) for pid in pids}
+        return {pid: parent for pid, parent in parents.items() if parent is not None}
+
+    def _parent(self, pid: int) -> int | None:
+        """Return a process's parent; None if it isn't ours, or is another's zombie without threads."""
+        if pid in (1, os.getpid()):
+            return None
         try:
             state, parent, *rest = _stat(pid)
             os.kill(pid, 0)
         except OSError:
-            return False
-        return state != b"Z" or int(parent) == os.getpid() or int(rest[15]) > 1  # threads
+            return None
+        runs = state != b"Z" or int(parent) == os.getpid() or int(rest[15]) > 1  # threads
+        return int(parent) if runs else None
 
     def _fork(self) -> int:
         try:
@@ -229,6 +267,16 @@ def _signals_are_bounded() -> bool:
     except PermissionError:
         return True
     return False
+
+
+def _descend(roots: Collection[int], parents: Mapping[int, int]) -> set[int]:
+    """Return these processes and all that descend from them."""
+    found: set[int] = set(roots)
+    before = -1
+    while roots and len(found) > before:
+        before = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found
 
 
 def _children() -> list[int]:

@@ -14,13 +14,13 @@ async def exec_result(head: Head, body: bytes, seconds: float) -> ExecResult:
         KeyError: if the answer lacks something.
         TypeError: if it holds something else.
     """
-    out, err = await _split(head, body)
-    return ExecResult(_int(head, "code"), out, err, head["expired"] is True, head["cut"] is True, seconds)
+    out, err = await text_pair(head, body)
+    return ExecResult(whole_number(head, "code"), out, err, head["expired"] is True, head["cut"] is True, seconds)
 
 
 async def python_result(head: Head, body: bytes, seconds: float) -> PythonResult:
     """Return how a piece of Python ended; raises as `exec_result` does."""
-    out, err = await _split(head, body)
+    out, err = await text_pair(head, body)
     return PythonResult(
         out,
         err,
@@ -33,15 +33,16 @@ async def python_result(head: Head, body: bytes, seconds: float) -> PythonResult
     )
 
 
-async def _split(head: Head, body: bytes) -> tuple[str, str]:
-    """Return stdout and stderr as text."""
-    n = _int(head, "out")
+async def text_pair(head: Head, body: bytes) -> tuple[str, str]:
+    """Return stdout and stderr as text; raises as `exec_result` does."""
+    n = whole_number(head, "out")
     if not body:
         return "", ""
     return await decode(body[:n]), await decode(body[n:])
 
 
-def _int(head: Head, key: str) -> int:
+def whole_number(head: Head, key: str) -> int:
+    """Return a number of an answer; raises as `exec_result` does."""
     value = head.get(key)
     if not isinstance(value, int):
         raise TypeError(f"{key}={value!r} is no number")

@@ -37,18 +37,20 @@ from agent_rl.sandboxes.base import (
     Sandbox,
     check_call,
 )
+from agent_rl.sandboxes.client.alarm import set_alarm
 from agent_rl.sandboxes.client.answers import exec_result, python_result, without_sandbox
+from agent_rl.sandboxes.client.beside import Beside
 from agent_rl.sandboxes.client.fate import KILLED, EndedByCodeError, Fate
 from agent_rl.sandboxes.client.interpreter import DirectInterpreter
+from agent_rl.sandboxes.client.processes import AgentProcess, AgentStream, Read, handle_of, of_process, refuse
 from agent_rl.sandboxes.client.reading import PAUSE, ReadBudget
+from agent_rl.sandboxes.process import Launch, Process, Stream
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 GRACE = 10.0
 """Seconds beyond a call's own timeout until the agent is held to be lost: it ends what is late itself."""
-STALL = 0.5
-"""Seconds by which an alarm is late if the host's event loop stood still: then the answer may be there, unread."""
 FILE_TIMEOUT = 30.0
 EngineOutput = tuple[Head, bytes]
 
@@ -86,18 +88,18 @@ class AgentSandbox(Sandbox):
         self.name, self._sock = name, sock
         self._kill, self._ended = kill, ended
         self._fate = Fate(expires, host_failure or ended, evidence)
-        self._decode = decode
-        self._direct = direct
+        self._decode, self._direct = decode, direct
         self._interpreter: DirectInterpreter | None = None
         self._frames = Frames(MAX_ANSWER_HEAD)
         self._strays = 0
         """Frames since the last answer that answered nothing, less those of cancelled calls."""
         self._budget = ReadBudget()
-        self._turn = asyncio.Lock()
+        self._turn, self._sending = asyncio.Lock(), asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._count = 0
         self._call: object = None
         self._answer: asyncio.Future[EngineOutput] | None = None
+        self._beside = Beside(self._send, lambda answer, timeout: self._watch(answer, timeout + GRACE))
 
     def __repr__(self) -> str:
         return f"AgentSandbox({self.name!r}{'' if self._lost is None else ', lost'})"
@@ -127,7 +129,8 @@ class AgentSandbox(Sandbox):
     async def run_command(self, command: Command) -> ExecResult:
         """Run a command to its end; whatever it leaves running in the background is ended, too."""
         head: Head = {"argv": command.argv, "cwd": command.cwd, "env": command.env, "keep": command.max_output}
-        call = self._request("exec", head | {"timeout": command.timeout}, command.input, command.timeout)
+        head |= {"timeout": command.timeout, "limits": command.limits.given()}
+        call = self._request("exec", head, command.input, command.timeout)
         try:
             result = await self._run_code(self._read(call, exec_result))
         except EndedByCodeError as end:
@@ -135,6 +138,17 @@ class AgentSandbox(Sandbox):
         if result.returncode in KILLED and not result.timed_out:
             await self._fate.check_memory()
         return result
+
+    async def start_process(self, launch: Launch) -> Process:
+        """Start a process that outlives the call."""
+        head: Head = {"argv": launch.argv, "cwd": launch.cwd, "env": launch.env, "limits": launch.limits.given()}
+        return AgentProcess(self._ask_process, await self._start("start", head | {"pty": launch.pty}))
+
+    async def open_stream(self, address: int | str, timeout: float) -> Stream:
+        """Connect to a server in the sandbox."""
+        stream = AgentStream(self._ask_process, await self._start("connect", {"address": address, "timeout": timeout}))
+        await stream.connected(timeout + FILE_TIMEOUT)
+        return stream
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
@@ -183,6 +197,23 @@ class AgentSandbox(Sandbox):
             raise FileAccessError(str(answer[0]["problem"]))
         return answer
 
+    async def _start(self, op: str, head: Head) -> int:
+        """Start a process or a relay, and return its handle."""
+        return await of_process(self._run_code(self._read(self._request(op, head, b"", FILE_TIMEOUT), handle_of)))
+
+    async def _ask_process(self, op: str, head: Head, body: bytes, timeout: float, read: Read[T]) -> T:
+        """Ask something of a process, beside the call whose turn it is."""
+
+        async def ask() -> T:
+            self._listen(asyncio.get_running_loop())
+            self._count += 1
+            result = await self._read(self._beside.ask(op, self._count, head, body, timeout), read)
+            if op == "wait" and result in KILLED:
+                await self._fate.check_memory()
+            return result
+
+        return await of_process(self._fate.attribute(ask()))
+
     async def _run_code(self, call: Awaitable[T], *, is_foreign: bool = True) -> T:
         """Await a call that runs code; a pool's own, which is empty, is not foreign."""
         self._fate.has_run_code = self._fate.has_run_code or (is_foreign and self._lost is None)
@@ -192,6 +223,7 @@ class AgentSandbox(Sandbox):
         """Await a call, and read its answer."""
         start = time.perf_counter()
         head, body = await call
+        refuse(head)
         try:
             return await read(head, body, time.perf_counter() - start)
         except (KeyError, TypeError) as error:
@@ -224,7 +256,7 @@ class AgentSandbox(Sandbox):
                 self._check_held()
                 raise
             except asyncio.CancelledError:
-                await self._send(asyncio.get_running_loop(), pack({"op": "end", "id": self._count}))
+                await self._send(pack({"op": "end", "id": self._count}))
                 raise
             finally:
                 if lost:
@@ -263,52 +295,54 @@ class AgentSandbox(Sandbox):
 
     async def _await_answer(self, call: object, frame: bytes, timeout: float, fds: Sequence[int] = ()) -> EngineOutput:
         """Send a frame and wait for the answer; a cancellation also cancels the call in the agent."""
-        self._check_held()
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            loop.add_reader(self._sock, self._receive)
-            self._loop = loop
+        self._listen(loop)
         answer: asyncio.Future[EngineOutput] = loop.create_future()
         self._call, self._answer = call, answer
-        self._budget.renew()
-        alarm = loop.call_later(timeout, self._miss, answer, loop.time() + timeout, f"{timeout:g} s")
+        alarm = self._watch(answer, timeout)
         sent = False
         try:
-            await self._send(loop, frame, fds)
+            await self._send(frame, fds)
             sent = True
             return await answer
         except asyncio.CancelledError:
-            if not sent:
-                self._fate.is_closed = True
-                self._lose("a call was cancelled halfway through its request", Cause.CLOSED)
-            elif self._lost is None and (answer.cancelled() or not answer.done()):
-                self._strays -= 1  # its answer will come, late
-                await self._send(loop, pack({"op": "cancel", "id": call}))
+            if sent and self._lost is None:
+                self._strays -= answer.cancelled() or not answer.done()  # then its answer will come, late
+                await self._send(pack({"op": "cancel", "id": call}))
             raise
         finally:
             alarm.cancel()
             self._answer = None
 
-    async def _send(self, loop: asyncio.AbstractEventLoop, frame: bytes, fds: Sequence[int] = ()) -> None:
-        sent = 0
-        try:
-            with contextlib.suppress(BlockingIOError):
-                sent = socket.send_fds(self._sock, [frame], fds) if fds else self._sock.send(frame) if frame else 0
-            if sent < len(frame):
-                await loop.sock_sendall(self._sock, memoryview(frame)[sent:])
-        except OSError as error:
-            cause = Cause.HOST_RESOURCES if error.errno in HOST_ERRORS else Cause.AGENT_ENDED
-            self._lose(f"its connection broke: {error}", cause)
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hear what the agent sends, in this loop from now on."""
+        self._check_held()
+        if loop is not self._loop:
+            loop.add_reader(self._sock, self._receive)
+            self._loop = loop
+        self._budget.renew()
 
-    def _miss(self, answer: asyncio.Future[EngineOutput], due: float, allowed: str) -> None:
-        """Give the sandbox up that has not answered by then; not while the host's event loop is what is late."""
-        loop = answer.get_loop()
-        if answer.done():
-            return
-        if loop.time() > due + STALL:
-            loop.call_later(GRACE, self._miss, answer, loop.time() + GRACE, allowed)
-        else:
-            self._lose(f"it did not answer within {allowed}", Cause.SILENT)
+    async def _send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a frame, between others; one of which the agent has only a part is the end of the sandbox."""
+        async with self._sending:
+            sent = 0
+            try:
+                with contextlib.suppress(BlockingIOError):
+                    sent = socket.send_fds(self._sock, [frame], fds) if fds else self._sock.send(frame) if frame else 0
+                if sent < len(frame):
+                    await asyncio.get_running_loop().sock_sendall(self._sock, memoryview(frame)[sent:])
+            except OSError as error:
+                cause = Cause.HOST_RESOURCES if error.errno in HOST_ERRORS else Cause.AGENT_ENDED
+                self._lose(f"its connection broke: {error}", cause)
+            except asyncio.CancelledError:
+                self._fate.is_closed = True
+                self._lose("a call was cancelled halfway through its request", Cause.CLOSED)
+                raise
+
+    def _watch(self, answer: asyncio.Future[EngineOutput], timeout: float) -> asyncio.TimerHandle:
+        return set_alarm(
+            answer, timeout, GRACE, lambda: self._lose(f"it did not answer within {timeout:g} s", Cause.SILENT)
+        )
 
     def _receive(self) -> None:
         """Read from the agent; drop the answers of cancelled calls, and no more than a few others."""
@@ -329,7 +363,7 @@ class AgentSandbox(Sandbox):
                     answer.set_result(frame)
                     self._strays = 0
                     continue
-                self._strays += 1
+                self._strays = 0 if self._beside.settle(*frame) else self._strays + 1
                 if self._strays > MAX_STRAYS:
                     raise FrameError(f"its agent sent more than {MAX_STRAYS} frames that answer nothing")
         except FrameError as error:
@@ -355,6 +389,7 @@ class AgentSandbox(Sandbox):
         _log.info("%s: %s", self.name, reason)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(self._fate.error())
+        self._beside.fail(self._fate.error)
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._sock)
         self._sock.close()

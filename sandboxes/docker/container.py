@@ -12,8 +12,9 @@ capabilities that would add to it, and takes away:
 - `io_setup` and its like: their events come out of one number for the whole host. `mq_open` and its like: kernel memory
   that no limit of the container counts. `memfd_secret`: memory that is not seen in any dump;
 - `sync` and `syncfs`: they make the host write its disks out, as often as one likes. Protocols of sockets for which the
-  host would load a module. Sockets that linger, as closing one can block a thread of the kernel's, and another limit of
-  cores, as one of 1 is all that keeps the kernel from running the host's handler: these two succeed and do nothing;
+  host would load a module, and line disciplines of terminals, for which it would, too. Sockets that linger, as closing
+  one can block a thread of the kernel's, and another limit of cores, as one of 1 is all that keeps the kernel from
+  running the host's handler: these two succeed and do nothing;
 - `name_to_handle_at`, `statmount`, `listmount`: they tell of the host's file systems. `fanotify_mark`, `adjtimex`,
   `clock_adjtime`, `modify_ldt`, `personality`, `remap_file_pages`, `vmsplice`, `map_shadow_stack`, `uretprobe`: no
   program here needs them.
@@ -106,7 +107,7 @@ fgetxattr flistxattr flock fork fremovexattr fsetxattr fstat fstatfs fsync ftrun
 futex_wait futex_waitv futex_wake futimesat get_robust_list getcpu getcwd getdents getdents64 getegid geteuid
 getgid getgroups getitimer getpeername getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid
 getrlimit getrusage getsid getsockname getsockopt gettid gettimeofday getuid getxattr getxattrat
-inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl ioprio_get kill landlock_add_rule
+inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioprio_get kill landlock_add_rule
 landlock_create_ruleset landlock_restrict_self lchown lgetxattr link linkat listen listxattr listxattrat
 llistxattr lremovexattr lseek lsetxattr lstat madvise membarrier memfd_create mincore mkdir mkdirat mknod
 mknodat mlock mlock2 mlockall mmap mprotect mremap mseal msgctl msgget msgrcv msgsnd msync munlock munlockall
@@ -129,7 +130,7 @@ _SOCKETS = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6: in the container's own empty network."""
 _PROTOCOLS = (0, 1, 6, 17, 58)
 """Whatever is usual, ICMP, TCP, UDP, ICMPv6."""
-_SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE = 1, 13, 4
+_SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE, _TIOCSETD = 1, 13, 4, 0x5423
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _NO_SUCH_CALL = 38
@@ -145,6 +146,7 @@ def seccomp_profile() -> str:
         _allow_if("setsockopt", _is(2, _SO_LINGER, not_=True)),
     ]
     rules.append({**_allow_if("setsockopt", _is(1, _SOL_SOCKET), _is(2, _SO_LINGER)), **_fail(0)})
+    rules += [_allow_if("ioctl", test) for test in _differ(1, _TIOCSETD)]
     rules.append(_allow_if("setrlimit", _is(0, _RLIMIT_CORE, not_=True)))
     rules.append({**_allow_if("setrlimit", _is(0, _RLIMIT_CORE)), **_fail(0)})
     rules += [_allow_if("prlimit64", _is(0, 0), test) for test in (_is(1, _RLIMIT_CORE, not_=True), _is(2, 0))]
@@ -166,6 +168,12 @@ def _allow_if(name: str, *tests: dict[str, object]) -> dict[str, object]:
 def _is(index: int, value: int, *, not_: bool = False) -> dict[str, object]:
     """Return the test that an argument has a value, or has not."""
     return {"index": index, "value": value, "op": "SCMP_CMP_NE" if not_ else "SCMP_CMP_EQ"}
+
+
+def _differ(index: int, value: int) -> list[dict[str, object]]:
+    """Return the tests of which one holds if the lower half is another value: the kernel reads no more of it."""
+    bits = [(1 << i, ~value & 1 << i) for i in range(32)]
+    return [{"index": index, "value": bit, "valueTwo": other, "op": "SCMP_CMP_MASKED_EQ"} for bit, other in bits]
 
 
 def _fail(code: int) -> dict[str, object]:

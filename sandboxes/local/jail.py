@@ -29,6 +29,8 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 DESCRIPTORS = 512
 """Of a process. With them all under way over sockets, the trainer, where it is the same user, can still send its own:
 the kernel counts them by user, and refuses the next to who has a lower limit than there are (1024, at least)."""
+TERMINALS = 32
+"""Pseudo-terminals at a time: the host has a number of its own in reserve, the others share 3,072."""
 SPARE = 8
 """Processes that the agent can have when the code has used up its own."""
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
@@ -165,7 +167,7 @@ def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Sourc
     syscalls.mount("tmpfs", _ROOT, "tmpfs", _QUIET, "size=1m,mode=755,nr_inodes=1024")
     root = Path(_ROOT)
     os.chdir(root)
-    for folder in ("dev/shm", "proc", "etc", "tmp", "work", "empty"):
+    for folder in ("dev/shm", "dev/pts", "proc", "etc", "tmp", "work", "empty"):
         (root / folder).mkdir(parents=True)
     for path, link in links.items():
         (root / path[1:]).symlink_to(link)
@@ -181,6 +183,9 @@ def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Sourc
         (root / "dev" / name).symlink_to(f"/proc/self/{link}")
     for file, text in _FILES.items():
         (root / file).write_text(text)
+    terminals = f"newinstance,ptmxmode=666,mode=600,max={TERMINALS}"
+    syscalls.mount("devpts", str(root / "dev/pts"), "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, terminals)
+    (root / "dev/ptmx").symlink_to("pts/ptmx")
     syscalls.mount("proc", str(root / "proc"), "proc", _QUIET | syscalls.MS_NOEXEC, "subset=pid")
     for folder, size, files, flags in (
         ("work", spec.disk, spec.files, _QUIET),

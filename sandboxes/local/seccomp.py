@@ -114,7 +114,8 @@ _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 1024, 1026, 1031
 """Leases block who opens a file outside; notices tell of folders in sight; pages of pipes are counted by user."""
 _PR_SCHED_CORE = 62
 """Keeps a core's other threads idle."""
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
+"""Typing for others, the console, and another line discipline: the host would load a module of its kernel for it."""
 _ON_FILES = (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
 """FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION, ENABLE_VERITY and SET_ENCRYPTION_POLICY: an open for reading is enough."""
 _CLONE_NEW = 0x7E020000
@@ -124,7 +125,7 @@ _SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE = 1, 13, 4
 
 REFUSED: dict[str, tuple[Rule, ...]] = {
     "clone": (Rule(errno.EPERM, has_any(0, _CLONE_NEW)),),
-    "ioctl": (Rule(errno.EPERM, is_one_of(1, _TIOCSTI, _TIOCLINUX)),),
+    "ioctl": (Rule(errno.EPERM, is_one_of(1, _TIOCSTI, _TIOCLINUX, _TIOCSETD)),),
     "socket": (
         Rule(errno.EPROTONOSUPPORT, is_none_of(2, *_PROTOCOLS)),
         Rule(errno.EAFNOSUPPORT, is_none_of(0, _AF_UNIX, _AF_INET, _AF_INET6)),

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import sys
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Image
 from mcp.server.mcpserver.exceptions import ToolError
+
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAUAAAAECAAAAABjWKqcAAAAC0lEQVR4nGNgwA4AABgAAdV/xOwAAAAASUVORK5CYII="
+)
+"""A grey PNG of 5x4 pixels."""
 
 
 def make_server() -> MCPServer:
@@ -33,8 +39,8 @@ def make_server() -> MCPServer:
 
     @server.tool(structured_output=False)
     def picture() -> list[object]:
-        """Return text and a picture."""
-        return ["a dot", Image(data=b"\x89PNG" * 300, format="png")]
+        """Return text, a picture, and one that is broken."""
+        return ["a dot", Image(data=PICTURE, format="png"), Image(data=b"\x89PNG" * 300, format="png")]
 
     @server.tool()
     def flood() -> str:

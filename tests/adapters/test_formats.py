@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
 from datasets import load_from_disk
 from inspect_ai.log import read_eval_log
 from pyarrow import parquet
@@ -28,6 +30,14 @@ EPISODES = [
         error=ar.Failure("step", "OSError", "gone"),
     ),
 ]
+PICTURE = ar.Image.of(np.zeros((2, 2, 3), np.uint8))
+SHOWN = replace(PLAYED[0], id="p", group_id="g1", messages=(ar.Message("user", parts=["what?", PICTURE]),))
+
+
+@pytest.mark.parametrize("format", ["parquet", "dataset"])
+def test_tables_refuse_images(format: str, tmp_path: Path) -> None:
+    with pytest.raises(ar.ConfigError, match=f"episode p of calculator-v0 shows .image: png 2x2.*--to {format} has no"):
+        export_episodes([*EPISODES, SHOWN], tmp_path / "e", format)
 
 
 def test_parquet_has_a_row_for_each_episode(tmp_path: Path) -> None:
@@ -52,10 +62,11 @@ def test_dataset_is_what_load_from_disk_reads(tmp_path: Path) -> None:
 
 def test_inspect_reads_its_log_with_groups_as_epochs(tmp_path: Path) -> None:
     for name in ("log.eval", "log.json"):
-        assert export_episodes(EPISODES, tmp_path / name, "inspect") == 3
-        log = read_eval_log(str(tmp_path / name))
+        assert export_episodes([*EPISODES, SHOWN], tmp_path / name, "inspect") == 4
+        log = read_eval_log(str(tmp_path / name), resolve_attachments=True)
         samples = {(s.metadata["episode"]): s for s in log.samples or []}
         assert [(samples[name].id, samples[name].epoch) for name in "abc"] == [("g", 1), ("g", 2), ("g0", 1)]
+        assert samples["p"].messages[0].content[1].image == PICTURE.url
         first = samples["a"]
         assert [m.role for m in first.messages] == [m.role for m in PLAYED[0].messages]
         assert first.messages[1].tool_calls[0].function == "calculator"

@@ -22,8 +22,8 @@ import agent_rl as ar
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import ConfigError, DefinitionError, InfrastructureError, ToolServerError
 from agent_rl.gym.tool import call_tools
-from agent_rl.tools.mcp import McpEnv, McpServer, McpSession, _as_text
-from tests.adapters.mcp_server import make_server
+from agent_rl.tools.mcp import McpEnv, McpServer, McpSession, _as_text, _parts_of
+from tests.adapters.mcp_server import PICTURE, make_server
 
 SCRIPT = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
 NPM = Path(sys.prefix, "npm", "node_modules", "@modelcontextprotocol")
@@ -92,7 +92,9 @@ def test_mcp_tools_work_over_each_transport(server: McpServer) -> None:
         failed = await call(session, "fail")
         assert failed.tool_error is ToolErrorKind.EXCEPTION and "no such thing" in failed.content
         assert (await call(session, "files_list")).content.replace("\n", "").replace(" ", "") == '{"a.txt":3}'
-        assert (await call(session, "picture")).content == "a dot\n[image left out: image/png, 1200 bytes]"
+        shown, left_out = ar.Image(PICTURE), "[image left out: image/png, 1200 bytes]"
+        assert (await call(session, "picture")).parts == ("a dot", shown, left_out)
+        assert await session.call("picture") == f"a dot\n{shown}\n{left_out}" and shown.size == (5, 4)
         flood = (await call(session, "flood")).content
         assert len(flood) < 1100 and flood.startswith("head") and flood.endswith("tail")
         together = await asyncio.gather(*(call(session, "add", a=i) for i in range(20)))
@@ -172,8 +174,8 @@ def test_mcp_results_of_other_kinds_are_said() -> None:
     held = TextResourceContents(uri="file:///a", text="held")
     link = ResourceLink(type="resource_link", name="b", uri="file:///b")
     content = [EmbeddedResource(type="resource", resource=held), link]
-    assert _as_text(CallToolResult(content=content)) == "held\n[resource b: file:///b]"
-    assert _as_text(CallToolResult(content=[], structured_content={"é": 1})) == '{"é": 1}'
+    assert _as_text(_parts_of(CallToolResult(content=content))) == "held\n[resource b: file:///b]"
+    assert _as_text(_parts_of(CallToolResult(content=[], structured_content={"é": 1}))) == '{"é": 1}'
 
 
 # Environments

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 
 import agent_rl as ar
@@ -29,6 +30,7 @@ from agent_rl.remote.client import connection
 from agent_rl.remote.server import ServerSettings, serving
 
 PATIENCE = 60.0
+PICTURE = ar.Image.of(np.zeros((2, 3), np.uint8))
 CALL = ar.Message("assistant", tool_calls=(ar.ToolCall("call_0", "act", {"text": "x"}),))
 
 
@@ -68,6 +70,8 @@ class Odd(ar.ToolEnv):
 
     def on_answer(self, action):
         self.act_out("step")
+        if self.do == "show":
+            return ar.Step((ar.Message("user", parts=["look", PICTURE]),), terminated=True)
         return ar.Step((ar.Message("user", action.content),), terminated=True)
 
     @ar.reward
@@ -131,6 +135,12 @@ def test_remote_episodes_equal_local_ones(url: str, env: str, policy: str) -> No
     assert all(episode.env == f"{url}/{env}" for episode in there)
     assert list(map(content, here)) == list(map(content, there))
     assert health(url)["taken"] == 0
+
+
+def test_remote_images_arrive_whole(url: str) -> None:
+    ids = "remote-tests/odd-v0", f"{url}/remote-tests/odd-v0"
+    here, there = (asyncio.run(ar.run_jobs(jobs(id, {"do": "show"}), ar.oracle())) for id in ids)
+    assert list(map(content, here)) == list(map(content, there)) and there[0].messages[-1].images == (PICTURE,)
 
 
 def jobs(id: str, *tasks: ar.Task, samples: int = 1, **env_args: ar.JSON) -> list[ar.Job]:

@@ -22,6 +22,10 @@ from agent_rl.sandboxes.local.backend import LocalSandboxes
 LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
 DEFAULT = "jail"
 """The backend of the ordinary suite: the users' default."""
+SUITES = tuple(
+    f"tests/sandbox/test_{name}.py" for name in ("contract", "contract_files", "processes", "attacks", "endings")
+)
+"""The files that are run on a backend with a server, too."""
 UNPRIVILEGED = 65534
 _AS_UNPRIVILEGED = ("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
 DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"
@@ -42,6 +46,8 @@ class Backend:
     """The user whose processes the sandbox's code could signal; None: ours."""
     absolute_work: bool = True
     """Whether the code's folder is at `WORK`, and /tmp its own."""
+    has_sockets: bool = True
+    """Whether code has sockets, in a network of its own."""
     needs: str | None = None
     """The environment variable of its server's address; None: it has no server."""
     run_by: str = ""
@@ -131,7 +137,14 @@ BACKENDS = {
             uid=UNPRIVILEGED,
         ),
         *(
-            Backend(name, partial(make, "landlock"), lambda: _refused("landlock"), uid=uid, absolute_work=False)
+            Backend(
+                name,
+                partial(make, "landlock"),
+                lambda: _refused("landlock"),
+                uid=uid,
+                absolute_work=False,
+                has_sockets=False,
+            )
             for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, UNPRIVILEGED))
         ),
         Backend("docker", _docker, needs=DOCKER_HOST, run_by="tests/e2e/test_docker.py"),

@@ -68,7 +68,7 @@ def test_seccomp_profile_allows_python_and_no_danger() -> None:
         name for r in profile["syscalls"] if r["action"] == "SCMP_ACT_ALLOW" and "args" not in r for name in r["names"]
     }
     assert not allowed & set(DANGEROUS.split()) and not allowed & {"socket", "clone"}
-    assert set(NEEDED.split()) - {"clone"} <= allowed == set(ALLOWED.split())
+    assert set(NEEDED.split()) - {"clone", "ioctl"} <= allowed == set(ALLOWED.split())
     assert all(entry["subArchitectures"] == [] for entry in profile["archMap"])
 
 
@@ -81,6 +81,9 @@ def test_seccomp_profile_checks_arguments() -> None:
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
         assert clone["value"] & flag
     assert not clone["value"] & 0x10100  # threads share memory and are of one group
+    tests = [r["args"][0] for r in rules if r["names"] == ["ioctl"]]
+    for value, allowed in ((0x5401, True), (0x5423, False), (1 << 32 | 0x5423, False)):
+        assert any(value & test["value"] == test["valueTwo"] for test in tests) is allowed
 
 
 # A container

@@ -24,6 +24,7 @@ from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.agent.frames import Frames, pack
 from agent_rl.sandboxes.base import FileAccessError, Limits
 from agent_rl.sandboxes.client import client
+from agent_rl.sandboxes.client.alarm import STALL
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from tests.sandbox.backends import LIMITS, readable_python
@@ -174,7 +175,7 @@ def test_late_event_loop_is_not_a_silent_agent(run, monkeypatch):
         staged = Staged((pack({"id": 2, **GOOD}), False))
         losing = asyncio.create_task(staged.lose())
         await asyncio.sleep(0.005)
-        time.sleep(client.STALL + 0.2)
+        time.sleep(STALL + 0.2)
         box, found = await losing
         assert not found.sandbox_lost and staged.lost_as is None and box.loss is None
 

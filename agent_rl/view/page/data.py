@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
@@ -147,8 +147,9 @@ def _turn_json(episode: Episode, turn: Turn, at: int) -> JSON:
 
 
 def _message_json(message: Message) -> JSON:
-    whole = asdict(message)
-    return {name: value for name, value in whole.items() if value not in (None, "", ())} | {"role": message.role}
+    whole = asdict(replace(message, parts=())) if message.parts else asdict(message)
+    whole["images"] = [{"text": str(image), "url": image.url} for image in message.images]
+    return {name: value for name, value in whole.items() if value not in (None, "", (), [])} | {"role": message.role}
 
 
 def _judgement_json(judgement: Judgement) -> JSON:

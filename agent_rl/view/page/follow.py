@@ -11,7 +11,8 @@ from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON
 from agent_rl.errors import StoreError
 from agent_rl.store.codec import load_line
-from agent_rl.store.shards import Place, Shard, line_at, read_from, shards_of
+from agent_rl.store.episodes import episode_at
+from agent_rl.store.shards import Place, Shard, read_from, shards_of
 from agent_rl.view.decoding import Decode, load_decoder
 from agent_rl.view.page.data import head_row, metrics_json
 
@@ -74,7 +75,7 @@ class Followed:
     def episode(self, id: str) -> Episode | None:
         """Return an episode that was read, or None."""
         place = self.places.get(id)
-        return None if place is None else load_line(line_at(self.path, place))
+        return None if place is None else episode_at(self.path, place)
 
     def decode(self) -> Decode | None:
         """Return the decoder of the run's ids, which a run under way may not have yet."""

@@ -31,7 +31,7 @@ def trajectory_json(trajectory: Trajectory, records: Sequence[TokenRecord] = (),
     """
     distinct, indices = np.unique(trajectory.token_ids, return_inverse=True)
     texts = None if decode is None else [decode([int(id)]) for id in distinct]
-    fork, logprobs = trajectory.forked_from, trajectory.logprobs[trajectory.loss_mask]
+    fork, logprobs = trajectory.forked_from, trajectory.sampled_logprobs
     narrow = len(distinct) <= 1 << 16
     return {
         "count": len(trajectory),

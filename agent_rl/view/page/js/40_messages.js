@@ -71,6 +71,14 @@ function value(of) {
   return el("code", null, JSON.stringify(of));
 }
 
+/** An image of a message; the page's policy loads no other address than data. */
+function picture({ text, url }) {
+  if (!/^data:image\/(png|jpeg);base64,[A-Za-z0-9+/=]*$/.test(url)) throw new Error("picture: the address is no image");
+  const made = el("img", { class: "picture", alt: text, title: text });
+  made.src = url;
+  return made;
+}
+
 /** A call: its name, and its arguments in a fold. */
 function callBox(call, isOpen) {
   const given = Object.entries(call.arguments || {});
@@ -93,5 +101,6 @@ function bubble(message, { marks = {}, isOpen = false, id = null } = {}) {
     el("div", { class: "who" }, message.role, message.name && ` · ${message.name}`, error && el("b", { class: "tag bad" }, `✗ ${error}`)),
     reasoning && fold(`reasoning, ${size(reasoning)}`, () => said(reasoning, ofReasoning, "said dim"), { open: isOpen || ofReasoning.length > 0, kind: "reasoning" }),
     content && (folded ? fold(folded, own, { open: isOpen || ofText.length > 0, kind: "long" }) : own()),
+    (message.images || []).map(picture),
     (message.tool_calls || []).map((call) => callBox(call, JSON.stringify(call.arguments || {}).length < LONG)));
 }

@@ -132,6 +132,7 @@ function briefMessage(message) {
   return el("div", { class: `message ${message.role}` }, el("div", { class: "role" }, message.name ? `${message.role} ${message.name}` : message.role),
     message.reasoning ? el("div", { class: "text reasoning" }, message.reasoning) : null,
     message.content ? el("div", { class: "text" }, message.content) : null,
+    (message.images ?? []).map(picture),
     (message.tool_calls ?? []).map((call) => el("div", { class: "text call" }, `${call.name}(${JSON.stringify(call.arguments)})`)),
     message.tool_error ? el("div", { class: "bad small" }, message.tool_error) : null);
 }
