@@ -121,6 +121,8 @@ class Agent:
             self.call = request.id
             try:
                 answer, body = answers[request.op](request)
+                if self.call in self.cancelled:
+                    self.background.withdraw(self.call)
             except OSError as error:
                 answer, body = {"failed": worker.shorten(f"{request.op}: {error}", MAX_PROBLEM)}, b""
             self.call = -1
@@ -311,8 +313,7 @@ class Agent:
         while (frame := self.frames.pop()) is not None:
             head, body = frame
             if head["op"] == "cancel":
-                self.cancelled.add(cast(int, head["id"]))
-                self.background.withdraw(cast(int, head["id"]))
+                self._cancel(cast(int, head["id"]))
                 continue
             request = Request(body=body, **cast("dict[str, Any]", head))
             if request.op not in background.ORDERS:
@@ -321,6 +322,11 @@ class Agent:
                 self.background.hurry(request.id)
             else:
                 self.background.obey(request)
+
+    def _cancel(self, call: int) -> None:
+        if call == self.call or any(request.id == call for request in self.waiting):
+            self.cancelled.add(call)
+        self.background.withdraw(call)
 
 
 def _path() -> str:
