@@ -126,6 +126,7 @@ class Code(SandboxedEnv):
 
     extra_tools = (write_file, python)
     limits = Limits(memory=128 * 1024 * 1024, processes=16, disk=8 * 1024 * 1024, files=256)
+    snapshot_attributes = ()
 
     async def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Open a sandbox, and describe the function."""

@@ -125,6 +125,7 @@ class PythonPuzzles(Quiz, SandboxedEnv):
     """Answer a question with a line of Python, which runs in a sandbox."""
 
     limits = Limits(memory=128 * 1024 * 1024, processes=16, disk=8 * 1024 * 1024, files=256)
+    snapshot_attributes = ("failed",)
 
     async def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Open a sandbox and ask the question."""

@@ -135,6 +135,7 @@ class Shell(SandboxedEnv):
 
     extra_tools = (shell, read_file)
     limits = Limits(memory=128 * 1024 * 1024, processes=16, disk=8 * 1024 * 1024, files=256)
+    snapshot_attributes = ()
 
     async def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Open a sandbox, write its files, and ask."""

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import ConfigError
 from agent_rl.sandboxes.process import CONNECT_TIMEOUT, CallLimits, Launch, Process, Stream, check_pty
+from agent_rl.sandboxes.snapshot import Snapshot
 
 WORK = "/work"
 """The folder that code starts in; it can write there and in /tmp only. Relative paths are below it."""
@@ -249,6 +250,51 @@ class Sandbox(ABC):
         Raises:
             FileAccessError: if it can't be written there.
         """
+
+    async def snapshot(self) -> Snapshot:
+        """Return its files, and what brings its interpreter back; processes that run are not in it.
+
+        Raises:
+            NotImplementedError: if the backend has no snapshots.
+            FileAccessError: if the files can't be read, or are too many or too large.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no snapshots; local and docker sandboxes have")
+
+    async def restore(self, snapshot: Snapshot) -> str | None:
+        """Bring another sandbox's files and variables into this one, which has run nothing but what that had, too.
+
+        Returns:
+            None if everything is as it was; else why there are only the files, beside a new interpreter.
+
+        Raises:
+            NotImplementedError: if the backend has no snapshots.
+            FileAccessError: if the files do not fit, or are no snapshot's; then some may be there.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no snapshots; local and docker sandboxes have")
+
+    async def fork(
+        self, sandboxes: Sandboxes, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0
+    ) -> tuple[Sandbox, str | None]:
+        """Open a sandbox that has what this one has; return it, and what `restore` says is missing.
+
+        Args:
+            sandboxes: where it is opened, as `Sandboxes.open` does, which describes the rest.
+            owner: who holds it.
+            limits: what it may use.
+            lifetime: seconds.
+
+        Raises:
+            SandboxError: if none can be had.
+            NotImplementedError: if the backend has no snapshots.
+            FileAccessError: if the files can't be read, or do not fit.
+        """
+        snapshot = await self.snapshot()
+        other = await sandboxes.open(owner=owner, limits=limits, lifetime=lifetime)
+        try:
+            return other, await other.restore(snapshot)
+        except BaseException:
+            await other.close()
+            raise
 
     @abstractmethod
     async def close(self) -> None:

@@ -29,6 +29,7 @@ from agent_rl.sandboxes.base import (
     Sandboxes,
 )
 from agent_rl.sandboxes.process import Launch, Process, Stream
+from agent_rl.sandboxes.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -261,6 +262,12 @@ class _PooledSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes) -> None:
         await self._held().write_file(path, data)
+
+    async def snapshot(self) -> Snapshot:
+        return await self._held().snapshot()
+
+    async def restore(self, snapshot: Snapshot) -> str | None:
+        return await self._held().restore(snapshot)
 
     async def close(self) -> None:
         self._timer.cancel()

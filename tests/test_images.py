@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -65,6 +66,27 @@ class Gallery(ar.ToolEnv):
     @ar.reward
     def is_red(self, episode: ar.Episode) -> bool:
         return episode.final_text == "red"
+
+
+class Blinking(gymnasium.Env[Any, Any]):
+    """Renders a brighter frame at each step, of which there are two."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # Gymnasium's own declaration
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self.steps = render_mode, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        self.steps = 0
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return 0, 0.0, self.steps == 2, False, {}
+
+    def render(self) -> Any:
+        return np.full((2, 4, 3), self.steps, np.uint8)
 
 
 def played(policy: Any = None, *, late: bool = True) -> ar.Episode:
@@ -203,6 +225,22 @@ def test_gymnasium_view_shows_a_line_for_each_image() -> None:
     opening, _ = env.reset(options={"task": {"late": False}})
     assert opening.endswith(f"which colour?\n{RED}")
     check_env(env, skip_render_check=True)
+
+
+def test_from_gym_shows_rendered_frames() -> None:
+    ar.register("images-test/blinking-v0", tasks=[{}])(ar.from_gym(Blinking, images=True))
+    (episode,) = ar.run("images-test/blinking-v0", "demonstrator")
+    frames = [image for message in episode.messages for image in message.images]
+    assert [frame.size for frame in frames] == [(4, 2)] * 3 and len({frame.sha256 for frame in frames}) == 3
+
+
+def test_trl_refuses_images_and_names_the_environment() -> None:
+    env = ar.as_trl("images-test-v0")()
+    with pytest.raises(RenderError, match=re.escape(f"images-test-v0: {RED} in a message")):
+        env.reset(task='{"late": false}')
+    assert env.reset(task='{"late": true}') == "which colour?"
+    with pytest.raises(RenderError, match=re.escape(f"images-test-v0: {RED} in a message")):
+        env.look()  # type: ignore[attr-defined]
 
 
 # the store

@@ -14,10 +14,11 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from agent_rl.core.episode import Episode
+from agent_rl.core.images import Image
 from agent_rl.core.messages import Message, Step, Task
 from agent_rl.errors import ConfigError
 from agent_rl.gym.classic import CLASSIC, Known
-from agent_rl.gym.env import Env, Script
+from agent_rl.gym.env import Env, Observation, Script
 from agent_rl.gym.reward import reward
 from agent_rl.gym.spaces import describe, explain, read, write
 from agent_rl.gym.tasks import world_seed
@@ -41,6 +42,8 @@ class GymnasiumEnv(Env):
     """Of a `Discrete` space, in order; found out where the environment, or `CLASSIC`, knows them."""
     instructions: ClassVar[str] = ""
     """What the opening begins with; what is known of the environment if left out."""
+    images: ClassVar[bool] = False
+    """Whether observations show what Gymnasium renders, beside their text."""
     illegal_reward: ClassVar[float] = 0.0
     """For an answer that means no legal action."""
     snapshot_attributes = ("gym", "earned", "mask", "shown")
@@ -54,9 +57,10 @@ class GymnasiumEnv(Env):
         """The last observation."""
 
     def make(self, task: Task) -> gymnasium.Env[Any, Any]:
-        """Make the Gymnasium environment of a task, one that renders text if it can."""
+        """Make the Gymnasium environment of a task, one that renders pixels if they are shown, or text if it can."""
         of_task = cast("Mapping[str, object]", task.get("gym_args", {}))
-        mode = {"render_mode": "ansi"} if _renders_text(self.gym_id) else {}
+        mode = {"render_mode": "ansi"} if not self.images and _renders_text(self.gym_id) else {}
+        mode |= {"render_mode": "rgb_array"} if self.images else {}
         arguments: dict[str, Any] = {"disable_env_checker": True, **mode, **self._made_with, **of_task}
         return gymnasium.make(self.gym_id, **arguments)
 
@@ -100,14 +104,15 @@ class GymnasiumEnv(Env):
         spec = self._game.spec
         return CLASSIC.get(spec.name, Known()) if spec is not None else Known()
 
-    def reset(self, task: Task, rng: np.random.Generator) -> str:
+    def reset(self, task: Task, rng: np.random.Generator) -> Observation:
         """Open the environment with the task's seed; say what may be answered."""
         self.gym = game = self.make(task)
         options = cast("dict[str, Any] | None", task.get("options"))
         observation, info = game.reset(seed=world_seed(task), options=options)
         instructions = self.instructions or self._known.rules or f"Play {_title(self.gym_id)}."
         rule = f"Answer with {explain(game.action_space, self.names)}."
-        return f"{instructions} {rule}\n{self._observed(observation, info)}"
+        said = f"{instructions} {rule}\n{self._observed(observation, info)}"
+        return self._shown_with(said) if self.images else said
 
     def step(self, action: Message) -> Step:
         """Take the action that the answer means, or say why it means none."""
@@ -123,7 +128,7 @@ class GymnasiumEnv(Env):
         observation, earned, terminated, truncated, info = self._game.step(meant)
         self.earned += float(earned)
         said = self._observed(observation, info)
-        return Step((Message("user", said),), float(earned), bool(terminated), bool(truncated))
+        return Step((self._shown_with(said),), float(earned), bool(terminated), bool(truncated))
 
     def close(self) -> None:
         """Close the environment."""
@@ -158,6 +163,15 @@ class GymnasiumEnv(Env):
         legal = self._legal()
         return f"{self.shown}\nlegal now: {legal}" if legal else self.shown
 
+    def _shown_with(self, text: str) -> Message:
+        """Return an observation; with the frame behind its text, if frames are shown."""
+        if not self.images:
+            return Message("user", text)
+        frame = self._game.render()
+        if not isinstance(frame, np.ndarray):
+            raise ConfigError(f"{_title(self.gym_id)} renders no rgb_array, so there is nothing to show: images=False")
+        return Message("user", parts=[text, Image.of(frame)])
+
     def _is_legal(self, action: object) -> bool:
         space = self._game.action_space
         if self.mask is None or not isinstance(space, gymnasium.spaces.Discrete):
@@ -180,6 +194,7 @@ def from_gym(
     parse: Callable[[str], object] | None = None,
     action_names: Sequence[str] = (),
     instructions: str = "",
+    images: bool = False,
     **gym_args: object,
 ) -> type[GymnasiumEnv]:
     """Return an `Env` class that plays a Gymnasium environment by text, for `@ar.register`.
@@ -191,6 +206,7 @@ def from_gym(
             the last action that is named in it, or as many numbers as it takes.
         action_names: of a `Discrete` space, in order.
         instructions: what the opening begins with.
+        images: whether observations show the pixels that Gymnasium renders, too.
         gym_args: of `gymnasium.make`, or of the class; `env_args` of a run replace them.
 
     Raises:
@@ -202,7 +218,7 @@ def from_gym(
         "gym_args": gym_args,
         "__module__": sys._getframe(1).f_globals["__name__"],
     }
-    members |= {"action_names": tuple(action_names), "instructions": instructions}
+    members |= {"action_names": tuple(action_names), "instructions": instructions, "images": images}
     members["__doc__"] = f"Gymnasium's {_title(id if isinstance(id, str) else found)}."
     if describe is not None:
         members["describe"] = lambda self, observation: describe(observation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from agent_rl.core.episode import Episode, Reward
@@ -13,8 +13,20 @@ from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import SandboxError
 from agent_rl.gym.env import ToolEnv
 from agent_rl.gym.reward import rewards_of_failure
-from agent_rl.sandboxes.base import Limits, Sandbox
+from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox
 from agent_rl.sandboxes.registry import shared_backend
+from agent_rl.sandboxes.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxedState:
+    """A snapshot of an environment with a sandbox."""
+
+    attributes: object
+    sandbox: Snapshot | None
+    problem: str
+    """Why there is none of the sandbox: what the policy's code left there can't be packed."""
+    has_acted: bool
 
 
 class HasSandbox(Protocol):
@@ -97,6 +109,43 @@ class SandboxedEnv(ToolEnv):
                 raise
             rewards = rewards_of_failure(self.reward_components)
         return rewards if self.sandbox_loss is None else tuple(reward.without_gain for reward in rewards)
+
+    @classmethod
+    def has_snapshots(cls) -> bool:
+        """Whether `snapshot` is supported: of the attributes, too."""
+        return cls.snapshot_attributes is not None or cls.snapshot is not SandboxedEnv.snapshot
+
+    async def snapshot(self) -> object:
+        """Return what has changed since `reset`: the attributes of `snapshot_attributes`, and the sandbox.
+
+        Raises:
+            NotImplementedError: if no attributes are declared, or the backend has no snapshots.
+        """
+        attributes = super().snapshot()
+        try:
+            return SandboxedState(attributes, await self.sandbox.snapshot(), "", self._has_acted)
+        except FileAccessError as error:  # the policy's doing: no reason to break the episode off
+            return SandboxedState(attributes, None, str(error), self._has_acted)
+
+    async def restore(self, snapshot: object) -> None:
+        """Take a snapshot's state on.
+
+        Raises:
+            SandboxError: if the sandbox can't be brought to what it was: `Sandbox.restore` lists the reasons.
+            TypeError: if it is no snapshot of this class.
+        """
+        if not isinstance(snapshot, SandboxedState):
+            raise TypeError(f"{type(self).__name__} can't restore a {type(snapshot).__name__}")
+        super().restore(snapshot.attributes)
+        problem: str | None = snapshot.problem
+        if snapshot.sandbox is not None:
+            try:
+                problem = await self.sandbox.restore(snapshot.sandbox)
+            except FileAccessError as error:
+                problem = str(error)
+        if problem is not None:
+            raise SandboxError(f"{type(self).__name__} can't continue from here: {problem}")
+        self._has_acted = snapshot.has_acted
 
     async def open_sandbox(self) -> Sandbox:
         """Open the episode's sandbox.

@@ -100,15 +100,6 @@ AnyPolicy: TypeAlias = Policy | EnvPolicy
 """What an episode can be run with."""
 
 
-def observe(conversation: Conversation, messages: Sequence[Message], env: str) -> int:
-    """Let a conversation observe what an environment said.
-
-    Raises:
-        ConfigError: if that is an image, and the policy can't read one; it names the environment.
-    """
-    try:
-        return conversation.observe(messages)
-    except RenderError as error:
-        if not images_in(messages):
-            raise
-        raise ConfigError(f"{env}: {error}") from None
+def unread(error: RenderError, messages: Sequence[Message], env: str) -> RenderError | ConfigError:
+    """Return what to raise where a conversation could not observe messages: of an image, what names the environment."""
+    return ConfigError(f"{env}: {error}") if images_in(messages) else error

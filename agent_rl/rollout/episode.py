@@ -20,11 +20,11 @@ from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord,
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step
 from agent_rl.core.trajectory import FinishReason
-from agent_rl.errors import ConfigError, PolicyError
+from agent_rl.errors import ConfigError, PolicyError, RenderError
 from agent_rl.gym.budget import Meter, meter, overdue
 from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env, messages_of
-from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply, observe
+from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply, unread
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.job import Branch, Job, messages_before
 from agent_rl.rollout.lost_sandbox import loss_told_by, only_losses, scored_anyway
@@ -136,7 +136,10 @@ class EpisodeRun:
         while True:
             self.stage = "policy"
             self.messages += observation
-            length = observe(conversation, observation, self.job.spec.id)
+            try:
+                length = conversation.observe(observation)
+            except RenderError as error:
+                raise unread(error, observation, self.job.spec.id) from error
             if limit is not None and length >= limit:
                 self.require_room(length, limit)
                 return StopReason.TOKENS

@@ -122,6 +122,7 @@ class HarborEnv(SandboxedEnv):
     tasks_folder: ClassVar[Path]
     default_budget = Budget(turns=50, score_seconds=3600.0)
     limits = Limits(memory=2 << 30, processes=256, disk=256 << 20, files=65536)
+    snapshot_attributes = ()
     command_seconds: ClassVar[float] = 120.0
     """For one command of the policy."""
 

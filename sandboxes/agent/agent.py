@@ -10,6 +10,8 @@ request at a time, in order, and answers each with one frame that carries the re
     end                                                   → error
     read    path, keep                                    → problem;                               body: the file
     write   path;                          body: the file → problem
+    pack    keep                                          → problem;                               body: all files
+    unpack                         body: what was packed  → problem
     cancel  the id of a call, which ends as if its time had expired; has no answer of its own
     start, connect, and what is asked of the processes that they start: as `background` has it
 
@@ -41,7 +43,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from . import background, call_limits, files, relay, worker
+from . import background, call_limits, files, relay, worker, workplace
 from .background import Background
 from .frames import CHUNK, Frames, Head, pack, texts_to_body, write_all
 from .interpreter import FLOOD, Interpreter, connect, start
@@ -109,6 +111,7 @@ class Agent:
         answers = {
             **{"exec": self._exec, "read": self._read, "write": self._write},
             **{"python": self._python, "lend": self._lend, "end": self._end},
+            **{"pack": self._pack, "unpack": self._unpack},
             **{"start": self._start, "connect": self._connect},
         }
         write_all(self.replies, pack({"ready": True}))
@@ -118,6 +121,8 @@ class Agent:
             self.call = request.id
             try:
                 answer, body = answers[request.op](request)
+                if self.call in self.cancelled:
+                    self.background.withdraw(self.call)
             except OSError as error:
                 answer, body = {"failed": worker.shorten(f"{request.op}: {error}", MAX_PROBLEM)}, b""
             self.call = -1
@@ -165,6 +170,14 @@ class Agent:
     def _write(self, request: Request) -> tuple[Head, bytes]:
         path = files.locate(request.path, self.home)
         return {"problem": _problem(*self._run(request, lambda: files.receive(path)))}, b""
+
+    def _pack(self, request: Request) -> tuple[Head, bytes]:
+        answer, body = self._run(request, lambda: workplace.pack(workplace.roots(self.home), request.keep))
+        problem = _problem(answer, body)
+        return {"problem": problem}, b"" if problem else body
+
+    def _unpack(self, request: Request) -> tuple[Head, bytes]:
+        return {"problem": _problem(*self._run(request, lambda: workplace.unpack(workplace.roots(self.home))))}, b""
 
     def _run(self, request: Request, run: Callable[[], None], *, foreign: bool = False) -> tuple[Head, bytes]:
         """Run a process to its end, and end what it leaves behind."""
@@ -300,8 +313,7 @@ class Agent:
         while (frame := self.frames.pop()) is not None:
             head, body = frame
             if head["op"] == "cancel":
-                self.cancelled.add(cast(int, head["id"]))
-                self.background.withdraw(cast(int, head["id"]))
+                self._cancel(cast(int, head["id"]))
                 continue
             request = Request(body=body, **cast("dict[str, Any]", head))
             if request.op not in background.ORDERS:
@@ -310,6 +322,11 @@ class Agent:
                 self.background.hurry(request.id)
             else:
                 self.background.obey(request)
+
+    def _cancel(self, call: int) -> None:
+        if call == self.call or any(request.id == call for request in self.waiting):
+            self.cancelled.add(call)
+        self.background.withdraw(call)
 
 
 def _path() -> str:

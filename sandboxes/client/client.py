@@ -88,19 +88,17 @@ class AgentSandbox(Sandbox):
         self.name, self._sock = name, sock
         self._kill, self._ended = kill, ended
         self._fate = Fate(expires, host_failure or ended, evidence)
-        self._decode = decode
-        self._direct = direct
+        self._decode, self._direct = decode, direct
         self._interpreter: DirectInterpreter | None = None
         self._frames = Frames(MAX_ANSWER_HEAD)
         self._strays = 0
         """Frames since the last answer that answered nothing, less those of cancelled calls."""
         self._budget = ReadBudget()
-        self._turn = asyncio.Lock()
+        self._turn, self._sending = asyncio.Lock(), asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._count = 0
         self._call: object = None
         self._answer: asyncio.Future[EngineOutput] | None = None
-        self._sending = asyncio.Lock()
         self._beside = Beside(self._send, lambda answer, timeout: self._watch(answer, timeout + GRACE))
 
     def __repr__(self) -> str:
@@ -206,12 +204,15 @@ class AgentSandbox(Sandbox):
     async def _ask_process(self, op: str, head: Head, body: bytes, timeout: float, read: Read[T]) -> T:
         """Ask something of a process, beside the call whose turn it is."""
 
-        async def ask() -> EngineOutput:
+        async def ask() -> T:
             self._listen(asyncio.get_running_loop())
             self._count += 1
-            return await self._beside.ask(op, self._count, head, body, timeout)
+            result = await self._read(self._beside.ask(op, self._count, head, body, timeout), read)
+            if op == "wait" and result in KILLED:
+                await self._fate.check_memory()
+            return result
 
-        return await of_process(self._fate.attribute(self._read(ask(), read)))
+        return await of_process(self._fate.attribute(ask()))
 
     async def _run_code(self, call: Awaitable[T], *, is_foreign: bool = True) -> T:
         """Await a call that runs code; a pool's own, which is empty, is not foreign."""
@@ -305,8 +306,8 @@ class AgentSandbox(Sandbox):
             sent = True
             return await answer
         except asyncio.CancelledError:
-            if sent and self._lost is None and (answer.cancelled() or not answer.done()):
-                self._strays -= 1  # its answer will come, late
+            if sent and self._lost is None:
+                self._strays -= answer.cancelled() or not answer.done()  # then its answer will come, late
                 await self._send(pack({"op": "cancel", "id": call}))
             raise
         finally:
@@ -362,10 +363,7 @@ class AgentSandbox(Sandbox):
                     answer.set_result(frame)
                     self._strays = 0
                     continue
-                if self._beside.settle(*frame):
-                    self._strays = 0
-                    continue
-                self._strays += 1
+                self._strays = 0 if self._beside.settle(*frame) else self._strays + 1
                 if self._strays > MAX_STRAYS:
                     raise FrameError(f"its agent sent more than {MAX_STRAYS} frames that answer nothing")
         except FrameError as error:

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
-from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.client.recorded import RecordedSandbox
 from agent_rl.sandboxes.client.remote import greeting
 from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, collect, confinement, labels
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
@@ -88,7 +88,7 @@ class DockerSandboxes(AgentSandboxes):
         await asyncio.wrap_future(self._threads.submit(self._remove_left))
         self.engine.close()
 
-    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> RecordedSandbox:
         """Start a container."""
         if self._closed:
             raise SandboxError("this docker backend was closed")
@@ -112,7 +112,7 @@ class DockerSandboxes(AgentSandboxes):
             return None if removed is None else await asyncio.wrap_future(removed)
 
         demultiplexer = Demultiplexer()
-        sandbox = AgentSandbox(
+        sandbox = RecordedSandbox(
             stream,
             name=owner or container[:12],
             expires=time.monotonic() + lifetime,

@@ -28,7 +28,7 @@ from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent.agent import ENVIRONMENT
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
-from agent_rl.sandboxes.client.client import AgentSandbox
+from agent_rl.sandboxes.client.recorded import RecordedSandbox
 from agent_rl.sandboxes.local.lease import START_TIMEOUT, Lease
 from agent_rl.sandboxes.local.packages import check_requirements, provide
 from agent_rl.sandboxes.local.spec import Spec
@@ -123,7 +123,7 @@ class LocalSandboxes(AgentSandboxes):
             zygote, self._zygote = self._zygote, None
             await asyncio.to_thread(zygote.stop)
 
-    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> RecordedSandbox:
         """Have the zygote fork a sandbox."""
         zygote = await self._running()
         self._slots += 1
@@ -139,7 +139,7 @@ class LocalSandboxes(AgentSandboxes):
         control.close()
         theirs.close()
         lease = Lease(held, zygote.cgroup(spec.slot))
-        sandbox = AgentSandbox(
+        sandbox = RecordedSandbox(
             ours,
             name=owner,
             expires=expires,

@@ -26,6 +26,7 @@ from agent_rl.sandboxes.pool import WarmPool
 from agent_rl.sandboxes.verification import CANARIES
 from tests.e2e.dockerd import Dockerd
 from tests.e2e.skips import not_run
+from tests.sandbox.backends import SUITES
 
 pytestmark = pytest.mark.e2e
 
@@ -226,9 +227,9 @@ def test_docker_raises_sandbox_error_for_unusable_image(engine: Engine) -> None:
     assert "python3" in refuses(engine.host, "agent-rl/empty:1")
 
 
-@pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py", "test_endings.py"])
+@pytest.mark.parametrize("suite", SUITES)
 def test_docker_passes_the_suites_of_every_backend(engine: Engine, suite: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-m", "sandbox", f"tests/sandbox/{suite}", "-k", "docker", "--tb=short"]
+    command = [sys.executable, "-m", "pytest", "-m", "sandbox", suite, "-k", "docker", "--tb=short"]
     ran = subprocess.run(
         command, env={**os.environ, "AGENT_RL_DOCKER_HOST": engine.host}, capture_output=True, text=True
     )

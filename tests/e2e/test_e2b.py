@@ -18,7 +18,7 @@ from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.e2b import E2BSandboxes, jupyter
 from tests.e2e.skips import missing, not_run
-from tests.sandbox.backends import E2B_KEY, LIMITS
+from tests.sandbox.backends import E2B_KEY, LIMITS, SUITES
 
 try:
     from tests.sandbox.e2b_machine import Machine
@@ -63,7 +63,7 @@ def against_it(monkeypatch: pytest.MonkeyPatch, use: Use, *, interpreter: str = 
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-@pytest.mark.parametrize("suite", ["test_contract.py", "test_contract_files.py", "test_attacks.py", "test_endings.py"])
+@pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("backend", ["e2b", "e2b-jupyter"])
 def test_e2b_passes_the_suites_of_every_backend(backend: str, suite: str) -> None:
     server = subprocess.Popen(
@@ -73,7 +73,7 @@ def test_e2b_passes_the_suites_of_every_backend(backend: str, suite: str) -> Non
         assert server.stdout is not None and server.stdin is not None
         address = server.stdout.readline().strip()
         these = backend if backend == "e2b-jupyter" else "e2b and not jupyter"
-        command = [sys.executable, "-m", "pytest", "-m", "sandbox", f"tests/sandbox/{suite}", "-k", these, "--tb=short"]
+        command = [sys.executable, "-m", "pytest", "-m", "sandbox", suite, "-k", these, "--tb=short"]
         environment = {**os.environ, "AGENT_RL_E2B_ADDRESS": address}
         ran = subprocess.run(command, env=environment, capture_output=True, text=True)
         server.stdin.close()

@@ -20,11 +20,11 @@ from agent_rl.sandboxes.docker import IMAGE, Engine
 from agent_rl.sandboxes.local import landlock
 from tests.e2e.dockerd import Dockerd
 from tests.e2e.skips import not_run
+from tests.sandbox.backends import SUITES
 
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
-SUITES = [f"tests/sandbox/test_{suite}.py" for suite in ("contract", "contract_files", "attacks", "endings")]
 ADVISED = ("seccomp=unconfined", "systempaths=unconfined")
 MINUTES = 10
 

@@ -99,6 +99,11 @@ _ON_RIGHTS = [
         root=True,
     ),
     Attack("gain rights by a program", KERNEL, "reached = libc.prctl(39, 0, 0, 0, 0) == 0"),
+    Attack(
+        "change a terminal's line discipline",
+        KERNEL,
+        "pair = attempt(os.openpty)\nreached = pair and libc.ioctl(pair[0], 0x5423, bytes(4)) == 0",
+    ),
     Attack("take priority", KERNEL, "reached = attempt(os.nice, -5)", root=True),
     Attack(
         "name the machine",

@@ -22,6 +22,10 @@ from agent_rl.sandboxes.local.backend import LocalSandboxes
 LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=256)
 DEFAULT = "jail"
 """The backend of the ordinary suite: the users' default."""
+SUITES = tuple(
+    f"tests/sandbox/test_{name}.py" for name in ("contract", "contract_files", "processes", "attacks", "endings")
+)
+"""The files that are run on a backend with a server, too."""
 UNPRIVILEGED = 65534
 _AS_UNPRIVILEGED = ("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
 DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"

@@ -31,3 +31,12 @@ def test_page_example_imports_packages(scope, run, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     assert run(scope["mean"]()) == ("3.0", "4.0\n")
+
+
+@pytest.mark.sandbox
+def test_page_example_speaks_with_a_server(scope, run):
+    assert run(scope["serve"]()) == (b"hello", True, -9, 3, 0)
+
+
+def test_page_example_restores_snapshots(scope, run):
+    assert run(scope["branches"]()) == (None, ["42", "22"])

@@ -30,7 +30,15 @@ while True:
     client.close()
 """
 BEAT = "while :; do echo . >>{name}; sleep 0.01; done"
-DAEMON = f"(setsid sh -c '{BEAT.format(name='daemon')}' &) & {BEAT.format(name='leader')}"
+DAEMON = f"""
+import os
+if os.fork() == 0:
+    os.setsid()
+    os.fork() and os._exit(0)
+    os.execvp("sh", ["sh", "-c", {BEAT.format(name="daemon")!r}])
+os.execvp("sh", ["sh", "-c", {BEAT.format(name="leader")!r}])
+"""
+SIZE = "python3 -c 'import os; print(*os.get_terminal_size(0))'"
 
 
 async def read_all(stream: Stream, size: int) -> bytes:
@@ -83,7 +91,7 @@ def test_process_is_spoken_to_across_calls(box, run):
 
 def test_process_and_its_daemons_outlive_a_command(box, run):
     async def main() -> None:
-        process = await box.start(["sh", "-c", DAEMON])
+        process = await box.start(["python3", "-c", DAEMON])
         await box.run_python("while True: pass", timeout=0.3)
         await box.exec(["sh", "-c", BEAT.format(name="left") + " & sleep 0.1"])
         assert [await beats(box, name) for name in ("leader", "daemon", "left")] == [True, True, False]
@@ -154,7 +162,7 @@ def test_cancelled_read_loses_nothing(box, run):
 def test_close_of_the_sandbox_ends_processes_within_a_second(sandboxes, backend: Backend, run):
     async def main() -> None:
         box = await sandboxes.open(lifetime=60)
-        process = await box.start(["sh", "-c", DAEMON])
+        process = await box.start(["python3", "-c", DAEMON])
         if backend.has_sockets:
             await box.start(["python3", "-c", ECHO, "tcp"])
             await box.stream(8000)
@@ -224,11 +232,11 @@ def test_pty_is_a_terminal_of_a_size(box, run):
             while not re.search(".*".join(texts), (await shell.logs()).stdout, re.DOTALL):
                 assert (await shell.read(timeout=10)).data
 
-        await shell.write(b"test -t 0 && test -t 1 && test -t 2 && stty size\n")
-        await until("24 80")
+        await shell.write(f"test -t 0 && test -t 1 && test -t 2 && {SIZE}\n".encode())
+        await until("80 24")
         await shell.resize(10, 20)
-        await shell.write(b"stty size; cat\n")
-        await until("10 20")
+        await shell.write(f"{SIZE}; cat\n".encode())
+        await until("20 10")
         await shell.write(b"hey\n")
         await until("hey", "hey")  # typed, and printed by cat
         await shell.write(b"\x03")

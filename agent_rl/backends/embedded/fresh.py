@@ -14,6 +14,7 @@ from agent_rl.engines.embedded.device import device_of
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.rendering import load_renderer
 from agent_rl.rendering.base import Renderer
+from agent_rl.rendering.chat_format import require_text
 
 TOKENIZER_EPISODES = 1000
 """How many demonstrations a fresh model's tokenizer is trained on."""
@@ -40,8 +41,16 @@ def fresh_actor(env: EnvSpec, config: TrainConfig) -> Actor:
 
 
 def demonstrations_of(env: EnvSpec, config: TrainConfig, n: int, renderer: Renderer | None = None) -> list[Episode]:
-    """Return what a run's warm start learns from: stored episodes, or the environment's own scripts, `n` at most."""
+    """Return what a run's warm start learns from: stored episodes, or the environment's own scripts, `n` at most.
+
+    Raises:
+        RenderError: if they show an image.
+    """
     if (stored := config.warm_start.episodes) is not None:
         but, successful = evaluated_tasks(config, env), config.warm_start.successful
-        return stored_demonstrations(env, stored, n, successful=successful, but=but, renderer=renderer)
-    return demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
+        found = stored_demonstrations(env, stored, n, successful=successful, but=but, renderer=renderer)
+    else:
+        found = demonstrate(env, n, split=config.split, seed=config.seed, env_args=config.env_args, renderer=renderer)
+    for episode in found:
+        require_text(episode.messages, env.id)
+    return found
