@@ -28,6 +28,13 @@ _refused: list[object] = []
 _guarded = False
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was not tested for want of something, and why."""
+    for report in terminalreporter.stats.get("skipped", ()):
+        if isinstance(report.longrepr, tuple) and "NOT TESTED" in report.longrepr[2]:
+            terminalreporter.write_line(f"{report.nodeid}: {report.longrepr[2]}", yellow=True)
+
+
 def is_local(host: object) -> bool:
     """Whether a host is this machine; None and "" are the ones that a server listens on."""
     name = host.decode() if isinstance(host, bytes) else str(host or "localhost")

@@ -5,7 +5,20 @@ import pytest
 from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.config import choices, load_config, setting_names
-from tests.fidelity import PAGE, UNCHECKED, data, defaults, page, preset, row_of, rows_of, settings, source_of, written
+from tests.fidelity import (
+    PAGE,
+    UNCHECKED,
+    data,
+    defaults,
+    page,
+    preset,
+    row_of,
+    rows_of,
+    settings,
+    source_of,
+    updates,
+    written,
+)
 
 PRESETS = choices("algorithm")
 PAPERS = [name for name in PRESETS if name.endswith("-paper")]
@@ -61,6 +74,12 @@ def test_paper_preset_sets_the_updates_of_a_run() -> None:
     assert (asked.minibatches, asked.epochs) == (4, 2)
     assert run("algorithm=gdpo-paper", "updates.minibatches=1").most == 1
     assert load_config("backend/embedded", TrainConfig, ["algorithm=ppo-paper"]).updates.most == 320
+
+
+def test_number_of_updates_that_a_source_states_has_a_preset() -> None:
+    stated = {name: rows_of(name)["updates"][1] for name in PRESETS if name == source_of(name)}
+    several = {f"{name}-paper": number for name, number in stated.items() if isinstance(number, int) and number > 1}
+    assert {name: updates(name) for name in several} == several and {"cispo-paper", "gspo-paper"} < several.keys()
 
 
 def test_paper_preset_is_composed_of_its_base() -> None:

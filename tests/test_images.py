@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import re
@@ -278,6 +279,25 @@ def test_store_says_which_image_is_missing_or_another(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=f"{RED.sha256}.png is missing, so the message keeps only its text"):
         (episode,) = ar.read_episodes(tmp_path)
     assert episode.messages[0] == ar.Message("user", f"which colour?\n{RED}") and episode.messages[3].images == (GREY,)
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "says"),
+    [
+        (9, {}, "the parts of message 9 contradict the others"),
+        (-1, {}, "greater than or equal to 0"),
+        (0, {"sha256": "../" * 22}, "should match pattern"),
+        (0, {"base64": "@@"}, "is no base64"),
+        (0, {"base64": "R0lG", "sha256": hashlib.sha256(b"GIF").hexdigest()}, "is none: bytes that begin with b'GIF'"),
+        (0, {"base64": None, "media_type": "image/tiff"}, "unknown type 'image/tiff'; known: image/png"),
+    ],
+)
+def test_line_with_odd_parts_is_damaged(at: int, change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    row = json.loads(dump_line(replace(played(), messages=(ar.Message("user", parts=[RED]),))))
+    ((_, (packed,)),) = row["parts"]
+    row["parts"] = [[at, [packed | change]]]
+    with pytest.raises(DamagedEpisodeError, match=re.escape(says)):
+        load_line(json.dumps(row).encode(), tmp_path)
 
 
 def test_line_of_an_older_version_ignores_parts() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from agent_rl.algorithms import Algorithm, AlgorithmConfig, Experience
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Experience, components
 from agent_rl.algorithms.learnable import ALONE
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.verl.config.settings import VerlConfig
@@ -23,10 +23,8 @@ def load(*settings: str, backend: str = "embedded") -> TrainConfig | VerlConfig:
     return load_config(f"backend/{backend}", BACKENDS[backend], given)
 
 
-@pytest.mark.parametrize("name", choices("algorithm"))
-def test_one_sample_is_refused_where_it_teaches_nothing(name: str) -> None:
-    """Refused are those whose update has no gradient for the only episode of a task, and no others."""
-    config = load(f"algorithm={name}").algorithm
+def teaches(config: AlgorithmConfig) -> bool:
+    """Whether some token of three tasks with an episode each has an advantage."""
     algorithm = Algorithm(config)
     one = [example_episode(f"e{i}", rewards=(Reward("r", i / 2),), group_id=f"g{i}") for i in range(3)]
     greedy = [example_episode(f"b{i}", rewards=(Reward("r", 0.25),), group_id=f"g{i}") for i in range(3)]
@@ -37,13 +35,34 @@ def test_one_sample_is_refused_where_it_teaches_nothing(name: str) -> None:
     if algorithm.needs_values:
         x.state_values[:] = torch.rand(x.state_values.shape, generator=torch.Generator().manual_seed(0))
     weighed, _, _ = algorithm.compute_weights_in_place_order(x, scored(x.rows, **found))
-    teaches = bool(weighed.advantages.abs().gt(1e-6).any())
+    return bool(weighed.advantages.abs().gt(1e-6).any())
+
+
+@pytest.mark.parametrize("name", choices("algorithm"))
+def test_one_sample_is_refused_where_it_teaches_nothing(name: str) -> None:
+    """Refused are those whose update has no gradient for the only episode of a task, and no others."""
+    config = load(f"algorithm={name}").algorithm
     try:
         load(f"algorithm={name}", "rollout.samples=1")
     except ConfigError as error:
-        assert not teaches and "rollout.samples=1: " in str(error) and "set rollout.samples=8" in str(error)
+        assert not teaches(config) and "rollout.samples=1: " in str(error) and "set rollout.samples=8" in str(error)
     else:
-        assert teaches, name
+        assert teaches(config), name
+
+
+@pytest.mark.parametrize("name", [n for n in components.advantage if n != "pass-at-k"])  # it needs more than k
+def test_advantages_of_one_episode_are_known(name: str) -> None:
+    """`ALONE` has every advantage that is 0 for the only episode of a task, by whichever name."""
+    part, parts = components.advantage[name], {"advantage": name}
+    more: dict[str, dict[str, object]] = {
+        "values": {"critic": {"where": "shared"}},
+        "sum_pi_squared": {"proximal": "recompute"},
+        "state_values": {"vine": {"max_episodes": 99}},
+    }
+    parts |= {key: value for read in part.reads for key, value in more.get(read, {}).items()}
+    if part.returns == "PairSides":
+        parts |= {"objective": "dpo", "aggregation": "token-sum"}
+    assert teaches(AlgorithmConfig.model_validate(parts)) == (name not in ALONE)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -56,6 +75,24 @@ def test_one_sample_is_refused_where_it_teaches_nothing(name: str) -> None:
             "varied-groups keeps tasks whose",
         ),
         (["algorithm.advantage={name: pass-at-k, k: 4}", "rollout.samples=4"], "set rollout.samples to 8 or more"),
+        (["algorithm.shaping=[{name: clip, low: 0.5, high: 0.5}]"], "low=high=0.5 gives every episode the same score"),
+        (["algorithm.shaping=[{name: scale, factor: 0}]"], "factor=0 gives every episode the same score"),
+        (["algorithm.filters=[{name: successful, threshold: inf}]"], "threshold=inf keeps no episode: set a number"),
+        (["algorithm.filters=[{name: varied-groups, tolerance: inf}]"], "tolerance=inf"),
+        (["algorithm.rejection={name: token, low: 1, high: 1}"], "rejection=token with low=high=1 leaves the tokens"),
+        (["algorithm.rejection={name: worst-token, low: 1, high: 1}"], "worst-token with low=high=1"),
+        (["algorithm.weight={name: icepop, low: 1, high: 1}"], "weight=icepop with low=high=1.*both sides of 1"),
+        (
+            ["algorithm=reinforce_pp", "rollout.samples=1", "rollout.groups=1"],
+            "reinforce-pp compares with the batch's mean",
+        ),
+        (["rollout.temperature=0"], "rollout.temperature=0: input should be greater than 0"),
+        (["steps=-1"], "steps=-1"),
+        (["algorithm.objective={name: cispo, clip_high_cap: 0}"], "clip_high_cap"),
+        (["algorithm.objective={name: minirl, ratio_cap: 0}"], "ratio_cap"),
+        (["algorithm.objective={name: sapo, tau_negative: 0}"], "tau_negative"),
+        (["algorithm.objective={name: m2po, second_moment: 0}"], "second_moment"),
+        (["algorithm.routing={min_agreement: 1.5}"], "min_agreement=1.5: input should be less than or equal to 1"),
     ],
 )
 def test_settings_that_teach_nothing_are_refused(backend: str, settings: list[str], message: str) -> None:

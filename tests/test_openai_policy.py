@@ -20,7 +20,7 @@ from agent_rl.core.usage import Usage
 from agent_rl.gym.budget import Budget
 from agent_rl.pacing import Pace
 from agent_rl.policy import openai_client
-from agent_rl.policy.openai_client import _retry_after
+from agent_rl.policy.openai_failures import retry_after
 from agent_rl.store.codec import dump_line, load_line
 from tests.doubles import run_dice
 from tests.fake_openai import HANG, Answer, FakeOpenAI, called, failed, said
@@ -101,7 +101,7 @@ def test_openai_policy_waits_as_long_as_asked() -> None:
     assert episode.reward == 1.0 and episode.usage[0].waited >= 0.149
     date = email.utils.formatdate(time.time() + 100, usegmt=True)
     for headers, least, most in (({"retry-after": date}, 50, 100), ({"retry-after": "soon"}, 0, 0), ({}, 0, 0)):
-        assert least <= _retry_after(SimpleNamespace(response=SimpleNamespace(headers=headers))) <= most
+        assert least <= retry_after(SimpleNamespace(response=SimpleNamespace(headers=headers))) <= most
 
 
 def test_openai_policy_ends_at_length_and_full_context() -> None:
@@ -228,10 +228,8 @@ def test_chat_client_spreads_requests_over_pools(monkeypatch: pytest.MonkeyPatch
     server = FakeOpenAI(lambda body: said("6"))
 
     async def main() -> tuple[int, int]:
-        limits = {"requests_per_minute": None, "tokens_per_minute": None}
-        connected = openai_client.connect(
-            "m", server.url, "OPENAI_API_KEY", timeout=60, retries=0, concurrency=9, section="policy", **limits
-        )
+        settings = ar.OpenAIPolicy("m", base_url=server.url, timeout=60, retries=0, concurrency=9)
+        connected = openai_client.connect("m", settings, "policy")
         for number in (2, 5, 5):
             tallies = [openai_client.Tally("m") for _ in range(number)]
             await asyncio.gather(*(connected.ask({"messages": []}, 1, tally) for tally in tallies))

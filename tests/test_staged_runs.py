@@ -1,4 +1,4 @@
-"""Three runs that go wrong, made to: each is real and short, and says what is wrong; test_stalls.py has the others."""
+"""Five runs that go wrong, made to: each is real and short, and says what is wrong; test_stalls.py has the others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 
 import agent_rl as ar
 from agent_rl.backends.embedded import trainer
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.run import start_run
 from agent_rl.backends.embedded.scoring import score_tokens
+from agent_rl.config import load_config
 from agent_rl.runs.folder import read_warnings
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.view.progress import Progress
@@ -25,16 +27,20 @@ STILL = {"lr": 1e-7, "warmup_steps": 0}
 
 @ar.register("staged-v0", tasks=lambda split, index: {"n": index}, splits=("train", "eval", "dev"))
 class Staged(ar.Env):
-    """Asks for one of some words; it is the first word in a share `usual` of the tasks, where the model says it."""
+    """Asks for one of some words; it is the first word in a share `usual` of the tasks, where the model says it.
 
-    def __init__(self, words: int = 2, usual: float = 1.0, said: float = 0.6) -> None:
-        self.words, self.usual, self.said = WORDS[:words], usual, said
+    With `named`, each task names a word, which the model says; in the other tasks another one is asked for.
+    """
+
+    def __init__(self, words: int = 2, usual: float = 1.0, said: float = 0.6, named: bool = False) -> None:
+        self.words, self.usual, self.said, self.named = WORDS[:words], usual, said, named
 
     def reset(self, task: ar.Task, rng: np.random.Generator) -> str:
         draw = np.random.default_rng(int(str(task["n"])))
-        others = self.words[1:]
-        self.answer = self.words[0] if draw.random() < self.usual else others[draw.integers(len(others))]
-        return "which?"
+        first, *others = np.roll(self.words, draw.integers(len(self.words))).tolist() if self.named else self.words
+        self.answer = first if draw.random() < self.usual else others[draw.integers(len(others))]
+        self.first = first
+        return f"which of {first}?" if self.named else "which?"
 
     def step(self, action: ar.Message) -> ar.Step:
         return ar.Step(terminated=True)
@@ -45,7 +51,13 @@ class Staged(ar.Env):
 
     def demonstrate(self, rng: np.random.Generator) -> Iterator[str]:
         others = self.words[1:]
-        yield self.words[0] if rng.random() < self.said else others[rng.integers(len(others))]
+        yield (
+            self.first
+            if self.named
+            else self.words[0]
+            if rng.random() < self.said
+            else others[rng.integers(len(others))]
+        )
 
 
 def said(tmp_path: Path, **changes: Any) -> tuple[list[str], list[dict[str, Any]]]:
@@ -59,6 +71,8 @@ def said(tmp_path: Path, **changes: Any) -> tuple[list[str], list[dict[str, Any]
         "rollout": {"groups": 16, "samples": 4, "slots": 64, "max_tokens": 8},
         "warm_start": {"demonstrations": 200, "copy_steps": 0, "clone_steps": 40, "batch": 16},
     }
+    if name := changes.pop("algorithm", None):
+        changes["algorithm"] = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
     folder = start_run(config(tmp_path, **(chosen | changes)), Progress())
     return read_warnings(folder), [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"]
 
@@ -72,13 +86,30 @@ STAGES: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizer": STILL, "env_args": {"words": 12, "usual": 0.0, "said": 0.3}},
         "of the rows have a gradient",
     ),
+    "no exploration": (
+        {
+            "optimizer": STILL,
+            "env_args": {"words": 4, "usual": 0.5, "named": True},
+            "warm_start": {"demonstrations": 200, "copy_steps": 0, "clone_steps": 120, "batch": 16},
+        },
+        "of the episodes repeat another of their task",
+    ),
+    "clipped": (
+        {
+            "steps": 4,
+            "algorithm": "gspo",
+            "updates": {"epochs": 4},
+            "env_args": {"words": 12, "usual": 0.1, "said": 0.2},
+        },
+        "the clip cut off",
+    ),
 }
 
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize(("changes", "line"), STAGES.values(), ids=STAGES)
 def test_staged_run_names_its_stall(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
-    warnings, steps = said(tmp_path, **changes)
+    warnings, steps = said(tmp_path, **dict(changes))
     assert any(line in warning for warning in warnings), (warnings, steps[-1])
 
 

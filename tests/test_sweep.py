@@ -19,6 +19,7 @@ from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.mini_batches import mini_batches
 from agent_rl.config import choices, load_config
 from tests.doubles import example_sample
+from tests.fidelity import updates
 from tests.test_gradients import experience
 
 pytestmark = pytest.mark.sandbox
@@ -199,6 +200,7 @@ def start() -> Tensor:
 
 
 def test_presets_are_as_many_algorithms() -> None:
+    """At as many updates as each other; presets that their own number alone tells apart are no others there."""
     moved = {name: base(name) - start() for name in PRESETS}
     assert all(change.isfinite().all() and change.norm() > 0.01 for change in moved.values())
     same = [
@@ -207,4 +209,8 @@ def test_presets_are_as_many_algorithms() -> None:
         for two in list(PRESETS)[number + 1 :]
         if (moved[one] - moved[two]).norm() <= 1e-4 * moved[one].norm()
     ]
-    assert same == []
+    assert same == [(name, f"{name}-paper") for name in ("cispo", "gspo", "m2po")]
+    assert all(
+        updates(one) != updates(two) and preset(one).model_copy(update={"name": two}) == preset(two)
+        for one, two in same
+    )

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.algorithms.advantages.token import (
@@ -16,20 +16,10 @@ from agent_rl.algorithms.advantages.token import (
     settle,
     whiten,
 )
+from tests.drawn import factors, numbers, quick, rows
 from tests.tensors import bits, same, t64
 
 NAN = math.nan
-quick = settings(deadline=None, max_examples=30)
-numbers = st.integers(-40, 40).map(lambda i: i / 8)
-factors = st.sampled_from([0.0, 0.5, 0.9, 1.0])
-
-
-@st.composite
-def rows(draw):
-    """Rewards, values and mask of a batch; each row may sample nothing, and have gaps anywhere."""
-    b, t = draw(st.integers(1, 3)), draw(st.integers(1, 9))
-    grid = lambda one: draw(st.lists(st.lists(one, min_size=t, max_size=t), min_size=b, max_size=b))  # noqa: E731
-    return t64(grid(numbers)), t64(grid(numbers)), torch.tensor(grid(st.booleans()))
 
 
 def compact(mask, *grids):

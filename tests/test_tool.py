@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError, InfrastructureError, SandboxError
-from agent_rl.gym.tool import Tool, as_text, call_tools, tool
+from agent_rl.gym.tool import Tool, call_tools, tool
+from agent_rl.gym.tool_messages import as_text
 
 
 class Color(enum.Enum):

@@ -4,28 +4,25 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.algorithms.advantages import turn
 from agent_rl.algorithms.advantages.token import gae, returns_to_go, settle
 from agent_rl.algorithms.advantages.turn import spread, turn_gae, turn_returns, turn_starts
 from agent_rl.errors import ConfigError
+from tests.drawn import factors, grid, numbers, quick, rows
 from tests.tensors import bits, i64, same, t64
 
 NAN = math.nan
-quick = settings(deadline=None, max_examples=30)
-numbers = st.integers(-40, 40).map(lambda i: i / 8)
-factors = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 
 
 @st.composite
-def rows(draw):
+def rows_of_turns(draw):
     """Rewards, values, mask and turns of a batch; turns may be skipped, and start anywhere."""
-    b, t = draw(st.integers(1, 3)), draw(st.integers(1, 9))
-    grid = lambda one: draw(st.lists(st.lists(one, min_size=t, max_size=t), min_size=b, max_size=b))  # noqa: E731
-    turns = i64(grid(st.sampled_from([0, 0, 1, 2]))).cumsum(-1)
-    return t64(grid(numbers)), t64(grid(numbers)), torch.tensor(grid(st.booleans())), turns
+    batch = draw(rows())
+    turns = grid(draw, st.sampled_from([0, 0, 1, 2]), *batch[0].shape)
+    return *batch, i64(turns).cumsum(-1)
 
 
 def steps(row, turns):
@@ -73,7 +70,7 @@ def test_turn_gae_by_hand():
 
 
 @quick
-@given(rows(), factors, factors)
+@given(rows_of_turns(), factors, factors)
 def test_turn_advantages_match_the_plain_recursion(batch, gamma, lam):
     rewards, values, mask, turns = batch
     got = turn_returns(rewards, mask, turns, gamma=gamma)
@@ -92,7 +89,7 @@ def test_turn_advantages_match_the_plain_recursion(batch, gamma, lam):
 
 
 @quick
-@given(rows(), factors, factors)
+@given(rows_of_turns(), factors, factors)
 def test_turn_advantages_of_single_tokens_are_token_advantages(batch, gamma, lam):
     rewards, values, mask, _ = batch
     each = torch.arange(mask.shape[-1]).expand_as(mask)
@@ -102,7 +99,7 @@ def test_turn_advantages_of_single_tokens_are_token_advantages(batch, gamma, lam
 
 
 @quick
-@given(rows(), st.data())
+@given(rows_of_turns(), st.data())
 def test_turn_advantages_ignore_gaps(batch, data):
     rewards, values, mask, turns = batch
     rewards = settle(rewards, mask)

@@ -133,7 +133,7 @@ def test_trainer_stops_updates_at_target_kl(trainer: Callable[..., Trainer]) -> 
         ({"engine": "vllm"}, "engine=vllm samples"),
         ({"precision": {"autocast": "bfloat16"}}, "precision.autocast=bfloat16 trains"),
         ({"dtype": "bfloat16"}, "dtype=bfloat16 rounds otherwise"),
-        ({"async": {"mode": "one_step_off"}}, None),
+        ({"async": {"mode": "one_step_off"}}, "async.mode=one_step_off samples with older weights"),
     ],
 )
 def test_auto_recomputes_old_where_others_sample(changes: dict[str, object], why: str | None, tmp_path: Path) -> None:

@@ -127,8 +127,9 @@ class AlgorithmConfig(Section):
     vine: StateValueConfig = StateValueConfig()
     proximal: Literal["auto", "rollout", "recompute"] = "auto"
     """What `old` is: the rollout's log-probabilities (bypass), or those of a forward pass before the first update.
-    `auto` recomputes them where a part needs it, and where what samples is not what is trained, if a part reads them:
-    taken for old, another engine's errors are learned from as if the policy had moved."""
+    `auto` recomputes them where a part needs it, and where what samples is not what is trained (another engine or
+    format, older weights), if a part reads them: taken for old, another engine's errors are learned from as if the
+    policy had moved."""
     weight: Weight = None
     """Correction by old/mu: what each token's loss is multiplied with."""
     rejection: Annotated[tuple[Rejection, ...], BeforeValidator(_listed), components.rejection] = ()

@@ -55,9 +55,11 @@ def explain(config: AlgorithmConfig) -> str:
 
 
 UPDATES_OF_PAPERS = {
+    "cispo": "16   -- MiniMax-M1 2025, sec. 3.1",
     "dapo": "16, a mini-batch each   -- Yu et al. 2025, sec. 4.1",
     "grpo": "one   -- Shao et al. 2024, sec. 4.2",
     "gspo": "4, a mini-batch each   -- Zheng et al. 2025, sec. 5.1",
+    "m2po": "4, a mini-batch each   -- the authors' script",
     "ppo": "3 epochs of 4 mini-batches on Atari   -- Schulman et al. 2017, table 5",
 }
 """How many updates a batch gets in the source of a preset, where it says so."""

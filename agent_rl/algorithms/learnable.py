@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from agent_rl.algorithms.config import AlgorithmConfig
 
 ALONE = (
@@ -11,11 +13,12 @@ ALONE = (
 """The advantages that are 0 for the only episode of a task."""
 
 
-def nothing_learned(config: AlgorithmConfig, samples: int, steps: int) -> str | None:
+def nothing_learned(config: AlgorithmConfig, groups: int, samples: int, steps: int) -> str | None:
     """Return why no update would follow the rewards, and what to set; None if some may.
 
     Args:
         config: of the algorithm.
+        groups: tasks of a step.
         samples: episodes of each task.
         steps: of the run; 0 for none, which is no mistake.
     """
@@ -27,6 +30,11 @@ def nothing_learned(config: AlgorithmConfig, samples: int, steps: int) -> str | 
         return (
             f"rollout.samples=1: varied-groups keeps tasks whose episodes differ in score, and one does not: {advice}"
         )
+    if samples == groups == 1 and name == "reinforce-pp":
+        return (
+            "rollout.groups=1 and rollout.samples=1: advantage=reinforce-pp compares with the batch's mean, and one "
+            "episode is the mean: set rollout.groups=8 or so"
+        )
     if name == "pass-at-k" and isinstance(k := config.advantage["k"], int) and samples <= k:
         return (
             f"rollout.samples={samples} is one set of k={k} episodes at most, and advantage=pass-at-k compares sets: "
@@ -35,4 +43,32 @@ def nothing_learned(config: AlgorithmConfig, samples: int, steps: int) -> str | 
     if 0 < steps <= config.critic.warmup_steps:
         warming = f"critic.warmup_steps={config.critic.warmup_steps} of steps={steps}"
         return f"{warming}: the policy would never learn: set fewer"
+    return _one_score(config) or _nothing_kept(config)
+
+
+def _one_score(config: AlgorithmConfig) -> str | None:
+    """Say which shaping makes all scores equal."""
+    for chosen in config.shaping:
+        if chosen["name"] == "clip" and chosen["low"] == chosen["high"]:
+            low = f"shaping=clip with low=high={chosen['low']:g}"
+            return f"{low} gives every episode the same score, whatever it earned: set low below high"
+        if chosen["name"] == "scale" and chosen["factor"] == 0:
+            return "shaping=scale with factor=0 gives every episode the same score, whatever it earned: set another"
+    return None
+
+
+def _nothing_kept(config: AlgorithmConfig) -> str | None:
+    """Say which filter, weight or rejection leaves nothing."""
+    for chosen in config.filters:
+        for knob in ("threshold", "tolerance"):
+            if isinstance(bound := chosen.get(knob), float) and not bound < math.inf:
+                return f"filters={chosen['name']} with {knob}={bound} keeps no episode: set a number that scores reach"
+    corrections = [("rejection", chosen) for chosen in config.rejection]
+    corrections += [("weight", config.weight)] if config.weight else []
+    for part, chosen in corrections:
+        if chosen.get("low") == chosen.get("high") == 1:
+            return (
+                f"{part}={chosen['name']} with low=high=1 leaves the tokens whose old/mu is 1 to the last bit, which "
+                "rounding alone denies: set bounds on both sides of 1"
+            )
     return None

@@ -34,14 +34,17 @@ def list_algorithms(arguments: argparse.Namespace) -> int:
     from agent_rl.algorithms.explain import KINDS, formula
     from agent_rl.backends.embedded.config import TrainConfig
 
-    presets = {
-        name: load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
-        for name in choices("algorithm")
-    }
+    runs = {name: load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]) for name in choices("algorithm")}
+    presets = {name: run.algorithm for name, run in runs.items()}
     same = same_updates(presets)
     table = Table("algorithm=", "formula", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for name, config in presets.items():
         as_others = f"\n= {', '.join(same[name])} at ratio 1" if same[name] else ""
+        if (most := runs[name].updates.most) > 1:
+            twins = [
+                n for n, other in presets.items() if n != name and other.model_copy(update={"name": name}) == config
+            ]
+            as_others += f"\n{most} updates a batch" + (f", all that tells it from {', '.join(twins)}" if twins else "")
         table.add_row(name, Text(formula(config) + as_others))
     Console().print(table)
     Console().print(

@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
 
     listed = add("envs", "listing:list_envs", "list the registered environments")
     listed.add_argument("namespace", nargs="?", help="list those of another package only")
-    about = "Find what is wrong with an environment, and what policies without skill score in it, without a model."
+    about = "find what is wrong with an environment, and what policies without skill score in it, without a model"
     checked = add("check", "check:check", about, description=about)
     checked.add_argument("env", help="the id of a registered environment")
     checked.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     about = "play environments for clients elsewhere: env=http://HOST:PORT/NAME there"
     served = add("serve", "serve:serve", about)
     add_server(served)
-    about = "Train a model on an environment; by default a small one: warm start, then reinforcement learning."
+    about = "train a model on an environment; by default a small one: warm start, then reinforcement learning"
     trained = add("train", "training:train", about, description=about, settings="settings; backend=verl; resume=FOLDER")
     trained.settings = "training:train_help"
     for option, text in {
@@ -179,16 +179,16 @@ def _parser() -> argparse.ArgumentParser:
     }.items():
         trained.add_argument(option, action="store_true", help=text)
     trained.add_argument("--status", metavar="FOLDER", help="say what a run in FOLDER is doing, from another terminal")
-    about = "Run episodes without training, print them as a table, and store them."
+    about = "run episodes without training, print them as a table, and store them"
     played = add("rollout", "episodes:rollout", about, description=about, settings="settings; resume=FILE")
     played.settings = "episodes:rollout_help"
     played.add_argument("--status", metavar="FILE", help="say what a rollout into FILE is doing, from another terminal")
-    about = "Play an environment yourself, in the terminal; the episode is stored as a demonstration."
+    about = "play an environment yourself, in the terminal; the episode is stored as a demonstration"
     person = add("play", "play:play", about, description=about)
     person.add_argument("env", help="the id of a registered environment")
     person.add_argument("overrides", nargs="*", metavar="key=value", help="settings")
     person.settings = "play:play_help"
-    about = "Talk to a model in the terminal; with an environment's tools, which really run, if one is given."
+    about = "talk to a model in the terminal; with an environment's tools, which really run, if one is given"
     talking = add("chat", "chat:talk", about, description=about)
     talking.add_argument(
         "checkpoint", help="a run's or a model's folder, a file or name of a model, or a policy's name"
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     add_selection(reading)
     reading.set_defaults(command="view:view")
     reading.settings = "view:view_help"
-    about = "a run in numbers, and what went wrong in it; or two, by the tasks that both played, with a paired test"
+    about = "show a run in numbers, and what went wrong in it; or compare two, by the tasks that both played"
     counting = commands.add_parser("stats", aliases=("compare",), help=about, description=about)
     add_statistics(counting)
     counting.set_defaults(command="stats:stats", stored=("first", "second"))
@@ -225,12 +225,12 @@ def _parser() -> argparse.ArgumentParser:
     replaying = commands.add_parser("replay", help=about, description=about)
     replays = replaying.add_subparsers(parser_class=_Parser, required=True, metavar="verify | fork")
     add_replay_actions(replays.add_parser, imports)
-    about = "Write stored episodes in another system's format, or a checkpoint's model for other tools."
+    about = "write stored episodes in another system's format, or a checkpoint's model for other tools"
     exporting = commands.add_parser("export", help=about, description=about, formatter_class=raw)
     add_export(exporting)
     exporting.set_defaults(command="export:export")
     exporting.settings = "export:export_help"
-    about = "Read conversations of other systems as episodes, to judge, view and compare them."
+    about = "read conversations of other systems as episodes, to judge, view and compare them"
     importing = commands.add_parser("import", help=about, description=about, formatter_class=raw)
     add_import(importing)
     importing.set_defaults(command="formats:import_")

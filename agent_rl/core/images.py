@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_LONGEST = 4096  # of a path, in characters
 _JPEG = b"\xff\xd8\xff"
+_LONGEST = 4096  # of a path, in characters
 _COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
 """PNG's colour type by the number of channels: grey, grey and alpha, RGB, RGBA."""
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}

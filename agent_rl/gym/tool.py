@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import reprlib
 import time
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,17 +12,15 @@ from functools import partial, update_wrapper
 from itertools import count
 from typing import Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
-import numpy as np
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 
 from agent_rl.concurrency import WorkerCall, in_thread, run_together
-from agent_rl.core.images import Image
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
 from agent_rl.errors import DefinitionError, InfrastructureError, did_you_mean
 from agent_rl.gym.budget import sleep_uncounted
 from agent_rl.gym.cassette import Cassette, cassette
 from agent_rl.gym.tool_limits import DEFAULT_TIMEOUT, check_options, pause
+from agent_rl.gym.tool_messages import exception_message, explain, failure_message, result_message
 from agent_rl.gym.tool_schema import arguments_model, check_arguments, json_schema, parse_docstring
 from agent_rl.pacing import Pace
 
@@ -37,7 +34,6 @@ MAX_OUTPUT = 65536
 """Characters of a result that the model gets to read by default."""
 BLOCKED = 0.5
 """Seconds beyond its timeout that an async tool may take, as the event loop may be busy elsewhere."""
-_ERROR_LENGTH = 500  # characters of an exception's message that the model gets to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,18 +241,18 @@ def _begin(
 ) -> Message | _Start:
     """Answer a call at once, or return a function that starts it."""
     if call.error is not None:
-        return _failure(call, ToolErrorKind.MALFORMED, f"malformed call: {call.error}")
+        return failure_message(call, ToolErrorKind.MALFORMED, f"malformed call: {call.error}")
     called = tools.get(call.name)
     if called is None:
         known = f" The tools are: {', '.join(tools)}." if tools else " There are no tools."
         complaint = f"there is no tool '{call.name}'.{did_you_mean(call.name, tools)}{known}"
-        return _failure(call, ToolErrorKind.UNKNOWN_TOOL, complaint)
+        return failure_message(call, ToolErrorKind.UNKNOWN_TOOL, complaint)
     try:
         bound = called.bind(call.arguments, instance)
     except ValidationError as error:
-        return _failure(call, ToolErrorKind.BAD_ARGUMENTS, _explain(error, called))
+        return failure_message(call, ToolErrorKind.BAD_ARGUMENTS, explain(error, called.parameters))
     except Exception as error:  # a validator of the tool's own
-        return _raised(call, error)
+        return exception_message(call, error)
     if recorded is not None and not called.is_method and (answer := recorded.answer(call)) is not None:
         return answer
     if called.retries or called.rate_limit:
@@ -269,9 +265,9 @@ def _begin(
             return partial(_wait, called, call, running.result)
         bound = running.finished
     try:
-        return _result(called, call, bound())
+        return result_message(call, bound(), called.max_output)
     except (Exception, SystemExit) as error:
-        return _raised(call, error)
+        return exception_message(call, error)
 
 
 async def _repeat(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message:
@@ -309,91 +305,12 @@ async def _wait(
             and (seconds := time.monotonic() - started) > called.timeout + BLOCKED
         ):
             why = f"it took {seconds:.1f} s without an await; make it a sync function, which runs in a thread"
-            return _failure(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} has {called.timeout:g} s: {why}")
-        return _result(called, call, value)
+            return failure_message(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} has {called.timeout:g} s: {why}")
+        return result_message(call, value, called.max_output)
     except (Exception, SystemExit) as error:
         if isinstance(error, TimeoutError) and clock.expired():  # not one that the tool itself raised
-            return _failure(call, ToolErrorKind.TIMEOUT, f"timeout: {call.name} took more than {called.timeout:g} s")
+            late = f"timeout: {call.name} took more than {called.timeout:g} s"
+            return failure_message(call, ToolErrorKind.TIMEOUT, late)
         if isinstance(error, raised):
             raise
-        return _raised(call, error)
-
-
-# What the model reads
-
-
-def as_text(value: object) -> str:
-    """Return a tool's result as the model reads it: text as it is, None as nothing, all else as compact JSON.
-
-    Raises:
-        TypeError: if the value has no JSON form.
-    """
-    if isinstance(value, str):
-        return str.__str__(value)  # of an enum, its value
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return repr(float(value))
-    try:
-        return to_json(value, fallback=_plain).decode()
-    except PydanticSerializationError as error:
-        if "invalid utf-8" not in str(error):
-            raise
-        raise TypeError("bytes and images in a container have no JSON form; return images alone or in a list") from None
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"a result of type {type(value).__name__} has no JSON form; return text, numbers or containers")
-
-
-def _result(called: AnyTool, call: ToolCall, value: object) -> Message:
-    if isinstance(value, Image) or (isinstance(value, list | tuple) and any(isinstance(v, Image) for v in value)):
-        given = (value,) if isinstance(value, Image) else value
-        parts = [v if isinstance(v, Image) else _shortened(as_text(v), called.max_output) for v in given]
-        return Message("tool", tool_call_id=call.id, name=call.name, parts=parts)
-    return Message("tool", _shortened(as_text(value), called.max_output), tool_call_id=call.id, name=call.name)
-
-
-def _shortened(text: str, most: int) -> str:
-    if len(text) <= most:
-        return text
-    tail = most // 2
-    gap = f"\n[... {len(text) - most} characters left out ...]\n"
-    return text[: most - tail] + gap + text[len(text) - tail :]
-
-
-def _failure(call: ToolCall, kind: ToolErrorKind, complaint: str) -> Message:
-    content = "error: " + _one_line(complaint)
-    return Message("tool", content, tool_call_id=call.id, name=call.name, tool_error=kind)
-
-
-def _raised(call: ToolCall, error: BaseException) -> Message:
-    """Return a tool's exception as a message; raise an infrastructure failure again."""
-    if isinstance(error, InfrastructureError):
-        raise error
-    message = str(error)
-    name = type(error).__name__
-    return _failure(call, ToolErrorKind.EXCEPTION, f"{name}: {message}" if message else name)
-
-
-def _explain(error: ValidationError, called: AnyTool) -> str:
-    """Return which arguments are wrong, and how, in a line."""
-    return "bad arguments: " + "; ".join(_explain_one(detail, called) for detail in error.errors())
-
-
-def _explain_one(detail: ErrorDetails, called: AnyTool) -> str:
-    where = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "missing":
-        return f"{where}: missing"
-    if detail["type"] == "extra_forbidden":
-        hint = did_you_mean(where, called.parameters) if len(detail["loc"]) == 1 else ""
-        return f"{where}: no such argument.{hint}"
-    message = detail["msg"][0].lower() + detail["msg"][1:]
-    return f"{where}: {message} (got {reprlib.repr(detail['input'])})"
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _ERROR_LENGTH else line[: _ERROR_LENGTH - 1] + "…"
+        return exception_message(call, error)

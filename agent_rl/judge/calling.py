@@ -17,7 +17,8 @@ from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.judge.config import JudgeConfig
 from agent_rl.judge.log import CallLog, call_key
 from agent_rl.judge.reply import Answer
-from agent_rl.policy.openai_client import ChatClient, RefusedError, Tally, connect
+from agent_rl.policy.openai_client import ChatClient, Tally, connect
+from agent_rl.policy.openai_failures import RefusedError
 from agent_rl.rollout.usage import load_prices, price_of
 
 T = TypeVar("T")
@@ -89,18 +90,7 @@ class Caller:
 
     @cached_property
     def _client(self) -> ChatClient:
-        config = self._config
-        client = connect(
-            self.name,
-            config.base_url,
-            config.api_key_env,
-            timeout=config.timeout,
-            retries=config.retries,
-            concurrency=config.concurrency,
-            requests_per_minute=config.requests_per_minute,
-            tokens_per_minute=config.tokens_per_minute,
-            section="judge",
-        )
+        client = connect(self.name, self._config, "judge")
         client.retries_timeouts = False  # one that hangs costs its timeout, once
         return client
 

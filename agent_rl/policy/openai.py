@@ -19,7 +19,8 @@ from agent_rl.errors import PolicyError
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Prefix, Reply
 from agent_rl.policy.by_name import register_policy
-from agent_rl.policy.openai_client import ChatClient, ContextOverflowError, Tally, connect
+from agent_rl.policy.openai_client import ChatClient, Tally, connect
+from agent_rl.policy.openai_failures import ContextOverflowError
 from agent_rl.policy.openai_wire import ChatAnswer, read_message, request_message, request_messages
 from agent_rl.rendering.chat_format import tool_dicts
 
@@ -106,17 +107,7 @@ class OpenAIPolicy:
 
     @cached_property
     def _client(self) -> ChatClient:
-        return connect(
-            self.model,
-            self.base_url,
-            self.api_key_env,
-            timeout=self.timeout,
-            retries=self.retries,
-            concurrency=self.concurrency,
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            section="policy",
-        )
+        return connect(self.model, self, "policy")
 
     def body(self, most: int | None) -> dict[str, JSON]:
         """Return what is the same in every request, and the longest reply."""

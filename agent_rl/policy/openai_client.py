@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import logging
 import os
-import re
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -21,6 +19,16 @@ from agent_rl.core.messages import JSON
 from agent_rl.core.usage import Usage
 from agent_rl.errors import ConfigError, PolicyError, did_you_mean
 from agent_rl.pacing import Pace
+from agent_rl.policy.openai_failures import (
+    AttemptError,
+    ContextOverflowError,
+    RefusedError,
+    cause,
+    is_passing,
+    is_too_long,
+    reason,
+    retry_after,
+)
 from agent_rl.policy.openai_wire import ChatAnswer, ModelList
 from agent_rl.seeds import Stream, rng
 
@@ -43,30 +51,6 @@ OWN = "api.openai.com"
 """OpenAI's address: its models take `max_completion_tokens`, other servers `max_tokens`."""
 without_requests: ContextVar[bool] = ContextVar("without_requests", default=False)
 """Whether a request fails before it is made: floors, played unasked, must cost nothing."""
-_TOO_LONG = re.compile("context.?(length|window|size)|prompt is too long", re.IGNORECASE)
-"""The ways of servers to refuse a prompt for its length."""
-_PASSING = (408, 409, 425, 429)
-"""Statuses below 500 that another attempt may not meet."""
-
-
-class ContextOverflowError(PolicyError):
-    """The conversation is longer than the model's context."""
-
-
-class RefusedError(PolicyError):
-    """The server refuses the request: another attempt would meet the same."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class _AttemptError(Exception):
-    """An attempt failed in a way that another may not."""
-
-    def __init__(self, kind: str, message: str, wait: float = 0.0) -> None:
-        super().__init__(message)
-        self.kind, self.wait = kind, wait
 
 
 @dataclass
@@ -160,7 +144,7 @@ class ChatClient:
             ) from None
         except openai.APIConnectionError as error:
             raise ConfigError(
-                f"{self.address} can't be reached ({_cause(error)}): check {self.section}.base_url, and whether the "
+                f"{self.address} can't be reached ({cause(error)}): check {self.section}.base_url, and whether the "
                 "server runs"
             ) from None
         except openai.APIStatusError as error:
@@ -186,7 +170,7 @@ class ChatClient:
         try:
             async with asyncio.timeout(CONNECT):
                 await self._attempt(body, Tally(self.model))
-        except (_AttemptError, TimeoutError):
+        except (AttemptError, TimeoutError):
             return  # busy, perhaps
         except PolicyError as error:
             raise ConfigError(str(error)) from None
@@ -217,7 +201,7 @@ class ChatClient:
                 async with self.room:
                     self._go_on()
                     answer = await self._attempt(body, tally)
-            except _AttemptError as error:
+            except AttemptError as error:
                 tally.errors[-1] = error.kind
                 early = rng(Stream.RETRY, tally.seed, attempts).random() / 2  # not all at once, after a failure of all
                 wait = max(pause * (1 - early), error.wait)
@@ -259,17 +243,17 @@ class ChatClient:
                     response = await ask(model=self.model, messages=[], extra_body=sent)
             answer = ChatAnswer.model_validate_json(response.text)
         except (TimeoutError, openai.APITimeoutError):
-            raise _AttemptError("timeout", f"no answer within {self.section}.timeout={self.timeout:g} s") from None
+            raise AttemptError("timeout", f"no answer within {self.section}.timeout={self.timeout:g} s") from None
         except openai.APIConnectionError as error:
-            raise _AttemptError("connection", _cause(error)) from None
+            raise AttemptError("connection", cause(error)) from None
         except openai.APIStatusError as error:
             raise self._failure(error, tally) from None
         except ValidationError as error:
-            raise _AttemptError("bad_answer", f"an answer that can't be read: {error.errors()[0]['msg']}") from None
+            raise AttemptError("bad_answer", f"an answer that can't be read: {error.errors()[0]['msg']}") from None
         tally.answers.append(answer)
         if not answer.choices or answer.choices[0].finish_reason == "error":
             said = f": {answer.error}" if answer.error else ""
-            raise _AttemptError("no_choice", f"an answer without a message{said}")
+            raise AttemptError("no_choice", f"an answer without a message{said}")
         tally.errors.pop()
         tally.seconds = time.monotonic() - started
         tally.finish_reason = answer.choices[0].finish_reason or "unknown"
@@ -294,10 +278,10 @@ class ChatClient:
 
     def _failure(self, error: openai.APIStatusError, tally: Tally) -> Exception:
         """Return the meaning of a status: another attempt, a refusal, or a prompt beyond the context."""
-        status, said = error.status_code, self._said(error)
-        if (status in _PASSING or status >= 500) and error.code != "insufficient_quota":
-            return _AttemptError(str(status), f"status {status}: {said}", _retry_after(error))
-        if _TOO_LONG.search(f"{error.code} {said}"):
+        status, said = error.status_code, reason(error, self.api.api_key)
+        if is_passing(error):
+            return AttemptError(str(status), f"status {status}: {said}", retry_after(error))
+        if is_too_long(error, said):
             tally.errors.pop()
             tally.finish_reason = "context_length"
             return ContextOverflowError(f"the conversation is too long for {self.model}: {said}")
@@ -316,41 +300,49 @@ class ChatClient:
         return RefusedError(message, status)
 
     def _refused_key(self, error: openai.APIStatusError) -> str:
-        said = self._said(error)
+        said = reason(error, self.api.api_key)
         return f"{self.address} refuses the key of {self.key_name} (status {error.status_code}): {said}"
 
-    def _said(self, error: openai.APIStatusError) -> str:
-        """Return the server's words for an error, in a line, without the key."""
-        body = error.body
-        inner = body.get("error", body) if isinstance(body, dict) else body
-        said = inner.get("message", inner) if isinstance(inner, dict) else inner
-        return " ".join(str(said or "no reason given").replace(self.api.api_key, "[key]").split())[:300]
+
+class ServerSettings(Protocol):
+    """How a server is reached, and what it is asked at most: an `OpenAIPolicy`, or the section `judge`."""
+
+    @property
+    def base_url(self) -> str | None:
+        """The server's address; None for OPENAI_BASE_URL, otherwise OpenAI's own."""
+
+    @property
+    def api_key_env(self) -> str:
+        """The environment variable that holds the key; a server at another address may need none."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds of one attempt."""
+
+    @property
+    def retries(self) -> int:
+        """Attempts after the first, of one reply."""
+
+    @property
+    def concurrency(self) -> int:
+        """Requests under way at most."""
+
+    @property
+    def requests_per_minute(self) -> float | None:
+        """At most; None for no limit."""
+
+    @property
+    def tokens_per_minute(self) -> float | None:
+        """Of prompts and replies, at most."""
 
 
-def connect(
-    model: str,
-    base_url: str | None,
-    api_key_env: str,
-    *,
-    timeout: float,
-    retries: int,
-    concurrency: int,
-    requests_per_minute: float | None,
-    tokens_per_minute: float | None,
-    section: str,
-) -> ChatClient:
+def connect(model: str, settings: ServerSettings, section: str) -> ChatClient:
     """Return a client; it connects with its first request.
 
     Args:
         model: as the server lists it.
-        base_url: the server's address; None for OPENAI_BASE_URL, otherwise OpenAI's own.
-        api_key_env: the environment variable that holds the key; a server at another address may need none.
-        timeout: seconds of one attempt.
-        retries: attempts after the first, of one reply.
-        concurrency: requests under way at most.
-        requests_per_minute: at most; None for no limit.
-        tokens_per_minute: of prompts and replies.
-        section: of the settings, as errors name them.
+        settings: the server's.
+        section: theirs, as errors name them.
 
     Raises:
         ConfigError: if the package, the key or the address is missing or wrong.
@@ -359,41 +351,23 @@ def connect(
         import openai
     except ImportError as error:
         raise ConfigError(f"{section}.model={model} needs the package openai: pip install -e '.[openai]'") from error
-    address = base_url or os.environ.get("OPENAI_BASE_URL")
+    key_name = settings.api_key_env
+    address = settings.base_url or os.environ.get("OPENAI_BASE_URL")
     if address is not None and not address.startswith(("http://", "https://")):
         raise ConfigError(f"{section}.base_url={address} has no scheme: write http://{address}")
     if "@" in urlsplit(address or "").netloc:
         raise ConfigError(f"{section}.base_url holds a password, and is stored: let {section}.api_key_env name the key")
-    if not (key := os.environ.get(api_key_env)) and (address is None or api_key_env != "OPENAI_API_KEY"):
+    if not (key := os.environ.get(key_name)) and (address is None or key_name != "OPENAI_API_KEY"):
         raise ConfigError(
-            f"{section}.model={model} needs a key: set {api_key_env}, or name another variable: "
-            f"{section}.api_key_env=NAME"
+            f"{section}.model={model} needs a key: set {key_name}, or name another variable: {section}.api_key_env=NAME"
         )
     api = openai.AsyncOpenAI(
-        api_key=key or "none", base_url=address, max_retries=0, timeout=openai.Timeout(timeout, connect=CONNECT)
+        api_key=key or "none",
+        base_url=address,
+        max_retries=0,
+        timeout=openai.Timeout(settings.timeout, connect=CONNECT),
     )
-    requests, tokens = (Pace(rate / 60 if rate else None) for rate in (requests_per_minute, tokens_per_minute))
-    room = asyncio.Semaphore(concurrency)
-    return ChatClient(api, model, api_key_env, timeout, retries, requests, tokens, room, section=section)
-
-
-def _cause(error: BaseException) -> str:
-    """Return why there is no connection: the innermost error's words."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error) or type(error).__name__
-
-
-def _retry_after(error: openai.APIStatusError) -> float:
-    """Return how many seconds a server asks to wait; 0 if it does not."""
-    headers = error.response.headers
-    try:
-        if (milliseconds := headers.get("retry-after-ms")) is not None:
-            return max(0.0, float(milliseconds) / 1000)
-        return max(0.0, float(headers.get("retry-after", 0)))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time())
-    except (ValueError, KeyError):
-        return 0.0
+    rates = (settings.requests_per_minute, settings.tokens_per_minute)
+    requests, tokens = (Pace(rate / 60 if rate else None) for rate in rates)
+    room = asyncio.Semaphore(settings.concurrency)
+    return ChatClient(api, model, key_name, settings.timeout, settings.retries, requests, tokens, room, section=section)

@@ -40,7 +40,7 @@ class PackedImage:
     """Its bytes, where they are not beside."""
 
 
-Parts: TypeAlias = tuple[tuple[int, tuple[str | PackedImage, ...]], ...]
+Parts: TypeAlias = tuple[tuple[Annotated[int, Field(ge=0)], tuple[str | PackedImage, ...]], ...]
 """The parts of messages, each behind the message's number in the episode."""
 KeepImage: TypeAlias = Callable[[Image], PackedImage]
 """Puts an image somewhere: `pack_image` does into the line."""
@@ -144,7 +144,10 @@ def _unpack(packed: PackedImage, store: Path | None) -> Image | None:
             return None
     if (found := hashlib.sha256(data).hexdigest()) != packed.sha256:
         raise DamagedEpisodeError(f"the image {packed.sha256} has the hash {found}")
-    return Image(data)
+    try:
+        return Image(data)
+    except ValueError as error:
+        raise DamagedEpisodeError(f"the image {packed.sha256} is none: {error}") from error
 
 
 def _file(store: Path, packed: PackedImage) -> Path:

@@ -24,7 +24,8 @@ from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall, ToolErro
 from agent_rl.errors import ConfigError, InfrastructureError
 from agent_rl.gym.env import Env
 from agent_rl.gym.tasks import world_seed
-from agent_rl.gym.tool import ToolSpec, as_text
+from agent_rl.gym.tool import ToolSpec
+from agent_rl.gym.tool_messages import as_text
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

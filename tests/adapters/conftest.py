@@ -16,8 +16,5 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for report in terminalreporter.stats.get("skipped", ()):
-        if isinstance(report.longrepr, tuple) and "NOT TESTED" in report.longrepr[2]:
-            terminalreporter.write_line(f"{report.nodeid}: {report.longrepr[2]}", yellow=True)
     if not ASKED:
         terminalreporter.write_line("NOT TESTED: adapters beside their packages: make test-adapters", yellow=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agent_rl.core.episode import Episode, Failure, Origin
+from agent_rl.core.images import Image
 from agent_rl.core.judgement import Judgement, Verdict
 from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
@@ -105,6 +106,19 @@ def test_episode_shows_conversation_and_verdicts(page: Page, url: str) -> None:
     assert page.locator(".reasoning .said").inner_text() == "Look it up."
     page.keyboard.press("f")
     assert page.locator("details.fold[open]").count() == 0
+
+
+def test_images_of_messages_are_pictures(page: Page, tmp_path: Path) -> None:
+    shown, given = Image.of(np.zeros((2, 3), np.uint8)), example_episode("p")
+    messages = (given.messages[0], Message("user", parts=["what?", shown]), *given.messages[2:])
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(replace(given, messages=messages))
+    save_page(tmp_path, tmp_path / "run.html")
+    page.goto(f"{(tmp_path / 'run.html').as_uri()}#/episode/p")
+    picture = page.locator("img.picture")
+    picture.wait_for()
+    assert picture.get_attribute("alt") == str(shown)
+    assert picture.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [3, 2]
 
 
 def test_links_lead_to_turns_parents_and_neighbours(page: Page, url: str) -> None:

@@ -198,7 +198,9 @@ class TrainConfig(RunConfig):
                 f"precision.autocast={self.precision.autocast} changes nothing that dtype=bfloat16 does not: leave one "
                 "of them out"
             )
-        if self.episodes is None and (why := nothing_learned(self.algorithm, self.rollout.samples, self.steps)):
+        if self.episodes is None and (
+            why := nothing_learned(self.algorithm, self.rollout.groups, self.rollout.samples, self.steps)
+        ):
             raise ValueError(why)
         cut = self.rollout.interrupt
         most = self.rollout.max_tokens or (MAX_TOKENS if self.start_from is None else None)
@@ -239,15 +241,13 @@ class TrainConfig(RunConfig):
 
     @property
     def mismatch(self) -> str | None:
-        """Why the log-probabilities of what samples are not the trainer's; None where they are, up to rounding.
-
-        Older weights of the same engine are none: clipping by how far the policy has moved since is what old is for.
-        """
+        """Why the log-probabilities of what samples are not the trainer's; None where they are, up to rounding."""
         differing = {
             "engine=vllm samples": self.engine == "vllm",
             f"rollout.weights={self.rollout.weights} samples": self.rollout.weights != "float32",
             f"precision.autocast={self.precision.autocast} trains": self.precision.autocast != "none",
             "dtype=bfloat16 rounds otherwise in the engine's kernels": self.dtype == "bfloat16",
+            f"async.mode={self.asynchrony.mode} samples with older weights": self.asynchrony.mode != "sync",
         }
         return None if self.episodes else next((why for why, there in differing.items() if there), None)
 

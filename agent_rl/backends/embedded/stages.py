@@ -214,8 +214,8 @@ class LiveRun:
         dev = self.env.tasks.distinct(split, config.eval.dev_n)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
-        if config.decided_algorithm.proximal != config.algorithm.proximal:
-            self.say(f"   Old is computed anew before each update of a batch, as {config.mismatch}: see perf/old_s.")
+        if recomputes := config.decided_algorithm.proximal != config.algorithm.proximal:
+            self.say(f"   Old is computed anew before the first update of each batch, as {config.mismatch}.")
         diagnosis = Diagnosis(config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say)
         if self.records is not None:
             self.records.rewind(trainer.step)
@@ -233,6 +233,10 @@ class LiveRun:
                 self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
                 self.dev = f"{evaluation.success.share} of {evaluation.success.n} {split} tasks"
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
+            if recomputes and (old := result.metrics.get("perf/old_s")):
+                part = old / result.metrics["perf/update_s"]
+                self.say(f"   Old took {old:.2f} s, {part:.0%} of this step's update (perf/old_s).")
+                recomputes = False
             if last or self.stop.is_asked or trainer.step % config.checkpoint_every == 0:
                 self.episodes.flush()
                 save_checkpoint(self.folder / CHECKPOINT, trainer)

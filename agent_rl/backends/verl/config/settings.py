@@ -80,7 +80,7 @@ class VerlConfig(RunConfig):
                 f"algorithm={self.algorithm.name}: an engine of verl's has one head, so that the policy and its critic "
                 "can't share a trunk: set algorithm.critic.where=separate, or backend=embedded"
             )
-        if why := nothing_learned(self.algorithm, self.rollout.samples, self.steps):
+        if why := nothing_learned(self.algorithm, self.rollout.groups, self.rollout.samples, self.steps):
             raise ValueError(why)
         if why := _unlike_verl(self.updates, self.rollout.groups, self.verl):
             raise ValueError(why)

@@ -1,0 +1,95 @@
+"""What a model reads of its tool calls: a result as text, or in a line what went wrong."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
+
+from agent_rl.core.images import Image
+from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
+from agent_rl.errors import InfrastructureError, did_you_mean
+
+_ERROR_LENGTH = 500  # characters of an exception's message that the model gets to read
+
+
+def as_text(value: object) -> str:
+    """Return a tool's result as the model reads it: text as it is, None as nothing, all else as compact JSON.
+
+    Raises:
+        TypeError: if the value has no JSON form.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)  # of an enum, its value
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return repr(float(value))
+    try:
+        return to_json(value, fallback=_plain).decode()
+    except PydanticSerializationError as error:
+        if "invalid utf-8" not in str(error):
+            raise
+        raise TypeError("bytes and images in a container have no JSON form; return images alone or in a list") from None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"a result of type {type(value).__name__} has no JSON form; return text, numbers or containers")
+
+
+def result_message(call: ToolCall, value: object, most: int) -> Message:
+    """Return what a call returned; of each text the model reads `most` characters, its head and its tail."""
+    if isinstance(value, Image) or (isinstance(value, list | tuple) and any(isinstance(v, Image) for v in value)):
+        given = (value,) if isinstance(value, Image) else value
+        parts = [v if isinstance(v, Image) else _shortened(as_text(v), most) for v in given]
+        return Message("tool", tool_call_id=call.id, name=call.name, parts=parts)
+    return Message("tool", _shortened(as_text(value), most), tool_call_id=call.id, name=call.name)
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    tail = most // 2
+    gap = f"\n[... {len(text) - most} characters left out ...]\n"
+    return text[: most - tail] + gap + text[len(text) - tail :]
+
+
+def failure_message(call: ToolCall, kind: ToolErrorKind, complaint: str) -> Message:
+    """Return what was wrong with a call, in a line."""
+    content = "error: " + _one_line(complaint)
+    return Message("tool", content, tool_call_id=call.id, name=call.name, tool_error=kind)
+
+
+def exception_message(call: ToolCall, error: BaseException) -> Message:
+    """Return a tool's exception as a message; raise an infrastructure failure again."""
+    if isinstance(error, InfrastructureError):
+        raise error
+    message = str(error)
+    name = type(error).__name__
+    return failure_message(call, ToolErrorKind.EXCEPTION, f"{name}: {message}" if message else name)
+
+
+def explain(error: ValidationError, parameters: Sequence[str]) -> str:
+    """Return which arguments are wrong, and how, in a line; `parameters` are the tool's."""
+    return "bad arguments: " + "; ".join(_explain_one(detail, parameters) for detail in error.errors())
+
+
+def _explain_one(detail: ErrorDetails, parameters: Sequence[str]) -> str:
+    where = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "missing":
+        return f"{where}: missing"
+    if detail["type"] == "extra_forbidden":
+        hint = did_you_mean(where, parameters) if len(detail["loc"]) == 1 else ""
+        return f"{where}: no such argument.{hint}"
+    message = detail["msg"][0].lower() + detail["msg"][1:]
+    return f"{where}: {message} (got {reprlib.repr(detail['input'])})"
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _ERROR_LENGTH else line[: _ERROR_LENGTH - 1] + "…"
