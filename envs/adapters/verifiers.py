@@ -7,7 +7,6 @@ policy gives the replies. Each function of the rubric is a component of the rewa
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +14,9 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, EpisodeGroup
 from agent_rl.core.messages import JSON, Message, Step, Task, ToolCall
+from agent_rl.envs.adapters.verifiers_shape import asked, from_shape
 from agent_rl.errors import ConfigError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
@@ -119,7 +118,7 @@ class VerifiersEnv(Env):
             if self._scores is None:
                 await self._clean_up()
                 self._scores = {
-                    each: float(await _asked(function, rubric.score_objects(self.state)))
+                    each: float(await asked(function, rubric.score_objects(self.state)))
                     for each, rubric, function, _ in _functions(self.foreign.rubric, group=False)
                 }
         return self._scores[name]
@@ -128,24 +127,27 @@ class VerifiersEnv(Env):
         """Return what a function of the rubric says of a group."""
         states = [_state_of(episode) for episode in group.episodes]
         _, rubric, function, _ = next(f for f in _functions(self.foreign.rubric, group=True) if f[0] == name)
-        return [float(score) for score in await _asked(function, rubric.group_score_objects(states))]
+        return [float(score) for score in await asked(function, rubric.group_score_objects(states))]
 
 
-def from_verifiers(env: object) -> type[VerifiersEnv]:
-    """Return an `Env` class of an environment of verifiers 0.1, for `@ar.register`.
+def from_verifiers(env: object) -> type[Env]:
+    """Return an `Env` class of an environment of verifiers 0.1, or of an object with its shape, for `@ar.register`.
 
     Its data sets are the `default_tasks`, its `max_turns` the `default_budget`. A function of the rubric that raises
     fails the episode; verifiers itself would give 0.
 
     Args:
-        env: what `load_environment` returns: a `ToolEnv`, a `SingleTurnEnv`, or any other `MultiTurnEnv`.
+        env: what `load_environment` returns: a `ToolEnv`, a `SingleTurnEnv`, or any other `MultiTurnEnv`; or an object
+            with a data set, reward functions and perhaps tools, as `verifiers_shape` describes it.
 
     Raises:
-        ConfigError: if it is something else.
+        ConfigError: if it is something else; it says what it lacks.
     """
     foreign: Any = env
+    if hasattr(env, "envs"):
+        raise ConfigError(f"{env!r:.80} is an EnvGroup: register each of its environments")
     if not all(hasattr(env, name) for name in ("rubric", "is_completed", "get_prompt_messages", "add_model_response")):
-        raise ConfigError(f"{env!r} is no MultiTurnEnv of verifiers 0.1; of an EnvGroup, register each")
+        return from_shape(env, sys._getframe(1).f_globals["__name__"])
     sets = {"train": foreign.build_dataset(), "eval": foreign.build_eval_dataset()}
     members: dict[str, Any] = {
         "foreign": env,
@@ -184,13 +186,6 @@ def _functions(rubric: Any, *, group: bool) -> Iterator[tuple[str, Any, Any, flo
         if one._is_group_func(function) == group:
             before = names[:index].count(names[index])
             yield f"{names[index]}_{before + 1}" if before else names[index], one, function, float(weight)
-
-
-async def _asked(function: Any, objects: Mapping[str, object]) -> Any:
-    """Call a function with what its parameters name."""
-    parameters = inspect.signature(function).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return await maybe_await(function(**{k: v for k, v in objects.items() if takes_all or k in parameters}))
 
 
 def _state_of(episode: Episode) -> Any:
