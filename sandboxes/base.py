@@ -106,6 +106,8 @@ class PythonResult:
     seconds: float = 0.0
     sandbox_lost: bool = False
     """Whether the sandbox is gone, by what its code did: every further call only says so."""
+    plots: tuple[bytes, ...] = ()
+    """PNG files of the matplotlib figures that were open at its end: 4 and 1 MiB at most, of 4096 pixels a side."""
 
 
 _NO_LIMITS = CallLimits()

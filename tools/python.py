@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agent_rl.core.images import Image
 from agent_rl.gym.sandboxed import HasSandbox
 from agent_rl.gym.tool import tool
 from agent_rl.sandboxes.base import PythonResult
@@ -24,9 +25,24 @@ async def python(self: HasSandbox, code: str) -> str:
     return described(await self.sandbox.run_python(code, timeout=TIMEOUT, max_output=MAX_OUTPUT))
 
 
+@tool(name="python", timeout=None)
+async def python_with_plots(self: HasSandbox, code: str) -> str | list[str | Image]:
+    """Run Python code and return what it prints, the value of its last line, and open figures of matplotlib as images.
+
+    Variables are kept between calls.
+
+    Args:
+        code: the code to run.
+    """
+    result = await self.sandbox.run_python(code, timeout=TIMEOUT, max_output=MAX_OUTPUT)
+    return [described(result), *map(Image, result.plots)] if result.plots else described(result)
+
+
 def described(result: PythonResult) -> str:
     """Return a result as a model reads it: as an interactive interpreter would show it."""
     parts = [result.stdout, result.stderr, result.value or "", result.error or ""]
+    sizes = [Image(plot).size for plot in result.plots]
+    parts += [f"[plot {n}: {width}x{height} png]" for n, (width, height) in enumerate(sizes, 1)]
     if result.timed_out:
         parts.append("timeout: the code took too long and was stopped")
     if result.state_lost and not result.sandbox_lost:

@@ -5,7 +5,7 @@ request at a time, in order, and answers each with one frame that carries the re
 
     exec    argv, cwd, env, timeout, keep, limits;
                                            body: stdin    → code, expired, out, cut;               body: the output
-    python  timeout, keep;                 body: the code → value, error, lost, expired, out, cut; body: output, texts
+    python  timeout, keep;         body: the code → value, error, plots, lost, expired, out, cut; body: see `plots`
     lend    and four descriptors (`interpreter.Ends`)    → {}
     end                                                   → error
     read    path, keep                                    → problem;                               body: the file
@@ -45,13 +45,14 @@ from typing import Any, NoReturn, cast
 
 from . import background, call_limits, files, relay, worker, workplace
 from .background import Background
-from .frames import CHUNK, Frames, Head, pack, texts_to_body, write_all
+from .frames import CHUNK, Frames, Head, pack, write_all
 from .interpreter import FLOOD, Interpreter, connect, start
+from .plots import answer_to_body
 from .process_tree import NAP, ProcessTree, describe_exit
 from .request import Request
 from .streams import Capture, Feed, take_all
 
-ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 MIN_ERROR = 4096
 """Bytes kept of a command's stderr, at least: why a file can't be read has to fit."""
 MAX_PROBLEM = 2048
@@ -94,6 +95,7 @@ class Agent:
         if self.home != files.WORK:
             os.environ["TMPDIR"] = str(Path(self.home).parent / "tmp")
             os.environ["GIT_CONFIG_NOSYSTEM"] = "1"  # one that git may not read ends it
+        os.environ["MPLCONFIGDIR"] = f"{os.environ.get('TMPDIR', '/tmp')}/matplotlib"
         try:
             self._serve()
         except (EOFError, ConnectionError):
@@ -227,7 +229,7 @@ class Agent:
         if lost:
             interpreter.close()
             self.interpreter = None
-        return texts_to_body(*take_all(answer, captures), worker.TEXTS)
+        return answer_to_body(*take_all(answer, captures), cast("list[bytes]", answer["plots"]))
 
     def _lend(self, request: Request) -> tuple[Head, bytes]:
         if self.worker is not None:

@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from . import worker
-from .frames import CHUNK, MAX_STRAYS, FrameError, Frames, Head, pack, texts_from_body
+from .frames import CHUNK, MAX_STRAYS, FrameError, Frames, Head, pack
+from .plots import MAX_PLOTS, TEXTS, answer_from_body
 from .process_tree import ProcessTree
 from .streams import Capture
 
 MAX_TEXT = 64 * 1024
 """Characters kept of a value and of a traceback, at most."""
 _MAX_HEAD = 256
-_MAX_BODY = len(worker.TEXTS) * (6 * MAX_TEXT + 256)
-"""Bytes of an answer: its texts, of characters that take six, and the line in the gap of each."""
+_MAX_BODY = len(TEXTS) * (6 * MAX_TEXT + 256) + MAX_PLOTS
+"""Bytes of an answer: its texts, of characters that take six, the line in the gap of each, and its plots."""
 FLOOD = f"the interpreter sent more than {MAX_STRAYS} answers that nobody had asked for"
 Ends = tuple[int, int, int, int]
 """The descriptors that a worker is given: where requests come in, stdout, stderr, and where answers go out."""
@@ -61,7 +62,7 @@ class Interpreter:
             self.frames.feed(data)
             while not self.flooded and (frame := self.frames.pop()) is not None:
                 if self.answer is None and frame[0].get("id") == call:
-                    self.answer = texts_from_body(*frame, worker.TEXTS)[0]
+                    self.answer = answer_from_body(*frame)[0]
                 else:
                     self.strays += 1
             if self.flooded:
@@ -81,8 +82,8 @@ class Interpreter:
     def outcome(self, expired: bool) -> Head:
         """Return how the call went, but for its output."""
         answer = self.answer or {}
-        texts = {name: worker.shorten(cast("str | None", answer.get(name)), MAX_TEXT) for name in worker.TEXTS}
-        return {**texts, "lost": self.answer is None, "expired": expired}
+        texts = {name: worker.shorten(cast("str | None", answer.get(name)), MAX_TEXT) for name in TEXTS}
+        return {**texts, "plots": answer.get("plots", []), "lost": self.answer is None, "expired": expired}
 
     def close(self) -> None:
         """Close these ends: a worker that hears of it ends."""

@@ -20,14 +20,13 @@ import traceback
 import types
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from .frames import CHUNK, Frames, pack, texts_to_body, write_all
+from . import plots
+from .frames import CHUNK, Frames, pack, write_all
 
 if TYPE_CHECKING:  # it takes as long to import as the rest: only for code that awaits
     import asyncio
     from collections.abc import Coroutine
 
-TEXTS = ("value", "error")
-"""Of an answer: what its body holds, in this order."""
 _IS_COROUTINE = 0x80
 """The flag of a code object that makes a coroutine, `inspect.CO_COROUTINE`."""
 
@@ -55,12 +54,13 @@ def serve(requests: int, answers: int) -> NoReturn:
         head, code = frame
         count += 1
         value, error = _run(code, main.__dict__, f"<cell {count}>")
+        drawn = plots.take()
         _flush()
         if os.getpid() != pid:  # the code forked, and this is the child
             os._exit(0)
         keep = int(str(head["keep"]))
         answer = {"id": head["id"], "value": shorten(value, keep), "error": shorten(error, keep)}
-        write_all(answers, pack(*texts_to_body(answer, b"", TEXTS)))
+        write_all(answers, pack(*plots.answer_to_body(answer, b"", drawn)))
 
 
 def shorten(text: str | None, keep: int) -> str | None:

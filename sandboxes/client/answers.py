@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from typing import cast
+
 from agent_rl.sandboxes.agent.frames import Head
 from agent_rl.sandboxes.base import ExecResult, PythonResult
 from agent_rl.sandboxes.client.reading import decode
+
+MAX_SIDE = 4096
+"""Pixels of a plot's width or height, at most."""
 
 
 async def exec_result(head: Head, body: bytes, seconds: float) -> ExecResult:
@@ -30,7 +36,15 @@ async def python_result(head: Head, body: bytes, seconds: float) -> PythonResult
         truncated=head["cut"] is True,
         state_lost=head["lost"] is True,
         seconds=seconds,
+        plots=tuple(plot for plot in cast("list[bytes]", head["plots"]) if _is_png(plot)),
     )
+
+
+def _is_png(data: bytes) -> bool:
+    """Whether bytes say that they are a PNG file, and not of too many pixels for who decodes them."""
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:16] != b"IHDR" or len(data) < 24:
+        return False
+    return all(0 < side <= MAX_SIDE for side in struct.unpack_from(">II", data, 16))
 
 
 async def text_pair(head: Head, body: bytes) -> tuple[str, str]:

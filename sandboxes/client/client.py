@@ -23,9 +23,8 @@ from agent_rl.sandboxes.agent.frames import (
     Frames,
     Head,
     pack,
-    texts_from_body,
 )
-from agent_rl.sandboxes.agent.worker import TEXTS
+from agent_rl.sandboxes.agent.plots import answer_from_body
 from agent_rl.sandboxes.base import (
     DEFAULT_TIMEOUT,
     MAX_FILE,
@@ -237,7 +236,7 @@ class AgentSandbox(Sandbox):
     async def _run_by_agent(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
         answer = await self._request("python", {"timeout": timeout, "keep": keep}, source, timeout)
         try:
-            return texts_from_body(*answer, TEXTS)
+            return answer_from_body(*answer)
         except FrameError as error:
             self._lose(str(error), Cause.BAD_FRAME)
             raise self._fate.error() from None

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
 ADVISED = ("seccomp=unconfined", "systempaths=unconfined")
 MINUTES = 10
+HERE = [suite for suite in SUITES if "processes" not in suite]
+"""Processes that are a `python3` of their own can't find its library below the mounted interpreter."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def contained(dockerd: Dockerd, request: pytest.FixtureRequest) -> Iterator[Cont
 
 
 def test_landlock_passes_the_suites_in_a_container(contained: Contained) -> None:
-    status, output = contained.run("-m", "pytest", "-m", "sandbox", *SUITES, "-k", "landlock", "--tb=short")
+    status, output = contained.run("-m", "pytest", "-m", "sandbox", *HERE, "-k", "landlock", "--tb=short")
     print(output)
     assert status == 0
     assert int(re.findall(r"(\d+) passed", output)[-1]) > 200, "the suites were skipped"

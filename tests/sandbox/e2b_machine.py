@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_rl.sandboxes.agent.frames import CHUNK, Frames, Head, pack, texts_from_body
-from agent_rl.sandboxes.agent.worker import TEXTS
+from agent_rl.sandboxes.agent.frames import CHUNK, Frames, Head, pack
+from agent_rl.sandboxes.agent.plots import answer_from_body
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.e2b.jupyter import PREPARE
 
@@ -135,7 +135,7 @@ class Machine:
             while self.deaf or not (await asyncio.wait((asking,), timeout=KEEPALIVE))[0]:
                 yield {"type": "keepalive"}
                 await asyncio.sleep(KEEPALIVE if self.deaf else 0)
-            head, body = texts_from_body(*asking.result(), TEXTS)
+            head, body = answer_from_body(*asking.result())
         finally:
             asking.cancel()
             self._running = None

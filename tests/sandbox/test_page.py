@@ -1,4 +1,4 @@
-"""docs/sandboxes.md: each block of it runs, with a stand-in for numpy."""
+"""docs/sandboxes.md: each block of it runs, with stand-ins for numpy and matplotlib."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from agent_rl.core.images import Image
 from tests.pages import blocks, page
 from tests.sandbox.test_packages import make_wheel
+from tests.sandbox.test_plots import STAND_IN
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="local sandboxes need Linux")
 NUMPY = "def mean(values):\n    return sum(values) / len(values)\n"
@@ -31,6 +33,16 @@ def test_page_example_imports_packages(scope, run, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     assert run(scope["mean"]()) == ("3.0", "4.0\n")
+
+
+@pytest.mark.sandbox
+def test_page_example_returns_plots(scope, run, tmp_path: Path, monkeypatch):
+    tmp_path.chmod(0o755)
+    (tmp_path / "matplotlib").mkdir()
+    (tmp_path / "matplotlib" / "pyplot.py").write_text(f"{STAND_IN}\ndef plot(values):\n    draw()\n")
+    monkeypatch.setattr("agent_rl.sandboxes.local.backend.provide", lambda *_: tmp_path)
+    value, (drawn,) = run(scope["plot"]())
+    assert value == "1" and Image(drawn).size == (640, 480)
 
 
 @pytest.mark.sandbox

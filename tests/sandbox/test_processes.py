@@ -12,6 +12,7 @@ import pytest
 
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Sandbox
+from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.pool import WarmPool
 from agent_rl.sandboxes.process import MAX_LOG, CallLimits, Process, ProcessError, Stream
 from agent_rl.testing import FakeSandboxes
@@ -308,6 +309,19 @@ def test_other_sandboxes_refuse_processes_by_name(run):
         run(box.start(["sh"]))
     with pytest.raises(ConfigError, match="FakeSandbox has no streams"):
         run(box.stream(80))
+
+
+@pytest.mark.sandbox
+def test_unisolated_processes_refuse_to_outlive_a_call(run):
+    async def main() -> None:
+        sandboxes = LocalSandboxes(tier="unsafe", allow_unsafe=True)
+        box = await sandboxes.open()
+        with pytest.raises(ProcessError, match="can't tell it from other processes"):
+            await box.start(["sleep", "60"])
+        assert (await box.exec(["echo", "on"])).stdout == "on\n"
+        await sandboxes.close()
+
+    run(main())
 
 
 def test_pool_passes_processes_and_streams_on(sandboxes, backend: Backend, run):
