@@ -69,14 +69,14 @@ def learn(name: str, seed: int, overrides: Sequence[str] = ()) -> None:
     """Train on an environment as a user would; say how busy the machine was."""
     file = str(FILES / f"{name}.py")
     print(f"load {os.getloadavg()[0]:.1f}: {name}, seed {seed}", file=sys.stderr, flush=True)
-    settings = ["--import", file, f"env={name}-v0", f"steps={STEPS[name]}", *COMMON, *overrides]
+    settings = ["--import", file, f"env=unlike/{name}-v0", f"steps={STEPS[name]}", *COMMON, *overrides]
     train(name, seed, settings, OUT)
 
 
 def floors(name: str, n: int = 400) -> Rate:
     """Print what scripts earn on an environment's tasks; return what its short cut does on held-out ones."""
     load_once(FILES / f"{name}.py")
-    env = spec(f"{name}-v0")
+    env = spec(f"unlike/{name}-v0")
     policy = Scripted(lambda env, seed: env.short_cut(rng(Stream.BASELINE, seed)))  # type: ignore[attr-defined]
 
     def play(split: str, policy: Scripted) -> Rate:

@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from agent_rl.errors import ConfigError
-from agent_rl.sandboxes.agent.background import MOST
-from agent_rl.sandboxes.agent.job import PIECE, TAIL
+from agent_rl.sandboxes.agent.job import MOST, PIECE, TAIL
 
 READ_TIMEOUT = 30.0
 """Seconds that a read, a write or a wait takes at most, by default."""

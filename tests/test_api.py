@@ -131,7 +131,7 @@ def test_stored_episodes_are_iterable_by_folder_or_file(folder: Path) -> None:
         ({"env": "calculater-v0"}, "Did you mean 'calculator-v0'?"),
         ({"split": "tran"}, "Did you mean 'train'?"),
         ({"env_args": {"levl": 2}}, "no argument 'levl'"),
-        ({"algorithm": "vineppo", "env": "python-v0"}, "has no snapshots"),
+        ({"algorithm": "vineppo", "env": "nim-v0"}, "has no snapshots"),
         ({"resume": "nowhere", "seed": 3}, "seed can't change"),
         ({"resume": "nowhere", "steps": "many"}, "steps=many"),
     ],

@@ -150,5 +150,5 @@ def test_train_dry_run_checks_the_environment(capsys: pytest.CaptureFixture[str]
     ):
         status, _, err = call(capsys, "train", "--dry-run", mistake)
         assert status == 1 and why in err
-    status, _, err = call(capsys, "train", "--dry-run", "algorithm=vineppo", "env=python-v0")
+    status, _, err = call(capsys, "train", "--dry-run", "algorithm=vineppo", "env=nim-v0")
     assert status == 1 and "has no snapshots" in err

@@ -19,7 +19,7 @@ MOST = {"compare": 0.85, "stock": 0.85, "hops": 0.2, "lock": 0.45, "belt": 0.01}
 
 def success(name: str, split: str, policy: Scripted) -> float:
     load_once(ROOT / "benchmarks" / "unlike" / f"{name}.py")
-    env = spec(f"{name}-v0")
+    env = spec(f"unlike/{name}-v0")
     jobs = [Job(env, env.tasks.get(split, i), i) for i in range(60)]
     result = summarise(asyncio.run(run_jobs(jobs, policy)))
     assert result.failed == 0
@@ -36,6 +36,6 @@ def test_unlike_environments_are_solved_by_no_short_cut(name: str, most: float) 
 @pytest.mark.parametrize("name", MOST)
 def test_unlike_demonstrations_mostly_fail_on_tasks_not_evaluated(name: str) -> None:
     assert success(name, "train", demonstrator()) < 0.85
-    tasks = spec(f"{name}-v0").tasks
+    tasks = spec(f"unlike/{name}-v0").tasks
     keys = [{task_key(tasks.get(split, i)) for i in range(100)} for split in tasks.splits]
     assert sum(map(len, keys)) == len(set().union(*keys))

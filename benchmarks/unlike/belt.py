@@ -1,4 +1,4 @@
-"""belt-v0: sixteen turns at a conveyor belt, all of which have to be right.
+"""unlike/belt-v0: sixteen turns at a conveyor belt, all of which have to be right.
 
 Task: "take red and blue"; then the belt brings one colour a turn. A wanted one is answered by "take", another by
 "leave". Two hands hold two: with full hands, the answer to a wanted one is "put", and the belt stands still for that
@@ -41,7 +41,7 @@ def make_task(split: str, index: int) -> Task:
     return draw_task(split, index, draw, "puzzle")
 
 
-@register("belt-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=TURNS))
+@register("unlike/belt-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=TURNS))
 class Belt(Env):
     """Take what is wanted from a belt."""
 

@@ -1,4 +1,4 @@
-"""compare-v0: the cheaper of two things, whose prices have to be asked for.
+"""unlike/compare-v0: the cheaper of two things, whose prices have to be asked for.
 
 Task: "desk or lamp"; a thing's name is answered by its price, from 10 to 29, and "buy desk" ends the episode. Reward:
 `cheaper` (weight 1) for buying the one that costs less.
@@ -37,7 +37,7 @@ def make_task(split: str, index: int) -> Task:
     return draw_task(split, index, draw, "puzzle")
 
 
-@register("compare-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=4))
+@register("unlike/compare-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=4))
 class Compare(Env):
     """Buy the cheaper thing."""
 

@@ -1,4 +1,4 @@
-"""hops-v0: a name that takes three look-ups, each with two ways to go on.
+"""unlike/hops-v0: a name that takes three look-ups, each with two ways to go on.
 
 Task: "river of work of friend of bafo": who bafo's friend is, where that one works, and which river is there. `find`
 says two facts of a name, of which the question names one. Reward: `correct` (weight 1) for the exact answer, `clean`
@@ -42,7 +42,7 @@ def make_task(split: str, index: int) -> Task:
     return {"facts": facts, "person": names[0], "way": way, "answer": names[at]}
 
 
-@register("hops-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=5, tool_calls=6))
+@register("unlike/hops-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=5, tool_calls=6))
 class Hops(Quiz):
     """Follow three relations."""
 

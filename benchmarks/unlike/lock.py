@@ -1,4 +1,4 @@
-"""lock-v0: a hidden code of three letters, in three tries, by what each try says about its letters.
+"""unlike/lock-v0: a hidden code of three letters, in three tries, by what each try says about its letters.
 
 Task: "letters d f k"; each place of the code is one of them, and a letter may be in it more than once. The try "d f k"
 is answered by "d no f yes k no". Reward: `opened` (weight 1) for the code within three tries.
@@ -36,7 +36,7 @@ def make_task(split: str, index: int) -> Task:
     return draw_task(split, index, draw, "puzzle")
 
 
-@register("lock-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=TRIES))
+@register("unlike/lock-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=TRIES))
 class Lock(Env):
     """Open a lock."""
 

@@ -1,4 +1,4 @@
-"""stock-v0: an inventory with three tools, two of which write.
+"""unlike/stock-v0: an inventory with three tools, two of which write.
 
 Task: "9 lamp for ada". `stock` says how many there are, `ship` sends some to a customer, `order` buys more. What there
 is enough of is shipped; else as many as were wanted are ordered, and nothing is shipped. Tools that write end the
@@ -42,7 +42,7 @@ def make_task(split: str, index: int) -> Task:
     return draw_task(split, index, draw, "puzzle")
 
 
-@register("stock-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=3, tool_calls=3))
+@register("unlike/stock-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=3, tool_calls=3))
 class Stock(ToolEnv):
     """Ship what there is enough of, and order the rest."""
 

@@ -35,12 +35,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from .frames import Head
-from .job import Job, Tape
+from .job import MOST, Job, Tape
 from .process_tree import ProcessTree
 from .request import Request
 
-MOST = 32
-"""Handles at a time."""
 RATE, BURST = 1000.0, 64.0
 """Times a second that something is read or written here in the long run, and at once: 1,000 pieces are 64 MB."""
 NO_HANDLE = "there is no such process any more"

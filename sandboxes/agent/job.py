@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from .frames import CHUNK, Head
 from .request import Request
 
+MOST = 32
+"""Handles at a time."""
 TAIL = 128 * 1024
 """Bytes kept of each output."""
 PIECE = CHUNK
