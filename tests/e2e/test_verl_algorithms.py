@@ -47,6 +47,6 @@ def test_verl_critic_warms_up_before_the_policy(verl_python: Path, warm: Path, t
 
 def test_verl_scores_the_batch_before_each_update(verl_python: Path, warm: Path, tmp_path: Path) -> None:
     _, (first, second) = trained(verl_python, warm, tmp_path, "algorithm=dpo")
-    # before the first update of all, policy and reference are the same and every margin is 0
-    assert first["train/pairs"] >= 1 and first["rewards/margins"] > 0
-    assert first["rewards/accuracies"] > 0.5 and second["actor/agent_rl/loss"] != 0
+    # of two updates, on average: before the first of all, policy and reference are the same, and every margin is 0
+    assert first["train/pairs"] >= 1 and first["rewards/margins"] > 0 and first["train/updates"] == 2
+    assert first["rewards/accuracies"] > 0.25 and second["actor/agent_rl/loss"] != 0

@@ -21,6 +21,7 @@ from verl.utils import tensordict_utils as tu
 from agent_rl.algorithms import Algorithm, Rows, ScoredRows
 from agent_rl.algorithms.updates import UpdatesConfig
 from agent_rl.backends.embedded.mini_batches import mini_batches
+from agent_rl.backends.verl.driver.exchange import reported
 from agent_rl.backends.verl.driver.mini_batches import Cut
 from agent_rl.backends.verl.worker.loss import loss_function
 from agent_rl.config import choices
@@ -180,3 +181,10 @@ def test_cutting_episodes_changes_no_update_on_verl(name: str, tmp_path: Path, m
     assert max(len(e.trajectories) for e in episodes) > 2
     torch.testing.assert_close(embedded(ours, episodes), expected, rtol=0, atol=2e-6)
     torch.testing.assert_close(on_verl(ours, episodes, tmp_path, monkeypatch), expected, rtol=0, atol=2e-6)
+
+
+def test_reported_puts_the_worker_before_a_name_once() -> None:
+    updates: list[Any] = [
+        {"metrics": {"critic/vf_loss": [loss], "grad_norm": [2.0], "mfu": [0.5]}} for loss in (1.0, 3.0)
+    ]
+    assert reported(updates, "critic") == {"critic/vf_loss": 2.0, "critic/grad_norm": 2.0, "perf/mfu/critic": 0.5}

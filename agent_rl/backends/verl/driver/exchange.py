@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils.metric import Metric, reduce_metrics
+from verl.utils.py_functional import rename_dict
 
 from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import computed
@@ -308,8 +309,8 @@ def reported(outputs: Iterable[TensorDict], worker: str) -> dict[str, float]:
     """Name and average what a worker's updates reported; largest and smallest values stay such."""
     found: dict[str, list[Any]] = {}
     for output in outputs:
-        for name, its in output["metrics"].items():
-            found.setdefault(f"{worker}/{name}", []).extend([its.aggregate()] if isinstance(its, Metric) else its)
+        for name, its in rename_dict(output["metrics"], f"{worker}/").items():  # some have the prefix already
+            found.setdefault(name, []).extend([its.aggregate()] if isinstance(its, Metric) else its)
     if mfu := found.pop(f"{worker}/mfu", None):
         found[f"perf/mfu/{worker}"] = mfu
     return dict(reduce_metrics(found))
