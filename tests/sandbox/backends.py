@@ -5,17 +5,19 @@ To join, a backend needs an entry in `BACKENDS`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Limits, Sandboxes
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 
@@ -160,3 +162,12 @@ BACKENDS = {
         ),
     )
 }
+
+
+@contextlib.contextmanager
+def skip_if_refused() -> Iterator[None]:
+    """Skip the test if no sandbox works here."""
+    try:
+        yield
+    except SandboxError as error:
+        pytest.skip(f"the kernel refuses: {error}")

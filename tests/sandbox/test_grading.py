@@ -13,6 +13,7 @@ from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Sandboxes
 from agent_rl.sandboxes.grading import Call, Program, Verdict, grade
 from agent_rl.sandboxes.local.backend import LocalSandboxes
+from tests.sandbox.backends import skip_if_refused
 
 Graded = Callable[..., Verdict]
 ADD = (Call("solution:add", [2, 3], 5), Call("solution:add", ["a", "b"], "ab"))
@@ -22,10 +23,8 @@ RIGHT = "def add(a, b):\n    print('adding')\n    return a + b\n"
 @pytest.fixture(scope="module")
 def sandboxes(runner: asyncio.Runner) -> Iterator[Sandboxes]:
     sandboxes = LocalSandboxes(require=())
-    try:
+    with skip_if_refused():
         runner.run(runner.run(sandboxes.open()).close())
-    except SandboxError as error:
-        pytest.skip(f"the kernel refuses: {error}")
     yield sandboxes
     runner.run(sandboxes.close())
 

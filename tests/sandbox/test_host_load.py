@@ -27,7 +27,7 @@ from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.reading import FREE_READS, PIECE, ReadBudget, decode
 from agent_rl.sandboxes.local import homes
 from agent_rl.sandboxes.local.backend import LocalSandboxes, refuse_descriptors
-from tests.sandbox.backends import LIMITS, Backend, readable_python
+from tests.sandbox.backends import LIMITS, Backend, readable_python, skip_if_refused
 from tests.sandbox.test_sabotage import works
 from tests.sandbox.victims import definitions, unprotected
 
@@ -212,10 +212,8 @@ def test_twin_uses_what_the_host_has_once(tmp_path: Path, what):
 @pytest.fixture
 def landlock(run):
     made = LocalSandboxes(LIMITS, tier="landlock", python=readable_python(), require=())
-    try:
+    with skip_if_refused():
         run(run_once(made))
-    except SandboxError as error:
-        pytest.skip(f"the kernel refuses: {error}")
     yield made
     run(made.close())
 

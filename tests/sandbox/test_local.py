@@ -24,7 +24,7 @@ from agent_rl.sandboxes.local import backend as local
 from agent_rl.sandboxes.local import cgroups
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.verification import verify
-from tests.sandbox.backends import LIMITS, readable_python
+from tests.sandbox.backends import LIMITS, readable_python, skip_if_refused
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="local sandboxes need Linux")
 
@@ -32,10 +32,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="local sandboxes
 @pytest.fixture
 def jails(runner: asyncio.Runner) -> Iterator[LocalSandboxes]:
     made = LocalSandboxes(LIMITS, require=())
-    try:
+    with skip_if_refused():
         runner.run(made.capabilities())
-    except SandboxError as error:
-        pytest.skip(f"the kernel refuses: {error}")
     yield made
     runner.run(made.close())
 
@@ -170,10 +168,8 @@ def test_local_sandboxes_end_with_their_trainer(how, tier):
 @pytest.mark.parametrize("tier", ["jail", "landlock"])
 def test_sandboxes_end_with_their_zygote(run, tier):
     sandboxes = LocalSandboxes(LIMITS, require=(), tier=tier, python=readable_python())
-    try:
+    with skip_if_refused():
         box = run(sandboxes.open(lifetime=60))
-    except SandboxError as error:
-        pytest.skip(f"the kernel refuses: {error}")
     run(box.run_python("import os\nos.fork()"))
     children = {pid for pid in descendants(os.getpid()) if parent_of(pid) == os.getpid()}
     zygote = max(children, key=started)  # other fixtures may have theirs

@@ -19,7 +19,7 @@ from agent_rl.sandboxes.base import Sandbox
 from agent_rl.sandboxes.local import packages
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from agent_rl.sandboxes.registry import make_backend
-from tests.sandbox.backends import LIMITS, readable_python
+from tests.sandbox.backends import LIMITS, readable_python, skip_if_refused
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="local sandboxes need Linux")
 
@@ -57,10 +57,8 @@ def cache() -> Iterator[Path]:
 def local(request: pytest.FixtureRequest, cache: Path, runner: asyncio.Runner) -> Iterator[LocalSandboxes]:
     python = readable_python() if request.param == "landlock" else None
     made = LocalSandboxes(LIMITS, require=(), tier=request.param, python=python, packages=["greeter"])
-    try:
+    with skip_if_refused():
         runner.run(made.claims())
-    except SandboxError as error:
-        pytest.skip(f"the kernel refuses: {error}")
     yield made
     runner.run(made.close())
 

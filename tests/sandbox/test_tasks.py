@@ -11,12 +11,12 @@ from agent_rl.core.episode import Episode, Outcome
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.envs import code, shell
 from agent_rl.envs.quiz import one_call
-from agent_rl.errors import SandboxError
 from agent_rl.gym.registry import spec
 from agent_rl.policy import Scripted, demonstrator, oracle
 from agent_rl.rollout import Job, run_episode
 from agent_rl.sandboxes import registry
 from agent_rl.sandboxes.local.backend import LocalSandboxes
+from tests.sandbox.backends import skip_if_refused
 
 IDS = ("code-v0", "shell-v0")
 
@@ -25,10 +25,8 @@ IDS = ("code-v0", "shell-v0")
 def shared(runner: asyncio.Runner) -> Iterator[LocalSandboxes]:
     """The environments' backend, whose guarantees are not tried here."""
     sandboxes = LocalSandboxes(require=())
-    try:
+    with skip_if_refused():
         runner.run(runner.run(sandboxes.open()).close())
-    except SandboxError as error:
-        pytest.skip(f"the kernel refuses: {error}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_shared", {'["local", {}]': sandboxes})
         yield sandboxes
