@@ -131,7 +131,9 @@ def changes_of(config: AlgorithmConfig) -> Iterator[Change]:
                 yield Change(f"{field}.{knob}", {}, {field: (changed,) if isinstance(chosen, tuple) else changed})
     yield Change("count_zero_advantage", {}, {"count_zero_advantage": not config.count_zero_advantage})
     proximal = "rollout" if config.proximal == "recompute" else "recompute"
-    yield Change("proximal", {"proximal": "rollout" if proximal == "recompute" else "recompute"}, {"proximal": proximal})
+    yield Change(
+        "proximal", {"proximal": "rollout" if proximal == "recompute" else "recompute"}, {"proximal": proximal}
+    )
     for knob, (before, after) in ADDED.items():
         yield Change(knob, before, after)
     if config.critic.where != "none":
@@ -196,7 +198,9 @@ def batch() -> tuple[tuple[Episode, ...], tuple[Episode, ...]]:
     mu = exact + torch.where(far, 1.5, 0.05) * torch.randn(exact.shape, generator=generator)
     by_row = [row.tolist() for row in mu.split(rows.lengths.tolist())]
     made = [_episode(number, by_row[number]) for number in range(len(made))]
-    greedy = [replace(e, rewards=(Reward("correct", 0.25 if i < len(made) - SAMPLES else 1.0),)) for i, e in enumerate(made)]
+    greedy = [
+        replace(e, rewards=(Reward("correct", 0.25 if i < len(made) - SAMPLES else 1.0),)) for i, e in enumerate(made)
+    ]
     return tuple(made), tuple(greedy[::SAMPLES])
 
 
@@ -221,7 +225,11 @@ def _episode(number: int, mu: list[float] | None) -> Episode:
     )
     is_cut, is_unread = sample == 1 and group % 2 == 0, sample == 3 and group % 2 == 1
     error = "no JSON" if is_unread else None
-    last = Message("assistant", tool_calls=(ToolCall("c", "compute", error=error),)) if is_unread else Message("assistant", "1")
+    last = (
+        Message("assistant", tool_calls=(ToolCall("c", "compute", error=error),))
+        if is_unread
+        else Message("assistant", "1")
+    )
     return Episode(
         f"{group}-{sample}",
         "sweep-v0",

@@ -140,7 +140,7 @@ class AlgorithmConfig(Section):
     """Whether rejected tokens still count in the denominators."""
     objective: Objective = Field({"name": "ppo-clip", "clip_high_eps": 0.28}, validate_default=True)
     negative_mask: NegativeMask = None
-    """Which rows with a negative advantage the objective leaves out, by theta/mu; penalties still apply to them."""
+    """Which episodes with a negative advantage the objective leaves out, by theta/mu; penalties still apply to them."""
     aggregation: Aggregation = Field("token-mean", validate_default=True)
     kl: KLConfig = KLConfig()
     entropy: float = Field(0.0, ge=0)
