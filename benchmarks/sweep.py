@@ -10,10 +10,10 @@ less than `LEAST` is no change. A setting that is refused is refused with what t
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple, cast
@@ -43,7 +43,7 @@ UPDATES = UpdatesConfig(minibatches=4)
 GROUPS, SAMPLES, VOCAB = 8, 4, 50
 LEAST = 1e-5
 RUN = ["rollout.weights=int4", "optimizer.lr=0.03", "optimizer.warmup_steps=0", "steps=9"]
-"""Another format samples, so that `proximal: auto` recomputes old; steps large enough for ratios to leave their bounds."""
+"""Another format samples, so that `proximal: auto` recomputes old; ratios leave their bounds at this learning rate."""
 SHORT: Mapping[str, dict[str, object]] = {
     "dapo": {"shaping": ({"name": "soft-overlong", "max_length": 8, "buffer": 4},)},
     "dapo-paper": {"shaping": ({"name": "soft-overlong", "max_length": 9, "buffer": 5},)},
@@ -91,7 +91,7 @@ ADDED: Mapping[str, tuple[dict[str, object], dict[str, object]]] = {
     ),
 }
 """Settings that are set aside from the preset's own: what they are changed from, and to what."""
-CRITIC: Mapping[str, object] = {"coefficient": 2.0, "clip_eps": 0.01, "lr": 5e-3, "warmup_steps": 1}
+CRITIC: Mapping[str, object] = {"coefficient": 2.0, "clip_eps": 1e-4, "lr": 5e-3, "warmup_steps": 1}
 UPDATED: Mapping[str, UpdatesConfig] = {
     "updates.minibatches": UpdatesConfig(minibatches=2),
     "updates.epochs": UpdatesConfig(minibatches=4, epochs=2),
@@ -101,8 +101,25 @@ UPDATED: Mapping[str, UpdatesConfig] = {
 
 BY_TOKEN = "advantages of tokens are hardly ever 0 in a whole row"
 KEPT = "the filter has left out the groups whose advantages are 0"
-ANY = "it asks nothing about who sampled the tokens"
-IDLE: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
+NO_RATIO = "the objective has no ratio to old, which is only reported"
+WHOLE = "a mean over episodes, and none lost all its tokens"
+IDLE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "count_zero_advantage": {
+        BY_TOKEN: ("a2c", "ppo", "ppo-paper", "reinforce_pp", "reinforce_pp-paper", "vineppo", "vineppo-paper"),
+        KEPT: ("cispo-paper", "dapo", "dapo-paper", "olmo3", "scalerl"),
+        "a return is hardly ever 0": ("reinforce",),
+        "the KL in the reward leaves no advantage at 0": ("rloo-paper",),
+        "an episode that is kept has the advantage 1": ("rft", "rft-paper"),
+    },
+    "advantage.eps": {"without std nothing is divided": ("dr_grpo", "gpg", "minirl", "olmo3")},
+    "proximal": {
+        NO_RATIO: ("a2c", "gpg", "reinforce", "remax", "rloo", "rft", "rft-paper"),
+        "it compares with mu itself": ("m2po", "m2po-paper"),
+    },
+    "denominators=kept": {WHOLE: ("minirl", "reinforce", "remax", "rloo", "rloo-paper")},
+    "negative_mask": {"no advantage is below 0": ("rft", "rft-paper")},
+    "negative_mask.delta": {"no advantage is below 0": ("rft", "rft-paper")},
+}
 """By knob and reason: the presets in which it changes nothing."""
 
 
@@ -189,13 +206,13 @@ def updating_trainer(config: TrainConfig, model: PreTrainedModel, reference: Pre
 
 @functools.cache
 def batch() -> tuple[tuple[Episode, ...], tuple[Episode, ...]]:
-    """Return the episodes of a step, and a greedy one of each group, with the log-probabilities of an inexact engine."""
+    """Return a step's episodes, and a greedy one of each group, with the log-probabilities of an inexact engine."""
     made = [_episode(number, None) for number in range(GROUPS * SAMPLES)]
     rows = Experience.of(group_episodes(made)).rows
     policy, generator = policies()[0], torch.Generator().manual_seed(2)
     (exact,) = score_rows(policy, rows, ["logprobs"], 1.0, run().precision, 4096)
-    far = torch.rand(exact.shape, generator=generator) < 0.1  # as a rollout of rounded weights is
-    mu = exact + torch.where(far, 1.5, 0.05) * torch.randn(exact.shape, generator=generator)
+    far = torch.rand(exact.shape, generator=generator) < 0.2  # as a rollout of rounded weights is
+    mu = exact + torch.where(far, 0.7, 0.05) * torch.randn(exact.shape, generator=generator)
     by_row = [row.tolist() for row in mu.split(rows.lengths.tolist())]
     made = [_episode(number, by_row[number]) for number in range(len(made))]
     greedy = [
@@ -217,13 +234,14 @@ def _episode(number: int, mu: list[float] | None) -> Episode:
         ids = tuple(rng.integers(0, VOCAB, length).tolist())
         trajectory.append_completion(Completion(ids, tuple(given), FinishReason.STOP, (0,) * length), turn)
         trajectory.append([1 + turn], Source.ENV if turn == 0 else Source.TEMPLATE, turn)
-    reward = 1.0 if equal else [1.0, 0.0, 0.5, 0.0][sample] * (1 + group % 3)
+    reward = 1.0 if equal else [1.0, -0.5, 0.5, 0.0][sample] * (1 + group % 3)
     rewards = (
         Reward("correct", reward),
         Reward("style", 0.5 if equal else float(rng.random()), 0.5),
         Reward("hint", 0.25 if equal else float(sample % 2), 0.5, turn=0),
     )
-    is_cut, is_unread = sample == 1 and group % 2 == 0, sample == 3 and group % 2 == 1
+    is_cut = group % 2 == 0 and sample == (1 if group % 4 else 0)
+    is_unread = group % 2 == 1 and sample == (3 if group % 4 == 1 else 0)
     error = "no JSON" if is_unread else None
     last = (
         Message("assistant", tool_calls=(ToolCall("c", "compute", error=error),))
@@ -275,10 +293,15 @@ def base(config: AlgorithmConfig) -> Tensor:
     return _base(config.model_dump_json())
 
 
-def sweep(name: str) -> dict[str, float | str]:
-    """Return by knob how much a change of it changes of a preset's step, as a share of it; or why it is refused."""
+def sweep(name: str, wanted: Container[str] | None = None) -> dict[str, float | str]:
+    """Return by knob how much a change of it changes of a preset's step, as a share of it; or why it is refused.
+
+    Of all knobs, unless some are `wanted`.
+    """
     found: dict[str, float | str] = {}
     for change in changes_of(preset(name)):
+        if wanted is not None and change.knob not in wanted:
+            continue
         try:
             before, after = (
                 AlgorithmConfig.model_validate(preset(name).model_dump() | settings)
@@ -290,3 +313,63 @@ def sweep(name: str) -> dict[str, float | str]:
         own = base(before)
         found[change.knob] = float((trained(after, change.updates) - own).norm() / own.norm())
     return found
+
+
+def reason(knob: str, name: str) -> str | None:
+    """Return why a knob changes nothing of a preset's step; None where it should."""
+    return next((why for why, names in IDLE.get(knob, {}).items() if name in names), None)
+
+
+def is_idle(change: float | str) -> bool:
+    """Return whether a knob that is not refused changed nothing."""
+    return isinstance(change, float) and change < LEAST
+
+
+def table(found: Mapping[str, Mapping[str, float | str]]) -> Iterator[str]:
+    """Yield the rows of a Markdown table, one a knob."""
+    yield "| setting | presets in which it acts | by how much | refused in | changes nothing in |"
+    yield "|---|---|---|---|---|"
+    for knob in dict.fromkeys(knob for changes in found.values() for knob in changes):
+        its = {name: changes[knob] for name, changes in found.items() if knob in changes}
+        acting = [x for x in its.values() if isinstance(x, float) and not is_idle(x)]
+        refused = [name for name, x in its.items() if isinstance(x, str)]
+        idle = {name: reason(knob, name) or "**no reason known**" for name, x in its.items() if is_idle(x)}
+        why = {w: ", ".join(n for n, its_why in idle.items() if its_why == w) for w in dict.fromkeys(idle.values())}
+        cells = [
+            f"{len(acting)} of {len(its)}",
+            f"{min(acting):.2g} to {max(acting):.2g}" if acting else "",
+            ", ".join(refused),
+            "; ".join(f"{names}: {w}" for w, names in why.items()),
+        ]
+        yield f"| {knob} | {' | '.join(cells)} |"
+
+
+def main() -> int:
+    """Print the table, the refusals, and the presets that are one; return 1 where a knob is idle without a reason."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("presets", nargs="*", choices=[[], *PRESETS])
+    names = parser.parse_args().presets or PRESETS
+    torch.set_num_threads(1)
+    found = {name: sweep(name) for name in names}
+    print("\n".join(table(found)))
+    refusals = {(knob, x): name for name, changes in found.items() for knob, x in changes.items() if isinstance(x, str)}
+    print("\nRefused:\n" + "\n".join(f"- {knob}, as in {name}: {why}" for (knob, why), name in refusals.items()))
+    pairs = [f"{one} = {other}" for one, other in same(names)]
+    print(f"\n{len(names) - len(pairs)} different steps of {len(names)} presets; " + ", ".join(pairs))
+    idle = [(name, knob) for name, changes in found.items() for knob, x in changes.items() if is_idle(x)]
+    return int(any(reason(knob, name) is None for name, knob in idle))
+
+
+def same(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of presets whose steps are one at equally many mini-batches."""
+    steps = {name: base(preset(name)) for name in names}
+    pairs = [(one, two) for number, one in enumerate(names) for two in names[number + 1 :]]
+    return [
+        (one, two)
+        for one, two in pairs
+        if len(steps[one]) == len(steps[two]) and (steps[one] - steps[two]).norm() < LEAST * steps[one].norm()
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -217,6 +217,8 @@ def _check_advantage(config: AlgorithmConfig) -> str | None:
             f"{changes[0]} changes the total of the rewards, and advantage={name} reads their components: leave it out"
             + (", or set kl.where=loss" if config.kl.where == "reward" else ", or make it a reward of the environment")
         )
+    if config.kl.where == "reward" and name == "ones":
+        return "kl.where=reward changes the rewards, and advantage=ones is 1 whatever they are: set kl.where=loss"
     if "values" in reads and config.critic.where == "none":
         return f"advantage={name} is taken over a critic's values: set critic.where=shared or separate"
     if "values" in reads and components.advantage[config.advantage].returns in ("Tensor", "TurnAdvantages"):
