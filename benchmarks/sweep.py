@@ -1,11 +1,12 @@
 """Every knob of every preset at four mini-batches: what it changes of a small policy, as BENCHMARKS.md shows it.
 
-    python benchmarks/sweep.py [PRESET ...]
+    python benchmarks/sweep.py [PRESET ...] [--all]
 
 A policy of one layer takes a step of the embedded trainer on groups of episodes that other probabilities sampled: some
 are cut, some are unreadable, all of a group are equal, rewards have two components. Then the same with one setting
 changed. What is reported is how far both policies (and critics) end apart, as a share of how far the first one moved;
-less than `LEAST` is no change. A setting that is refused is refused with what to set instead.
+less than `LEAST` is no change. A setting that is refused is refused with what to set instead. Settings that every
+preset has, and that are no part of its own, are swept for `WHOLE` only, unless `--all` is given.
 """
 
 from __future__ import annotations
@@ -99,6 +100,10 @@ UPDATED: Mapping[str, UpdatesConfig] = {
     "updates.target_kl": UpdatesConfig(minibatches=4, target_kl=1e-9),
 }
 
+SET_ASIDE = {*ADDED, *UPDATED, "proximal", "count_zero_advantage"}
+WHOLE = ("grpo", "gspo", "m2po-paper", "minirl", "ppo", "rft")
+"""Presets for which settings that every preset has are swept: one of each kind."""
+
 BY_TOKEN = "advantages of tokens are hardly ever 0 in a whole row"
 KEPT = "the filter has left out the groups whose advantages are 0"
 NO_RATIO = "the objective has no ratio to old, which is only reported"
@@ -158,6 +163,12 @@ def changes_of(config: AlgorithmConfig) -> Iterator[Change]:
             yield Change(f"critic.{knob}", {}, {"critic": config.critic.model_dump() | {knob: value}})
     for knob, updates in UPDATED.items():
         yield Change(knob, {}, {}, updates)
+
+
+def knobs_of(name: str) -> set[str]:
+    """Return the knobs to sweep of a preset: its own, and for one preset of each kind those that all have."""
+    knobs = {change.knob for change in changes_of(preset(name))}
+    return knobs if name in WHOLE else knobs - SET_ASIDE
 
 
 def _other(knob: str, value: object) -> object:
@@ -348,9 +359,11 @@ def main() -> int:
     """Print the table, the refusals, and the presets that are one; return 1 where a knob is idle without a reason."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", choices=[[], *PRESETS])
-    names = parser.parse_args().presets or PRESETS
+    parser.add_argument("--all", action="store_true")
+    options = parser.parse_args()
+    names = options.presets or PRESETS
     torch.set_num_threads(1)
-    found = {name: sweep(name) for name in names}
+    found = {name: sweep(name, None if options.all else knobs_of(name)) for name in names}
     print("\n".join(table(found)))
     refusals = {(knob, x): name for name, changes in found.items() for knob, x in changes.items() if isinstance(x, str)}
     print("\nRefused:\n" + "\n".join(f"- {knob}, as in {name}: {why}" for (knob, why), name in refusals.items()))

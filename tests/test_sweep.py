@@ -5,31 +5,15 @@ from __future__ import annotations
 import pytest
 from tree import ROOT
 
-from benchmarks.sweep import (
-    ADDED,
-    CRITIC,
-    IDLE,
-    PRESETS,
-    UPDATED,
-    base,
-    changes_of,
-    is_idle,
-    preset,
-    reason,
-    same,
-    sweep,
-)
+from benchmarks.sweep import CRITIC, IDLE, PRESETS, SET_ASIDE, base, is_idle, knobs_of, preset, reason, same, sweep
 from tests.fidelity import updates
 
 pytestmark = pytest.mark.sandbox
-SET_ASIDE = {*ADDED, *UPDATED, "proximal", "count_zero_advantage"}
-"""Settings that every preset has: swept for some here, for all by the script."""
-WHOLE = ("grpo", "gspo", "m2po-paper", "minirl", "ppo", "rft")
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_knobs_of_presets_change_the_policy_or_are_refused(name: str) -> None:
-    wanted = {change.knob for change in changes_of(preset(name))} - (set() if name in WHOLE else SET_ASIDE)
+    wanted = knobs_of(name)
     found = sweep(name, wanted)
     assert found.keys() == wanted
     idle = {knob for knob, changed in found.items() if is_idle(changed)}
@@ -47,7 +31,7 @@ def test_presets_are_as_many_algorithms_but_for_their_own_number_of_updates() ->
 
 
 def test_table_of_the_sweep_has_every_knob() -> None:
-    knobs = {change.knob for name in PRESETS for change in changes_of(preset(name))}
+    knobs = {knob for name in PRESETS for knob in knobs_of(name)}
     assert {f"critic.{knob}" for knob in CRITIC} | IDLE.keys() <= knobs
     section = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8").split("### Every knob\n")[1].split("\n## ")[0]
     assert {line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")} - {"setting"} == knobs
