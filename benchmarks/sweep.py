@@ -107,7 +107,7 @@ WHOLE = ("grpo", "gspo", "m2po-paper", "minirl", "ppo", "rft")
 BY_TOKEN = "advantages of tokens are hardly ever 0 in a whole row"
 KEPT = "the filter has left out the groups whose advantages are 0"
 NO_RATIO = "the objective has no ratio to old, which is only reported"
-WHOLE = "a mean over episodes, and none lost all its tokens"
+COUNTED = "a mean over episodes, and none lost all its tokens"
 IDLE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "count_zero_advantage": {
         BY_TOKEN: ("a2c", "ppo", "ppo-paper", "reinforce_pp", "reinforce_pp-paper", "vineppo", "vineppo-paper"),
@@ -121,7 +121,7 @@ IDLE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         NO_RATIO: ("a2c", "gpg", "reinforce", "remax", "rloo", "rft", "rft-paper"),
         "it compares with mu itself": ("m2po", "m2po-paper"),
     },
-    "denominators=kept": {WHOLE: ("minirl", "reinforce", "remax", "rloo", "rloo-paper")},
+    "denominators=kept": {COUNTED: ("minirl", "reinforce", "remax", "rloo", "rloo-paper")},
     "negative_mask": {"no advantage is below 0": ("rft", "rft-paper")},
     "negative_mask.delta": {"no advantage is below 0": ("rft", "rft-paper")},
 }
@@ -222,8 +222,9 @@ def batch() -> tuple[tuple[Episode, ...], tuple[Episode, ...]]:
     rows = Experience.of(group_episodes(made)).rows
     policy, generator = policies()[0], torch.Generator().manual_seed(2)
     (exact,) = score_rows(policy, rows, ["logprobs"], 1.0, run().precision, 4096)
-    far = torch.rand(exact.shape, generator=generator) < 0.2  # as a rollout of rounded weights is
-    mu = exact + torch.where(far, 0.7, 0.05) * torch.randn(exact.shape, generator=generator)
+    far = torch.rand(exact.shape, generator=generator)  # as a rollout of rounded weights is
+    spread = torch.where(far < 0.2, 0.7, 0.05).masked_fill(far < 0.05, 2.0)
+    mu = exact + spread * torch.randn(exact.shape, generator=generator)
     by_row = [row.tolist() for row in mu.split(rows.lengths.tolist())]
     made = [_episode(number, by_row[number]) for number in range(len(made))]
     greedy = [

@@ -28,7 +28,7 @@ from agent_rl.backends.verl.driver.mini_batches import Cut
 from agent_rl.config import load_config
 from agent_rl.core.episode import group_episodes
 
-TOKENS, COUNTS, RANKS = 250_000, (1, 4, 16), 8
+TOKENS, COUNTS, RANKS = 100_000, (1, 4, 16), 8
 PRESETS = ("grpo", "icepop", "m2po")
 
 
