@@ -64,7 +64,8 @@ def registry(saved: bytes) -> Iterator[str]:
             if self.command == "GET":
                 self.wfile.write(data)
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def log_message(self, format: str, *args: object) -> None:
             return

@@ -1,4 +1,4 @@
-"""Images for Docker sandboxes from a registry with a password, and of a Dockerfile, on a real engine; and their bound."""
+"""Images for Docker from a registry with a password, and of a Dockerfile, on a real engine; and their bound."""
 
 from __future__ import annotations
 
