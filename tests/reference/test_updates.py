@@ -231,7 +231,7 @@ def test_steps_of_several_updates_match_trl(seed, places, settings, loss_type, k
     assert_same_course(course, followed(trained, x_of, slope))
 
 
-def test_both_rejections_of_trl_leave_out_episodes_that_the_other_keeps():
+def test_chain_of_trl_has_two_links_that_differ():
     """The comparison above is of a chain: neither link is empty, and neither is the whole."""
     by_old, by_theta = [], []
     for seed in range(3):
