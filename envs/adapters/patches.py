@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_rl.errors import ConfigError
@@ -61,7 +61,7 @@ def apply_patch(patch: FilePatch, before: str) -> str:
     return "".join(after + lines[at:])
 
 
-def patched(patches: list[FilePatch], before: Mapping[str, str]) -> dict[str, str | None]:
+def patched(patches: Sequence[FilePatch], before: Mapping[str, str]) -> dict[str, str | None]:
     """Return the texts of the files that a diff touches, by path; None: it is gone.
 
     Raises:

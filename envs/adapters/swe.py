@@ -16,7 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -123,7 +123,7 @@ class SweEnv(SandboxedEnv):
         try:
             await self._fill(fresh)
             tests = read_patch(str(self.row["test_patch"]))
-            own = {path for patch in tests for path in (patch.old, patch.new)}
+            own = {path for patch in tests for path in (patch.old, patch.new) if path is not None}
             try:
                 await self._bring({path: hash for path, hash in changed.items() if path not in own}, fresh, own)
             except FileAccessError:
@@ -173,7 +173,7 @@ class SweEnv(SandboxedEnv):
         except ValueError:
             return {}
 
-    async def _bring(self, left: Mapping[str, str], fresh: Sandbox, own: Collection[str | None]) -> None:
+    async def _bring(self, left: Mapping[str, str], fresh: Sandbox, own: set[str]) -> None:
         """Have a fresh sandbox's files be those that the policy left, but for the tests' own.
 
         Raises:
