@@ -189,7 +189,7 @@ def test_quick_calls_behind_a_stuck_one_return(release):
     asyncio.run(main())
 
 
-def test_quick_call_that_is_cancelled_before_it_began_is_not_made():
+def test_quick_call_that_is_cancelled_in_time_is_not_made():
     made = []
 
     async def main():
