@@ -115,10 +115,10 @@ open('one', 'w').close()
 reached = None not in [attempt(lambda: os.link('one', f'link-{i}') or 1) for i in range(2000)]"""
 _FOLDERS = """\
 made, top = 0, os.getcwd()
-while made < 1500 and attempt(lambda: os.mkdir('d') or 1):
+while made < 400 and attempt(lambda: os.mkdir('d') or 1):
     os.chdir('d'); made += 1
 os.chdir(top)
-reached = made == 1500"""
+reached = made == 400"""
 _CAPABILITY = """\
 open('p', 'w').close()
 version_2_with_cap_dac_override = bytes.fromhex('0100000202000000000000000000000000000000')
