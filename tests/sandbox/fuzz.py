@@ -299,7 +299,7 @@ async def fuzz_calls(draw: random.Random, cases: int) -> Finding:
             if result.sandbox_lost:
                 yield f"the calls from seed {first} on ended the sandbox: {result.error}"
                 return
-            if result.error:
+            if result.error and not result.state_lost:  # its children may kill it
                 yield f"the calls from seed {first} on: {result.error}"
             if complaint := await _complaint(box):
                 yield f"after the calls from seed {first} on, {complaint}"
