@@ -187,7 +187,9 @@ class _Head(torch.autograd.Function):
                 of_logits.mul_(slope)
             product = of_logits.div_(how.temperature).to(how.format)
             of_states[part] = product @ multiplier
-            if of_weight is not None:
+            if of_weight is not None and of_weight.dtype == how.format:
+                of_weight.addmm_(product.T, states[part].to(how.format))  # no second matrix of the vocabulary's size
+            elif of_weight is not None:
                 of_weight += product.T @ states[part].to(how.format)  # a sum in the weights' own format
             if of_bias is not None:
                 of_bias += of_logits.sum(0)

@@ -226,6 +226,7 @@ class Trainer:
         `whole` are the denominators of all of the batch. Yields what each micro-batch gave.
         """
         model, budget = self.actor.model, self.config.forward_tokens
+        self.actor.engine.release_weights()
         for part in cut_groups(model, batch.rows, batch.group, budget):
             some = batch.select(part)
             with sharing(model, some.rows, some.group, self.config.precision) as shared:
