@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from agent_rl.algorithms import Rows, collate
@@ -74,6 +75,25 @@ def test_shared_prompts_leave_scores_and_gradients_as_they_are(
         found, same = trained(model, rows, budget, share=True)
         assert torch.allclose(found, expected, rtol=0, atol=20 * error)
         assert (same - gradient).norm() <= error * gradient.norm()
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_large_models_prompts_run_again_for_equal_gradients(frozen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows, kept = llama().double(), rows_of_groups(), list[int]()
+    for part in (model.model.embed_tokens, model.model.layers[0])[: 2 * frozen]:
+        part.requires_grad_(False)
+    expected, gradient = trained(model, rows, 70, share=False)
+    for large in (10**9, 0):
+        monkeypatch.setattr(prompts, "LARGE", large)
+        held = list[Tensor]()
+        with saved_tensors_hooks(lambda x, held=held: held.append(x) or x, lambda x: x):
+            context = sharing(model, rows, GROUP, PrecisionConfig())
+            context.__enter__()
+        kept.append(len(held))
+        found, same = trained(model, rows, 70, share=True)
+        assert torch.allclose(found, expected, rtol=0, atol=2e-6)
+        assert (same - gradient).norm() <= 1e-7 * gradient.norm()
+    assert kept[1] < kept[0] / 10  # of all that the prompts computed
 
 
 def test_shared_prompts_end_gradients_at_frozen_layers() -> None:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 
 from agent_rl.algorithms import Rows
-from agent_rl.backends.embedded.optimizer import repeatable
+from agent_rl.backends.embedded.optimizer import LARGE, repeatable
 from agent_rl.backends.embedded.precision import PrecisionConfig
 from agent_rl.engines.embedded.parts import body_of, unwrapped
 from agent_rl.grid import Grid
@@ -126,15 +127,25 @@ def sharing(
     lengths, place, first = found
     grid = Grid.of(rows.starts[first], lengths[first])
     ids = grid.lay(rows.token_ids).to(model.device)  # nothing reads what is behind a shorter one
+    large = sum(p.numel() for p in model.parameters()) >= LARGE
     with precision.region(model.device):
-        cache = body_of(model)(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values
-    computed = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+        # a large model's prompts run once more for their gradient: their activations would be held beside those of
+        # each micro-batch in turn
+        computed = (
+            checkpoint(_keys_and_values, model, ids, use_reentrant=False) if large else _keys_and_values(model, ids)
+        )
     leaves = [  # those of frozen layers learn nothing
         x.detach().to(torch.promote_types(x.dtype, torch.float32)).requires_grad_(x.requires_grad) for x in computed
     ]
     shared = SharedPrompts(lengths.to(model.device), place.to(model.device), computed, leaves)
     yield shared
     shared.backward()
+
+
+def _keys_and_values(model: PreTrainedModel, ids: Tensor) -> list[Tensor]:
+    """Return what a model keeps of ids `[G, P]`: by layer keys and values in turn, `[G, heads, P, head_dim]` each."""
+    cache = body_of(model)(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values
+    return [x for layer in cache.layers for x in (layer.keys, layer.values)]
 
 
 def cut_groups(model: PreTrainedModel, rows: Rows, group: Tensor, token_budget: int) -> list[list[int]]:
