@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,9 @@ settings.load_profile("agent_rl")
 
 TOP_LEVEL = ("configs", "envs", "sandboxes", "tools")
 """The folders that import under agent_rl only: under a name of their own, everything in them would exist twice."""
+
+ENDED_BY_THEIR_OWNER = ("agent_rl calls", "agent_rl follow", "agent_rl page", "agent_rl watchdog", "vllm", "watchdog")
+"""Names of threads. Those of connections, which live as long as the process, have others."""
 
 _refused: list[object] = []
 _guarded = False
@@ -104,6 +109,31 @@ def refused(request: pytest.FixtureRequest) -> Iterator[list[object]]:
     _refused.clear()
     if hosts:
         pytest.fail(f"the test wanted to reach {hosts}, but tests run without a network")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Fail a test that leaves an episode under way, or a thread of ours that somebody has to end.
+
+    Another test of the same process would find it, and fail in its place.
+    """
+    before = _under_way()
+    yield
+    if _under_way().keys() - before.keys():
+        gc.collect()  # what nothing refers to any more is closed here
+    left = _under_way()
+    if new := sorted(left[found] for found in left.keys() - before.keys()):
+        pytest.fail(f"the test left under way: {'; '.join(new)}: close what it opened")
+
+
+def _under_way() -> dict[object, str]:
+    """Return the episodes that this process plays, and our threads that somebody has to end, with names."""
+    found: dict[object, str] = {t: f"thread {t}" for t in threading.enumerate() if t.name in ENDED_BY_THEIR_OWNER}
+    if "agent_rl.rollout.episode" in sys.modules:
+        from agent_rl.rollout.watch import activity_of, describe, runs_under_way
+
+        found |= {run: describe(activity_of(run)) for run in runs_under_way()}
+    return found
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import json
 import multiprocessing
 import warnings
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -27,6 +30,7 @@ from agent_rl.policy import Scripted
 from agent_rl.rendering.hermes import CLOSE, OPEN, write_call
 from agent_rl.rollout import Job, run_episode
 from agent_rl.rollout.as_gymnasium import TextEnv
+from agent_rl.rollout.episode import runs_under_way
 
 STAGES = ("make", "reset", "step", "score", "close")
 
@@ -200,6 +204,24 @@ def test_reset_and_close_end_an_open_episode() -> None:
     env.close()
     env.close()
     assert len(closed) == 2
+
+
+@pytest.mark.parametrize("make", [made, lambda name: ar.as_trl(name.replace(".", "/"))()])
+def test_abandoned_environment_is_closed_and_forgotten(make: Callable[[str], Any]) -> None:
+    closed: list[int] = []
+
+    class Forgotten(Faulty):
+        def close(self) -> None:
+            closed.append(1)
+
+    ar.register("gymnasium-test/forgotten-v0", tasks=[{"n": 1}])(Forgotten)
+    before = len(runs_under_way())
+    env = make("gymnasium-test.forgotten-v0")
+    env.reset()
+    assert (len(closed), len(runs_under_way())) == (0, before + 1)
+    del env
+    gc.collect()
+    assert (len(closed), len(runs_under_way())) == (1, before)
 
 
 def test_open_episode_is_closed_at_exit() -> None:

@@ -226,6 +226,7 @@ def test_gymnasium_view_shows_a_line_for_each_image() -> None:
     opening, _ = env.reset(options={"task": {"late": False}})
     assert opening.endswith(f"which colour?\n{RED}")
     check_env(env, skip_render_check=True)
+    env.close()
 
 
 def test_from_gym_shows_rendered_frames() -> None:
@@ -242,6 +243,7 @@ def test_trl_refuses_images_and_names_the_environment() -> None:
     assert env.reset(task='{"late": true}') == "which colour?"
     with pytest.raises(RenderError, match=re.escape(f"images-test-v0: {RED} in a message")):
         env.look()  # type: ignore[attr-defined]
+    assert env.get_reward() is not None, "which ends it"
 
 
 # the store

@@ -22,7 +22,7 @@ from agent_rl.view.progress import Progress
 from tests.doubles import example_episode
 from tests.judged_env import judging
 from tests.metrics_page import EMBEDDED, ON_VERL, SECTIONS, names_in, pattern, undocumented
-from tests.runs import config
+from tests.runs import SMALL, config
 
 MOE = {"architecture": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_intermediate": 16}
 ALL_PARTS = {
@@ -71,6 +71,7 @@ def rows(talker: Path, judged: Path, tmp_path_factory: pytest.TempPathFactory) -
             "moe",
             algorithm=preset("icepop") | {"routing": {"replay": "R3"}},
             start_from=None,
+            warm_start=SMALL["warm_start"],
             model=model,
             rollout=rounded,
         ),

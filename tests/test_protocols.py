@@ -166,6 +166,25 @@ def test_harbor_tasks_are_solved_and_graded(tmp_path: Path) -> None:
     assert ar.run("protocols-test/one-v0", Scripted(cheat), env_args=local)[0].reward == 0.25
 
 
+def test_harbor_ends_jobs_before_the_tests(tmp_path: Path) -> None:
+    write = "until test -d $LOGS_DIR; do sleep 0.01; done; while :; do touch beat; sleep 0.01; done"
+
+    def work(env: ar.Env, seed: int) -> ar.Script:
+        yield one_call("shell", command="echo hello you > greeting.txt")
+        yield one_call("shell", command=write, background=True)
+        yield "done"
+
+    earned = []
+    for keeps, wait in ((False, "sleep 0.2"), (True, "until test -e beat; do sleep 0.01; done")):
+        name = f"jobs{keeps:d}"
+        harbor_task(tmp_path / name, end=f'{wait}; test -e beat && echo $good > "$LOGS_DIR/verifier/reward.txt"')
+        tasks = type(name.title(), (ar.from_harbor(tmp_path / name),), {"keeps_jobs": keeps})
+        ar.register(f"protocols-test/{name}-v0")(tasks)
+        (episode,) = ar.run(f"protocols-test/{name}-v0", Scripted(work), env_args={"sandbox": "local"})
+        earned.append(episode.reward)
+    assert earned == [0.0, 1.0]
+
+
 def cheat(env: ar.Env, seed: int) -> ar.Script:
     """Leaves a reward, and folders that nothing can be written to."""
     reward = 'mkdir -p "$LOGS_DIR/verifier" && echo 1 > "$LOGS_DIR/verifier/reward.txt"'

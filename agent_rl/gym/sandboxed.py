@@ -16,6 +16,7 @@ from agent_rl.gym.reward import rewards_of_failure
 from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.snapshot import Snapshot
+from agent_rl.sandboxes.terminal import Terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class SandboxedEnv(ToolEnv):
         """
         self._backend = shared_backend(sandbox, sandbox_args or {})
         self._opened: Sandbox | None = None
+        self._terminal: Terminal | None = None
         self._has_acted = False
 
     @property
@@ -73,6 +75,21 @@ class SandboxedEnv(ToolEnv):
         if self._opened is None:
             raise RuntimeError(f"{type(self).__name__} has no sandbox open: await self.open_sandbox() in reset")
         return self._opened
+
+    @property
+    def terminal(self) -> Terminal:
+        """The episode's terminal, of `make_terminal`.
+
+        Raises:
+            RuntimeError: if the sandbox is not open.
+        """
+        if self._terminal is None or self._terminal.sandbox is not self.sandbox:
+            self._terminal = self.make_terminal()
+        return self._terminal
+
+    def make_terminal(self) -> Terminal:
+        """Return a terminal of `self.sandbox`: override this for another folder to begin in, variables or limits."""
+        return Terminal(self.sandbox)
 
     @property
     def sandbox_loss(self) -> SandboxLoss | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import json
 import weakref
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from agent_rl.gym.text_space import MAX_LENGTH, AnyText
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Reply
 from agent_rl.rendering.hermes import CLOSE, OPEN, read_hermes, write_call
-from agent_rl.rollout.episode import EpisodeRun
+from agent_rl.rollout.episode import CALLER, EpisodeRun
 from agent_rl.rollout.job import Job
 
 _CALL = """You may call a tool by <tool_call>{"name": ..., "arguments": {...}}</tool_call>. The tools are:"""
@@ -78,8 +77,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self._max_length = max_length
         self.render_mode = render_mode
         self.episode: Episode | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._game: SteppedEpisode | None = None
+        self._games = SteppedEpisodes(self)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, JSON] | None = None
@@ -95,13 +93,7 @@ class TextEnv(gymnasium.Env[str, str]):
         """
         super().reset(seed=seed)
         task, episode_seed = self._drawn(dict(options or {}))
-        self._stop()
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            _open.add(self)
-        job = Job(self._ours, task, episode_seed, budget=self._budget, env_args=self._env_args)
-        self._game = game = SteppedEpisode(job, self._loop)
-        game.advance(None)
+        game = self._games.begin(Job(self._ours, task, episode_seed, budget=self._budget, env_args=self._env_args))
         info: dict[str, object] = {"task": json.dumps(task, ensure_ascii=False, default=str), "seed": episode_seed}
         return self._cut(game.opening()), info | game.report()
 
@@ -111,7 +103,7 @@ class TextEnv(gymnasium.Env[str, str]):
         Raises:
             ResetNeeded: if there is no episode under way.
         """
-        game = self._game
+        game = self._games.latest
         if game is None:
             raise ResetNeeded("there is no episode under way: call reset first")
         earned, before = sum(s.reward for s in game.run.steps), len(game.run.messages) + 1
@@ -120,7 +112,7 @@ class TextEnv(gymnasium.Env[str, str]):
         observation = self._cut(text_of(game.run.messages[before:]))
         if not game.task.done():
             return observation, game.run.steps[-1].reward, False, False, {}
-        self._game, self.episode = None, game.task.result()
+        self._games.latest, self.episode = None, game.task.result()
         terminated = self.episode.outcome is Outcome.TERMINATED
         reward = 0.0 if self.episode.reward is None else self.episode.reward - earned
         return observation, reward, terminated, not terminated, game.report()
@@ -129,21 +121,13 @@ class TextEnv(gymnasium.Env[str, str]):
         """Return the conversation so far."""
         if self.render_mode is None:
             return None
-        messages = self._game.run.messages if self._game else self.episode.messages if self.episode else ()
+        game = self._games.latest
+        messages = game.run.messages if game else self.episode.messages if self.episode else ()
         return "\n".join(f"{m.role}: {m.content}{''.join(map(_called, m.tool_calls))}" for m in messages)
 
     def close(self) -> None:
-        """End what is under way; `reset` may follow."""
-        self._stop()
-        if self._loop is not None:
-            self._loop.close()
-            self._loop = None
-            _open.discard(self)
-
-    def _stop(self) -> None:
-        if self._game is not None:
-            self._game.cancel()
-            self._game = None
+        """End what is under way, which the end of this object does, too; `reset` may follow."""
+        self._games.close()
 
     def _cut(self, text: str) -> str:
         limit = self._max_length
@@ -164,13 +148,39 @@ class TextEnv(gymnasium.Env[str, str]):
         return task if isinstance(task, Mapping) else self._ours.tasks.get(self._split, index), seed
 
 
-_open: weakref.WeakSet[TextEnv] = weakref.WeakSet()
+class SteppedEpisodes:
+    """The episodes that an object plays one after the other, and their event loop.
 
+    They are closed with the object at the latest: when nothing refers to it any more, or at the exit.
+    """
 
-@atexit.register
-def _close_all() -> None:
-    for env in list(_open):
-        env.close()
+    latest: SteppedEpisode | None = None
+    """Under way, or ended."""
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self, player: object) -> None:
+        weakref.finalize(player, self.close)
+
+    def begin(self, job: Job) -> SteppedEpisode:
+        """Begin an episode, up to the first reply that it awaits; one that is still under way is broken off."""
+        self._break_off()
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        self.latest = SteppedEpisode(job, self._loop)
+        self.latest.advance(None)
+        return self.latest
+
+    def close(self) -> None:
+        """Break off what is under way, and close the event loop; another episode may begin."""
+        self._break_off()
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
+    def _break_off(self) -> None:
+        if self.latest is not None:
+            self.latest.cancel()
+            self.latest = None
 
 
 class SteppedEpisode:
@@ -237,6 +247,7 @@ class SteppedEpisode:
 
     async def reply(self, max_tokens: int | None = None) -> Reply:
         """Wait for the caller's."""
+        self.run.stage = CALLER
         self._answer = self._loop.create_future()
         self._loop.stop()
         return await self._answer

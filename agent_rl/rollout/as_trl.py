@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Optional, cast
 
-from agent_rl.core.episode import Episode
 from agent_rl.core.messages import JSON, Message, Task, ToolCall
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError
@@ -19,7 +16,7 @@ from agent_rl.gym.tasks import TRAIN, episode_seed
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.policy.base import Reply
 from agent_rl.rendering.chat_format import require_text
-from agent_rl.rollout.as_gymnasium import SteppedEpisode, text_of
+from agent_rl.rollout.as_gymnasium import SteppedEpisodes, text_of
 from agent_rl.rollout.job import Job
 
 OVER = "The episode is over."
@@ -49,10 +46,7 @@ class TrlEnv:
     env_args: ClassVar[Mapping[str, JSON]]
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._games: list[SteppedEpisode] = []
-        """The episode under way, or the last one."""
-        weakref.finalize(self, _close, self._loop, self._games)
+        self._games = SteppedEpisodes(self)
         self._resets = 0
 
     @classmethod
@@ -65,14 +59,10 @@ class TrlEnv:
 
     def reset(self, task: str | None = None, **row: object) -> str:
         """Begin an episode of a row of `rows`, or of a task of its own; return the opening."""
-        for game in self._games:
-            game.cancel()
         found: Task = self.source.tasks.get(self.split, self._resets) if task is None else json.loads(task)
         seed = episode_seed(self.seed, found, self._resets)
         self._resets += 1
-        job = Job(self.source, found, seed, budget=self.budget, env_args=self.env_args)
-        self._games[:] = [game := SteppedEpisode(job, self._loop)]
-        game.advance(None)
+        game = self._games.begin(Job(self.source, found, seed, budget=self.budget, env_args=self.env_args))
         require_text(game.run.messages, self.source.id)
         return text_of(game.run.messages)
 
@@ -86,28 +76,20 @@ class TrlEnv:
 
     def get_reward(self) -> float | None:
         """Return the episode's reward, None if it is not scored; it ends here at the latest."""
-        for game in self._games:
-            if not game.task.done():
-                game.advance(Reply(Message("assistant"), FinishReason.LENGTH))
-            episode: Episode = game.task.result()
-            return episode.reward
-        return None
+        if (game := self._games.latest) is None:
+            return None
+        if not game.task.done():
+            game.advance(Reply(Message("assistant"), FinishReason.LENGTH))
+        return game.task.result().reward
 
     def _play(self, message: Message) -> str:
-        if not self._games or self._games[0].task.done():
+        if (game := self._games.latest) is None or game.task.done():
             return OVER
-        (game,) = self._games
         before = len(game.run.messages) + 1
         game.advance(Reply(message, FinishReason.STOP))
         require_text(game.run.messages[before:], self.source.id)
         said = "\n".join(message.content for message in game.run.messages[before:])
         return f"{said}\n{OVER}".strip() if game.task.done() else said
-
-
-def _close(loop: asyncio.AbstractEventLoop, games: Sequence[SteppedEpisode]) -> None:
-    for game in games:
-        game.cancel()
-    loop.close()
 
 
 def as_trl(

@@ -33,6 +33,9 @@ from agent_rl.version import __version__
 
 _log = logging.getLogger(__name__)
 
+CALLER = "caller"
+"""The stage of an episode whose policy is a caller of ours: nothing of ours works until it says more."""
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

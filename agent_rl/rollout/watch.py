@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from agent_rl.errors import StoreError
-from agent_rl.rollout.episode import EpisodeRun, runs_under_way
+from agent_rl.rollout.episode import CALLER, EpisodeRun, runs_under_way
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Activity(TypedDict):
     turn: int
     """Counted from 1; 0 before the policy's first."""
     stage: str
-    """`reset`, `policy`, `step`, `score` or another method of the environment."""
+    """`reset`, `policy`, `step`, `score` or another method of the environment; `caller` while one is awaited."""
     call: str
     """The tools that a step calls."""
     in_call: float
@@ -71,13 +71,14 @@ def watch_log() -> None:
         while not never.wait(INTERVAL):
             name_hung(HUNG, named)
 
-    threading.Thread(target=watch, name="agent_rl watchdog", daemon=True).start()
+    threading.Thread(target=watch, name="agent_rl log watchdog", daemon=True).start()
 
 
 def name_hung(hung: float, named: dict[int, float]) -> None:
-    """Name hung calls in the log; `named` holds the beginnings of those named before."""
+    """Name hung calls in the log; `named` holds the beginnings of those named before. A caller may take its time."""
     for run in runs_under_way():
-        if time.perf_counter() - run.since >= hung and named.get(id(run)) != run.since:
+        is_long = run.stage != CALLER and time.perf_counter() - run.since >= hung
+        if is_long and named.get(id(run)) != run.since:
             named[id(run)] = run.since
             _log.warning("%s", describe(activity_of(run)))
 
@@ -102,7 +103,7 @@ def activity_of(run: EpisodeRun) -> Activity:
         id=job.id or "",
         env=job.spec.id,
         group=job.group_id,
-        turn=run.replies + (run.stage == "policy"),
+        turn=run.replies + (run.stage in ("policy", CALLER)),
         stage=run.stage,
         call=", ".join(call.name for call in calls),
         in_call=round(now - run.since, 1),

@@ -14,6 +14,7 @@ import functools
 import io
 import json
 import math
+import shlex
 import sys
 import tarfile
 import tomllib
@@ -34,19 +35,16 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.reward import reward
 from agent_rl.gym.sandboxed import SandboxedEnv
-from agent_rl.gym.tool import tool
 from agent_rl.sandboxes.base import ExecResult, FileAccessError, Limits
 from agent_rl.sandboxes.registry import shared_backend
-from agent_rl.tools.python import MAX_OUTPUT
-from agent_rl.tools.shell import described
+from agent_rl.sandboxes.terminal import MAX_OUTPUT, Terminal
+from agent_rl.tools.terminal import terminal
 
 FOLDERS = ("/tests", "/logs", "/solution")
 """What Harbor's scripts read and write, in addition to the image's working folder; of links into `LINKED`."""
 LINKED = ".task"
-_RUN = (
-    'export TASK="$PWD/.task"; export TEST_DIR="$TASK/tests" LOGS_DIR="$TASK/logs"; '
-    'cd "$1" && exec "$(command -v bash || command -v sh)" -c "$2"'
-)
+_PLACES = 'export TASK="$PWD/.task"; export TEST_DIR="$TASK/tests" LOGS_DIR="$TASK/logs"; '
+_RUN = _PLACES + 'cd "$1" && exec "$(command -v bash || command -v sh)" -c "$2"'
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,12 @@ class HarborEnv(SandboxedEnv):
     default_budget = Budget(turns=50, score_seconds=3600.0)
     limits = Limits(memory=2 << 30, processes=256, disk=256 << 20, files=65536)
     snapshot_attributes = ()
+    extra_tools = terminal
     command_seconds: ClassVar[float] = 120.0
     """For one command of the policy."""
+    keeps_jobs: ClassVar[bool] = False
+    """Whether the policy's background jobs go on while the tests run: tasks that ask for a server need that. But such
+    a job can change what the tests read and write, the reward included."""
 
     def __init__(self, sandbox: str = "docker", sandbox_args: Mapping[str, JSON] | None = None) -> None:
         super().__init__(sandbox, sandbox_args)
@@ -152,14 +154,10 @@ class HarborEnv(SandboxedEnv):
                 await sandbox.write_file(path, data)
         return place.instruction
 
-    @tool(timeout=None)  # the sandbox has one, that kills
-    async def shell(self, command: str) -> str:
-        """Run a shell command and return what it prints. Files stay from call to call, variables don't.
-
-        Args:
-            command: for bash, or sh where there is no bash.
-        """
-        return described(await self._run(command, self.command_seconds, MAX_OUTPUT))
+    def make_terminal(self) -> Terminal:
+        """Return a terminal that begins in the task's working folder, with its image's variables."""
+        setup = f"{_PLACES}cd {shlex.quote(self.workdir)}"
+        return Terminal(self.sandbox, setup=setup, env=self.variables, seconds=self.command_seconds)
 
     @reward
     async def solved(self, episode: Episode) -> float:
@@ -168,6 +166,8 @@ class HarborEnv(SandboxedEnv):
         clear = (
             'chmod -R u+rwX "$TASK"; rm -rf "$TASK/tests" "$TASK/logs"; mkdir -p "$TASK/tests" "$TASK/logs/verifier"'
         )
+        if not self.keeps_jobs:
+            await self.terminal.close()
         await self._run(clear)  # whatever the policy left there
         try:
             for path, data in self.place.tests.items():

@@ -78,7 +78,7 @@ def test_e2b_passes_the_suites_of_every_backend(backend: str, suite: str) -> Non
         ran = subprocess.run(command, env=environment, capture_output=True, text=True)
         server.stdin.close()
     print(ran.stdout)
-    assert ran.returncode == 0 and int(re.findall(r"(\d+) passed", ran.stdout)[0]) > 10
+    assert ran.returncode == 0 and int(re.findall(r"(\d+) passed", ran.stdout)[0]) > 5
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ LIMITS = Limits(memory=192 << 20, processes=32, cpus=1.0, disk=2 << 20, files=25
 DEFAULT = "jail"
 """The backend of the ordinary suite: the users' default."""
 SUITES = tuple(
-    f"tests/sandbox/test_{name}.py" for name in ("contract", "contract_files", "processes", "attacks", "endings")
+    f"tests/sandbox/test_{name}.py"
+    for name in ("contract", "contract_files", "processes", "terminal", "attacks", "endings")
 )
 """The files that are run on a backend with a server, too."""
 UNPRIVILEGED = 65534

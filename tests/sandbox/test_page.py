@@ -52,3 +52,7 @@ def test_page_example_speaks_with_a_server(scope, run):
 
 def test_page_example_restores_snapshots(scope, run):
     assert run(scope["branches"]()) == (None, ["42", "22"])
+
+
+def test_page_example_works_in_a_terminal(scope, run):
+    assert run(scope["work"]()) == ("fast in src\n", -9)
