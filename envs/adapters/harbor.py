@@ -139,10 +139,12 @@ class HarborEnv(SandboxedEnv):
         name, options = self._chosen
         is_docker = name == "docker"
         if is_docker:
+            from agent_rl.sandboxes.docker.images import IMAGE_GB
             from agent_rl.sandboxes.docker.task_image import FILL, task_image
 
             source, host = place.image or place.context, cast("str | None", options.get("host"))
-            build = functools.partial(task_image, source, FOLDERS, host, place.build_timeout)
+            most = float(cast("float", options.get("image_gb", IMAGE_GB)))
+            build = functools.partial(task_image, source, FOLDERS, host, place.build_timeout, most)
             image = await in_thread(build, "from_harbor: build")
             self.workdir, self.variables = image.workdir, image.variables
             self._backend = shared_backend(name, {**options, "image": image.name})

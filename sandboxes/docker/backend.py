@@ -12,8 +12,9 @@ import time
 import uuid
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
-from agent_rl.errors import SandboxError
+from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.recorded import RecordedSandbox
@@ -21,6 +22,7 @@ from agent_rl.sandboxes.client.remote import greeting
 from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, collect, confinement, labels
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
+from agent_rl.sandboxes.docker.images import IMAGE_GB, provide
 from agent_rl.sandboxes.registry import register_sandbox
 
 STARTS = 4
@@ -53,23 +55,40 @@ class DockerSandboxes(AgentSandboxes):
         limits: Limits | None = None,
         require: Collection[str] = (),
         starts: int = STARTS,
+        dockerfile: str | None = None,
+        build_seconds: float = 600.0,
+        image_gb: float = IMAGE_GB,
     ) -> None:
         """Store the settings; the engine is reached when the first sandbox is opened.
 
         Args:
-            image: needs a python3 (3.10 or newer); `agent-rl sandbox build-image` makes the default.
+            image: needs a python3 (3.10 or newer); `agent-rl sandbox build-image` makes the default. One that is
+                missing is pulled, with the credentials that `docker login` has left for this user.
             host: the engine's address; $DOCKER_HOST, or Docker's own default, if None.
             runtime: the engine's own if None; "runsc" is gVisor.
             limits: of a sandbox that is opened without any.
             require: the guarantees that are tried before the first sandbox is opened; without them there is none.
             starts: how many containers may be started or removed at a time.
+            dockerfile: a folder with a Dockerfile and what it copies: the image is built of it, once.
+            build_seconds: that a step of the build may say nothing.
+            image_gb: 10^9 bytes that the engine's images may take: of those that agent_rl has pulled or built the least
+                recently used ones are removed beyond that, but none that was used within the hour.
 
         Raises:
-            ConfigError: if streams can't be attached to at that address, or there is no such guarantee.
+            ConfigError: if both an image and a Dockerfile are given, there is no such file, streams can't be attached
+                to at that address, or there is no such guarantee.
         """
         super().__init__(limits, require)
         self.engine = Engine(host)
+        if dockerfile is not None and image != IMAGE:
+            raise ConfigError(f"docker: both image={image!r} and dockerfile={dockerfile!r}; give one")
+        if dockerfile is not None and not Path(dockerfile, "Dockerfile").is_file():
+            raise ConfigError(f"docker: dockerfile={dockerfile!r}: give a folder that has a Dockerfile")
         self.image, self.runtime = image, runtime
+        self._source = image if dockerfile is None else Path(dockerfile)
+        self._build_seconds, self._image_gb = build_seconds, image_gb
+        self._is_provided = False
+        """Whether the image was there when a sandbox was last opened."""
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
         self._closed = False
         self._tidy = False
@@ -131,17 +150,24 @@ class DockerSandboxes(AgentSandboxes):
 
     def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket]:
         """Start a container; return its id, and the stream to its agent."""
+        if not self._is_provided:
+            self.image = provide(self.engine, self._source, seconds=self._build_seconds, gigabytes=self._image_gb)
+            self._is_provided = True
         user = any_user()
-        container = self.engine.create(
-            self.image,
-            ARGV,
-            {**confinement(limits, user), **({"Runtime": self.runtime} if self.runtime else {})},
-            name=f"agent-rl-{uuid.uuid4().hex[:12]}",
-            user=f"{user}:{user}",
-            labels=labels(owner, lifetime),
-            working_dir="/",
-            hostname="sandbox",
-        )
+        try:
+            container = self.engine.create(
+                self.image,
+                ARGV,
+                {**confinement(limits, user), **({"Runtime": self.runtime} if self.runtime else {})},
+                name=f"agent-rl-{uuid.uuid4().hex[:12]}",
+                user=f"{user}:{user}",
+                labels=labels(owner, lifetime),
+                working_dir="/",
+                hostname="sandbox",
+            )
+        except SandboxError:
+            self._is_provided = False  # another process may have removed it
+            raise
         try:
             return container, self.engine.start(container)
         except BaseException:

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agent_rl.errors import ConfigError, SandboxError
 
@@ -120,6 +120,54 @@ class Engine:
                     if "error" in line:
                         raise SandboxError(f"the image {tag} could not be built: {' | '.join(told[-5:])}")
             return dict(cast("dict[str, object]", self.api.inspect_image(tag)["Config"]))
+
+    def has_image(self, name: str) -> bool:
+        """Whether there is an image of that name."""
+        with self._asked(f"look for {name}"):
+            return bool(self.api.images(name))
+
+    def pull_image(self, name: str) -> None:
+        """Get an image from its registry, with the credentials that `docker login` has left here."""
+        with self._asked(f"pull {name}"):
+            for line in self.api.pull(name, stream=True, decode=True):
+                if "error" in line:
+                    raise OSError(line["error"])
+
+    def tag_image(self, name: str, tag: str) -> None:
+        """Give an image another name, or the same: its `LastTagTime` is now."""
+        repository, _, version = tag.rpartition(":")
+        with self._asked(f"tag {name}"):
+            self.api.tag(name, repository, version, force=True)
+
+    def about_image(self, name: str) -> dict[str, Any]:
+        """Return what the engine knows of an image."""
+        with self._asked(f"inspect {name}"):
+            return cast("dict[str, Any]", self.api.inspect_image(name))
+
+    def image_tags(self, prefix: str) -> list[str]:
+        """Return the names of images that begin so."""
+        with self._asked("list the images"):
+            names = [tag for image in self.api.images() for tag in image["RepoTags"] or ()]
+        return [name for name in names if name.startswith(prefix)]
+
+    def image_bytes(self) -> int:
+        """Return the bytes of all images; layers that several have count once."""
+        with self._asked("measure its images"):
+            return int(self.api.df()["LayersSize"])
+
+    def remove_image(self, name: str) -> list[str]:
+        """Remove an image under all its names, unless a container has it; return the names.
+
+        Raises:
+            SandboxError: if one has.
+        """
+        with self._asked(f"remove {name}"):
+            about = self.api.inspect_image(name)
+            if self.api.containers(all=True, filters={"ancestor": about["Id"]}):
+                raise OSError("a container is made of it")
+            for tag in about["RepoTags"]:
+                self.api.remove_image(tag)
+            return list(about["RepoTags"])
 
     @contextlib.contextmanager
     def _asked(self, wish: str) -> Iterator[None]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import cast
 
 from agent_rl.sandboxes.base import WORK
 from agent_rl.sandboxes.docker.engine import Engine
+from agent_rl.sandboxes.docker.images import BUILT, IMAGE_GB, digest_of, provide
 
 LINKED = ".task"
 """The folder in the working folder that the links lead to."""
 FILL = f"mkdir -p {WORK}/{LINKED} && cp -RP /.start/. {WORK}/{LINKED}/"
 """The command to run in a new sandbox of such an image."""
-_building = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,9 @@ class TaskImage:
     variables: dict[str, str]
 
 
-def task_image(source: Path | str, folders: Sequence[str], host: str | None, timeout: float) -> TaskImage:
+def task_image(
+    source: Path | str, folders: Sequence[str], host: str | None, timeout: float, gigabytes: float = IMAGE_GB
+) -> TaskImage:
     """Make an image of a Dockerfile or of another image, unless it is there.
 
     Args:
@@ -41,30 +42,29 @@ def task_image(source: Path | str, folders: Sequence[str], host: str | None, tim
         folders: of those that are written to, in addition to the image's working folder.
         host: the engine's address.
         timeout: seconds that a step of the build may say nothing.
+        gigabytes: as `images.provide` has it.
 
     Raises:
-        SandboxError: if it can't be built.
+        SandboxError: if it can't be pulled or built.
     """
-    digest = hashlib.blake2b(str(source).encode() if isinstance(source, str) else b"", digest_size=8)
-    for file in sorted(source.rglob("*")) if isinstance(source, Path) else ():
-        if file.is_file():
-            digest.update(f"{file.relative_to(source)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
-    with _building:
-        return _built(source, tuple(folders), host, timeout, digest.hexdigest())
+    return _built(source, tuple(folders), host, timeout, gigabytes, digest_of(source))
 
 
-@functools.cache
-def _built(source: Path | str, folders: tuple[str, ...], host: str | None, timeout: float, digest: str) -> TaskImage:
+@functools.lru_cache(maxsize=4096)
+def _built(
+    source: Path | str, folders: tuple[str, ...], host: str | None, timeout: float, gigabytes: float, digest: str
+) -> TaskImage:
     engine = Engine(host)
     try:
-        base = source if isinstance(source, str) else f"agent-rl/task:{digest}"
-        about = engine.build_image(source if isinstance(source, Path) else f"FROM {source}", base, timeout=timeout)
+        base = provide(engine, source, seconds=timeout, gigabytes=gigabytes)
+        about = engine.about_image(base)["Config"]
         workdir = str(about.get("WorkingDir") or "/")
         workdir = "/app" if workdir == "/" else workdir
         moved = [path for path in (*folders, workdir) if not f"{path}/".startswith((f"{WORK}/", "/tmp/"))]
         text = "\n".join((f"FROM {base}", "USER root", "WORKDIR /", *map(_linked, moved)))
-        name = f"agent-rl/task-sandbox:{hashlib.blake2b(f'{digest}{text}'.encode(), digest_size=8).hexdigest()}"
+        name = f"{BUILT}-sandbox:{hashlib.blake2b(f'{digest}{text}'.encode(), digest_size=8).hexdigest()}"
         engine.build_image(text, name, timeout=timeout)
+        engine.tag_image(name, name)
     finally:
         engine.close()
     lines = cast("list[str]", about.get("Env") or [])

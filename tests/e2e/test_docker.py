@@ -222,7 +222,8 @@ def test_docker_raises_sandbox_error_for_missing_engine() -> None:
 
 
 def test_docker_raises_sandbox_error_for_unusable_image(engine: Engine) -> None:
-    assert "build-image" in refuses(engine.host, "missing/image:1")
+    assert "build-image" in refuses(engine.host, "agent-rl/missing:1")
+    assert "could not pull 127.0.0.1:1/missing:1" in refuses(engine.host, "127.0.0.1:1/missing:1")
     engine.api.import_image(src=b"\0" * 1024, repository="agent-rl/empty", tag="1")
     assert "python3" in refuses(engine.host, "agent-rl/empty:1")
 

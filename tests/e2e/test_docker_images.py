@@ -1,0 +1,66 @@
+"""Images for Docker from a registry with a password, and of a Dockerfile, on a real engine; and their bound."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine
+from agent_rl.sandboxes.docker.images import trim
+from tests.e2e.dockerd import Dockerd
+from tests.e2e.registry import PASSWORD, USER, registry
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def engine(dockerd: Dockerd) -> Iterator[Engine]:
+    engine = Engine(dockerd.host)
+    yield engine
+    engine.close()
+
+
+async def said(host: str, **options: str) -> str:
+    """Return what is in /told of a sandbox."""
+    sandboxes = DockerSandboxes(host=host, **options)  # type: ignore[arg-type]
+    try:
+        sandbox = await sandboxes.open()
+        return (await sandbox.exec(["cat", "/told"])).stdout
+    finally:
+        await sandboxes.close()
+
+
+def test_docker_pulls_with_the_credentials_of_docker_login(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.build_image(f"FROM {IMAGE}\nRUN echo pulled >/told\n", "mine/image:1")
+    with registry(b"".join(engine.api.get_image("mine/image:1"))) as address:
+        name = f"{address}/mine/image:1"
+        engine.api.remove_image("mine/image:1")
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        with pytest.raises(SandboxError, match=f"could not pull {name}"):
+            asyncio.run(said(engine.host, image=name))
+        password = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        (tmp_path / "config.json").write_text(json.dumps({"auths": {address: {"auth": password}}}))
+        assert asyncio.run(said(engine.host, image=name)) == "pulled\n"
+    assert asyncio.run(said(engine.host, image=name)) == "pulled\n", "it is there"
+    assert trim(engine, 0) == []
+    assert name in trim(engine, 0, kept=-60.0) and not engine.has_image(name) and engine.has_image(IMAGE)
+
+
+def test_docker_builds_a_dockerfile_once(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nCOPY told /told\n")
+    for word in ("one", "two"):
+        (tmp_path / "told").write_text(word)
+        before = len(engine.image_tags("agent-rl/task:"))
+        for _ in range(2):
+            assert asyncio.run(said(engine.host, dockerfile=str(tmp_path))) == word
+        assert len(engine.image_tags("agent-rl/task:")) == before + 1
+    size = engine.image_bytes()
+    assert len(trim(engine, 0, kept=-60.0)) >= 2 and engine.image_bytes() < size
