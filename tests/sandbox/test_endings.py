@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import subprocess
 import sys
@@ -37,6 +38,18 @@ ESCAPES = {
         "open('beat.sh', 'w').write(script)\n"
         "subprocess.Popen(['sh', 'beat.sh'], start_new_session=True)"
     ),
+    "a reaper of its own": (  # its orphans come to it, not to the agent
+        "import ctypes\nif os.fork() == 0:\n    os.setsid()\n    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"
+        "    if os.fork() == 0: os.fork() or beat(); os._exit(0)\n    time.sleep(9)\n    os._exit(0)"
+    ),
+    **{  # clone of x86_64: without a signal of its end, and with a parent that waits, deaf to all but SIGKILL
+        name: (
+            f"import ctypes\nif ctypes.PyDLL(None).syscall(56, {flags}, 0, 0, 0, 0) == 0:\n    os.setsid()\n"
+            "    beat()\n    os._exit(0)"
+        )
+        for name, flags in (("a child that nobody hears of", 0), ("a parent that is held", 0x4000 | 17))
+        if platform.machine() == "x86_64"
+    },
     "a thread": "import threading\nthreading.Thread(target=beat).start()",
 }
 
