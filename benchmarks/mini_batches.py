@@ -30,7 +30,8 @@ def trainer(minibatches: int) -> Trainer:
     """Return a trainer without an engine, with a model of its own."""
     config = load_config("backend/embedded", TrainConfig, [f"updates.minibatches={minibatches}"])
     model = make_model(config.model, VOCAB, seed=0)
-    actor = SimpleNamespace(model=model, engine=SimpleNamespace(context_limit=None), params=lambda *_: None)
+    engine = SimpleNamespace(context_limit=None, release_weights=lambda: None)
+    actor = SimpleNamespace(model=model, engine=engine, params=lambda *_: None)
     return Trainer(spec("calculator-v0"), cast(Actor, actor), config)
 
 
