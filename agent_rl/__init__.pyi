@@ -17,6 +17,7 @@ from .envs.adapters.games import from_gem as from_gem, from_textarena as from_te
 from .envs.adapters.openenv import from_openenv as from_openenv
 from .envs.adapters.verifiers import from_verifiers as from_verifiers
 from .envs.adapters.harbor import from_harbor as from_harbor
+from .envs.adapters.swe import from_swe as from_swe
 from .rollout.as_trl import as_trl as as_trl
 from .api import check as check
 from .checks.report import CheckReport as CheckReport, Finding as Finding

@@ -142,7 +142,7 @@ def score(actor: Actor, batch: Rows, given: torch.Tensor | None) -> tuple[torch.
     log = RouteLog(len(batch.token_ids))
     config = settings()
     how = (config.rollout.temperature, config.precision, config.forward_tokens)
-    (logprobs,) = score_rows(actor.model, batch, ["logprobs"], *how, given=given, log=log)
+    (logprobs,) = score_rows(actor.model, batch, ["logprobs"], *how, torch.arange(len(batch)), given=given, log=log)
     return logprobs, log
 
 

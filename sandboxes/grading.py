@@ -12,6 +12,8 @@ import asyncio
 import json
 import math
 import os
+import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +28,16 @@ from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox, Sandboxes
 
 MAX_ANSWER = 1024 * 1024
 """Bytes of one answer."""
+MAX_VALUES = 50_000
+"""Values in one answer: reading JSON holds up the event loop, for 15 ms of so many, for 45 of as many as 1 MiB has."""
 NO_PROGRAM = 127
 """The exit status where there is no such program."""
 MAX_SOURCE = 1024 * 1024
 """Bytes of one file that is graded."""
 
 _CALL = Path(call_function.__file__).read_text()
+_LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+"""As `str.splitlines` has it."""
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 """Of each event loop: as many programs run at a time as there are processors, so that none is late as others run."""
 
@@ -140,6 +146,8 @@ async def call(
     module, _, name = function.partition(":")
     request = json.dumps({"module": module, "function": name, "args": args})
     printed = await _output(files, ["python3", "-c", _CALL], request, sandboxes, timeout, limits)
+    if not printed.startswith('"') and sum(map(printed.count, ",[{")) > MAX_VALUES:
+        raise CallError(f"the answer has more than {MAX_VALUES} values")
     try:
         return cast(JSON, json.loads(printed))
     except (ValueError, RecursionError):
@@ -153,13 +161,13 @@ async def _judge(
     try:
         if isinstance(test, Program):
             printed = await _output(files, test.argv, test.input, sandboxes, timeout, limits)
-            same = _lines(printed) == _lines(test.expected)
+            same = _same_lines(printed, test.expected)
             return "" if same else f"printed {printed[:1000]!r}, not {test.expected[:1000]!r}"
         answer = await call(files, test.function, test.args, sandboxes, timeout=timeout, limits=limits)
     except CallError as error:
         return str(error)
     same = _equal(answer, test.expected, test.tolerance)
-    return "" if same else f"returned {answer!r:.1000}, not {test.expected!r:.1000}"
+    return "" if same else f"returned {reprlib.repr(answer)}, not {reprlib.repr(test.expected)}"
 
 
 async def _output(
@@ -206,8 +214,12 @@ async def _require(program: str, sandboxes: Sandboxes, timeout: float, limits: L
         raise SandboxError(reason, SandboxLoss(Cause.NO_PROGRAM, reason))
 
 
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+def _same_lines(printed: str, expected: str) -> bool:
+    """Compare texts but for white space at line ends, in a time that the number of expected lines bounds."""
+    wanted = [line.rstrip() for line in expected.rstrip().splitlines()]
+    if not wanted:
+        return not printed.strip()
+    return [line.rstrip() for line in _LINE_END.split(printed.rstrip(), len(wanted))] == wanted
 
 
 def _equal(answer: JSON, expected: JSON, tolerance: float) -> bool:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
 import threading
 import time
 import warnings
 from collections import Counter
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from agent_rl.store.codec import load_line
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.store.shards import read_from, shards_of
 from tests.doubles import example_episode
+from tests.forking import fork_server
 
 SHARD_BYTES = 12_000
 """A few lines: most kills fall into the closing of a shard."""
@@ -68,11 +64,7 @@ class Reader(threading.Thread):
 
 def kill_writers(folder: Path, kills: int, seed: int) -> Reader:
     """Kill writers that many times, each somewhere after a few episodes; return the reader that was beside them."""
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tests.store_crashes"])
-    with pytest.MonkeyPatch.context() as patch:  # without our path its server imports nothing, and says nothing
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-        forkserver.ensure_running()
+    processes = fork_server("tests.store_crashes")
     generator = np.random.default_rng(seed)
     folder.mkdir()
     reader = Reader(folder)

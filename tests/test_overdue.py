@@ -6,10 +6,11 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
-from agent_rl.concurrency import HOLD, WorkerCall, in_thread
+from agent_rl.concurrency import WorkerCall, in_thread
 from agent_rl.core.episode import Outcome
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.reward import reward
@@ -128,13 +129,18 @@ print(episode.outcome, episode.final_text, episode.error and episode.error.messa
 
 def test_slow_calls_hold_up_the_loop_once():
     async def main():
-        for n in range(2):
-            slow = WorkerCall(lambda: time.sleep(0.02), "judge")
-            started = time.monotonic()
-            assert not slow.returns_quickly()
-            assert n == 0 or time.monotonic() - started < HOLD
-            await slow.result()
-        quick = [await in_thread(int, "judge") or WorkerCall(int, "judge").returns_quickly() for _ in range(50)]
+        for is_known_as_slow in (False, True):
+            turns, ended = [], threading.Event()
+            asyncio.get_running_loop().call_soon(turns.append, 1)
+            slow = WorkerCall(partial(ended.wait, 30), "judge", quick=True)
+            assert not await slow.returns_quickly()
+            assert (not turns) == is_known_as_slow
+            ended.set()
+            assert await slow.result()
+        quick = [
+            await in_thread(int, "judge") or await WorkerCall(int, "judge", quick=True).returns_quickly()
+            for _ in range(50)
+        ]
         assert any(quick)  # after a quick one; not each time where the machine is busy
 
     asyncio.run(main())
@@ -145,11 +151,10 @@ def test_worker_threads_are_reused(release):
         first = await in_thread(threading.current_thread, "first")
         assert await in_thread(threading.current_thread, "second") is first
         stuck = WorkerCall(lambda: (threading.current_thread(), release.wait(30)), "stuck")
-        assert not stuck.returns_quickly()
         other = await in_thread(threading.current_thread, "third")
-        assert other is not first and first.name == "stuck" and first.daemon and other.daemon
+        assert other is not first and first.daemon and other.daemon
         release.set()
-        assert (await stuck.result())[0] is first
+        assert (await stuck.result())[0] is first and first.name == "stuck"
 
     asyncio.run(main())
 
@@ -162,6 +167,40 @@ def test_worker_calls_all_return_under_load():
     asyncio.run(main())
     time.sleep(0.05)
     assert sum(type(t).__name__ == "_Worker" for t in threading.enumerate()) <= 70
+
+
+def test_quick_calls_of_a_turn_share_a_worker():
+    async def main():
+        calls = [in_thread(threading.current_thread, "quick", quick=True) for _ in range(20)]
+        return await asyncio.gather(*calls)
+
+    assert any(len(set(asyncio.run(main()))) == 1 for _ in range(20))  # not each time where the machine is busy
+
+
+def test_quick_calls_behind_a_stuck_one_return(release):
+    async def main():
+        stuck = WorkerCall(lambda: release.wait(30), "stuck", quick=True)
+        behind = [WorkerCall(lambda i=i: i, "behind", quick=True) for i in range(20)]
+        assert not await stuck.returns_quickly()
+        assert [await call.result() for call in behind] == list(range(20))
+        release.set()
+        assert await stuck.result()
+
+    asyncio.run(main())
+
+
+def test_quick_call_that_is_cancelled_in_time_is_not_made():
+    made = []
+
+    async def main():
+        given_up = asyncio.create_task(in_thread(lambda: made.append(1), "given up", quick=True))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        await in_thread(lambda: made.append(2), "kept", quick=True)
+
+    asyncio.run(main())
+    assert made == [2]
 
 
 def test_worker_call_raises_the_error_of_its_function():

@@ -174,6 +174,20 @@ def file_names() -> set[str]:
     return {file.name for folder in ("agent_rl", "examples") for file in files_in(ROOT / folder, symlinks=True)}
 
 
+@functools.cache
+def metrics() -> tuple[re.Pattern[str], ...]:
+    return tuple(map(pattern, (*EMBEDDED, *ON_VERL)))
+
+
+@functools.cache
+def names() -> frozenset[str]:
+    """Return the settings, whole and from each dot on, the ends of names of metrics, and what the source has."""
+    keys = [key.split(".") for found in SETTINGS.values() for key in found]
+    settings = {".".join(key[start:]) for key in keys for start in range(len(key))}
+    last = [name.split("/")[-1] for name in (*EMBEDDED, *ON_VERL)]
+    return source()[0].union(settings, last, (re.sub("N$", "0", name) for name in last))
+
+
 # --- one check for each form ---
 
 
@@ -257,15 +271,14 @@ def takes(thing: object, given: set[str | None]) -> bool:
 
 def is_path(piece: str) -> bool:
     """`docs/verl.md`, `runs/latest/checkpoint`, `.jsonl`, `mismatch/`, `rollout/kept`."""
-    metrics = [*EMBEDDED, *ON_VERL]
-    if any(pattern(name).fullmatch(piece) for name in metrics):
+    if any(metric.fullmatch(piece) for metric in metrics()):
         return True
     if piece.endswith(("/", "/...")):
         prefix = piece.removesuffix("...")
-        if any(name.startswith(prefix) for name in metrics):
+        if any(name.startswith(prefix) for name in (*EMBEDDED, *ON_VERL)):
             return True
     places = ("", "docs", "agent_rl", "agent_rl/backends/verl")
-    if any((ROOT / place / piece).exists() for place in places) or piece in file_names() | EXAMPLES:
+    if any((ROOT / place / piece).exists() for place in places) or piece in file_names() or piece in EXAMPLES:
         return True
     of_a_run = re.sub(r"^runs/(latest|<time>-<name>)/?", "", piece).rstrip("/")
     return all(part in source()[0] or re.fullmatch(r"global_step_\d+", part) for part in of_a_run.split("/") if part)
@@ -273,13 +286,8 @@ def is_path(piece: str) -> bool:
 
 def is_name(piece: str) -> bool:
     """`Budget.score_seconds`, `rollout.groups`, `kl.coefficient`, `group-relative`, `train-...`."""
-    settings = {key for found in SETTINGS.values() for key in found}
-    if piece in settings or any(key.endswith(f".{piece}") for key in settings):
-        return True
-    last = [name.split("/")[-1] for name in (*EMBEDDED, *ON_VERL)]
-    metrics = {*last, *(re.sub("N$", "0", name) for name in last)}
     parts = piece.removesuffix("-...").split(".")
-    return piece in metrics | source()[0] or all(part in source()[0] or part.startswith("agent_rl") for part in parts)
+    return piece in names() or all(part in source()[0] or part.startswith("agent_rl") for part in parts)
 
 
 def is_text(piece: str) -> bool:
@@ -335,6 +343,7 @@ FORMS: Mapping[str, tuple[re.Pattern[str], Callable[[str], bool]]] = {
 }
 
 
+@functools.cache
 def exists(piece: str) -> bool:
     if piece.startswith("source <("):
         piece = piece[9:-1]

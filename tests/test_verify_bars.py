@@ -18,7 +18,7 @@ from agent_rl.replay.run import MODES
 from agent_rl.store.episodes import read_episodes
 from tests.recorded import DETERMINISTIC, SANDBOXED, recorded, stored
 
-EPISODES, OF_SANDBOXED = 1000, int(os.environ.get("AGENT_RL_BAR", "40"))
+EPISODES, OF_SANDBOXED = 1000, int(os.environ.get("AGENT_RL_BAR", "24"))
 CORPUS = ("wordnet-v0", "research-wordnet-v0")
 BUDGETS = (None, Budget(turns=2), Budget(turns=8, tool_calls=1))
 

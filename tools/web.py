@@ -93,7 +93,7 @@ def request(
             raise ConnectionError(f"{host} broke off {answer.length} bytes before the end")
         return Response(answer.status, answer.headers, read, is_cut)
     except (OSError, http.client.HTTPException) as error:
-        if late.is_set():
+        if late.is_set() or isinstance(error, TimeoutError):  # the socket's own clock may be the first
             raise TimeoutError(f"{parts.hostname} took more than {seconds:g} s") from None
         if isinstance(error, http.client.HTTPException):
             raise ConnectionError(f"{parts.hostname} answered in no HTTP: {type(error).__name__} {error}") from None

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from agent_rl.core.display import Displayed
 from agent_rl.core.ending import Ending, ending_of
 from agent_rl.core.judgement import Judgement
+from agent_rl.core.making import made_quickly
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.core.trajectory import Trajectory
@@ -44,6 +45,7 @@ class Outcome(StrEnum):
     """An infrastructure failure: no reward, no part in its group's baseline."""
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """A step as replay compares it; its messages are in `Episode.messages`."""
@@ -57,6 +59,7 @@ class StepRecord:
     """What `Env.state_hash` said before the policy's reply; None where the environment doesn't say."""
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class Reward:
     """One component of an episode's reward; a `value` of None is "not scored", never 0."""
@@ -105,6 +108,7 @@ class Origin:
     """Sampled at temperature 0, as a baseline of its group."""
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class Episode(Displayed):
     """Everything that happened; one line of the episode file."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agent_rl.core.images import Image
+from agent_rl.core.making import made_quickly
 
 if TYPE_CHECKING:
     JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
@@ -31,6 +32,7 @@ class ToolErrorKind(StrEnum):
     EXCEPTION = "exception"
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call that the model asked for; `error` says why it could not be parsed."""
@@ -41,6 +43,7 @@ class ToolCall:
     error: str | None = None
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class Message:
     """One chat message, with OpenAI's roles and names.
@@ -97,6 +100,7 @@ def images_in(messages: Iterable[Message]) -> list[Image]:
     return [image for message in messages if message.parts for image in message.images]
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class Step:
     """Gymnasium's five-tuple, with messages for the observation."""

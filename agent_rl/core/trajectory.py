@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_rl.core.display import Displayed
+from agent_rl.core.making import made_quickly
 from agent_rl.errors import TrajectoryError
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
@@ -48,6 +49,7 @@ class Source(StrEnum):
     """Tokens of a reply that the policy did not sample: what the chat template closes it with, or an interruption."""
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What a policy sampled in one turn, exactly."""
@@ -62,6 +64,7 @@ class Completion:
     """`[n, layers, top_k]` for the n input positions that were fed since the last completion."""
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class Span:
     """Where the tokens `[start, stop)` came from."""

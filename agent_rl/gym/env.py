@@ -212,8 +212,9 @@ class Env:
         waiting = [functools.partial(score_one, c) for c in left if c not in sync]
         if sync:  # one after the other in a thread, as one may never return
             methods: list[RewardMethod] = [getattr(self, c.attribute) for c in sync]
-            running = WorkerCall(lambda: [m(episode) for m in methods], f"{type(self).__name__}.{sync[0].attribute}")
-            if running.returns_quickly() and not any(map(inspect.isawaitable, running.finished())):
+            thread = f"{type(self).__name__}.{sync[0].attribute}"
+            running = WorkerCall(lambda: [m(episode) for m in methods], thread, quick=True)
+            if await running.returns_quickly() and not any(map(inspect.isawaitable, running.finished())):
                 for c, value in zip(sync, running.finished(), strict=True):
                     keep(c, value)
             else:

@@ -260,14 +260,24 @@ def _begin(
     if called.is_async:
         return partial(_wait, called, call, cast("Callable[[], Awaitable[object]]", bound))
     if not called.inline:
-        running = WorkerCall(bound, f"tool {call.name}")
-        if not running.returns_quickly():
-            return partial(_wait, called, call, running.result)
-        bound = running.finished
+        return partial(_work, called, call, bound)
+    return _answer(called, call, bound)
+
+
+def _answer(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message:
+    """Answer with what a function returns or raises at once."""
     try:
         return result_message(call, bound(), called.max_output)
     except (Exception, SystemExit) as error:
         return exception_message(call, error)
+
+
+async def _work(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message:
+    """Make a sync call in a worker thread; the tool's timeout is for one that is not quick."""
+    running = WorkerCall(bound, f"tool {call.name}", quick=True)
+    if await running.returns_quickly():
+        return _answer(called, call, running.finished)
+    return await _wait(called, call, running.result)
 
 
 async def _repeat(called: AnyTool, call: ToolCall, bound: Callable[[], object]) -> Message:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from agent_rl.core.making import made_quickly
 from agent_rl.core.messages import Message, images_in
 from agent_rl.core.trajectory import FinishReason, Trajectory
 from agent_rl.errors import ConfigError, RenderError
@@ -24,6 +25,7 @@ class Prefix:
     """The turn of the reply to come."""
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One answer of a policy; `message` is what the sampled tokens say."""

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from agent_rl.core.making import made_quickly
 from agent_rl.core.messages import Message
 from agent_rl.gym.tool import ToolSpec
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class Bridge:
     """The ids between one sampled reply and the next."""

@@ -226,13 +226,16 @@ class EpisodeRun:
             _OutOfTimeError: if that runs out, in a step.
             TimeoutError: if it runs out before the policy's first turn, or while a user is asked.
         """
-        self.stage, seconds, started = stage, self.budget.seconds, time.perf_counter()
-        self.since = started
-        is_opening = stage in ("reset", "restore")
+        self.stage, self.since, seconds = stage, time.perf_counter(), self.budget.seconds
+        if seconds is not None:
+            return await self.call_within(seconds, stage, method, *args)
+        begun = self.begin(stage, method, *args)
+        return begun if type(begun) is Step or not is_awaitable(begun) else await begun
+
+    async def call_within(self, seconds: float, stage: str, method: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
+        """Call a method that has, with the ones before, so much time."""
+        started, is_opening = self.since, stage in ("reset", "restore")
         try:
-            if seconds is None:
-                begun = self.begin(stage, method, *args)
-                return begun if type(begun) is Step or not is_awaitable(begun) else await begun
             async with asyncio.timeout(seconds - self.meter.spent) as clock:
                 self.meter.clock = clock
                 value = await maybe_await(self.begin(stage, method, *args))
@@ -240,7 +243,7 @@ class EpisodeRun:
                 raise overdue(stage, seconds)
             return value
         except TimeoutError:
-            if seconds is None or not clock.expired():  # the environment's own
+            if not clock.expired():  # the environment's own
                 raise
             is_failure = is_opening or (isinstance(self.env, DialogueEnv) and self.env.asking)
             raise (overdue(stage, seconds) if is_failure else _OutOfTimeError) from None

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin
+from agent_rl.core.making import made_quickly
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.budget import Budget
@@ -111,6 +112,7 @@ def messages_before(episode: Episode, turn: int) -> tuple[Message, ...]:
     return episode.messages[: len(episode.messages) - later]
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class Job:
     """An episode to run: its environment, task and seed."""

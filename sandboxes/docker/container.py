@@ -14,7 +14,9 @@ capabilities that would add to it, and takes away:
 - `sync` and `syncfs`: they make the host write its disks out, as often as one likes. Protocols of sockets for which the
   host would load a module, and line disciplines of terminals, for which it would, too. Sockets that linger, as closing
   one can block a thread of the kernel's, and another limit of cores, as one of 1 is all that keeps the kernel from
-  running the host's handler: these two succeed and do nothing;
+  running the host's handler: these two succeed and do nothing. So does `fadvise64`: of a file of the image, it would
+  drop what the host keeps in memory of it, for all containers. Filters of sockets: the kernel has one limit of memory
+  for all such programs, those of other containers' seccomp included;
 - `name_to_handle_at`, `statmount`, `listmount`: they tell of the host's file systems. `fanotify_mark`, `adjtimex`,
   `clock_adjtime`, `modify_ldt`, `personality`, `remap_file_pages`, `vmsplice`, `map_shadow_stack`, `uretprobe`: no
   program here needs them.
@@ -102,7 +104,7 @@ ALLOWED = """
 accept accept4 access alarm arch_prctl bind brk cachestat capget capset chdir chmod chown clock_getres
 clock_gettime clock_nanosleep close close_range connect copy_file_range creat dup dup2 dup3 epoll_create
 epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 execve execveat exit exit_group
-faccessat faccessat2 fadvise64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync
+faccessat faccessat2 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync
 fgetxattr flistxattr flock fork fremovexattr fsetxattr fstat fstatfs fsync ftruncate futex futex_requeue
 futex_wait futex_waitv futex_wake futimesat get_robust_list getcpu getcwd getdents getdents64 getegid geteuid
 getgid getgroups getitimer getpeername getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid
@@ -131,6 +133,8 @@ _SOCKETS = (1, 2, 10)
 _PROTOCOLS = (0, 1, 6, 17, 58)
 """Whatever is usual, ICMP, TCP, UDP, ICMPv6."""
 _SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE, _TIOCSETD = 1, 13, 4, 0x5423
+_OPTIONS = [option for option in range(1, 84) if option not in (_SO_LINGER, 26, 50, 51, 52)]
+"""Of a socket: without SO_ATTACH_FILTER, SO_ATTACH_BPF and the two of SO_REUSEPORT."""
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _NO_SUCH_CALL = 38
@@ -141,11 +145,10 @@ def seccomp_profile() -> str:
     """Return the profile as JSON, as `--security-opt seccomp=` takes it."""
     rules: list[dict[str, object]] = [{"names": ALLOWED.split(), "action": "SCMP_ACT_ALLOW"}]
     rules += [_allow_if("socket", _is(0, domain), _is(2, protocol)) for domain in _SOCKETS for protocol in _PROTOCOLS]
-    rules += [
-        _allow_if("setsockopt", _is(1, _SOL_SOCKET, not_=True)),
-        _allow_if("setsockopt", _is(2, _SO_LINGER, not_=True)),
-    ]
+    rules.append(_allow_if("setsockopt", _is(1, _SOL_SOCKET, not_=True)))
+    rules += [_allow_if("setsockopt", _is(1, _SOL_SOCKET), _is(2, option)) for option in _OPTIONS]
     rules.append({**_allow_if("setsockopt", _is(1, _SOL_SOCKET), _is(2, _SO_LINGER)), **_fail(0)})
+    rules.append({"names": ["fadvise64"], **_fail(0)})
     rules += [_allow_if("ioctl", test) for test in _differ(1, _TIOCSETD)]
     rules.append(_allow_if("setrlimit", _is(0, _RLIMIT_CORE, not_=True)))
     rules.append({**_allow_if("setrlimit", _is(0, _RLIMIT_CORE)), **_fail(0)})

@@ -49,6 +49,7 @@ class Link:
         self._pid = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._killing: asyncio.Task[str | None] | None = None
+        self._failure: str | None = None
 
     async def begin(self, greeting: bytes) -> None:
         """Start the agent.
@@ -85,6 +86,10 @@ class Link:
         """Wait until the service has ended it; return why it could not."""
         return None if self._killing is None else await asyncio.shield(self._killing)
 
+    async def host_failure(self) -> str | None:
+        """Return what has failed of the service; None if it was the microVM, or what runs in it, that ended."""
+        return self._failure or await self.ended()
+
     async def _end(self) -> str | None:
         for task in self._tasks:
             task.cancel()
@@ -107,13 +112,31 @@ class Link:
             while data := await loop.sock_recv(self._theirs, CHUNK):
                 async with asyncio.timeout(START_TIMEOUT):
                     await self.machine.commands.send_stdin(self._pid, data)
-        except Exception:  # of the network or the service: the waiting call fails
-            self._theirs.close()
+        except Exception as error:  # the waiting call fails
+            await self._blame(error)
 
     async def _watch(self, command: AsyncCommandHandle[None]) -> None:
         """Wait until the agent has ended, or its stream has."""
-        with contextlib.suppress(Exception):  # why makes no difference
+        try:
             await command.wait()
+            self._theirs.close()
+        except Exception as error:
+            await self._blame(error)
+
+    async def _blame(self, error: Exception) -> None:
+        """Break the connection off; note that the service did, unless the agent or its microVM is gone.
+
+        Those may be the act of code: of memory that it used up, for one.
+        """
+        from e2b import CommandExitException, NotFoundException
+
+        if not (self.gone.is_set() or isinstance(error, CommandExitException | NotFoundException | ValueError)):
+            try:
+                async with asyncio.timeout(START_TIMEOUT):
+                    runs = await self.machine.is_running()
+            except Exception:  # nor can it be asked
+                runs = True
+            self._failure = f"E2B broke the connection off: {error!r}" if runs else None
         self._theirs.close()
 
 
@@ -121,4 +144,6 @@ class LinkedSandbox(AgentSandbox):
     """A sandbox in a microVM; `await ready()` comes first."""
 
     def __init__(self, link: Link, *, name: str = "", expires: float) -> None:
-        super().__init__(link.ours, name=name, expires=expires, kill=link.kill, ended=link.ended)
+        super().__init__(
+            link.ours, name=name, expires=expires, kill=link.kill, ended=link.ended, host_failure=link.host_failure
+        )

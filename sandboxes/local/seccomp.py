@@ -19,7 +19,8 @@ write, and only its user can access a file in a sandbox, whatever its mode.
 
 Another such lie is told everywhere: what makes the host write its disks out, or flush them, succeeds and does nothing,
 as under eatmydata. Nobody wants the files of a sandbox back after the machine has crashed; and code could do it as
-often as it likes, with a program of /usr. So does having a socket linger: closing it would keep its closer in the
+often as it likes, with a program of /usr. So do advices on files (`posix_fadvise`), which could throw those of /usr out
+of the machine's memory. So does having a socket linger: closing it would keep its closer in the
 kernel, and that can be a thread of the kernel's own. So does another limit of cores: that of `jail.forbid_cores` stays.
 """
 
@@ -86,6 +87,8 @@ SYNCS: dict[str, tuple[int | None, int | None]] = {
     **{"sync": (162, 81), "syncfs": (306, 267), "fsync": (74, 82), "fdatasync": (75, 83)},
     **{"sync_file_range": (277, 84)},
 }
+ADVICE: dict[str, tuple[int | None, int | None]] = {"fadvise64": (221, 223)}
+"""Of a file in sight, it would drop what the machine keeps in memory of it, for all others."""
 ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {  # setxattrat and removexattrat are above the ceiling
     **{"setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7)},
     **{"removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16)},
@@ -122,6 +125,8 @@ _CLONE_NEW = 0x7E020000
 """Every flag of clone that makes a namespace."""
 _O_DSYNC, _RWF_SYNCS, _MS_SYNC = 0x1000, 6, 4
 _SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE = 1, 13, 4
+_SO_ATTACH = (26, 50, 51, 52)
+"""SO_ATTACH_FILTER, BPF, REUSEPORT_CBPF and EBPF: all programs in the kernel share one limit of memory."""
 
 REFUSED: dict[str, tuple[Rule, ...]] = {
     "clone": (Rule(errno.EPERM, has_any(0, _CLONE_NEW)),),
@@ -133,6 +138,7 @@ REFUSED: dict[str, tuple[Rule, ...]] = {
     "socketpair": (Rule(errno.EAFNOSUPPORT, is_none_of(0, _AF_UNIX)),),
     "fcntl": (Rule(errno.EPERM, is_one_of(1, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ)),),
     "prctl": (Rule(errno.EINVAL, is_one_of(0, _PR_SCHED_CORE)),),
+    "setsockopt": (Rule(errno.EPERM, is_one_of(1, _SOL_SOCKET), is_one_of(2, *_SO_ATTACH)),),
     "prlimit64": (Rule(errno.EPERM, is_none_of(0, 0)),),  # its own limits only
 }
 REFUSED_WITHOUT_NAMESPACES: dict[str, tuple[Rule, ...]] = {
@@ -164,7 +170,7 @@ def program(*, namespaces: bool, shares_user: bool = False) -> bytes:
         shares_user: whether code runs as a user who has files outside.
     """
     column, arch = _ARCHITECTURES[platform.machine()]
-    whole = [(DENIED, errno.EPERM), (HIDDEN, errno.ENOSYS), (SYNCS, LIE)]
+    whole = [(DENIED, errno.EPERM), (HIDDEN, errno.ENOSYS), (SYNCS, LIE), (ADVICE, LIE)]
     tables: list[Mapping[str, tuple[Rule, ...]]] = [REFUSED, LIES]
     if not namespaces:
         whole += [(DENIED_WITHOUT_NAMESPACES, errno.EPERM), (HIDDEN_WITHOUT_NAMESPACES, errno.ENOSYS)]

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import agent_rl as ar
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine
 from agent_rl.sandboxes.docker.images import trim
 from tests.e2e.dockerd import Dockerd
 from tests.e2e.registry import PASSWORD, USER, registry
+from tests.swe_tasks import REPOSITORIES, write_tasks
 
 pytestmark = pytest.mark.e2e
 
@@ -64,3 +66,19 @@ def test_docker_builds_a_dockerfile_once(engine: Engine, tmp_path: Path) -> None
         assert len(engine.image_tags("agent-rl/task:")) == before + 1
     size = engine.image_bytes()
     assert len(trim(engine, 0, kept=-60.0)) >= 2 and engine.image_bytes() < size
+
+
+def test_swe_task_runs_in_its_own_image(engine: Engine, tmp_path: Path) -> None:
+    made = REPOSITORIES["us/slug"]
+    for path, text in made.files.items():
+        (tmp_path / path).write_text(text)
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nWORKDIR /testbed\nCOPY . .\nRUN rm Dockerfile\n")
+    engine.build_image(tmp_path, "mine/slug:1")
+    row = json.loads(write_tasks(tmp_path / "rows").read_text().splitlines()[-1])
+    (tmp_path / "row.jsonl").write_text(json.dumps({**row, "image_name": "mine/slug:1"}))
+    ar.register("e2e-test/swe-v0")(ar.from_swe(tmp_path / "row.jsonl"))
+    options: dict[str, ar.JSON] = {"sandbox_args": {"host": engine.host}}
+    for policy, earned in {"oracle": 1.0, "nothing": 0.0}.items():
+        (episode,) = ar.run("e2e-test/swe-v0", policy, env_args=options)
+        assert (episode.reward, episode.error) == (earned, None), [m.content for m in episode.messages]
+    assert "/testbed" in episode.messages[0].content

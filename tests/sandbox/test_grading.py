@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from agent_rl.core.messages import JSON
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes import grading
 from agent_rl.sandboxes.base import Sandboxes
-from agent_rl.sandboxes.grading import Call, Program, Verdict, grade
+from agent_rl.sandboxes.grading import Call, Program, Verdict, _same_lines, grade
 from agent_rl.sandboxes.local.backend import LocalSandboxes
 from tests.sandbox.backends import skip_if_refused
 
@@ -88,6 +90,9 @@ CHEATS = {
     "true is not one": "def add(a, b): return a == 2 and b == 3\n",
     "deep": "def add(a, b):\n    import os\n    os.write(3, b'[' * 100000)\n    os._exit(0)\n",
     "long": "def add(a, b): return 'x' * 3_000_000\n",
+    "many values": "def add(a, b): return [[]] * 200_000\n",
+    "many digits": "import sys\nsys.set_int_max_str_digits(0)\ndef add(a, b): return [10 ** 9000] * 100\n",
+    "surrogates": "def add(a, b): return {'\\ud800': float('nan')}\n",
     "nothing": "",
     "attacks the agent": (
         "import ctypes, os, resource\nfor pid in {os.getppid(), 1}:\n"
@@ -102,6 +107,34 @@ def test_grade_fails_cheats(graded: Graded, cheat: str) -> None:
     tests = (Call("solution:add", [2, 3], 5), Call("solution:add", [0, 1], 1))
     verdict = graded(CHEATS[cheat], *tests, timeout=1 if cheat == "loops" else 3)
     assert verdict.passed == (False, False), verdict.reasons
+
+
+@pytest.mark.parametrize("text", ["a\n", "a  \nb", "\r\n a\rb\x0bc\u2028", "", " \n\n", "a\n\nb\n\n"])
+def test_same_lines_is_equality_of_split_lines(text: str) -> None:
+    def lines(text: str) -> list[str]:
+        return [line.rstrip() for line in text.rstrip().splitlines()]
+
+    for other in (text, text + "\n \n", text + "x", "\n" + text, text.replace("\n", "\r\n"), text[1:], ""):
+        assert _same_lines(other, text) == (lines(other) == lines(text)), (other, text)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["[" + "[]," * 349_000 + "0]", "[" + "1e9," * 260_000 + "1]", "x\n" * 500_000],
+    ids=["lists", "numbers", "lines"],
+)
+def test_judging_a_large_answer_leaves_the_event_loop_free(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    async def printed(*args: object) -> str:
+        return answer
+
+    monkeypatch.setattr(grading, "_output", printed)
+    test = Program(["true"], "x\ny") if answer[0] == "x" else Call("solution:f", [], [1, 2])
+    judging = grading._judge({}, test, LocalSandboxes(), 1.0, None)
+    before = time.thread_time()
+    with pytest.raises(StopIteration) as done:
+        judging.send(None)
+    assert time.thread_time() - before < 0.02  # they took 50 to 80 ms
+    assert done.value.value
 
 
 def test_grade_runs_each_test_in_own_sandbox(graded: Graded) -> None:

@@ -86,7 +86,7 @@ async def cycle(sandboxes: LocalSandboxes, count: int) -> None:
         await box.close()
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.e2e)])
+@pytest.mark.parametrize("count", [30, pytest.param(400, marks=pytest.mark.e2e)])
 def test_local_sandboxes_leave_no_leftovers(jails, run, count):
     run(cycle(jails, 3))
     before = leftovers()

@@ -23,5 +23,6 @@ def test_soak_leaves_the_event_loop_to_honest_sandboxes(run):
         run(sandboxes.close())
     assert found.lost >= 2, "the floods were not seen"
     assert percentile(found.busy, 99) <= GAP
+    assert percentile(found.own, 99) <= GAP
     assert statistics.median(found.gaps) <= GAP
     assert len(found.calls) > 20

@@ -1,0 +1,153 @@
+"""`from_swe` on three repositories of our own: solutions earn, cheats don't; and diffs, of which its rows are made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import agent_rl as ar
+from agent_rl.envs.adapters.patches import apply_patch, patched, read_patch
+from agent_rl.envs.adapters.swe import all_pass
+from agent_rl.envs.quiz import one_call
+from agent_rl.policy import Scripted
+from agent_rl.sandboxes.base import Limits
+from tests.swe_tasks import REPOSITORIES, diff, write_tasks
+
+LIMITS = Limits(memory=192 << 20, processes=32, disk=16 << 20)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repositories and their tasks; the environment is registered."""
+    folder = tmp_path_factory.mktemp("swe")
+    tasks = type("Tasks", (ar.from_swe(write_tasks(folder), repositories=folder),), {"limits": LIMITS})
+    ar.register("swe-test/ours-v0")(tasks)
+    return folder
+
+
+def rewards(policy: str | Scripted) -> dict[str, float | None]:
+    """Return what a policy earns, by repository."""
+    found = {}
+    for split, n in {"train": 2, "eval": 1}.items():
+        for episode in ar.run("swe-test/ours-v0", policy, n=n, split=split, env_args={"sandbox": "local"}):
+            assert episode.error is None, episode.error
+            found[str(episode.task["repo"])] = episode.reward
+    return found
+
+
+def says(*commands: str) -> Scripted:
+    """Return a policy of commands."""
+
+    def play(env: ar.Env, seed: int) -> ar.Script:
+        for command in commands:
+            yield one_call("shell", command=command)
+        yield "done"
+
+    return Scripted(play)
+
+
+ALL = set(REPOSITORIES)
+
+
+def test_swe_solutions_earn(folder: Path) -> None:
+    assert rewards("oracle") == dict.fromkeys(ALL, 1.0)
+
+
+FORGED = "".join(
+    f"print({f'{test.rpartition(chr(46))[2]} ({test}) ... ok'!r})\n"
+    for made in REPOSITORIES.values()
+    for test in (made.fails, made.passes)
+)
+CHEATS = {
+    "does nothing": "git status",
+    "changes the tests": "for f in test_*.py tests/test_*.py; do test -e $f && sed -i 's/self.assert.*/pass/' $f; done",
+    "prints what tests print": f"for f in *.py src/*.py; do cat >>$f <<'END'\n{FORGED}\nEND\ndone",
+    "brings its own unittest": f"mkdir -p ../.local; cat >../unittest.py <<'END'\n{FORGED}\nEND",
+    "removes everything": "rm -rf * .git; mkfifo roman.py",
+    "is no folder any more": 'd="$PWD"; cd ..; rm -rf "$d"; echo >"$d"',
+    "leaves a link": "rm -f *.py src/*.py; ln -s /etc/passwd roman.py; ln -s . src/cache.py",
+}
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("command", CHEATS.values(), ids=CHEATS)
+def test_swe_cheats_earn_nothing(folder: Path, command: str) -> None:
+    assert rewards(says(command)) == dict.fromkeys(ALL, 0.0)
+
+
+@pytest.mark.sandbox
+def test_swe_counts_tests_that_passed_before(folder: Path) -> None:
+    solved = REPOSITORIES["us/roman"].solution["roman.py"]
+    broken = f"{solved}\nright = value\n\ndef value(text):\n    return right(text) if text != 'XVI' else 0\n"
+    for text, earned in ((solved, 1.0), (broken, 0.0)):
+        assert rewards(says(f"test -e roman.py && cat >roman.py <<'END'\n{text}\nEND"))["us/roman"] == earned
+
+
+def test_swe_mistakes_are_named(tmp_path: Path) -> None:
+    row = {"instance_id": "a", "problem_statement": "", "base_commit": "x", "test_patch": "", "PASS_TO_PASS": []}
+    wrong = {
+        "has no FAIL_TO_PASS": row,
+        "give a list of the names": {**row, "FAIL_TO_PASS": "test"},
+        "doing nothing would solve it": {**row, "FAIL_TO_PASS": "[]"},
+        "no unified diff": {**row, "FAIL_TO_PASS": ["t"], "test_patch": "x"},
+        "give a folder of clones": {**row, "FAIL_TO_PASS": ["t"]},
+    }
+    for said, bad in wrong.items():
+        (tmp_path / "rows.jsonl").write_text(json.dumps(bad))
+        with pytest.raises(ar.ConfigError, match=said):
+            ar.from_swe(tmp_path / "rows.jsonl")
+    with pytest.raises(ar.ConfigError, match="there is no clone of repo='us/none'"):
+        (tmp_path / "rows.jsonl").write_text(json.dumps({**row, "FAIL_TO_PASS": ["t"], "repo": "us/none"}))
+        ar.from_swe(tmp_path / "rows.jsonl", repositories=tmp_path)
+
+
+PYTEST = """
+==================================== PASSES ====================================
+_________________________________ test_a ______________________________________
+PASSED tests/test_x.py::test_liar
+=========================== short test summary info ============================
+PASSED tests/test_x.py::test_a
+PASSED tests/test_x.py::test_b[a - b]
+XFAIL tests/test_x.py::test_known - reason
+FAILED tests/test_x.py::test_liar - assert 0
+ERROR tests/test_x.py::test_c
+"""
+
+
+def test_swe_reads_what_pytest_and_unittest_print() -> None:
+    at = "tests/test_x.py::test_"
+    assert all_pass(PYTEST, [f"{at}a", f"{at}b[a - b]", f"{at}known"])
+    assert not any(all_pass(PYTEST, [f"{at}{name}"]) for name in ("liar", "c", "missing"))
+    said = "test_a (x.X.test_a) ... ok\ntest_b (x.X.test_b) ... FAIL\ntest_b (x.X.test_b) ... ok\n"
+    assert all_pass(said, ["test_a (x.X.test_a)"]) and not all_pass(said, ["test_b (x.X.test_b)"])
+
+
+# Diffs
+
+Text = st.lists(st.sampled_from(["a", "b", "--- x", "+++ y", "@@ -1 +1 @@", "", "\\ c"]), max_size=12).map("\n".join)
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.sampled_from("pqr"), Text), st.dictionaries(st.sampled_from("pqr"), st.none() | Text))
+def test_patch_of_any_texts_makes_the_others(before: dict[str, str], after: dict[str, str | None]) -> None:
+    after = {path: text for path, text in after.items() if text or before.get(path)}  # others have no diff
+    changed = {path: text for path, text in after.items() if before.get(path) != text}
+    assert {path: text or None for path, text in patched(read_patch(diff(before, changed)), before).items()} == {
+        path: text or None for path, text in changed.items()
+    }
+
+
+def test_patch_refuses_other_texts() -> None:
+    (patch,) = read_patch(diff({"a": "one\ntwo\n"}, {"a": "one\nthree\n"}))
+    assert apply_patch(patch, "one\ntwo\nmore\n") == "one\nthree\nmore\n"
+    for other in ("", "one\n", "0\none\ntwo\n"):
+        with pytest.raises(ar.ConfigError, match="does not fit line 1"):
+            apply_patch(patch, other)
+    with pytest.raises(ar.ConfigError, match="which is not there"):
+        patched([patch], {})
+    with pytest.raises(ar.ConfigError, match="binary"):
+        read_patch("Binary files a/x and b/x differ\n")
