@@ -186,7 +186,7 @@ def _of_groups(steps: Steps) -> str:
     found = f"{solved:.0%} of the groups are solved and {unsolved:.0%} are not"
     if unsolved > solved:
         return f"{found}: raise rollout.samples, reward partial results, or mix in easier tasks"
-    way_out = "choose harder tasks, fill batches with groups that differ (algorithm=dapo), or begin anew with tasks that"
+    way_out = "choose harder tasks, fill batches with groups that differ (algorithm=dapo), or begin anew and let tasks"
     return f"{found}: {way_out} count more the fewer solve them (algorithm=maxrl)"
 
 
