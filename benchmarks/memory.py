@@ -59,6 +59,7 @@ else:
     tokenizer = train_tokenizer(["What is 12 + 3? It is 15."], 432)
     model = make_model(config.model, config.vocab_size, 0)
 trainer = Trainer(env, actor_of(env, config, model, tokenizer), config)
+trainer.actor.engine.release_weights()
 ids = torch.randint(10, 400, (config.forward_tokens // 128, 128))
 for _ in range(2):
     with checkpointed(model) if config.gradient_checkpointing else nullcontext():

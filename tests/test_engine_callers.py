@@ -154,6 +154,9 @@ class Flaky:
     def refresh(self) -> None:
         self.inner.refresh()
 
+    def release(self) -> None:
+        self.inner.release()
+
 
 def test_engine_survives_a_failing_step() -> None:
     model = tiny()
@@ -184,3 +187,17 @@ def test_engine_raises_for_diverged_weights() -> None:
         model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(PolicyError, match="1 of 1 rows of logits hold NaN"):
         play_alone(model, 0, [([1], 3)])
+
+
+def test_engine_without_its_weights_refuses_to_sample() -> None:
+    engine = Engine(tiny(), slots=1, max_len=64)
+    held, plan = len(engine.forward.layers), [([1, 2], 6)]
+    first = run(lambda: play(engine, 0, plan))
+    engine.release_weights()
+    assert held and not engine.forward.layers
+    sequence = engine.open(0)
+    with pytest.raises(PolicyError, match="call update_weights before it samples"):
+        run(lambda: sequence.sample([1, 2], GREEDY, NEVER))
+    sequence.close()
+    engine.update_weights(0)
+    assert run(lambda: play(engine, 0, plan)) == first

@@ -73,7 +73,7 @@ def test_trace_on_meta_equals_that_on_data() -> None:
         ({"dtype": "bfloat16"}, "activations", "optimizer"),
         ({"algorithm": {"kl": {"where": "loss"}}}, "", "reference"),
         ({"processes": 2}, "", "other processes"),
-        ({"rollout": {"weights": "int4"}}, "", "engine"),
+        ({"rollout": {"weights": "int4"}}, "", "rounded weights"),
     ],
 )
 def test_estimate_follows_the_settings(

@@ -70,7 +70,7 @@ def test_checkpoint_remembers_the_renderer_that_was_asked_for(tmp_path: Path) ->
     asked = RendererConfig(name="template", options={"greeting": "hi"})
     make_actor(model, tokenizer, slots=1, context=64, renderer=asked).save(tmp_path / "checkpoint")
     renderer = load_actor(tmp_path / "checkpoint", slots=1, context=64).renderer
-    assert isinstance(renderer, TemplateRenderer) and renderer._options == {"greeting": "hi"}
+    assert isinstance(renderer, TemplateRenderer) and renderer._template.options == {"greeting": "hi"}
     policy = ar.load(tmp_path / "checkpoint", renderer="chatml")
     assert isinstance(policy.renderer, ChatMLRenderer)
     named = PolicyConfig.model_validate({"name": str(tmp_path), "renderer": {"name": "template", "missing": "refuse"}})

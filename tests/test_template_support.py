@@ -77,7 +77,7 @@ def bare() -> PreTrainedTokenizerFast:
 
 
 def text(renderer: TemplateRenderer, ids: object) -> str:
-    return renderer._decode(ids)  # type: ignore[arg-type]
+    return renderer._template.decode(ids)  # type: ignore[arg-type]
 
 
 def appended(renderer: Renderer, opening: list[Message], *later: list[Message]) -> list[int]:

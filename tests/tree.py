@@ -43,4 +43,4 @@ SOURCES = {module_name(file): file for file in python_files(*FOLDERS)}
 def run_python(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run the interpreter on the project's packages, in a process of its own."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run([sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=600)

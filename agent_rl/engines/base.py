@@ -80,3 +80,7 @@ class TrainedEngine(InferenceEngine, Protocol):
     def update_weights(self, version: int) -> None:
         """Use the model's present weights from now on; what is sampled is marked with `version`."""
         ...
+
+    def release_weights(self) -> None:
+        """Give back the memory of a copy of the weights, if it has one; it can't sample before `update_weights`."""
+        ...

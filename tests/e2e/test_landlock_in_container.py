@@ -70,7 +70,9 @@ def contained(dockerd: Dockerd, request: pytest.FixtureRequest) -> Iterator[Cont
 
 
 def test_landlock_passes_the_suites_in_a_container(contained: Contained) -> None:
-    status, output = contained.run("-m", "pytest", "-m", "sandbox", *HERE, "-k", "landlock", "--tb=short")
+    """Each user's own sandboxes; those of root for another user are as outside a container, where they are tested."""
+    which = "landlock and not unprivileged"
+    status, output = contained.run("-m", "pytest", "-m", "sandbox", *HERE, "-k", which, "--tb=short")
     print(output)
     assert status == 0
     assert int(re.findall(r"(\d+) passed", output)[-1]) > 200, "the suites were skipped"

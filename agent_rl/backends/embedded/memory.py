@@ -105,7 +105,7 @@ def estimate(config: TrainConfig, env: EnvSpec, source: str | Path | None = None
     fixed = {
         "program": PROGRAM,
         "weights": weights,
-        "engine": _engine_copy(model, _nbytes(own), config) if config.engine == "torch" else 0.0,
+        "rounded weights": _nbytes(own) if config.rollout.weights != "float32" else 0.0,
         "reference": _nbytes(own) if algorithm.needs_reference and config.lora is None else 0.0,
         "optimizer": state * _count(trained) + 4 * _count(narrow),
     }
@@ -116,7 +116,7 @@ def estimate(config: TrainConfig, env: EnvSpec, source: str | Path | None = None
     activations = HEAD_COPIES * 4.0 * n * len(head) + (0 if head.dtype == torch.float32 else 4.0 * head.numel())
     activations += _activations(model, config, context)
     updating = {"pages": min(pages, KEPT), "gradients": gradients, "activations": activations}
-    sampling = {"pages": pages}
+    sampling = {"pages": pages, "engine": _engine_copy(model, _nbytes(own)) if config.engine == "torch" else 0.0}
     parts = fixed | max(updating, sampling, key=lambda phase: sum(phase.values()))
     if config.processes > 1 and device.type == "cpu":
         each = sum(parts.values()) - fixed["optimizer"] - fixed["reference"] + PROCESS
@@ -143,14 +143,16 @@ def _shape(config: TrainConfig, source: str | Path | None) -> PreTrainedModel:
     return model
 
 
-def _engine_copy(model: PreTrainedModel, weights: float, config: TrainConfig) -> float:
-    """Return the bytes of the engine's own weights: all of them where its forward is fused, and a wide head."""
+def _engine_copy(model: PreTrainedModel, weights: float) -> float:
+    """Return the bytes of the engine's own weights, which it gives back for an update.
+
+    All of them where its forward is fused, and a wide head.
+    """
     head, tied = head_of(model).weight, head_of(model).weight is model.get_input_embeddings().weight
     wide = 4.0 * head.numel()
-    rounded = weights if config.rollout.weights != "float32" else 0.0
     if is_fusible(model.config):
-        return rounded + weights - (0 if tied else head.nbytes) + wide
-    return rounded + (0 if head.dtype == torch.float32 else wide)
+        return weights - (0 if tied else head.nbytes) + wide
+    return 0 if head.dtype == torch.float32 else wide
 
 
 def _pages(model: PreTrainedModel, slots: int, context: int) -> float:

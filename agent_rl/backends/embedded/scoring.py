@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from agent_rl.algorithms import Rows
 from agent_rl.backends.embedded.precision import PrecisionConfig
-from agent_rl.backends.embedded.prompts import Prompt
+from agent_rl.backends.embedded.prompts import Prompt, micro_batches
 from agent_rl.engines.embedded.parts import Head, head_of, states_of
 from agent_rl.moe.balance import RouteLog
 from agent_rl.moe.routes import routed
@@ -83,20 +83,24 @@ def score_rows(
     temperature: float,
     precision: PrecisionConfig,
     token_budget: int,
+    group: Tensor,
     *,
     given: Tensor | None = None,
     log: RouteLog | None = None,
 ) -> list[Tensor]:
     """Return some of a model's `Scores` of whole rows by their names, each float32 `[N]`; 0 outside the mask.
 
-    They are scored without gradient in micro-batches of `token_budget` padded tokens. A mixture of experts takes the
-    routes `given`, `[N, layers, top_k]`; `log` stores those that it would have taken.
+    They are scored without gradient in micro-batches of `token_budget` padded tokens, those of a `group`, int64 `[B]`,
+    with what they have in common computed once. A mixture of experts takes the routes `given`, `[N, layers, top_k]`;
+    `log` stores those that it would have taken.
     """
     whole = [torch.zeros_like(rows.rollout_logprobs) for _ in names]
-    for indices in rows.cut_rows(token_budget):
+    for indices, prompt in micro_batches(model, rows, group, precision, token_budget):
         part, grid = rows.padded(indices, model.device), rows.grid(torch.tensor(indices))
         with routed(model, None if given is None else grid.lay(given, -1)) as routes:
-            scores = score_tokens(model, part.token_ids, temperature, wanted=part.loss_mask, precision=precision)
+            scores = score_tokens(
+                model, part.token_ids, temperature, wanted=part.loss_mask, prompt=prompt, precision=precision
+            )
         if log is not None:
             log.add(grid, routes)
         for out, name in zip(whole, names, strict=True):
@@ -187,7 +191,9 @@ class _Head(torch.autograd.Function):
                 of_logits.mul_(slope)
             product = of_logits.div_(how.temperature).to(how.format)
             of_states[part] = product @ multiplier
-            if of_weight is not None:
+            if of_weight is not None and of_weight.dtype == how.format:
+                of_weight.addmm_(product.T, states[part].to(how.format))  # no second matrix of the vocabulary's size
+            elif of_weight is not None:
                 of_weight += product.T @ states[part].to(how.format)  # a sum in the weights' own format
             if of_bias is not None:
                 of_bias += of_logits.sum(0)

@@ -164,6 +164,7 @@ class LiveRun:
                 self.say,
             )
         self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
+        actor.engine.release_weights()
         warm_start(
             actor.model,
             fitting,

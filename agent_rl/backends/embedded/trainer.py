@@ -24,7 +24,7 @@ from agent_rl.backends.embedded.fine_tuning import checkpointed
 from agent_rl.backends.embedded.mini_batches import MiniBatch, mini_batches
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.processes import Gradient, OneProcess
-from agent_rl.backends.embedded.prompts import Prompt, cut_groups, sharing
+from agent_rl.backends.embedded.prompts import Prompt, micro_batches
 from agent_rl.backends.embedded.rollouts import RolloutSampler, StepBatch, shuffled
 from agent_rl.backends.embedded.scoring import score_rows, score_tokens
 from agent_rl.backends.group_sampling import Groups, episodes_of, require_hooks
@@ -155,7 +155,7 @@ class Trainer:
         metrics = {"train/samples": 0.0, "rollout/kept": float(x.kept.double().mean())}
         if not len(x.rows):
             return metrics
-        scored, found = self._score(x.rows)
+        scored, found = self._score(x.rows, x.groups[x.rows.episode])
         metrics |= found | self.algorithm.diagnose(x, scored, self.step if self.stored is None else None)
         weighed, _, wanted = self.algorithm.compute_weights_in_place_order(x, scored)
         batch = weighed.select(torch.nonzero(wanted)[:, 0])
@@ -168,7 +168,7 @@ class Trainer:
         if batch.critic is not None:
             metrics |= critic_metrics(batch.critic.values, batch.critic.returns, batch.critic.valued)
         if self.algorithm.needs_reference_for_loss and scored.reference_logprobs is None:  # for these rows only
-            batch = replace(batch, scored=self._compare(batch.scored))
+            batch = replace(batch, scored=self._compare(batch.scored, batch.group))
         parts = mini_batches(weighed, wanted, batch, self.config.updates, self.config.seed, self.step)
         metrics |= self._update_by(parts, torch.nonzero(wanted)[:, 0])
         if self.config.asynchrony.mode != "sync" and not self.algorithm.recomputes_old:  # else `diagnose` has said it
@@ -217,7 +217,7 @@ class Trainer:
     def _prepare(self, batch: WeightedRows) -> tuple[WeightedRows, dict[str, float]]:
         """Score the whole batch under theta, and let the objective prepare it."""
         given = self._routes(batch.scored) if self.replay != "none" else None
-        (logprobs,) = self._scores(self.actor.model, batch.rows, "logprobs", given=given)
+        (logprobs,) = self._scores(self.actor.model, batch.rows, batch.group, "logprobs", given=given)
         return self.algorithm.prepare(logprobs, batch)
 
     def gradients(self, batch: WeightedRows, whole: Denominators) -> Iterator[Gradient]:
@@ -226,13 +226,9 @@ class Trainer:
         `whole` are the denominators of all of the batch. Yields what each micro-batch gave.
         """
         model, budget = self.actor.model, self.config.forward_tokens
-        for part in cut_groups(model, batch.rows, batch.group, budget):
-            some = batch.select(part)
-            with sharing(model, some.rows, some.group, self.config.precision) as shared:
-                for cut in some.cut_rows(budget):
-                    prompt = None if shared is None else shared.of(cut)
-                    found = self._accumulate(some.padded(cut, self.loss_device), whole, prompt)
-                    yield Gradient([part[row] for row in cut], *found)
+        self.actor.engine.release_weights()
+        for cut, prompt in micro_batches(model, batch.rows, batch.group, self.config.precision, budget):
+            yield Gradient(cut, *self._accumulate(batch.padded(cut, self.loss_device), whole, prompt))
 
     def _accumulate(
         self, batch: WeightedRows, whole: Denominators, prompt: Prompt | None = None
@@ -259,7 +255,7 @@ class Trainer:
         self.optimizer.backward(loss)
         return terms.sums | {"loss": float(terms.loss.detach())}, logprobs.detach()
 
-    def _score(self, rows: Rows) -> tuple[ScoredRows, dict[str, float]]:
+    def _score(self, rows: Rows, group: Tensor) -> tuple[ScoredRows, dict[str, float]]:
         """Score the rows by all models that the advantages need; also return metrics of their routes."""
         metrics = dict[str, float]()
         given = replayed_routes("R3", rows.routed_experts, None) if self.replay == "R3" else None
@@ -268,7 +264,7 @@ class Trainer:
             names = ("logprobs", *(("sum_pi_squared",) if self.algorithm.needs_distributions else ()))
             log = RouteLog(len(rows.token_ids)) if self.is_mixture else None
             started = time.perf_counter()
-            old, *squares = self._scores(self.actor.model, rows, *names, given=given, log=log)
+            old, *squares = self._scores(self.actor.model, rows, group, *names, given=given, log=log)
             scored = replace(scored, old_logprobs=old, sum_pi_squared=squares[0] if squares else None)
             if log is not None:
                 scored, metrics = replace(scored, old_experts=log.own), log.metrics()
@@ -276,22 +272,28 @@ class Trainer:
         if self.critic is not None:
             budget, precision = self.config.forward_tokens, self.config.precision
             scored = replace(scored, values=self.critic.values(self.actor.model, rows, budget, precision, given))
-        return self._compare(scored) if self.algorithm.needs_reference_for_advantages else scored, metrics
+        return self._compare(scored, group) if self.algorithm.needs_reference_for_advantages else scored, metrics
 
-    def _compare(self, scored: ScoredRows) -> ScoredRows:
+    def _compare(self, scored: ScoredRows, group: Tensor) -> ScoredRows:
         """Score rows under the reference."""
         if self.reference is None:
             raise ConfigError(f"{self.config.algorithm.name} compares with the start of the run: give a `reference`")
         with without_adapters(self.reference):
-            (logprobs,) = self._scores(self.reference, scored.rows, "logprobs")
+            (logprobs,) = self._scores(self.reference, scored.rows, group, "logprobs")
         return replace(scored, reference_logprobs=logprobs)
 
     def _scores(
-        self, model: PreTrainedModel, rows: Rows, *names: str, given: Tensor | None = None, log: RouteLog | None = None
+        self,
+        model: PreTrainedModel,
+        rows: Rows,
+        group: Tensor,
+        *names: str,
+        given: Tensor | None = None,
+        log: RouteLog | None = None,
     ) -> list[Tensor]:
         config = self.config
         settings = (config.rollout.temperature, config.precision, config.forward_tokens)
-        return score_rows(model, rows, names, *settings, given=given, log=log)
+        return score_rows(model, rows, names, *settings, group, given=given, log=log)
 
     def _routes(self, scored: ScoredRows) -> Tensor:
         """Return the routes that an update takes."""

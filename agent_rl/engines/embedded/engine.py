@@ -209,6 +209,7 @@ class Engine:
         self.experts = experts_of(model)
         self.context_limit = max_len
         self.version = 0
+        self._released = False
         self.steps = self.tokens = 0
         self.slots = slots
         self._seats = slots
@@ -230,6 +231,7 @@ class Engine:
         no key or value of older weights is left.
         """
         self.forward.refresh()
+        self._released = False
         self.cache.pages.forget()
         self.version = version
         _log.debug("weights of version %d are in use, with %d sequences open", version, len(self._open))
@@ -238,6 +240,11 @@ class Engine:
                 sequence.rewind()
                 if sequence.table is not None:
                     self.cache.pages.release(sequence.table)
+
+    def release_weights(self) -> None:
+        """Give back the memory of the copy of the weights, which an update has better use for."""
+        self.forward.release()
+        self._released = True
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence that wants to sample, and start the engine's task if it has ended."""
@@ -290,6 +297,8 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> None:
         """Feed every active sequence as far as a step goes, and sample one token for each that is fed wholly."""
+        if self._released:
+            raise PolicyError("the engine gave its weights back for an update: call update_weights before it samples")
         turns = self._plan()
         fed = sorted((t for t in turns if t.ids), key=_order)
         rows = {id(t): row for row, t in enumerate(fed)}

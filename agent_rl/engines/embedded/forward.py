@@ -34,7 +34,7 @@ class StepOutput:
 
 
 class Forward(Protocol):
-    """Runs a step; `refresh` is called after the model's weights changed."""
+    """Runs a step; `refresh` is called after the model's weights changed, and before the first step after `release`."""
 
     def __call__(self, layout: Layout) -> StepOutput:
         """Feed `layout` and return the next-token logits."""
@@ -42,6 +42,10 @@ class Forward(Protocol):
 
     def refresh(self) -> None:
         """Take over the model's present weights."""
+        ...
+
+    def release(self) -> None:
+        """Give back the memory of a copy of the weights."""
         ...
 
 
@@ -94,6 +98,12 @@ class FusedForward:
         self.sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1).to(cache.dtype)
         self.refresh()
 
+    def release(self) -> None:
+        """Give back the memory of the fused weights."""
+        self.layers: list[_Layer] = []
+        self.embedding = self.final_norm = torch.empty(0)
+        self.head: Linear = nn.Identity()
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the model's present weights."""
@@ -102,7 +112,7 @@ class FusedForward:
             return torch.cat([w.detach() for w in weights]).to(self.cache.dtype)
 
         base = body_of(self.model)
-        self.layers = []
+        self.release()
         for layer in base.layers:
             attention, mlp = layer.self_attn, layer.mlp
             normed = hasattr(attention, "q_norm")

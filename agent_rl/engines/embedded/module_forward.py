@@ -65,6 +65,10 @@ class ModuleForward:
         """Take over the head, in float32 at least; all else is the model's own."""
         self.head = head_of(self.model).widened()
 
+    def release(self) -> None:
+        """Give back the head if it is a wider copy."""
+        self.head = head_of(self.model)
+
     @torch.no_grad()
     def __call__(self, layout: Layout) -> StepOutput:
         """Feed `layout` and return the next-token logits."""
@@ -88,6 +92,10 @@ class WholeForward:
     def refresh(self) -> None:
         """Take over the head, in float32 at least; all else is the model's own."""
         self.head = head_of(self.model).widened()
+
+    def release(self) -> None:
+        """Give back the head if it is a wider copy."""
+        self.head = head_of(self.model)
 
     @torch.no_grad()
     def __call__(self, layout: Layout) -> StepOutput:

@@ -83,6 +83,10 @@ class QuantizedForward:
         round_weights(self.model, self.rounded, self.weights)
         self.inner.refresh()
 
+    def release(self) -> None:
+        """Give back what the inner forward made of the rounded model, which stays."""
+        self.inner.release()
+
     def __call__(self, layout: Layout) -> StepOutput:
         """Feed `layout` and return the next-token logits."""
         return self.inner(layout)

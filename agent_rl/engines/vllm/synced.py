@@ -84,6 +84,9 @@ class SyncedEngine:
         """Begin a sequence."""
         return self._stateless.open(seed)
 
+    def release_weights(self) -> None:
+        """Keep them: vLLM's process holds them, not this one."""
+
     def update_weights(self, version: int) -> None:
         """Copy the model's present weights over, unless this version of them is in use; no sequence may be sampling."""
         if version == self.version:
