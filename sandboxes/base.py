@@ -260,7 +260,7 @@ class Sandbox(ABC):
             NotImplementedError: if the backend has no snapshots.
             FileAccessError: if the files can't be read, or are too many or too large.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no snapshots; local and docker sandboxes have")
+        raise self._without_snapshots()
 
     async def restore(self, snapshot: Snapshot) -> str | None:
         """Bring another sandbox's files and variables into this one, which has run nothing but what that had, too.
@@ -272,7 +272,10 @@ class Sandbox(ABC):
             NotImplementedError: if the backend has no snapshots.
             FileAccessError: if the files do not fit, or are no snapshot's; then some may be there.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no snapshots; local and docker sandboxes have")
+        raise self._without_snapshots()
+
+    def _without_snapshots(self) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} has no snapshots; local and docker sandboxes have")
 
     async def fork(
         self, sandboxes: Sandboxes, *, owner: str = "", limits: Limits | None = None, lifetime: float = 3600.0
