@@ -9,33 +9,29 @@ from __future__ import annotations
 import os
 import time
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import torch
 from algorithm_cost import VOCAB, episodes
 
-from agent_rl.algorithms import Algorithm
+from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
-from agent_rl.backends.embedded.optimizer import Optimizer
-from agent_rl.backends.embedded.processes import OneProcess
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
 from agent_rl.core.episode import group_episodes
+from agent_rl.gym.registry import spec
 
 TOKENS, COUNTS, REPETITIONS, BAR = 30_000, (1, 3, 6), 3, 1.15
 
 
 def trainer(minibatches: int) -> Trainer:
-    """Return what a trainer needs to update, with a model of its own."""
-    made = Trainer.__new__(Trainer)
-    made.config = load_config("backend/embedded", TrainConfig, [f"updates.minibatches={minibatches}"])
-    model = make_model(made.config.model, VOCAB, seed=0)
-    made.algorithm, made.actor = Algorithm(made.config.algorithm), SimpleNamespace(model=model)
-    made.optimizer, made.processes = Optimizer(model, made.config.optimizer), OneProcess()
-    made.critic = made.reference = made.stored = None
-    made.is_mixture, made.replay, made.step = False, "none", 0
-    return made
+    """Return a trainer without an engine, with a model of its own."""
+    config = load_config("backend/embedded", TrainConfig, [f"updates.minibatches={minibatches}"])
+    model = make_model(config.model, VOCAB, seed=0)
+    actor = SimpleNamespace(model=model, engine=SimpleNamespace(context_limit=None), params=lambda *_: None)
+    return Trainer(spec("calculator-v0"), cast(Actor, actor), config)
 
 
 def main() -> int:

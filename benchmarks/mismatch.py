@@ -1,11 +1,14 @@
 """Effect of low-precision rollouts on the training of a mixture of experts, and its remedies; see BENCHMARKS.md.
 
-    python benchmarks/mismatch.py [--formats int4 ...] [--treatments none tis r3 ...] [--seeds 0 1 2] [key=value ...]
+    python benchmarks/mismatch.py [--formats int4 ...] [--treatments none tis r3 ...] [--presets grpo gspo ...]
+                                  [--seeds 0 1 2] [key=value ...]
 
 One warm start a seed, in float32. From it every treatment trains on calculator-v0, with episodes sampled from weights
 that are rounded to the format (a simulation, see agent_rl.engines.embedded.quantization) and gradients in float32.
-Two tables: the gap at the start, with and without replayed routes on the very same episodes; and what training came
-to, evaluated with the float32 weights and with the rounded ones. A finished run is taken as it is.
+Treatments are settings on top of grpo; presets train as they are, with what `proximal: auto` decides, and each in
+float32, too. Tables: the gap at the start, with and without replayed routes on the very same episodes (`--no-gaps`
+leaves it out); what training came to, evaluated with the float32 weights and with the rounded ones; and for presets
+the share of what their own float32 run of the same seed reached. A finished run is taken as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from agent_rl.backends.embedded.actor import Actor, load_actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.scoring import score_rows
 from agent_rl.backends.embedded.trainer import Trainer
-from agent_rl.config import load_config
+from agent_rl.config import choices, load_config
 from agent_rl.core.episode import group_episodes
 from agent_rl.engines.base import WeightFormat
 from agent_rl.gym.registry import spec
@@ -35,6 +38,7 @@ from agent_rl.moe.balance import RouteLog
 from agent_rl.runs.metrics import Row, read_metrics
 
 OUT = Path("runs") / "mismatch"
+FORMATS = ["float32", "bfloat16", "float8", "int4"]
 ENV = "calculator-v0"
 COMMON = ["model=tiny_moe", "threads=1", "eval.n=256", "eval.every=0", "rollout.groups=8"]
 WARM = ["steps=0", "warm_start.demonstrations=3000", "warm_start.clone_steps=200"]
@@ -49,30 +53,38 @@ TREATMENTS = {
     "r3+tis": ["algorithm.proximal=recompute", "algorithm.weight=token-tis", "algorithm.routing.replay=R3"],
 }
 """Settings on top of grpo; bypass takes mu for old, the others recompute old."""
+STANDS = 0.8
+"""A preset stands in a format where it reaches this share of its float32 run."""
 
 
 def main() -> None:
-    """Train the missing runs, and print both tables."""
+    """Train the missing runs, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--formats", nargs="+", default=["float32", "bfloat16", "float8", "int4"])
-    parser.add_argument("--treatments", nargs="+", choices=TREATMENTS, default=list(TREATMENTS))
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
+    parser.add_argument("--treatments", nargs="*", choices=TREATMENTS, default=list(TREATMENTS))
+    parser.add_argument("--presets", nargs="*", choices=choices("algorithm"), default=[])
+    parser.add_argument("--no-gaps", action="store_true")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     hf_logging.disable_progress_bar()
     common = [*COMMON, *options.overrides]
     warm = {seed: train("warm", seed, [*WARM, *common]) for seed in options.seeds}
-    print_gaps([f for f in options.formats if f != "float32"], list(warm.values()))
-    wanted = [(f, t) for f in options.formats for t in (options.treatments if f != "float32" else ["bypass"])]
+    if not options.no_gaps:
+        print_gaps([f for f in options.formats if f != "float32"], list(warm.values()))
+    treatments = {f: options.treatments if f != "float32" else ["bypass"] * bool(options.treatments) for f in FORMATS}
+    wanted = [(f, name) for f in options.formats for name in (*treatments[f], *options.presets)]
     runs: dict[tuple[str, str], list[Path]] = {chosen: [] for chosen in wanted}
     for seed in options.seeds:  # a whole comparison first, the next seed afterwards
         for weights, treatment in wanted:
             start = [f"start_from={warm[seed] / 'checkpoint'}", f"steps={options.steps}", f"rollout.weights={weights}"]
-            folder = train(f"{weights}-{treatment}", seed, [*TREATMENTS[treatment], *start, *common])
+            chosen = TREATMENTS.get(treatment, [f"algorithm={treatment}"])
+            folder = train(f"{weights}-{treatment}", seed, [*chosen, *start, *common])
             runs[weights, treatment].append(folder)
     print_results(runs)
+    print_standing(runs, options.presets)
     if options.figure:
         draw(runs, options.figure)
 
@@ -166,6 +178,24 @@ def print_results(runs: dict[tuple[str, str], list[Path]]) -> None:
             " / ".join("unknown" if math.isnan(share) else f"{share:.1%}" for share in flips),
         ]
         print(f"| {weights} | {treatment} | {' | '.join(cells)} |", flush=True)
+
+
+def print_standing(runs: dict[tuple[str, str], list[Path]], presets: Sequence[str]) -> None:
+    """Print what share of its float32 run's success each preset reached in each format, a number a seed."""
+    shares = {
+        (preset, weights): [
+            float32_success(one) / float32_success(whole)
+            for one, whole in zip(folders, runs["float32", preset], strict=True)
+        ]
+        for (weights, preset), folders in runs.items()
+        if preset in presets and weights != "float32" and ("float32", preset) in runs
+    }
+    if shares:
+        print(f"\n| preset | rollout weights | share of its float32 run | lowest, at least {STANDS:.0%} |")
+        print("|---|---|---|---|")
+    for (preset, weights), found in shares.items():
+        verdict = "stands" if min(found) >= STANDS else "**falls**"
+        print(f"| {preset} | {weights} | {' / '.join(f'{x:.0%}' for x in found)} | {verdict} |", flush=True)
 
 
 def mean(rows: Sequence[Row], name: str) -> float:

@@ -23,6 +23,7 @@ SAMPLED = [[1, 2, 4], [2, 5, 7], [3, 4, 5, 8], [1, 6], [1, 2, 3], [4, 7], [2, 3,
 """Where eight episodes, in two groups of four, have sampled tokens; three tokens are a turn."""
 SCORES = [1.0, 0.0, 0.5, 0.25, 2.0, 1.5, 0.75, 3.0]
 RECOMPUTED: dict[str, object] = {"proximal": "recompute"}
+OPSM = RECOMPUTED | {"negative_mask": {"name": "opsm", "delta": 0.02}}
 OTHERS: dict[str, dict[str, object]] = {
     **{name: RECOMPUTED | {"advantage": name} for name in ("turn-returns", "optimal-baseline", "length-weighted")},
     "decoupled over tokens": {"advantage": {"name": "decoupled", "whiten": "tokens"}},
@@ -33,6 +34,7 @@ OTHERS: dict[str, dict[str, object]] = {
     **{name: RECOMPUTED | {"objective": name} for name in ("gspo-token", "luspo", "gmpo")},
     "gspo over tokens": RECOMPUTED | {"objective": "gspo", "weight": "sequence-tis"},
     **{name: {"aggregation": name} for name in ("seq-mean-token-sum", "seq-mean-token-mean", "prompt-mean")},
+    **{f"opsm on {name}": OPSM | {"objective": name} for name in ("ppo-clip", "gspo", "m2po")},
     "no zero advantages": {"aggregation": "seq-mean-token-mean", "count_zero_advantage": False},
 }
 CASES = [*PRESETS, *OTHERS]

@@ -92,6 +92,7 @@ def test_advantages_of_one_episode_are_known(name: str) -> None:
         (["algorithm.objective={name: minirl, ratio_cap: 0}"], "ratio_cap"),
         (["algorithm.objective={name: sapo, tau_negative: 0}"], "tau_negative"),
         (["algorithm.objective={name: m2po, second_moment: 0}"], "second_moment"),
+        (["algorithm=rft", "algorithm.kl.where=reward"], "kl.where=reward changes the rewards, and advantage=ones"),
         (["algorithm.routing={min_agreement: 1.5}"], "min_agreement=1.5: input should be less than or equal to 1"),
     ],
 )

@@ -183,7 +183,7 @@ def test_play_ends_cleanly_on_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "hostile.py").write_text(ENV)
     here: dict[str, Any] = {"cwd": str(tmp_path), "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
     words = ["-m", "agent_rl", "play", "hostile-v0", "--import", "hostile.py", "n=3", "out=d.jsonl"]
-    with pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=60, **here) as terminal:
+    with pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=600, **here) as terminal:
         seen = io.StringIO()
         terminal.logfile_read = seen
         terminal.expect("turn 0> ")
@@ -198,7 +198,7 @@ def test_play_ends_cleanly_on_a_terminal(tmp_path: Path) -> None:
         terminal.expect(pexpect.EOF)
     assert terminal.exitstatus == 130 and "\x1b[2J" not in seen.getvalue() and "␛[2J" in seen.getvalue()
     assert [e.final_text for e in read_episodes(tmp_path / "d.jsonl")] == ["done"]
-    with pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=60, **here) as terminal:
+    with pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=600, **here) as terminal:
         terminal.expect("turn 0> ")
         terminal.sendcontrol("d")
         terminal.expect("Nothing was played")

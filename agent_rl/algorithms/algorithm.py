@@ -27,11 +27,12 @@ from agent_rl.algorithms.diagnostics import (
 from agent_rl.algorithms.experience import Experience
 from agent_rl.algorithms.group_stats import TOLERANCE
 from agent_rl.algorithms.layouts import call
-from agent_rl.algorithms.objectives.base import Sequences, TokenLoss
+from agent_rl.algorithms.objectives.base import Prepared, Sequences, TokenLoss
 from agent_rl.algorithms.objectives.kl import KLKind, kl_estimate, kl_in_reward, unbiased_kl
 from agent_rl.algorithms.objectives.value import value_loss
 from agent_rl.algorithms.on_tokens import described, of_tokens, on_tokens, settled, shaped
 from agent_rl.algorithms.requirements import Requirements
+from agent_rl.algorithms.whole_episodes import sequences_of
 from agent_rl.core.episode import EpisodeGroup
 from agent_rl.core.trajectory import Source
 from agent_rl.errors import ConfigError, DefinitionError
@@ -71,6 +72,8 @@ class Algorithm(Requirements):
         drift = components.objective[config.objective].drift
         self.drift = Part(self.objective.name, drift, config.objective) if drift else None
         self.negative_mask = components.negative_mask.bind(config.negative_mask) if config.negative_mask else None
+        self.reads_episodes = self.drift is not None or self.negative_mask is not None
+        """Whether the loss of a row follows from all rows of its episode."""
         self.aggregation = components.aggregation.bind(config.aggregation)
 
     def __reduce__(self) -> tuple[type[Algorithm], tuple[AlgorithmConfig]]:
@@ -140,7 +143,7 @@ class Algorithm(Requirements):
         always = config.entropy or config.kl.where == "loss"
         has_gradient = (rows.sum(differs) > 0) & (rows.sum(batch.weights != 0) > 0)
         wanted = rows.sum(trained) > 0 if always else has_gradient | learns
-        if self.drift is not None:  # a row without a gradient is part of its episode's ratio
+        if self.reads_episodes:  # a row without a gradient is part of its episode's ratio
             wanted = torch.zeros_like(x.kept).index_fill(0, rows.episode[wanted], True)[rows.episode]
         return batch, batch.denominators, wanted
 
@@ -242,7 +245,6 @@ class Algorithm(Requirements):
         if not self.prepares(batch):
             return batch, {}
         rows, reference = batch.rows, batch.scored.reference_logprobs
-        sampled = torch.nonzero(rows.loss_mask)[:, 0]
         flat = {
             "logprobs": logprobs,
             "old_logprobs": batch.scored.old_logprobs,
@@ -253,10 +255,21 @@ class Algorithm(Requirements):
             "sides": batch.advantages,
             "weights": batch.weights,
         }
-        if self.preparation is None:
-            return replace(batch, sequences=self._sequences(batch, flat)), {}
+        metrics = dict[str, float]()
+        if self.preparation is not None:
+            batch, metrics = self._decided(self.preparation, batch, flat)
+        if self._has_parts_of_episodes(batch):
+            batch = replace(batch, sequences=sequences_of(batch, flat, self.drift, self.negative_mask))
+        return batch, metrics
+
+    def _decided(
+        self, preparation: Part[Prepared], batch: WeightedRows, flat: Mapping[str, Tensor | None]
+    ) -> tuple[WeightedRows, dict[str, float]]:
+        """Return a batch with what the objective decided about all of it, and its metrics."""
+        rows = batch.rows
+        sampled = torch.nonzero(rows.loss_mask)[:, 0]
         known = SimpleNamespace(**{name: None if x is None else x[sampled, None] for name, x in flat.items()})
-        made = self.preparation(known, SimpleNamespace(group=batch.group[rows.row_of_token[sampled]]))
+        made = preparation(known, SimpleNamespace(group=batch.group[rows.row_of_token[sampled]]))
 
         def flat_again(found: Tensor | None, otherwise: Tensor) -> Tensor:
             return otherwise if found is None else torch.zeros_like(otherwise).index_put((sampled,), found[:, 0])
@@ -266,25 +279,11 @@ class Algorithm(Requirements):
 
     def prepares(self, batch: WeightedRows) -> bool:
         """Whether theta has to score a batch before each update: always, or since episodes have several rows."""
-        if self.drift is None:
-            return self.needs_scores_before_update
-        return len(torch.unique(batch.rows.episode)) < len(batch)
+        return self.needs_scores_before_update or self._has_parts_of_episodes(batch)
 
-    def _sequences(self, batch: WeightedRows, flat: Mapping[str, Tensor | None]) -> Tensor:
-        """The `Sequences` of a batch's rows, float32 `[B, 4]`."""
-        rows, mask = batch.rows, batch.rows.loss_mask
-        index = torch.unique(rows.episode, return_inverse=True)[1]
-
-        def by_episode(of_rows: Tensor) -> Tensor:
-            return torch.zeros_like(of_rows).index_add(0, index, of_rows)[index]
-
-        own, length = rows.sum(batch.advantages), by_episode(rows.sum(mask))
-        mean = (by_episode(own) / length.clamp(min=1)).repeat_interleave(rows.lengths)
-        terms = cast(Part[Tensor], self.drift)(SimpleNamespace(**{**flat, "advantages": mean}))
-        drift = rows.sum(torch.where(mask, terms, 0.0))
-        weight = rows.sum(torch.where(batch.counted, batch.weights, 0.0))
-        slope = torch.where(weight != 0, by_episode(weight) / torch.where(weight != 0, weight, 1.0), 0.0)
-        return torch.stack([length, by_episode(drift) - drift, by_episode(own) - own, slope], -1).float()
+    def _has_parts_of_episodes(self, batch: WeightedRows) -> bool:
+        """Whether what is read of whole episodes is in several rows."""
+        return self.reads_episodes and len(torch.unique(batch.rows.episode)) < len(batch)
 
     def loss(self, logprobs: Tensor, entropy: Tensor, batch: LossInputs, whole: Denominators) -> LossTerms:
         """Return a micro-batch's share of the loss of the batch that `whole` counts.
@@ -306,7 +305,8 @@ class Algorithm(Requirements):
         token = found if isinstance(found, TokenLoss) else _token_loss(self.objective, found, known)
         per_token, sums = token.loss * batch.weights, dict[str, float]()
         if self.negative_mask is not None:
-            gone = shaped(self.negative_mask, self.negative_mask(known), mask.shape[:1])
+            left_out = self.negative_mask(known) if batch.sequences is None else batch.sequences[:, -1] > 0
+            gone = shaped(self.negative_mask, left_out, mask.shape[:1])
             per_token = torch.where(gone[:, None], nothing, per_token)
             sums["masked_fraction"] = float(mask[gone].sum())
         if config.kl.where != "none":

@@ -231,7 +231,7 @@ class LossInputs:
     sequence_tokens: Tensor | None = None
     """float32 `[B]`."""
     sequences: Tensor | None = None
-    """float32 `[B, 4]`: `Sequences`; None where each row is a whole episode."""
+    """float32 `[B, 5]`: `Sequences`; None where each row is a whole episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class WeightedRows(Stage):
     sequence_tokens: Tensor | None = None
     """float32 `[B]`: the counted tokens of a row's episode, in all its rows; None unless it is read."""
     sequences: Tensor | None = None
-    """float32 `[B, 4]`: the `Sequences` of an update; None where they are not read, or each row is a whole episode."""
+    """float32 `[B, 5]`: the `Sequences` of an update; None where they are not read, or each row is a whole episode."""
     critic: CriticTargets | None = None
     """None without a critic."""
 

@@ -291,7 +291,8 @@ objective: ComponentRegistry[TokenLoss | Tensor] = ComponentRegistry(
 """Returns the loss of each token, `[B, T]`. What it prepares is given every sampled token of the batch as a row of its
 own, `[n, 1]`, and may also read the weights, groups and sides of these."""
 negative_mask: ComponentRegistry[Tensor] = ComponentRegistry("negative mask", *_POLICIES, optional=True)
-"""Says which rows have no loss from the objective, bool `[B]`; they still count in the denominators."""
+"""Says which rows have no loss from the objective, bool `[B]`; they still count in the denominators. A row that it
+is given is an episode, however many rows that is trained in."""
 aggregation: ComponentRegistry[Tensor] = ComponentRegistry(
     "aggregation", "loss", "mask", "whole", "prompt_shares", "sequence_tokens"
 )

@@ -140,7 +140,7 @@ class AlgorithmConfig(Section):
     """Whether rejected tokens still count in the denominators."""
     objective: Objective = Field({"name": "ppo-clip", "clip_high_eps": 0.28}, validate_default=True)
     negative_mask: NegativeMask = None
-    """Which rows with a negative advantage the objective leaves out, by theta/mu; penalties still apply to them."""
+    """Which episodes with a negative advantage the objective leaves out, by theta/mu; penalties still apply to them."""
     aggregation: Aggregation = Field("token-mean", validate_default=True)
     kl: KLConfig = KLConfig()
     entropy: float = Field(0.0, ge=0)
@@ -217,6 +217,8 @@ def _check_advantage(config: AlgorithmConfig) -> str | None:
             f"{changes[0]} changes the total of the rewards, and advantage={name} reads their components: leave it out"
             + (", or set kl.where=loss" if config.kl.where == "reward" else ", or make it a reward of the environment")
         )
+    if config.kl.where == "reward" and name == "ones":
+        return "kl.where=reward changes the rewards, and advantage=ones is 1 whatever they are: set kl.where=loss"
     if "values" in reads and config.critic.where == "none":
         return f"advantage={name} is taken over a critic's values: set critic.where=shared or separate"
     if "values" in reads and components.advantage[config.advantage].returns in ("Tensor", "TurnAdvantages"):

@@ -166,7 +166,8 @@ def _plateau(steps: Steps) -> Iterator[tuple[str, str]]:
     elif repeated is not None and repeated > MANY_ALIKE:
         unsure = "" if entropy is None else f" (entropy {entropy:.2g} nats)"
         more = (
-            "raise rollout.temperature, algorithm.entropy or the objective's clip_high_eps, or start before it was gone"
+            "raise rollout.temperature, algorithm.entropy or the objective's clip_high_eps, or start before it was "
+            "gone, with algorithm=maxrl"
         )
         yield (
             "no exploration",
@@ -185,7 +186,8 @@ def _of_groups(steps: Steps) -> str:
     found = f"{solved:.0%} of the groups are solved and {unsolved:.0%} are not"
     if unsolved > solved:
         return f"{found}: raise rollout.samples, reward partial results, or mix in easier tasks"
-    return f"{found}: choose harder tasks, or fill batches with groups that differ (algorithm=dapo)"
+    way_out = "choose harder tasks, fill batches with groups that differ (algorithm=dapo), or begin anew and let tasks"
+    return f"{found}: {way_out} count more the fewer solve them (algorithm=maxrl)"
 
 
 def _gain(steps: Steps, *names: str) -> float | None:

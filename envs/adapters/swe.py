@@ -126,13 +126,13 @@ class SweEnv(SandboxedEnv):
             own = {path for patch in tests for path in (patch.old, patch.new) if path is not None}
             try:
                 await self._bring({path: hash for path, hash in changed.items() if path not in own}, fresh, own)
+                for path, text in (await self._after(fresh, tests)).items():
+                    if text is None:
+                        await self._tell(fresh, f"rm -f {shlex.quote(path)}", FILL_SECONDS)
+                    else:
+                        await fresh.write_file(f"{self.folder}/{path}", text.encode())
             except FileAccessError:
-                return False  # what the policy left can't be read, or is too large
-            for path, text in (await self._after(fresh, tests)).items():
-                if text is None:
-                    await self._tell(fresh, f"rm -f {shlex.quote(path)}", FILL_SECONDS)
-                else:
-                    await fresh.write_file(f"{self.folder}/{path}", text.encode())
+                return False  # what the policy left can't be read, is too large, or leaves the tests no place
             command = str(self.row.get("test_command") or f"{TEST} {shlex.join(files_of(tests))}")
             output = await self._tell(fresh, f"exec 2>&1; {command}", self.test_seconds)
         finally:

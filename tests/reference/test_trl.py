@@ -32,8 +32,11 @@ def row_advantages(batch):
     return batch.advantages.sum(-1) / batch.mask.sum(-1).clamp(min=1)
 
 
-def trl_loss(batch, loss_type, *, cls=GRPOTrainer, level="token", args=None, **settings):
-    """Loss and gradient by theta's log-probabilities; the environment's tokens are masked as TRL does after a tool."""
+def trl_loss(batch, loss_type, *, cls=GRPOTrainer, level="token", args=None, weights=None, **settings):
+    """Loss and gradient by theta's log-probabilities; the environment's tokens are masked as TRL does after a tool.
+
+    `weights` are TRL's importance-sampling ratios, of tokens or of rows.
+    """
     theta = batch.theta.clone().requires_grad_()
     options = {"delta": None, "use_bias_correction_kl": True, "steps_per_generation": 1}
     options |= {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05} | (args or {})
@@ -55,6 +58,9 @@ def trl_loss(batch, loss_type, *, cls=GRPOTrainer, level="token", args=None, **s
     inputs |= {"tool_mask": batch.mask.double(), "num_items_in_batch": batch.mask.sum().double()}
     inputs |= {"old_per_token_logps": batch.old, "ref_per_token_logps": batch.reference}
     inputs |= {"sampling_per_token_logps": batch.mu}
+    if weights is not None:
+        made.use_vllm = made.vllm_importance_sampling_correction = True
+        inputs["importance_sampling_ratio"] = weights
     loss = made._compute_loss(made.model, inputs)
     return loss.detach(), slope(loss, theta)
 
@@ -216,16 +222,21 @@ def test_decoupled_matches_trl(seed):
     same(outcome.decoupled(components, weights, groups, eps=1e-4), theirs["advantages"], FLOAT32)
 
 
+def trl_weights(batch, mode, low, high):
+    """What TRL multiplies the losses of a batch with for vLLM's mismatch, by token or by row."""
+    options = {"correction": True, "mode": mode, "clip_min": low, "clip_max": high}
+    settings = {f"vllm_importance_sampling_{name}": value for name, value in options.items()} | {"use_vllm": True}
+    found = scored(GRPOTrainer, batch.scores[:, None], batch.mask, batch.old, batch.mu, **settings)
+    return found["importance_sampling_ratio"]
+
+
 @seeds
 @pytest.mark.parametrize("spread", [0.05, 0.5])
 def test_weights_match_trl(seed, spread):
     batch = rows(seed, spread=spread, empty=False, singletons=False)
 
     def theirs(mode, low, high):
-        options = {"correction": True, "mode": mode, "clip_min": low, "clip_max": high}
-        settings = {f"vllm_importance_sampling_{name}": value for name, value in options.items()} | {"use_vllm": True}
-        found = scored(GRPOTrainer, batch.scores[:, None], batch.mask, batch.old, batch.mu, **settings)
-        return torch.where(batch.mask, found["importance_sampling_ratio"], 0.0)
+        return torch.where(batch.mask, trl_weights(batch, mode, low, high), 0.0)
 
     policies = batch.old, batch.mu, batch.mask
     same(token_tis(*policies, cap=2.0), theirs("token_truncate", None, 2.0), FLOAT32)

@@ -12,12 +12,13 @@ from batches import scored
 from doubles import example_episode
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig
+from agent_rl.algorithms.objectives.sequence import off_policy_sequences
 from agent_rl.algorithms.updates import UpdatesConfig, deal
 from agent_rl.backends.embedded.mini_batches import mini_batches
 from agent_rl.core.episode import Reward, group_episodes
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from reference.conftest import required, rows
-from reference.test_trl import trl_loss
+from reference.test_trl import trl_loss, trl_weights
 from reference.test_verl_corrections import inverse
 from reference.test_verl_objectives import theirs as verl_loss
 
@@ -201,6 +202,16 @@ OF_TRL = {
         {"epsilon_low": 0.02, "epsilon_high": 0.03, "level": "sequence"},
     ),
     "cispo": ({"objective": {"name": "cispo", "clip_high_cap": 1.05}}, "cispo", {"epsilon_high": 1.05}),
+    "sequences rejected by old/mu, then by theta/mu": (
+        {
+            "objective": CLIP,
+            "weight": {"name": "sequence-tis", "cap": 1.2},
+            "rejection": {"name": "sequence", "low": 0.0, "high": 1.2},
+            "negative_mask": {"name": "opsm", "delta": 0.02},
+        },
+        "dapo",
+        WIDE | {"off_policy_mask_threshold": 0.02},
+    ),
 }
 
 
@@ -212,4 +223,21 @@ def test_steps_of_several_updates_match_trl(seed, places, settings, loss_type, k
     x_of = features(seed, batch)
     trained = weighed_by_verl(batch, [])[0]  # TRL's groups are of one size; test_trl.py compares its advantages
     course = ours({"proximal": "recompute", **settings}, batch, x_of, places)
-    assert_same_course(course, followed(trained, x_of, lambda part, _: trl_loss(part, loss_type, **knobs)[1]))
+    weights = trl_weights(batch, "sequence_mask", None, 1.2) if "weight" in settings else None
+
+    def slope(part, chosen):
+        return trl_loss(part, loss_type, weights=None if weights is None else weights[chosen], **knobs)[1]
+
+    assert_same_course(course, followed(trained, x_of, slope))
+
+
+def test_chain_of_trl_has_two_links_that_differ():
+    """The comparison above is of a chain: neither link is empty, and neither is the whole."""
+    by_old, by_theta = [], []
+    for seed in range(3):
+        batch = step_of(seed)
+        by_old.append(trl_weights(batch, "sequence_mask", None, 1.2)[:, 0] == 0)
+        advantages = weighed_by_verl(batch, [])[0].advantages
+        by_theta.append(off_policy_sequences(batch.old, batch.mu, advantages, batch.mask, delta=0.02))
+    one, other = torch.cat(by_old), torch.cat(by_theta)
+    assert (one & ~other).any() and (other & ~one).any()

@@ -45,13 +45,15 @@ class Sequences:
     """The sum of their advantages."""
     slope: Tensor
     """What all its counted tokens weigh, by what those of this row do: their losses have a gradient by these, too."""
+    left_out: Tensor
+    """1 where the negative mask leaves the episode out, as theta is; else 0."""
 
     @classmethod
     def of(cls, mask: Tensor) -> Sequences:
         """Return what is known where each row is a whole episode."""
         length = mask.sum(-1, keepdim=True)
         nothing = torch.zeros_like(length, dtype=torch.float32)
-        return cls(length, nothing, nothing, torch.ones_like(nothing))
+        return cls(length, nothing, nothing, torch.ones_like(nothing), nothing)
 
 
 @dataclass(frozen=True, slots=True)

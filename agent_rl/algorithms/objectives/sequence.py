@@ -5,7 +5,7 @@ says what a row can't know of the others. `base` explains the arguments that all
 below at `1 - clip_low_eps` and above at `1 + clip_high_eps`; save in `gspo_token` it has one advantage, its tokens'
 mean. Where a loss is a sequence's, each token carries it whole, and "seq-mean-token-mean" makes of it the papers' mean
 over sequences; "token-mean" would weight it by length once more. What is clamped to ± `MAX_LOG_RATIO` is the mean that
-is exponentiated, not the tokens' log-ratios that it is made of. The mask of sequences judges rows.
+is exponentiated, not the tokens' log-ratios that it is made of.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def gmpo(
 
 @negative_mask(
     "opsm",
-    formula="L = 0 for rows with A < 0 and mean_t log(mu/theta) > delta",
+    formula="L = 0 for episodes with A < 0 and mean_t log(mu/theta) > delta",
     source="off-policy sequence masking, DeepSeek-V3.2 2025",
 )
 def off_policy_sequences(
@@ -164,8 +164,8 @@ def off_policy_sequences(
 
     A sequence goes if its advantage is negative and the mean of log(mu / theta) over its sampled tokens exceeds delta,
     in nats (DeepSeek-V3.2 2025, off-policy sequence masking; slime has 1e-4). Its loss is to be 0; in denominators it
-    still counts. A row is judged by itself, so that nothing depends on how a batch is cut. TRL has theta here as well,
-    slime old; slime has old for mu by default.
+    still counts. A row given here is an episode, however many rows it is trained in. TRL has theta here as well, slime
+    old; slime has old for mu by default.
     """
     drift = _row_mean((rollout_logprobs - logprobs.detach()).double(), mask)
     return ((_row_mean(advantages.double(), mask) < 0) & (drift > delta)).squeeze(-1)
