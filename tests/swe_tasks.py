@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -175,8 +176,9 @@ def commit(folder: Path, files: Files) -> str:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     git = ["git", "-C", str(folder), "-c", "user.name=us", "-c", "user.email=us@here"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
-        subprocess.run([*git, *command], check=True, capture_output=True)
+    when = {**os.environ, "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):  # the commit says which split it is of
+        subprocess.run([*git, *command], check=True, capture_output=True, env=when)
     return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
 
 
