@@ -27,7 +27,7 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
 ADVISED = ("seccomp=unconfined", "systempaths=unconfined")
 MINUTES = 10
-HERE = [suite for suite in SUITES if "processes" not in suite]
+HERE = [suite for suite in SUITES if "processes" not in suite and "terminal" not in suite]
 """Processes that are a `python3` of their own can't find its library below the mounted interpreter."""
 
 
