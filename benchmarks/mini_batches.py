@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import os
 import time
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import torch
 from algorithm_cost import VOCAB, episodes
+from sweep import updating_trainer
 
-from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
 from agent_rl.core.episode import group_episodes
-from agent_rl.gym.registry import spec
 
 TOKENS, COUNTS, REPETITIONS, BAR = 30_000, (1, 3, 6), 3, 1.15
 
 
 def trainer(minibatches: int) -> Trainer:
-    """Return a trainer without an engine, with a model of its own."""
+    """Return what updates, with a model of its own."""
     config = load_config("backend/embedded", TrainConfig, [f"updates.minibatches={minibatches}"])
-    model = make_model(config.model, VOCAB, seed=0)
-    engine = SimpleNamespace(context_limit=None, release_weights=lambda: None)
-    actor = SimpleNamespace(model=model, engine=engine, params=lambda *_: None)
-    return Trainer(spec("calculator-v0"), cast(Actor, actor), config)
+    return updating_trainer(config, make_model(config.model, VOCAB, seed=0))
 
 
 def main() -> int:

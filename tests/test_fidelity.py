@@ -53,7 +53,8 @@ def test_fidelity_data_names_settings_and_presets() -> None:
     for name in data()["presets"]:
         # those of the parts in a list are named after the part, and only where it is chosen
         assert {s for s in rows_of(name) if s.count(".") < 2} - known == set(), name
-        assert {s for s in rows_of(name) if s.count(".") == 2} <= settings(name).keys(), name
+        chosen = {s for n in PRESETS if source_of(n) == name for s in settings(n)}
+        assert {s for s in rows_of(name) if s.count(".") == 2} <= chosen, name
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -41,6 +41,15 @@ def test_m2po_keep_by_hand():
     assert keep((0.1, 0.1), (1, 1), [False, False]) == [False, False]
 
 
+def test_m2po_keep_counts_what_went_at_the_bound():
+    # squares .01 .04 .09 .25, all capped at the 1st, 2nd, ... of them: means .01 .0325 .0575 .0975
+    gaps = (0.3, 0.1, 0.5, 0.2)
+    assert keep(gaps, (1,) * 4, beyond="capped") == [False, True, False, True]
+    assert keep(gaps, (1,) * 4, second_moment=0.03, beyond="capped") == [False, True, False, False]
+    assert keep(gaps, (1,) * 4, second_moment=0.03) == [False, True, False, True]
+    assert keep((*gaps, -3.0), (1,) * 5, second_moment=0.098, beyond="capped") == [True] * 5
+
+
 gaps = st.lists(st.tuples(st.floats(-2, 2), st.sampled_from([-1.0, 0.0, 1.0])), min_size=1, max_size=12)
 
 

@@ -8,7 +8,7 @@ old / mu on top would count that gap twice.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from agent_rl.algorithms.components import AboveOne, AtLeastOne, Fraction, NotNegative, Positive, objective
 from agent_rl.algorithms.objectives.base import MAX_LOG_RATIO, Prepared, TokenLoss, log_ratio
@@ -192,21 +192,35 @@ def minirl(
     return TokenLoss(token.loss, ratio, token.clipped)
 
 
+Beyond = Literal["dropped", "capped"]
+
+
 def m2po_keep(
-    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, second_moment: float = 0.04
+    logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    second_moment: float = 0.04,
+    beyond: Beyond = "dropped",
 ) -> Tensor:
     """Return which tokens of a whole batch M2PO learns from, bool `[B, T]`, False outside `mask`.
 
     Only tokens that a clip could concern may go: those whose probability moved in the advantage's direction. Of these,
-    the largest squared log(theta / mu) go first, until the mean of the rest is at most `second_moment`, in squared nats
-    (Algorithm 1). Equal ones go together, so that the order of rows doesn't matter. AReaL considers all tokens,
-    compares with `<`, and always leaves one; it has one mask per batch, with old in the place of theta.
+    the largest squared log(theta / mu) go first, until the mean is at most `second_moment`, in squared nats: with
+    `beyond="dropped"` the mean of the rest (Algorithm 1), with "capped" that of all, in which those that went count as
+    much as the largest that stays, as if ratios were clipped at its own (the authors' `kpo_clip_harmful_tokens`, which
+    finds their bound in each micro-batch). Equal ones go together, so that the order of rows doesn't matter. AReaL
+    considers all tokens, compares with `<`, and always leaves one; it has one mask per batch, with old in the place of
+    theta.
     """
     gap = log_ratio(logprobs.detach(), rollout_logprobs).double()
     squares = gap.square()
     concerned = mask & _beyond(gap, advantages, 0.0, 0.0)
     ascending = squares[concerned].sort().values
-    means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=gap.device)
+    number = torch.arange(1, len(ascending) + 1, device=gap.device)
+    sums = ascending.cumsum(0)
+    means = sums / number if beyond == "dropped" else (sums + (len(ascending) - number) * ascending) / len(ascending)
     kept = int((means <= second_moment).sum())  # a prefix: means of ascending numbers ascend
     limit = float(ascending[kept]) if kept < len(ascending) else math.inf
     return mask & ~(concerned & (squares >= limit))
@@ -220,9 +234,10 @@ def m2po_mask(
     weights: Tensor,
     *,
     second_moment: Positive = 0.04,
+    beyond: Beyond = "dropped",
 ) -> Prepared:
     """Set the weights of the tokens to 0 that `m2po_keep` leaves out of a whole batch."""
-    keep = m2po_keep(logprobs, rollout_logprobs, advantages, mask, second_moment=second_moment)
+    keep = m2po_keep(logprobs, rollout_logprobs, advantages, mask, second_moment=second_moment, beyond=beyond)
     masked = float((mask & ~keep).sum()) / max(1, int(mask.sum()))
     return Prepared({"train/clip_fraction": masked}, weights=torch.where(keep, weights, weights.new_zeros(())))
 
