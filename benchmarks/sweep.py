@@ -146,7 +146,7 @@ def changes_of(config: AlgorithmConfig) -> Iterator[Change]:
         chosen = getattr(config, field)
         listed = chosen if isinstance(chosen, tuple) else (chosen,) if chosen else ()
         for one in listed:
-            for knob in one.keys() - {"name"}:
+            for knob in [key for key in one if key != "name"]:
                 changed = one | {knob: _other(knob, one[knob])}
                 if knob == "clip_high_eps" and one.get("clip_high_cap"):
                     changed["clip_high_cap"] = None  # two spellings of one bound
@@ -220,9 +220,10 @@ def updating_trainer(config: TrainConfig, model: PreTrainedModel, reference: Pre
 def batch() -> tuple[tuple[Episode, ...], tuple[Episode, ...]]:
     """Return a step's episodes, and a greedy one of each group, with the log-probabilities of an inexact engine."""
     made = [_episode(number, None) for number in range(GROUPS * SAMPLES)]
-    rows = Experience.of(group_episodes(made)).rows
+    x = Experience.of(group_episodes(made))
+    rows = x.rows
     policy, generator = policies()[0], torch.Generator().manual_seed(2)
-    (exact,) = score_rows(policy, rows, ["logprobs"], 1.0, run().precision, 4096)
+    (exact,) = score_rows(policy, rows, ["logprobs"], 1.0, run().precision, 4096, x.groups[rows.episode])
     far = torch.rand(exact.shape, generator=generator)  # as a rollout of rounded weights is
     spread = torch.where(far < 0.2, 0.7, 0.05).masked_fill(far < 0.05, 2.0)
     mu = exact + spread * torch.randn(exact.shape, generator=generator)

@@ -22,7 +22,7 @@ def test_knobs_of_presets_change_the_policy_or_are_refused(name: str) -> None:
     assert refused.keys() <= SET_ASIDE and all("set " in why or "leave it out" in why for why in refused.values())
 
 
-def test_presets_are_as_many_algorithms_but_for_their_own_number_of_updates() -> None:
+def test_presets_are_as_many_algorithms_but_for_one() -> None:
     moved = {name: base(preset(name)) for name in PRESETS}
     assert all(change.isfinite().all() and change.norm() > 0.01 for change in moved.values())
     assert same(PRESETS) == [("gspo", "gspo-paper")]
