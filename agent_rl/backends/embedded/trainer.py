@@ -126,6 +126,7 @@ class Trainer:
             len(self.ahead) <= self.config.steps_ahead and self.step + len(self.ahead) < self.config.steps
         ):
             self.ahead.append(self.rollouts.sample(self.step + len(self.ahead)))
+        self.actor.engine.release_weights()
         return self.ahead.popleft()
 
     def _stored_step(self, stored: StoredGroups) -> StepResult:
@@ -136,6 +137,7 @@ class Trainer:
             episodes = shuffled(episodes, rng(Stream.SHUFFLED_REWARDS, self.config.seed, self.step))
         read = time.perf_counter()
         groups = group_episodes(episodes)
+        self.actor.engine.release_weights()
         metrics = self.update(self.algorithm.experience(groups))
         metrics |= {"perf/read_s": read - started, "perf/update_s": time.perf_counter() - read}
         records = self._records(groups)
@@ -226,7 +228,6 @@ class Trainer:
         `whole` are the denominators of all of the batch. Yields what each micro-batch gave.
         """
         model, budget = self.actor.model, self.config.forward_tokens
-        self.actor.engine.release_weights()
         for cut, prompt in micro_batches(model, batch.rows, batch.group, self.config.precision, budget):
             yield Gradient(cut, *self._accumulate(batch.padded(cut, self.loss_device), whole, prompt))
 

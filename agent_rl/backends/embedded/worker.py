@@ -105,6 +105,7 @@ class Worker:
     def gradients(self, step: int, batch: WeightedRows, whole: Denominators) -> list[Gradient]:
         """Compute the gradients of a part of a batch; `add` sums them."""
         self.trainer.step = step
+        self.trainer.actor.engine.release_weights()
         return list(self.trainer.gradients(batch, whole))
 
     def add(self) -> None:
