@@ -30,6 +30,7 @@ from agent_rl.gym.tasks import TaskSource
 from agent_rl.policy import AnyPolicy, Scripted, TokenPolicy, oracle
 from agent_rl.rendering import ChatMLRenderer, Renderer, train_tokenizer
 from agent_rl.rollout import Job, run_episode, run_jobs
+from agent_rl.seeds import Stream, rng
 from agent_rl.store.episodes import EpisodeWriter
 from agent_rl.tools.calculator import calculator
 
@@ -150,6 +151,17 @@ def play_gymnasium(env: gymnasium.Env, episodes: int) -> None:
 # Ours
 
 
+def play_by_hand(episodes: int) -> None:
+    """What `TextSums` does itself: the work of an environment's author."""
+    generator = rng(Stream.ENVIRONMENT, 0)
+    for _ in range(episodes):
+        env = TextSums()
+        env.reset({}, generator)
+        for action in SPOKEN:
+            ended = env.step(action)
+        assert ended.reward == 1
+
+
 def jobs(episodes: int, spec: EnvSpec = SPEC) -> list[Job]:
     return [Job(spec, {"index": i}, i) for i in range(episodes)]
 
@@ -254,9 +266,10 @@ def main() -> None:
 
     print("CPU time per turn, without model")
     measure("bare Python loop", lambda: bare_loop(n))
+    own = measure("the Env's own reset and steps", lambda: play_by_hand(n))
     measure("gymnasium, bare environment", lambda: play_gymnasium(plain, n))
     measure("gymnasium.make", lambda: play_gymnasium(made, n))
-    step = measure("agent_rl, Env, 64 at a time", lambda: play_pool(spoken, n, 64, TEXT)) - costs["bare Python loop"]
+    step = measure("agent_rl, Env, 64 at a time", lambda: play_pool(spoken, n, 64, TEXT)) - own
     bare = measure("agent_rl, ToolEnv, 64 at a time", lambda: play_pool(script, n, 64))
     measure("agent_rl, ToolEnv, one at a time", lambda: play_pool(script, n, 1))
     measure("agent_rl, ToolEnv, run_episode", lambda: play_singly(script, n))
@@ -294,7 +307,7 @@ def main() -> None:
     print()
     growth = rendering[64] / rendering[4]
     for name, value, bar in (
-        ("a step of an Env, beyond the bare loop", step, STEP),
+        ("a step of an Env, beyond its own work", step, STEP),
         ("bare, with tools", bare, BARE),
         ("full path without model, plain @tool and @reward", full, FULL),
         ("rendering, at worst", max(rendering.values()), RENDERING),
