@@ -6,7 +6,6 @@ import asyncio
 import os
 import platform
 import resource
-import subprocess
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -19,9 +18,9 @@ from benchmarks.sandbox_soak import seconds_waited
 from tests.sandbox.attacks import Attack
 from tests.sandbox.attacks_unlisted import UNLISTED
 from tests.sandbox.backends import Backend
-from tests.sandbox.test_attacks import ABSENT
+from tests.sandbox.test_attacks import said_by_twin
 from tests.sandbox.test_sabotage import works
-from tests.sandbox.victims import definitions, unprotected, victims
+from tests.sandbox.victims import definitions, victims
 
 pytestmark = [
     pytest.mark.sandbox,
@@ -99,11 +98,5 @@ def test_sandbox_withstands_the_attack(
 
 @by_name
 def test_unlisted_twin_succeeds_unprotected(attack: Attack, tmp_path: Path):
-    if attack.root and os.geteuid() != 0:
-        pytest.skip("needs root: this test is not")
-    with victims(None) as aims:
-        said = unprotected(attack.code, aims.names, tmp_path)
-    subprocess.run(["rm", "-rf", "--", *tmp_path.iterdir()], check=True)  # too deep for pytest's own cleaning
-    if said in ABSENT:
-        pytest.skip(f"this kernel lacks what is attacked, so that the attacks prove nothing: {said}")
+    said = said_by_twin(attack, tmp_path)
     assert said.startswith("True"), said
