@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import agent_rl
+from agent_rl import errors
 from agent_rl.errors import ConfigError, SandboxError
 
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class ProxyProcess:
     """
 
     def __init__(self, network: Network) -> None:
-        root = [str(Path(agent_rl.__file__).parents[1])]
+        root = [str(Path(errors.__file__).parents[1])]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-B", "-c", _RUN.format(root)],

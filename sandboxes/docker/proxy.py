@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from agent_rl.tools.web import is_public
+from agent_rl.core.addresses import is_public
 
 SOCKET = "proxy.sock"
 MAX_HEAD = 16 * 1024
