@@ -6,8 +6,9 @@ says two facts of a name, of which the question names one. Reward: `correct` (we
 
 Splits: `train`, `eval` and `dev`; each task has a world of its own, drawn from the split's name and the task's index.
 
-The demonstrations follow the right fact in three of ten look-ups, else either. What is left to learn is to read the question at each of the three
-look-ups. The short cut, to follow whatever comes first, earns 12.5 %; to stop after two earns nothing.
+The demonstrations follow the right fact in three of ten look-ups, else either. What is left to learn is to read the
+question at each of the three look-ups. The short cut, to follow whatever comes first, earns 12.5 %; to stop after two
+earns nothing.
 """
 
 from __future__ import annotations
