@@ -33,7 +33,9 @@ class BrokenReload(CpuWorkerExtension):
 
     def arrived(self, weights):
         self.updates += 1
-        return weights if self.updates <= self.whole else [(name, w.roll(1, 0) if w.ndim > 1 else w) for name, w in weights]
+        if self.updates <= self.whole:
+            return weights
+        return [(name, w.roll(1, 0) if w.ndim > 1 else w) for name, w in weights]
 
 
 def _repack_experts(setup):
