@@ -128,7 +128,7 @@ def _composed(name: str | None, presets: tuple[tuple[str, str], ...]) -> DictCon
     from hydra import compose, initialize_config_module
 
     with initialize_config_module("agent_rl.configs", version_base=None):
-        return compose(name, [f"{group}={preset}" for group, preset in presets])
+        return cast("DictConfig", compose(name, [f"{group}={preset}" for group, preset in presets]))
 
 
 def _refuse_mistyped(schema: type[BaseModel], values: Sequence[tuple[str, object]]) -> None:
