@@ -10,7 +10,7 @@ import asyncio
 import socket
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, c
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
 from agent_rl.sandboxes.docker.images import IMAGE_GB, provide
+from agent_rl.sandboxes.docker.network import MEGABYTES, read_network
+from agent_rl.sandboxes.docker.pod import NO_POD, Pod, Pods
 from agent_rl.sandboxes.registry import register_sandbox
 
 STARTS = 4
@@ -58,6 +60,9 @@ class DockerSandboxes(AgentSandboxes):
         dockerfile: str | None = None,
         build_seconds: float = 600.0,
         image_gb: float = IMAGE_GB,
+        network: Sequence[str] = (),
+        network_private: bool = False,
+        network_mb: float = MEGABYTES,
     ) -> None:
         """Store the settings; the engine is reached when the first sandbox is opened.
 
@@ -73,13 +78,19 @@ class DockerSandboxes(AgentSandboxes):
             build_seconds: that a step of the build may say nothing.
             image_gb: 10^9 bytes that the engine's images may take: of those that agent_rl has pulled or built the least
                 recently used ones are removed beyond that, but none that was used within the hour.
+            network: hosts that code may reach, by HTTP and HTTPS and through a proxy of ours, such as pypi.org or
+                mirror.org:8080; none if empty.
+            network_private: whether these may have addresses of private networks or of this machine.
+            network_mb: 10^6 bytes that a sandbox may send and receive.
 
         Raises:
             ConfigError: if both an image and a Dockerfile are given, there is no such file, streams can't be attached
-                to at that address, or there is no such guarantee.
+                to at that address, there is no such guarantee, or `network` holds what is no host's name, or can't be
+                had with that runtime or engine.
         """
         super().__init__(limits, require)
         self.engine = Engine(host)
+        self._pods = Pods(self.engine, read_network(network, network_private, network_mb), runtime)
         if dockerfile is not None and image != IMAGE:
             raise ConfigError(f"docker: both image={image!r} and dockerfile={dockerfile!r}; give one")
         if dockerfile is not None and not Path(dockerfile, "Dockerfile").is_file():
@@ -98,13 +109,14 @@ class DockerSandboxes(AgentSandboxes):
 
     async def claims(self) -> Capabilities:
         """Return what keeps each guarantee in a container of ours."""
-        return MECHANISMS
+        return {**MECHANISMS, **self._pods.claims}
 
     async def close(self) -> None:
         """Close every sandbox, and the connections to the engine."""
         self._closed = True
         await super().close()
         await asyncio.wrap_future(self._threads.submit(self._remove_left))
+        await asyncio.to_thread(self._pods.close)
         self.engine.close()
 
     async def spawn(self, owner: str, limits: Limits, lifetime: float) -> RecordedSandbox:
@@ -117,7 +129,7 @@ class DockerSandboxes(AgentSandboxes):
             await asyncio.wrap_future(self._threads.submit(self._remove_left))
         starting = self._threads.submit(self._start, limits, owner, lifetime)
         try:
-            container, stream = await asyncio.wrap_future(starting)
+            container, stream, pod = await asyncio.wrap_future(starting)
         except asyncio.CancelledError:
             starting.add_done_callback(self._drop)  # a thread can't be stopped
             raise
@@ -125,7 +137,7 @@ class DockerSandboxes(AgentSandboxes):
 
         def kill() -> None:
             nonlocal removed
-            removed = removed or self._threads.submit(self._remove, container)
+            removed = removed or self._threads.submit(self._remove_all, container, pod)
 
         async def ended() -> str | None:
             return None if removed is None else await asyncio.wrap_future(removed)
@@ -142,44 +154,54 @@ class DockerSandboxes(AgentSandboxes):
         try:
             async with self.starting(sandbox):
                 async with asyncio.timeout(TIMEOUT):
-                    await asyncio.get_running_loop().sock_sendall(stream, greeting(lifetime))
+                    await asyncio.get_running_loop().sock_sendall(stream, greeting(lifetime, variables=pod.variables))
                 await sandbox.ready(TIMEOUT)
         except (OSError, SandboxError) as error:  # a TimeoutError is one
             raise SandboxError(f"a container's agent did not start: {error} {demultiplexer.complaint}") from error
         return sandbox
 
-    def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket]:
-        """Start a container; return its id, and the stream to its agent."""
+    def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket, Pod]:
+        """Start a container; return its id, the stream to its agent, and what is beside it."""
         if not self._is_provided:
             self.image = provide(self.engine, self._source, seconds=self._build_seconds, gigabytes=self._image_gb)
             self._is_provided = True
+        about = labels(owner, lifetime)
         user = any_user()
+        container, pod = "", NO_POD
         try:
+            pod = self._pods.open(self.image, limits, about, lifetime)
             container = self.engine.create(
                 self.image,
                 ARGV,
-                {**confinement(limits, user), **({"Runtime": self.runtime} if self.runtime else {})},
+                {
+                    **confinement(limits, user),
+                    **({"Runtime": self.runtime} if self.runtime else {}),
+                    **pod.confinement,
+                },
                 name=f"agent-rl-{uuid.uuid4().hex[:12]}",
                 user=f"{user}:{user}",
-                labels=labels(owner, lifetime),
+                labels=about,
                 working_dir="/",
-                hostname="sandbox",
+                **pod.hostname,
             )
-        except SandboxError:
-            self._is_provided = False  # another process may have removed it
-            raise
-        try:
-            return container, self.engine.start(container)
+            return container, self.engine.start(container), pod
         except BaseException:
-            self._remove(container)
+            self._is_provided = self._is_provided and container != ""  # another process may have removed it
+            self._remove_all(container, pod)
             raise
 
-    def _drop(self, started: Future[tuple[str, socket.socket]]) -> None:
+    def _drop(self, started: Future[tuple[str, socket.socket, Pod]]) -> None:
         """Remove a container whose `open` was cancelled."""
         if not started.cancelled() and started.exception() is None:
-            container, stream = started.result()
+            container, stream, pod = started.result()
             stream.close()
-            self._remove(container)
+            self._remove_all(container, pod)
+
+    def _remove_all(self, container: str, pod: Pod) -> str | None:
+        """Remove a container and what is beside it, or say why not."""
+        pod.let_go()
+        said = [self._remove(each) for each in (container, *pod.containers) if each]
+        return next((reason for reason in said if reason is not None), None)
 
     def _remove(self, container: str) -> str | None:
         """Remove a container, or say why not; its agent ends by itself where the engine can't be reached."""
