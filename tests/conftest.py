@@ -21,7 +21,8 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFL
 os.environ.update(TOKENIZERS_PARALLELISM="false", MPLBACKEND="agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch on tiny models: no slower, and sums in one order everywhere
 
-gc.set_threshold(50_000)  # collections of what imports keep were a fifth of their time
+USUAL = gc.get_threshold()
+gc.set_threshold(50_000)  # until all is imported: collections of what imports keep were a fifth of their time
 
 settings.register_profile("agent_rl", deadline=None)  # a busy machine is no failure
 settings.load_profile("agent_rl")
@@ -45,6 +46,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_finish() -> None:
     """Let no collection look again at what was imported, which stays."""
+    gc.set_threshold(*USUAL)
     gc.collect()
     gc.freeze()
 
