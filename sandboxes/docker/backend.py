@@ -7,13 +7,15 @@ its containers with it; those that it had created but not started are collected 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
@@ -161,6 +163,13 @@ class DockerSandboxes(AgentSandboxes):
         async def ended() -> str | None:
             return None if removed is None else await asyncio.wrap_future(removed)
 
+        async def evidence(has_ended: bool) -> Mapping[str, JSON]:
+            if not has_ended:
+                return {}
+            with contextlib.suppress(SandboxError):
+                return dict(await asyncio.wrap_future(self._threads.submit(self.engine.ending, container)))
+            return {}
+
         demultiplexer = Demultiplexer()
         sandbox = RecordedSandbox(
             stream,
@@ -168,6 +177,7 @@ class DockerSandboxes(AgentSandboxes):
             expires=time.monotonic() + lifetime,
             kill=kill,
             ended=ended,
+            evidence=evidence,
             decode=demultiplexer.feed,
         )
         try:
