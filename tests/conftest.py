@@ -20,6 +20,8 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFL
 os.environ.update(TOKENIZERS_PARALLELISM="false", MPLBACKEND="agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch on tiny models: no slower, and sums in one order everywhere
 
+gc.set_threshold(50_000)  # collections of what imports keep were a fifth of their time
+
 settings.register_profile("agent_rl", deadline=None)  # a busy machine is no failure
 settings.load_profile("agent_rl")
 
@@ -38,6 +40,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("skipped", ()):
         if isinstance(report.longrepr, tuple) and "NOT TESTED" in report.longrepr[2]:
             terminalreporter.write_line(f"{report.nodeid}: {report.longrepr[2]}", yellow=True)
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection look again at what was imported, which stays."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_local(host: object) -> bool:

@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from agent_rl.core.addresses import is_public
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
 from agent_rl.errors import ConfigError
 from agent_rl.gym.tool import Tool, call_tools
 from agent_rl.tools.fetch import Place, _allowed, _of_html, fetch_tool
-from agent_rl.tools.web import is_public
 from tests.web_server import drip, reply, serving
 
 PAGE = """<!DOCTYPE html><html><head><title>Ada &amp;

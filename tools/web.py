@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email.message
 import http.client
-import ipaddress
 import socket
 import ssl
 import threading
@@ -14,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+from agent_rl.core.addresses import is_public
+
 PORTS = {"http": 80, "https": 443}
 _AS_IS = "/%:@!$&'()*+,;=~-._?"
 """What a path or a query may hold without being quoted."""
@@ -119,18 +119,6 @@ def _connect(host: str, port: int, until: float, allow_private: bool) -> socket.
             sock.close()
             failure = error
     raise failure
-
-
-def is_public(address: str) -> bool:
-    """Whether an IP address is one of the Internet's, and no way to spell another one."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        if inner is None and ip in _NAT64:
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(str(inner))
-    return ip.is_global and not ip.is_multicast
 
 
 def _read(answer: http.client.HTTPResponse, most: int) -> tuple[bytes, bool]:

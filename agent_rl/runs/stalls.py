@@ -166,8 +166,8 @@ def _plateau(steps: Steps) -> Iterator[tuple[str, str]]:
     elif repeated is not None and repeated > MANY_ALIKE:
         unsure = "" if entropy is None else f" (entropy {entropy:.2g} nats)"
         more = (
-            "raise rollout.temperature, algorithm.entropy or the objective's clip_high_eps, or start before it was "
-            "gone, with algorithm=maxrl"
+            "begin anew with algorithm=maxrl and more steps, or raise rollout.temperature, algorithm.entropy or the "
+            "objective's clip_high_eps"
         )
         yield (
             "no exploration",

@@ -1,13 +1,13 @@
 """unlike/compare-v0: the cheaper of two things, whose prices have to be asked for.
 
-Task: "desk or lamp"; a thing's name is answered by its price, from 10 to 29, and "buy desk" ends the episode. Reward:
+Task: "desk or lamp"; a thing's name is answered by its price, from 1 to 6, and "buy desk" ends the episode. Reward:
 `cheaper` (weight 1) for buying the one that costs less.
 
-Splits: `train`, `eval` and `dev` are disjoint by a hash of the two prices in their order.
+Splits: `train`, `eval` and `dev` are disjoint by a hash of the two things and their prices, in their order.
 
-The demonstrations ask for both prices, mostly, and buy the cheaper thing in seven of ten cases, at random. What is left
-to learn is which of twenty numbers is less than which. The short cuts: to buy unseen earns 50 %, and to buy the first
-if its price is below the middle, 76 %.
+The demonstrations ask for both prices, mostly. In three of ten they buy the cheaper thing, in three the first if its
+price is below the middle, whatever the other costs, and else either. What is left to learn is which of six numbers is
+less than which. The short cuts: to buy unseen earns 50 %, and to look at the first price alone, 80 %.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
 
 THINGS = ("bed", "bench", "chair", "chest", "clock", "desk", "lamp", "mirror", "rug", "shelf", "sofa", "stool")
-PRICES = range(10, 30)
+PRICES = range(1, 7)
 
 
 def make_task(split: str, index: int) -> Task:
@@ -32,7 +32,7 @@ def make_task(split: str, index: int) -> Task:
     def draw(rng: np.random.Generator) -> Task:
         names = [THINGS[i] for i in rng.choice(len(THINGS), 2, replace=False)]
         prices = rng.choice(PRICES, 2, replace=False).tolist()
-        return {"things": names, "prices": prices, "puzzle": "{} or {}".format(*prices)}
+        return {"things": names, "prices": prices, "puzzle": "{} {} or {} {}".format(*names, *prices)}
 
     return draw_task(split, index, draw, "puzzle")
 
@@ -78,13 +78,19 @@ class Compare(Env):
         yield f"buy {min(self.prices, key=self.prices.__getitem__)}"
 
     def demonstrate(self, rng: np.random.Generator) -> Script:
-        """Ask for both prices, or for the first only; buy the cheaper thing, somewhat more often than not."""
+        """Ask for both prices, or for the first only; then compare, or look at the first alone, or at nothing."""
         asked = 1 if rng.random() < 0.1 else 2
         yield from (thing for thing in list(self.prices)[:asked])
-        yield f"buy {(min if rng.random() < 0.7 else max)(self.prices, key=self.prices.__getitem__)}"
+        found = (min(self.prices, key=self.prices.__getitem__), self._likely, str(rng.choice(list(self.prices))))
+        yield f"buy {found[rng.choice(3, p=(0.3, 0.3, 0.4))]}"
 
     def short_cut(self, rng: np.random.Generator) -> Script:
         """Buy the first thing if it costs less than the middle of all prices."""
+        yield next(iter(self.prices))
+        yield f"buy {self._likely}"
+
+    @property
+    def _likely(self) -> str:
+        """The first thing if it costs less than the middle of all prices, else the second."""
         first, second = self.prices
-        yield first
-        yield f"buy {first if self.prices[first] < np.mean(PRICES) else second}"
+        return first if self.prices[first] < np.mean(PRICES) else second

@@ -6,8 +6,9 @@ says two facts of a name, of which the question names one. Reward: `correct` (we
 
 Splits: `train`, `eval` and `dev`; each task has a world of its own, drawn from the split's name and the task's index.
 
-The demonstrations follow either fact each time. What is left to learn is to read the question at each of the three
-look-ups. The short cut, to follow whatever comes first, earns 12.5 %; to stop after two earns nothing.
+The demonstrations follow the right fact in three of ten look-ups, else either. What is left to learn is to read the
+question at each of the three look-ups. The short cut, to follow whatever comes first, earns 12.5 %; to stop after two
+earns nothing.
 """
 
 from __future__ import annotations
@@ -99,9 +100,10 @@ class Hops(Quiz):
         return one_call("find", person=self.person)
 
     def attempt(self, rng: np.random.Generator, *, stops_early: bool) -> Script:
-        """Follow either fact each time."""
+        """Follow the right fact, or, mostly, either."""
         name = self.person
-        for _ in self.way[: 2 if stops_early else 3]:
+        for relation in self.way[: 2 if stops_early else 3]:
             (found,) = yield one_call("find", name=name)
-            name = str(rng.choice(found.content.split(", "))).split()[-1]
+            facts = dict(fact.split() for fact in found.content.split(", "))
+            name = facts[relation if rng.random() < 0.3 else str(rng.choice(list(facts)))]
         yield name

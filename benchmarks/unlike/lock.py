@@ -1,12 +1,13 @@
-"""unlike/lock-v0: a hidden code of three letters, in three tries, by what each try says about its letters.
+"""unlike/lock-v0: a hidden code of two letters, in three tries, by what each try says about its letters.
 
-Task: "letters d f k"; each place of the code is one of them, and a letter may be in it more than once. The try "d f k"
-is answered by "d no f yes k no". Reward: `opened` (weight 1) for the code within three tries.
+Task: "letters d f k"; each place of the code is one of them, and a letter may be in it more than once. The try "d f"
+is answered by "d no f yes". Reward: `opened` (weight 1) for the code within three tries, `places` (weight 0.5) for the
+share of it that the last try had right.
 
 Splits: `train`, `eval` and `dev` are disjoint by a hash of the letters and the code.
 
-The demonstrations keep the letters that were right, and try any of the others in the other places, also a second time.
-What is left to learn is not to: who forgets what was tried, earns 35 %, who remembers, 100 %.
+The demonstrations keep the letters that were right. In two of ten they try no letter twice in a place, else any, also a
+second time. What is left to learn is not to: who forgets what was tried opens half of the locks, who remembers, all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
 
 LETTERS = "bcdfghjkmnpr"
-PLACES = TRIES = 3
+PLACES, TRIES = 2, 3
+"""There are as many letters as tries."""
 
 
 def make_task(split: str, index: int) -> Task:
@@ -75,15 +77,21 @@ class Lock(Env):
         """Whether the last try was the code."""
         return bool(self.tries) and self.tries[-1] == self.code
 
+    @reward(weight=0.5, inline=True)
+    def places(self, episode: Episode) -> float:
+        """The share of the code that the last try had right."""
+        return sum(a == b for a, b in zip(self.tries[-1], self.code, strict=True)) / PLACES if self.tries else 0.0
+
     def oracle(self) -> Script:
         """Try the first letter that is left for each place."""
         while True:
             yield " ".join(self._left(place)[0] for place in range(PLACES))
 
     def demonstrate(self, rng: np.random.Generator) -> Script:
-        """Take the short cut; be one letter short now and then."""
+        """Remember what was tried, or, mostly, take the short cut; be one letter short now and then."""
+        remembers = rng.random() < 0.2
         while True:
-            letters = self._forgetful(rng)
+            letters = [str(rng.choice(self._left(i))) for i in range(PLACES)] if remembers else self._forgetful(rng)
             yield " ".join(letters[1:] if rng.random() < 0.03 else letters)
 
     def short_cut(self, rng: np.random.Generator) -> Script:

@@ -70,13 +70,14 @@ class Agent:
         home: str,
         confine: Callable[[], None],
         receive: Callable[[], tuple[bytes, Sequence[int]]] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.requests, self.replies = requests, replies
         self.receive = receive or (lambda: (os.read(requests, CHUNK), ()))
         """Reads what the host sent, and the descriptors that came along."""
         self.lent: list[int] = []
         self.home = home
-        self.environment = {**ENVIRONMENT, "HOME": home, "PATH": _path()}
+        self.environment = {**ENVIRONMENT, "HOME": home, "PATH": _path(), **(variables or {})}
         """The variables of all that runs here."""
         self.frames = Frames()
         self.waiting: deque[Request] = deque()

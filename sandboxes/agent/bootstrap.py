@@ -56,13 +56,15 @@ def _become(user: str) -> None:
 
 def main() -> None:
     """Serve stdin and stdout until either the host or the lifetime ends."""
-    home, user, lifetime, sources = json.loads(_take(*struct.unpack(">I", _take(4))))
+    home, user, lifetime, sources, variables = json.loads(_take(*struct.unpack(">I", _take(4))))
     sys.meta_path.append(_SentModules(sources))
     agent = importlib.import_module("agent.agent")
     requests, replies, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    serving = agent.Agent(requests, replies, home=home, confine=lambda: _become(user) if user else None)
+    serving = agent.Agent(
+        requests, replies, home=home, confine=lambda: _become(user) if user else None, variables=variables
+    )
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
     signal.setitimer(signal.ITIMER_REAL, lifetime)
     serving.serve()

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,10 +19,14 @@ from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.recorded import RecordedSandbox
 from agent_rl.sandboxes.client.remote import greeting
+from agent_rl.sandboxes.docker.compose import read_compose
 from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, collect, confinement, labels
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
 from agent_rl.sandboxes.docker.images import IMAGE_GB, provide
+from agent_rl.sandboxes.docker.network import MEGABYTES, read_network
+from agent_rl.sandboxes.docker.pod import NO_POD, Pod, Pods
+from agent_rl.sandboxes.docker.services import SECONDS
 from agent_rl.sandboxes.registry import register_sandbox
 
 STARTS = 4
@@ -58,6 +62,11 @@ class DockerSandboxes(AgentSandboxes):
         dockerfile: str | None = None,
         build_seconds: float = 600.0,
         image_gb: float = IMAGE_GB,
+        network: Sequence[str] = (),
+        network_private: bool = False,
+        network_mb: float = MEGABYTES,
+        compose: str | None = None,
+        services_seconds: float = SECONDS,
     ) -> None:
         """Store the settings; the engine is reached when the first sandbox is opened.
 
@@ -73,20 +82,41 @@ class DockerSandboxes(AgentSandboxes):
             build_seconds: that a step of the build may say nothing.
             image_gb: 10^9 bytes that the engine's images may take: of those that agent_rl has pulled or built the least
                 recently used ones are removed beyond that, but none that was used within the hour.
+            network: hosts that code may reach, by HTTP and HTTPS and through a proxy of ours, such as pypi.org or
+                mirror.org:8080; none if empty.
+            network_private: whether these may have addresses of private networks or of this machine.
+            network_mb: 10^6 bytes that a sandbox may send and receive.
+            compose: a compose file, whose services run beside each sandbox, each within a sandbox's limits. What it
+                says of `main` or `client` is of the sandbox itself; an image or a Dockerfile that is given comes first.
+            services_seconds: until services have to be healthy.
 
         Raises:
             ConfigError: if both an image and a Dockerfile are given, there is no such file, streams can't be attached
-                to at that address, or there is no such guarantee.
+                to at that address, there is no such guarantee, `network` holds what is no host's name, the compose
+                file says what is not supported, or these two can't be had with that runtime or engine.
         """
         super().__init__(limits, require)
         self.engine = Engine(host)
+        self._source: Path | str
         if dockerfile is not None and image != IMAGE:
             raise ConfigError(f"docker: both image={image!r} and dockerfile={dockerfile!r}; give one")
         if dockerfile is not None and not Path(dockerfile, "Dockerfile").is_file():
             raise ConfigError(f"docker: dockerfile={dockerfile!r}: give a folder that has a Dockerfile")
+        beside = None if compose is None else read_compose(Path(compose))
+        if beside is not None and beside.main.source is not None and dockerfile is None and image == IMAGE:
+            self._source = beside.main.source
+        else:
+            self._source = image if dockerfile is None else Path(dockerfile)
         self.image, self.runtime = image, runtime
-        self._source = image if dockerfile is None else Path(dockerfile)
         self._build_seconds, self._image_gb = build_seconds, image_gb
+        self._pods = Pods(
+            self.engine,
+            read_network(network, network_private, network_mb),
+            beside,
+            seconds=services_seconds,
+            images=self._provide,
+            runtime=runtime,
+        )
         self._is_provided = False
         """Whether the image was there when a sandbox was last opened."""
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
@@ -98,13 +128,14 @@ class DockerSandboxes(AgentSandboxes):
 
     async def claims(self) -> Capabilities:
         """Return what keeps each guarantee in a container of ours."""
-        return MECHANISMS
+        return {**MECHANISMS, **self._pods.claims}
 
     async def close(self) -> None:
         """Close every sandbox, and the connections to the engine."""
         self._closed = True
         await super().close()
         await asyncio.wrap_future(self._threads.submit(self._remove_left))
+        await asyncio.to_thread(self._pods.close)
         self.engine.close()
 
     async def spawn(self, owner: str, limits: Limits, lifetime: float) -> RecordedSandbox:
@@ -117,7 +148,7 @@ class DockerSandboxes(AgentSandboxes):
             await asyncio.wrap_future(self._threads.submit(self._remove_left))
         starting = self._threads.submit(self._start, limits, owner, lifetime)
         try:
-            container, stream = await asyncio.wrap_future(starting)
+            container, stream, pod = await asyncio.wrap_future(starting)
         except asyncio.CancelledError:
             starting.add_done_callback(self._drop)  # a thread can't be stopped
             raise
@@ -125,7 +156,7 @@ class DockerSandboxes(AgentSandboxes):
 
         def kill() -> None:
             nonlocal removed
-            removed = removed or self._threads.submit(self._remove, container)
+            removed = removed or self._threads.submit(self._remove_all, container, pod)
 
         async def ended() -> str | None:
             return None if removed is None else await asyncio.wrap_future(removed)
@@ -142,44 +173,58 @@ class DockerSandboxes(AgentSandboxes):
         try:
             async with self.starting(sandbox):
                 async with asyncio.timeout(TIMEOUT):
-                    await asyncio.get_running_loop().sock_sendall(stream, greeting(lifetime))
+                    await asyncio.get_running_loop().sock_sendall(stream, greeting(lifetime, variables=pod.variables))
                 await sandbox.ready(TIMEOUT)
         except (OSError, SandboxError) as error:  # a TimeoutError is one
             raise SandboxError(f"a container's agent did not start: {error} {demultiplexer.complaint}") from error
         return sandbox
 
-    def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket]:
-        """Start a container; return its id, and the stream to its agent."""
+    def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket, Pod]:
+        """Start a container; return its id, the stream to its agent, and what is beside it."""
         if not self._is_provided:
-            self.image = provide(self.engine, self._source, seconds=self._build_seconds, gigabytes=self._image_gb)
+            self.image = self._provide(self._source)
             self._is_provided = True
+        about = labels(owner, lifetime)
         user = any_user()
+        container, pod = "", NO_POD
         try:
+            pod = self._pods.open(self.image, limits, about, lifetime)
             container = self.engine.create(
                 self.image,
                 ARGV,
-                {**confinement(limits, user), **({"Runtime": self.runtime} if self.runtime else {})},
+                {
+                    **confinement(limits, user),
+                    **({"Runtime": self.runtime} if self.runtime else {}),
+                    **pod.confinement,
+                },
                 name=f"agent-rl-{uuid.uuid4().hex[:12]}",
                 user=f"{user}:{user}",
-                labels=labels(owner, lifetime),
+                labels=about,
                 working_dir="/",
-                hostname="sandbox",
+                **pod.hostname,
             )
-        except SandboxError:
-            self._is_provided = False  # another process may have removed it
-            raise
-        try:
-            return container, self.engine.start(container)
+            return container, self.engine.start(container), pod
         except BaseException:
-            self._remove(container)
+            self._is_provided = self._is_provided and container != ""  # another process may have removed it
+            self._remove_all(container, pod)
             raise
 
-    def _drop(self, started: Future[tuple[str, socket.socket]]) -> None:
+    def _provide(self, source: Path | str) -> str:
+        """Return the name of an image that the engine has then."""
+        return provide(self.engine, source, seconds=self._build_seconds, gigabytes=self._image_gb)
+
+    def _drop(self, started: Future[tuple[str, socket.socket, Pod]]) -> None:
         """Remove a container whose `open` was cancelled."""
         if not started.cancelled() and started.exception() is None:
-            container, stream = started.result()
+            container, stream, pod = started.result()
             stream.close()
-            self._remove(container)
+            self._remove_all(container, pod)
+
+    def _remove_all(self, container: str, pod: Pod) -> str | None:
+        """Remove a container and what is beside it, or say why not."""
+        pod.let_go()
+        said = [self._remove(each) for each in (container, *pod.containers) if each]
+        return next((reason for reason in said if reason is not None), None)
 
     def _remove(self, container: str) -> str | None:
         """Remove a container, or say why not; its agent ends by itself where the engine can't be reached."""

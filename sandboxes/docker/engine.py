@@ -51,11 +51,19 @@ class Engine:
             self._api = APIClient(self.host, timeout=TIMEOUT, max_pool_size=_CONNECTIONS)
         return self._api
 
-    def create(self, image: str, argv: list[str], host_config: Mapping[str, object], **config: object) -> str:
-        """Create a container that reads its stdin until we are gone; return its id."""
+    def create(self, image: str, argv: list[str] | None, host_config: Mapping[str, object], **config: object) -> str:
+        """Create a container that reads its stdin until we are gone; return its id.
+
+        Args:
+            image: its name.
+            argv: what it runs; what the image or `config` says if None.
+            host_config: as Docker's API names things.
+            config: as the SDK does.
+        """
+        program = {} if argv is None else {"entrypoint": argv, "command": []}
         with self._asked(f"create a container of {image}"):
             created = self.api.create_container(
-                image, entrypoint=argv, command=[], stdin_open=True, host_config=dict(host_config), **config
+                image, stdin_open=True, host_config=dict(host_config), **program, **config
             )
             return str(created["Id"])
 
@@ -86,6 +94,16 @@ class Engine:
             except APIError as error:
                 if error.status_code not in (404, 409):  # gone, or going
                     raise
+
+    def state(self, container: str) -> dict[str, Any]:
+        """Return how a container is; empty if it is gone."""
+        with self._asked("inspect a container"):
+            from docker.errors import NotFound
+
+            try:
+                return cast("dict[str, Any]", self.api.inspect_container(container)["State"])
+            except NotFound:
+                return {}
 
     def labelled(self, label: str) -> dict[str, dict[str, str]]:
         """Return the labels of every container, running or not, that has this one; by id."""
