@@ -136,10 +136,7 @@ def nothing_left() -> Iterator[None]:
 
 def _under_way() -> dict[object, str]:
     """Return the episodes that this process plays, and our threads that somebody has to end, with names."""
-    from agent_rl.concurrency import idle_threads
-
-    threads = set(threading.enumerate()) - idle_threads()  # those keep the name of their last call
-    found: dict[object, str] = {t: f"thread {t}" for t in threads if t.name in ENDED_BY_THEIR_OWNER}
+    found: dict[object, str] = {t: f"thread {t}" for t in threading.enumerate() if t.name in ENDED_BY_THEIR_OWNER}
     if "agent_rl.rollout.episode" in sys.modules:
         from agent_rl.rollout.watch import activity_of, describe, runs_under_way
 
