@@ -32,8 +32,9 @@ import numpy as np
 import agent_rl as ar
 from agent_rl.core.messages import Task
 from agent_rl.remote.client import RemoteEnv
-from agent_rl.remote.server import ServerSettings, serving
+from agent_rl.remote.server import serving
 from agent_rl.seeds import Stream, rng
+from agent_rl.serving.host import ServerSettings
 
 STEPS = 4
 PING = 2.0

@@ -51,14 +51,14 @@ EXTRAS = ("agent_rl.view.tui",)
 """Imported when what needs the extra of their name is asked for."""
 
 BENEATH_SANDBOXES = tuple(
-    f"agent_rl.{name}" for name in ("core", "errors", "registries", "concurrency", "config", "sandboxes")
+    f"agent_rl.{name}" for name in ("core", "errors", "registries", "concurrency", "config", "sandboxes", "serving")
 )
 KNOWS_SANDBOXES = ("agent_rl", "agent_rl.gym.sandboxed", "agent_rl.judge.rules", "agent_rl.cli", "agent_rl.testing")
 """The only modules of the machinery that import the sandboxes."""
 
 FLOORS = (
     *("errors", "version", "lazy", "concurrency", "config", "registries", "seeds", "pacing", "grid"),
-    *("core", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks"),
+    *("core", "serving", "sandboxes", "gym", "moe", "rendering", "engines", "policy", "rollout", "checks"),
     *("store", "remote", "judge", "replay", "formats", "stats", "view"),
     *("configs", "algorithms", "runs"),
     *("backends.group_sampling", "backends.embedded", "backends.verl", "backends.settings", "backends.run", "backends"),

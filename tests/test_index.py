@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward
+from agent_rl.core.escaping import ESCAPE
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store import index, index_file, selection
-from agent_rl.store.codec import ESCAPE, dump_line, load_line
+from agent_rl.store.codec import dump_line, load_line
 from agent_rl.store.episodes import read_episodes
 from agent_rl.store.heads import head_of
 from agent_rl.store.index import open_index

@@ -69,6 +69,10 @@ ELSEWHERE = {
     **dict.fromkeys(("OMP_WAIT_POLICY=PASSIVE", "torch.distributed"), "OpenMP's and torch's"),
     **dict.fromkeys(("episodes.jsonl.torn-1", "episodes.jsonl.undone-1"), "tests/test_verl_resume.py"),
     **dict.fromkeys(("AGENT_RL_SERVER_TOKEN", "https://HOST/NAME"), "tests/adapters/test_remote.py"),
+    **dict.fromkeys(
+        ("SSL_CERT_FILE", "sandbox_args.wait", "sandbox_args.ca=FILE"),
+        "OpenSSL's; tests/adapters/test_sandbox_server.py",
+    ),
     **dict.fromkeys(("GET /health", "env=http://HOST:PORT/NAME"), "tests/adapters/test_remote.py"),
     **dict.fromkeys(("transformers", "flash-attn", "cupy-cuda12x"), "other packages"),
     **dict.fromkeys(("Dataset", "DatasetDict", "save_to_disk"), "of datasets: tests/on_verl/test_data_libraries.py"),

@@ -10,10 +10,9 @@ import pytest
 
 import agent_rl as ar
 from agent_rl.remote import wire
-from agent_rl.remote.leases import Lease, Leases, Owner
 from agent_rl.seeds import RngState, Stream, rng
-
-SPEC = ar.spec("guess-v0")
+from agent_rl.serving import frames
+from agent_rl.serving.leases import Lease, Leases, Owner
 
 
 class Clock:
@@ -24,7 +23,7 @@ class Clock:
 
 
 def lease(owner: Owner, number: int) -> Lease:
-    made = owner.leases[str(number)] = Lease(str(number), owner, SPEC)
+    made = owner.leases[str(number)] = Lease(str(number), owner, 1.0)
     return made
 
 
@@ -99,10 +98,12 @@ def test_leases_run_out_only_while_idle() -> None:
         places.renew(other)
         clock.now = 11
         assert places.overdue() == [one]
-        one.work = asyncio.current_task()
-        assert places.overdue() == []
-        with pytest.raises(ar.RemoteError, match="at work"):
-            await owner.idle("1")
+        with places.working(one):
+            assert places.overdue() == []
+            with pytest.raises(ar.RemoteError, match="at work"):
+                await owner.idle("1")
+        other.until = 10
+        assert places.overdue() == [other]
         with pytest.raises(ar.RemoteError, match="gone"):
             await owner.idle("3")
 
@@ -114,7 +115,7 @@ def test_random_generators_continue_on_the_other_side() -> None:
     here.integers(10, dtype=np.uint32)
     here.spawn(2)
     frame = wire.Open(op="open", call=1, lease="x", env="e", env_args={}, task={}, rng=RngState.of(here))
-    sent = wire.load_request(wire.dump(frame))
+    sent = wire.load_request(frames.dump(frame))
     assert isinstance(sent, wire.Open)
     there = sent.rng.generator()
     assert here.integers(2**32, size=9).tolist() == there.integers(2**32, size=9).tolist()
@@ -127,25 +128,25 @@ def test_random_generators_continue_on_the_other_side() -> None:
     ("kind", "same"), [("ValueError", ValueError), ("SandboxError", ar.SandboxError), ("Odd", None), ("print", None)]
 )
 def test_errors_keep_the_class_that_both_sides_know(kind: str, same: type[Exception] | None) -> None:
-    error = wire.Problem(type=kind, message="why").error()
+    error = frames.Problem(type=kind, message="why").error()
     assert (type(error), str(error)) == ((same, "why") if same else (RuntimeError, f"{kind}: why"))
 
 
 def test_frames_have_a_limit_and_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     said = ar.Message("assistant", "x" * 100, tool_calls=(ar.ToolCall("c", "t", {"n": float("nan"), "s": "\ud800"}),))
     frame = wire.Act(op="step", call=3, lease="x", action=said)
-    data = wire.dump(frame)
+    data = frames.dump(frame)
     sent = wire.load_request(data)
-    assert wire.call_of(data) == 3 and isinstance(sent, wire.Act)
+    assert frames.call_of(data) == 3 and isinstance(sent, wire.Act)
     assert sent.action.tool_calls[0].arguments["s"] == "\ud800" and sent.action.content == said.content
     with pytest.raises(ar.RemoteError, match=r"lease: Field required"):
         wire.load_request(data.replace(b'"lease"', b'"leese"'))
-    monkeypatch.setattr(wire, "MAX_BYTES", 100)
+    monkeypatch.setattr(frames, "MAX_BYTES", 100)
     with pytest.raises(ar.RemoteError, match="too large: at most 100"):
-        wire.dump(frame)
+        frames.dump(frame)
 
 
 def test_address_without_websockets_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "find_spec", lambda name: None)
+    monkeypatch.setattr(frames, "find_spec", lambda name: None)
     with pytest.raises(ar.ConfigError, match=r"pip install 'agent-rl\[serve\]'"):
         ar.spec("http://127.0.0.1:1/shop-v0")

@@ -107,14 +107,32 @@ def add_import(parser: argparse.ArgumentParser) -> None:
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `serve`."""
     parser.add_argument("envs", nargs="+", metavar="env", help="the id of a registered environment")
+    add_serving(parser, what="episodes", capacity=1024)
+
+
+def add_sandbox_server(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `sandbox serve`."""
+    parser.add_argument("options", nargs="*", metavar="key=value", help="the backend's options, as of sandbox_args")
+    parser.add_argument("--backend", default="local", metavar="NAME", help="local by default; docker, e2b, or your own")
+    plain = "let other machines in without TLS: a proxy has it, or the network is yours alone"
+    parser.add_argument("--plain", action="store_true", help=plain)
+    add_serving(parser, what="sandboxes", capacity=64)
+
+
+def add_serving(parser: argparse.ArgumentParser, *, what: str, capacity: int) -> None:
+    """Add the arguments of every server; `what` is what takes a place."""
     host = "127.0.0.1 by default; for any other, AGENT_RL_SERVER_TOKEN has to be set, to what clients have to know"
     parser.add_argument("--host", default="127.0.0.1", help=host)
     parser.add_argument("--port", type=int, default=8000, help="8000 by default; 0 for any that is free")
-    parser.add_argument("--capacity", type=int, default=1024, metavar="N", help="episodes at a time; 1024 by default")
-    idle = "an episode is closed that waits for its client so long; 3600 by default"
+    places = f"{what} at a time; {capacity} by default"
+    parser.add_argument("--capacity", type=int, default=capacity, metavar="N", help=places)
+    idle = f"{what} are closed that wait for their client so long; 3600 by default"
     parser.add_argument("--ttl", type=float, default=3600.0, metavar="SECONDS", help=idle)
     wait = "a client that finds no free place is refused after so long; 60 by default"
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=wait)
+    certificate = "the server's certificate, a PEM file: https:// then, and nothing else"
+    parser.add_argument("--tls-cert", default="", metavar="FILE", help=certificate)
+    parser.add_argument("--tls-key", default="", metavar="FILE", help="its private key, if that is in another file")
 
 
 def add_replay_actions(add: Callable[..., argparse.ArgumentParser], imports: argparse.ArgumentParser) -> None:

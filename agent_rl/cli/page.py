@@ -10,7 +10,7 @@ import webbrowser
 from pathlib import Path
 
 from agent_rl.errors import ConfigError
-from agent_rl.remote.wire import TOKEN
+from agent_rl.serving.frames import TOKEN
 from agent_rl.store.shards import shards_of
 from agent_rl.store.where import quoted
 from agent_rl.view.page.build import MOST, save_page

@@ -22,6 +22,7 @@ from agent_rl.cli.arguments import (
     add_judge_actions,
     add_listing,
     add_replay_actions,
+    add_sandbox_server,
     add_selection,
     add_server,
     add_statistics,
@@ -51,7 +52,7 @@ EXAMPLES = {  # of the commands whose description has none
     "doctor": ("agent-rl doctor backend=verl", "agent-rl doctor backend=verl hardware=gpu_8x80gb start_from=MODEL"),
     "serve": ("agent-rl serve search-v0 sql-v0", "agent-rl serve --import shop.py shop-v0 --port 9000 --capacity 256"),
     "runs": ("agent-rl runs", "agent-rl runs /data/runs --json"),
-    "sandbox": ("agent-rl sandbox doctor", "agent-rl sandbox build-image"),
+    "sandbox": ("agent-rl sandbox doctor", "agent-rl sandbox serve --port 8001 --capacity 64"),
 }
 TRACEBACK = "--traceback"
 """An option of every command."""
@@ -252,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     completing.add_argument("shell", choices=["bash", "zsh"])
     completing.set_defaults(command="completion:print_completion", parser=parser)
     sandbox = commands.add_parser("sandbox", help="look after the places where model-written code runs")
-    actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image")
+    actions = sandbox.add_subparsers(required=True, metavar="doctor | build-image | serve")
     sandboxes = actions.add_parser(
         "doctor", help="say what sandboxes guarantee on this machine, and what to do about it"
     )
@@ -260,6 +261,10 @@ def _parser() -> argparse.ArgumentParser:
     image = actions.add_parser("build-image", help="make Docker's base image of this interpreter, offline")
     image.add_argument("--tag", help="the image's name; the one that the docker sandbox takes by default")
     image.set_defaults(command="sandbox:build_image")
+    about = "open sandboxes for clients elsewhere: env_args.sandbox=remote there"
+    served = actions.add_parser("serve", parents=[imports], help=about, description=about)
+    add_sandbox_server(served)
+    served.set_defaults(command="sandbox:serve_sandboxes")
     commands.metavar = " | ".join(commands.choices)
     for name, lines in EXAMPLES.items():
         commands.choices[name].epilog = "\n  ".join(("examples:", *lines))

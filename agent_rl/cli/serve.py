@@ -6,28 +6,51 @@ import argparse
 import asyncio
 import os
 import signal
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 
 from agent_rl.gym.registry import spec
-from agent_rl.remote.server import ServerSettings, serving
-from agent_rl.remote.wire import TOKEN
+from agent_rl.remote.server import serving
+from agent_rl.serving.frames import TOKEN
+from agent_rl.serving.host import ServerSettings
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Serve environments until Ctrl-C or SIGTERM."""
     specs = [spec(env) for env in arguments.envs]
-    a = arguments
-    settings = ServerSettings(a.host, a.port, a.capacity, a.ttl, a.wait, token=os.environ.get(TOKEN, ""))
+    settings = settings_of(arguments)
+    run_server(settings, serving(specs, settings), "episodes", lambda url: [f"env={url}/{env.id}" for env in specs])
+    return 0
+
+
+def settings_of(arguments: argparse.Namespace, *, plain: bool = True) -> ServerSettings:
+    """Return the settings of a server's arguments, with the token from the environment.
+
+    Raises:
+        ConfigError: if they don't fit each other.
+    """
+    a, token = arguments, os.environ.get(TOKEN, "")
+    return ServerSettings(
+        a.host, a.port, a.capacity, a.ttl, a.wait, token=token, tls_cert=a.tls_cert, tls_key=a.tls_key, plain=plain
+    )
+
+
+def run_server(
+    settings: ServerSettings,
+    serving: AbstractAsyncContextManager[str],
+    what: str,
+    lines: Callable[[str], Iterable[str]],
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; print how clients use the address, and where its counts are."""
 
     async def run() -> None:
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        async with serving(specs, settings) as url:
-            for env in specs:
-                print(f"env={url}/{env.id}")
+        async with serving as url:
+            print("\n".join(lines(url)))
             token = f"; clients need {TOKEN}" if settings.token else ""
-            print(f"{settings.capacity} episodes at a time; counts: {url}/health{token}", flush=True)
+            print(f"{settings.capacity} {what} at a time; counts: {url}/health{token}", flush=True)
             await ended.wait()
 
     asyncio.run(run())
-    return 0

@@ -12,12 +12,12 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from agent_rl.core.escaping import ESCAPE, escape, unescape, with_strings
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import JSON
 from agent_rl.core.usage import Usage
 from agent_rl.errors import ConfigError, StoreError
 from agent_rl.judge.rubric import Rubric
-from agent_rl.store.codec import ESCAPE, escape, unescape, with_strings
 from agent_rl.store.lines import LineWriter, read_lines
 from agent_rl.store.shards import episode_file, read_from, shards_of
 

@@ -6,21 +6,18 @@ while the trainer computes. A lost connection fails the episodes that were on it
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import itertools
 import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from agent_rl.concurrency import LoopThread
 from agent_rl.core.episode import Episode, EpisodeGroup, Reward
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import JSON, Message, Step, Task
@@ -33,15 +30,10 @@ from agent_rl.gym.tool import ToolSpec
 from agent_rl.remote import wire
 from agent_rl.remote.wire import Reply, Request
 from agent_rl.seeds import RngState
+from agent_rl.serving.link import Connection, Link, next_call
 from agent_rl.store.codec import dump_line
 
-if TYPE_CHECKING:
-    from websockets.asyncio.client import ClientConnection
-
-PAUSES = (0.0, 0.3, 1.0)
-"""Seconds before each try to connect."""
 _MOST_PAGES = 64
-_calls = itertools.count()
 
 
 @functools.cache
@@ -58,7 +50,7 @@ def remote_spec(id: str) -> EnvSpec:
     if parts.scheme not in ("http", "https") or not parts.netloc or not name:
         raise ConfigError(f"'{id}' is no address of an environment: write http://HOST:PORT/NAME-v0")
     url = f"{parts.scheme}://{parts.netloc}"
-    described = connection(url).wait(wire.Describe(op="describe", call=next(_calls), env=name)).described
+    described = connection(url).wait(wire.Describe(op="describe", call=next_call(), env=name)).described
     assert described is not None
     namespace, own, version = parse_id(described.id)
     cls = _class(url, described)
@@ -66,15 +58,14 @@ def remote_spec(id: str) -> EnvSpec:
     return EnvSpec(at, own, version, cls, RemoteTasks(url, described), described.budget, described.nondeterministic)
 
 
-def connection(url: str) -> Connection:
+def connection(url: str) -> Connection[Reply]:
     """Return this process's connection to a server."""
     return _connection(url, os.getpid())  # threads don't survive a fork
 
 
 @functools.cache
-def _connection(url: str, process: int) -> Connection:
-    wire.require_websockets()
-    return Connection(url)
+def _connection(url: str, process: int) -> Connection[Reply]:
+    return Connection(f"{url}{wire.PATH}", wire.load_reply, "agent-rl serve")
 
 
 class RemoteEnv(Env):
@@ -87,7 +78,7 @@ class RemoteEnv(Env):
         self._args = env_args
         self._tools = self.described.tools
         self._lease = secrets.token_hex(8)
-        self._link: Link | None = None
+        self._link: Link[Reply] | None = None
         self._state: str | None = None
 
     @property
@@ -101,7 +92,7 @@ class RemoteEnv(Env):
         self._link = await server.link()
         random, env = RngState.of(rng), self.described.id
         opening = wire.Open(
-            op="open", call=next(_calls), lease=self._lease, env=env, env_args=self._args, task=task, rng=random
+            op="open", call=next_call(), lease=self._lease, env=env, env_args=self._args, task=task, rng=random
         )
         reply = await self._ask(opening)
         assert reply.opened is not None
@@ -110,7 +101,7 @@ class RemoteEnv(Env):
 
     async def step(self, action: Message) -> Step:
         """Take the step there."""
-        reply = await self._ask(wire.Act(op="step", call=next(_calls), lease=self._lease, action=action))
+        reply = await self._ask(wire.Act(op="step", call=next_call(), lease=self._lease, action=action))
         assert reply.step is not None
         self._state = reply.state
         return reply.step
@@ -120,7 +111,7 @@ class RemoteEnv(Env):
     ) -> tuple[Reward, ...]:
         """Run the `@reward` methods there."""
         line = dump_line(episode).decode()
-        request = wire.Score(op="score", call=next(_calls), lease=self._lease, episode=line, seconds=seconds)
+        request = wire.Score(op="score", call=next_call(), lease=self._lease, episode=line, seconds=seconds)
         reply = await self._ask(request)
         if judgements is not None:
             judgements += reply.judgements
@@ -131,7 +122,7 @@ class RemoteEnv(Env):
         link, self._link = self._link, None
         if link is not None:
             with suppress(RemoteError):
-                await link.connection.run(link, wire.Close(op="close", call=next(_calls), lease=self._lease))
+                await link.connection.run(link, wire.Close(op="close", call=next_call(), lease=self._lease))
 
     def script(self, name: Literal["oracle", "demonstrate"], rng: np.random.Generator | None = None) -> Script:
         """Play a script of the environment's, an answer at a time, each a call that blocks."""
@@ -139,7 +130,7 @@ class RemoteEnv(Env):
         observed: tuple[Message, ...] = ()
         while True:
             request = wire.Play(
-                op="play", call=next(_calls), lease=self._lease, script=name, rng=random, observed=observed
+                op="play", call=next_call(), lease=self._lease, script=name, rng=random, observed=observed
             )
             answer = self._held.connection.wait(request, self._held).answer
             if answer is None:
@@ -147,7 +138,7 @@ class RemoteEnv(Env):
             observed = yield answer
 
     @property
-    def _held(self) -> Link:
+    def _held(self) -> Link[Reply]:
         if self._link is None:
             raise RuntimeError(f"{self.server}: the episode has not begun, or was closed")
         return self._link
@@ -194,7 +185,7 @@ def _group_reward(name: str) -> GroupRewardMethod:
         env, args = self.described.id, self._args
         server = connection(self.server)
         request = wire.Compare(
-            op="compare", call=next(_calls), env=env, env_args=args, reward=name, group=group.id, episodes=lines
+            op="compare", call=next_call(), env=env, env_args=args, reward=name, group=group.id, episodes=lines
         )
         return (await server.run(await server.link(), request)).values or []
 
@@ -229,7 +220,7 @@ class RemoteTasks(TaskSource):
         key = (split, page)
         if key not in self._pages:
             start, count = page * wire.MAX_TASKS, wire.MAX_TASKS
-            request = wire.Tasks(op="tasks", call=next(_calls), env=self._env.id, split=split, start=start, count=count)
+            request = wire.Tasks(op="tasks", call=next_call(), env=self._env.id, split=split, start=start, count=count)
             self._pages[key] = connection(self._url).wait(request).tasks or []
             if len(self._pages) > _MOST_PAGES:
                 self._pages.popitem(last=False)
@@ -238,131 +229,3 @@ class RemoteTasks(TaskSource):
     def describe_held_out(self) -> str:
         """Describe what the server holds out as `eval`."""
         return self._env.held_out
-
-
-class Connection:
-    """This process's way to a server: connects when it is first used, and again after a loss."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.thread = LoopThread(f"agent_rl {url}")
-        self._link: Link | None = None
-        self._connecting: asyncio.Lock | None = None
-
-    async def link(self) -> Link:
-        """Return the connection, made if there is none.
-
-        Raises:
-            RemoteError: if no server answers.
-            ConfigError: if it wants another token.
-        """
-        if (link := self._link) is not None and not link.lost:
-            return link
-        return await self.thread.run(self._connected())
-
-    async def run(self, link: Link, request: Request) -> Reply:
-        """Return the reply to a request; wait on the caller's event loop."""
-        return await self.thread.run(link.ask(request))
-
-    def wait(self, request: Request, link: Link | None = None) -> Reply:
-        """Return the reply to a request; block until it is there."""
-
-        async def ask() -> Reply:
-            return await (link or await self._connected()).ask(request)
-
-        return self.thread.wait(ask())
-
-    async def _connected(self) -> Link:
-        if self._connecting is None:
-            self._connecting = asyncio.Lock()
-        async with self._connecting:
-            if self._link is None or self._link.lost:
-                self._link = await self._connect()
-            return self._link
-
-    async def _connect(self) -> Link:
-        from websockets.asyncio.client import connect
-        from websockets.exceptions import InvalidHandshake, InvalidStatus
-
-        failure: Exception | None = None
-        token = os.environ.get(wire.TOKEN, "")
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        for pause in PAUSES:
-            await asyncio.sleep(pause)
-            try:
-                socket = await connect(
-                    self.url.replace("http", "ws", 1) + wire.PATH,
-                    additional_headers=headers,
-                    compression=None,
-                    max_size=wire.MAX_BYTES,
-                    proxy=None,
-                )
-                return Link(self, socket)
-            except InvalidStatus as error:
-                said = (error.response.body or b"").decode(errors="replace").strip()
-                raise ConfigError(f"{self.url} answers {error.response.status_code}: {said}") from None
-            except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
-                failure = error
-        raise RemoteError(f"no server of environments answers at {self.url} ({failure}): agent-rl serve starts one")
-
-
-class Link:
-    """One WebSocket, and the calls that wait for their replies on it; all but the constructor's caller is its loop."""
-
-    def __init__(self, connection: Connection, socket: ClientConnection) -> None:
-        self.connection = connection
-        self.lost = False
-        self._socket = socket
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
-        self._reading = asyncio.create_task(self._read())
-
-    async def ask(self, request: Request) -> Reply:
-        """Send a request and return the reply.
-
-        Raises:
-            RemoteError: if the connection is lost, or the server says no. What an environment raised is raised again.
-        """
-        from websockets.exceptions import ConnectionClosed
-
-        data = wire.dump(request)
-        if self.lost or self._socket.transport.is_closing():
-            raise self._loss()
-        waiting: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[request.call] = waiting
-        try:
-            await self._socket.send(data)
-            found = await waiting
-        except ConnectionClosed:
-            raise self._loss() from None
-        except asyncio.CancelledError:
-            if (lease := getattr(request, "lease", None)) is not None:
-                with suppress(ConnectionClosed):
-                    await self._socket.send(wire.dump(wire.Cancel(op="cancel", call=next(_calls), lease=lease)))
-            raise
-        finally:
-            self._waiting.pop(request.call, None)
-        if found.error is not None:
-            error = found.error.error()
-            error.add_note(f"on {self.connection.url}:\n{found.error.traceback}")
-            raise error
-        return found
-
-    async def _read(self) -> None:
-        from websockets.exceptions import ConnectionClosed
-
-        try:
-            async for data in self._socket:
-                reply = wire.load_reply(data)
-                if (waiting := self._waiting.get(reply.call)) is not None and not waiting.done():
-                    waiting.set_result(reply)
-        except (ConnectionClosed, RemoteError):
-            pass
-        finally:
-            self.lost = True
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(self._loss())
-            self._socket.transport.abort()
-
-    def _loss(self) -> RemoteError:
-        return RemoteError(f"the server at {self.connection.url} was lost")

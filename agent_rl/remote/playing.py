@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
-import traceback
 from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from agent_rl.concurrency import call
 from agent_rl.core.messages import Message
-from agent_rl.errors import RemoteError
-from agent_rl.gym.env import Env
+from agent_rl.gym.env import Env, Script
 from agent_rl.gym.registry import EnvSpec
 from agent_rl.gym.tool import ToolSpec
 from agent_rl.remote import wire
-from agent_rl.remote.leases import Lease
-from agent_rl.remote.wire import Problem
 from agent_rl.rollout.closing import close_env
+from agent_rl.serving.leases import Lease
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-async def run(lease: Lease, stage: str, method: Callable[[], T | Awaitable[T]]) -> T:
+@dataclass(eq=False, kw_only=True)
+class EnvLease(Lease):
+    """A lease of one episode's world."""
+
+    spec: EnvSpec
+    env: Env | None = None
+    script: Script | None = None
+
+
+async def run(spec: EnvSpec, stage: str, method: Callable[[], T | Awaitable[T]]) -> T:
     """Call a method of the environment as an episode does."""
-    thread = f"{lease.spec.id} {stage}" if lease.spec.cls.blocking else None
+    thread = f"{spec.id} {stage}" if spec.cls.blocking else None
     return await call(method, thread=thread)
 
 
-async def state_of(lease: Lease, env: Env) -> str | None:
+async def state_of(spec: EnvSpec, env: Env) -> str | None:
     """Return what the environment's `state_hash` says."""
-    if lease.spec.cls.state_hash is Env.state_hash:
+    if spec.cls.state_hash is Env.state_hash:
         return None
-    return await run(lease, "state_hash", env.state_hash)
+    return await run(spec, "state_hash", env.state_hash)
 
 
 async def close(spec: EnvSpec, env: Env) -> None:
@@ -45,7 +51,7 @@ async def close(spec: EnvSpec, env: Env) -> None:
         _log.warning("%s: close() failed: %s: %s", spec.id, type(error).__name__, error)
 
 
-def play(lease: Lease, env: Env, request: wire.Play) -> Message | None:
+def play(lease: EnvLease, env: Env, request: wire.Play) -> Message | None:
     """Return the next answer of the environment's own script; None at its end."""
     try:
         if lease.script is None:
@@ -102,13 +108,3 @@ async def tools_of(spec: EnvSpec) -> tuple[ToolSpec, ...]:
     except Exception as error:
         _log.info("%s: an instance without arguments has no tools: %s", spec.id, error)
         return ()
-
-
-def problem(error: BaseException) -> Problem:
-    """Return an exception as it is sent."""
-    if isinstance(error, asyncio.CancelledError):
-        error = RemoteError("the lease was closed")
-    trace = "".join(traceback.format_exception(error))
-    texts = (type(error).__name__, str(error)[:10_000], trace[-20_000:])
-    kind, message, trace = (text.encode(errors="backslashreplace").decode() for text in texts)
-    return Problem(type=kind, message=message, traceback=trace)

@@ -8,17 +8,16 @@ of surrogate pairs as U+FDD0 and four hex digits.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, TypeVar, cast, get_type_hints
+from typing import Annotated, cast, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_json
 
 from agent_rl.core.episode import Episode
+from agent_rl.core.escaping import ESCAPE, escape, plain, unescape, with_strings
 from agent_rl.core.messages import JSON
 from agent_rl.errors import DamagedEpisodeError, StoreError
 from agent_rl.store import schema_1
@@ -27,10 +26,6 @@ from agent_rl.store.packing import KeepExperts, PackedTrajectory, pack, unpack
 
 SCHEMA = 3
 HEADS = (b'{"schema":3,', b'{"schema":2,')  # which differ in arrays only
-ESCAPE = "\ufdd0"  # a noncharacter, which no text should hold; where one does, it is escaped too
-_UNSAFE = re.compile(f"[\ud800-\udfff{ESCAPE}]")
-_ESCAPED = re.compile(f"{ESCAPE}([0-9a-f]{{4}})")
-T = TypeVar("T")
 
 
 def _stored_model() -> type[BaseModel]:
@@ -163,39 +158,6 @@ def _dumps(row: JSON) -> bytes:
     return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def plain(value: object) -> object:
-    """Turn what means a JSON value into one: any mapping, and NumPy's scalars."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if callable(item := getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
-        return item()
-    raise TypeError(f"{value!r} of type {type(value).__name__}; use numbers, strings, lists and objects")
-
-
 def _unname_float(row: dict[str, JSON]) -> JSON:
     name = row.get("$float")
     return float(str(name)) if len(row) == 1 and name in ("NaN", "Infinity", "-Infinity") else row
-
-
-def escape(text: str) -> str:
-    """Return a text without halves of surrogate pairs."""
-    return _UNSAFE.sub(lambda found: f"{ESCAPE}{ord(found[0]):04x}", text)
-
-
-def unescape(text: str) -> str:
-    """Return what `escape` was given."""
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
-
-
-def with_strings(value: T, change: Callable[[str], str]) -> T:
-    """Return the same value with all of its strings changed, at any depth."""
-    changed: object = value
-    if isinstance(value, str):
-        changed = type(value)(change(value))
-    elif isinstance(value, Mapping):
-        changed = {with_strings(key, change): with_strings(item, change) for key, item in value.items()}
-    elif isinstance(value, list | tuple):
-        changed = type(value)(with_strings(item, change) for item in value)
-    elif is_dataclass(value) and not isinstance(value, type):
-        changed = replace(value, **{f.name: with_strings(getattr(value, f.name), change) for f in fields(value)})
-    return cast(T, changed)

@@ -10,10 +10,11 @@ from typing import TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from agent_rl.core.episode import Episode, Failure, Origin, Outcome, Reward, StepRecord, StopReason
+from agent_rl.core.escaping import ESCAPE
 from agent_rl.core.messages import JSON, Message, Task
 from agent_rl.core.trajectory import Source, Trajectory
 from agent_rl.core.turns import opening_question
-from agent_rl.store.codec import ESCAPE, HEADS, load_line
+from agent_rl.store.codec import HEADS, load_line
 
 QUESTION, SCALAR = 200, 300
 """The characters that are kept of a question, and of a text in a task."""

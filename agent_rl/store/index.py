@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+from agent_rl.core.escaping import ESCAPE, escape, unescape
 from agent_rl.errors import StoreError
-from agent_rl.store.codec import ESCAPE, escape, unescape
 from agent_rl.store.heads import Head
 from agent_rl.store.index_file import JSON_COLUMNS, grow, known_shard, number_of, offset_of, open_database, remove
 from agent_rl.store.shards import Place, Shard, existing_shards

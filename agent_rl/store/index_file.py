@@ -13,9 +13,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from agent_rl.core.escaping import escape
 from agent_rl.core.messages import JSON
 from agent_rl.errors import StoreError
-from agent_rl.store.codec import SCHEMA, escape
+from agent_rl.store.codec import SCHEMA
 from agent_rl.store.heads import head_of
 from agent_rl.store.shards import Shard, read_from
 from agent_rl.store.where import FIELDS, INNER

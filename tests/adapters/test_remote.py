@@ -27,7 +27,9 @@ from agent_rl.core.episode import Episode
 from agent_rl.gym.published import SERVED
 from agent_rl.remote import wire
 from agent_rl.remote.client import connection
-from agent_rl.remote.server import ServerSettings, serving
+from agent_rl.remote.server import serving
+from agent_rl.serving.frames import TOKEN
+from agent_rl.serving.host import ServerSettings
 
 PATIENCE = 60.0
 PICTURE = ar.Image.of(np.zeros((2, 3), np.uint8))
@@ -337,7 +339,7 @@ def test_dead_server_fails_episodes_and_a_new_one_plays() -> None:
     assert (lost.outcome, lost.error.type, lost.reward) == (ar.Outcome.FAILED, "RemoteError", None)
     assert issubclass(ar.RemoteError, ar.InfrastructureError)
     (unreachable,) = ar.run(env, n=1)
-    assert "no server of environments answers" in unreachable.error.message
+    assert "agent-rl serve starts one" in unreachable.error.message
     with serve_process(int(env.split(":")[2].split("/")[0])) as (again, same):
         assert same == env
         assert [e.reward for e in ar.run(env, n=3)] == [1.1] * 3
@@ -349,12 +351,12 @@ def test_token_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with served("guess-v0", token="secret") as url:
         assert health(url)["envs"] == ["guess-v0"]
         for wrong in ("", "secre", "Secret"):
-            monkeypatch.setenv(wire.TOKEN, wrong)
-            with pytest.raises(ar.ConfigError, match=f"401: set {wire.TOKEN}"):
+            monkeypatch.setenv(TOKEN, wrong)
+            with pytest.raises(ar.ConfigError, match=f"401: set {TOKEN}"):
                 ar.spec(f"{url}/guess-v0")
-        monkeypatch.setenv(wire.TOKEN, "secret")
+        monkeypatch.setenv(TOKEN, "secret")
         assert ar.run(f"{url}/guess-v0", n=1)[0].reward == 1.1
-    with pytest.raises(ar.ConfigError, match=wire.TOKEN):
+    with pytest.raises(ar.ConfigError, match=TOKEN):
         ServerSettings(host="0.0.0.0")
 
 

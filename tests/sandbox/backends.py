@@ -32,6 +32,7 @@ SUITES = tuple(
 UNPRIVILEGED = 65534
 _AS_UNPRIVILEGED = ("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
 DOCKER_HOST, E2B_ADDRESS = "AGENT_RL_DOCKER_HOST", "AGENT_RL_E2B_ADDRESS"
+REMOTE_ADDRESS = "AGENT_RL_SANDBOXES_ADDRESS"
 E2B_KEY = "e2b_" + "0" * 40
 """The key of `e2b_server`."""
 
@@ -54,7 +55,7 @@ class Backend:
     needs: str | None = None
     """The environment variable of its server's address; None: it has no server."""
     run_by: str = ""
-    """The file that starts the server and runs the suites on it."""
+    """What pytest is told to start the server and run the suites on it."""
     differs: Mapping[str, str] = field(default_factory=dict)
     """The tests that it skips, by name, each with the reason of the difference."""
 
@@ -115,6 +116,12 @@ def _e2b(interpreter: str) -> Sandboxes:
     return E2BSandboxes(interpreter=interpreter, api_key=E2B_KEY)
 
 
+def _remote() -> Sandboxes:
+    from agent_rl.sandboxes.remote import RemoteSandboxes
+
+    return RemoteSandboxes(os.environ[REMOTE_ADDRESS], limits=LIMITS)
+
+
 def _need_linux() -> None:
     if sys.platform != "linux":
         pytest.skip("local sandboxes need Linux")
@@ -150,13 +157,14 @@ BACKENDS = {
             )
             for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, UNPRIVILEGED))
         ),
-        Backend("docker", _docker, needs=DOCKER_HOST, run_by="tests/e2e/test_docker.py"),
+        Backend("remote", _remote, needs=REMOTE_ADDRESS, run_by="tests/adapters/test_sandbox_server.py"),
+        Backend("docker", _docker, needs=DOCKER_HOST, run_by="-m e2e tests/e2e/test_docker.py"),
         *(
             Backend(
                 name,
                 partial(_e2b, interpreter),
                 needs=E2B_ADDRESS,
-                run_by="tests/e2e/test_e2b.py",
+                run_by="-m e2e tests/e2e/test_e2b.py",
                 differs=_OF_THE_TEMPLATE | differs,
             )
             for name, interpreter, differs in (("e2b", "agent", {}), ("e2b-jupyter", "jupyter", _OF_JUPYTER))

@@ -82,7 +82,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Report each reason of untested suites once."""
     for backend in BACKENDS.values():
         if backend.elsewhere():
-            reason = f"the suites of every sandbox on {backend.name}: `pytest -m e2e {backend.run_by}` runs them"
+            reason = f"the suites of every sandbox on {backend.name}: `pytest {backend.run_by}` runs them"
             terminalreporter.write_line(f"NOT TESTED HERE: {reason}", yellow=True)
     if "not sandbox" in terminalreporter.config.option.markexpr:
         others = ", ".join(name for name in BACKENDS if name != DEFAULT and not BACKENDS[name].elsewhere())

@@ -31,7 +31,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from agent_rl.core.messages import JSON
 from agent_rl.errors import AgentRLError, ConfigError
-from agent_rl.remote.wire import LOCAL, TOKEN
+from agent_rl.serving.frames import LOCAL, TOKEN
 from agent_rl.store.selection import select
 from agent_rl.store.token_records import token_records
 from agent_rl.view.page.build import page_parts

@@ -1,63 +1,87 @@
-"""Leases: the places of a server, each held by one episode until that ends, its time is up or its client is gone."""
+"""Leases: the places of a server, held by clients until they give them back, their time is up or the client is gone."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from agent_rl.errors import RemoteError
-from agent_rl.gym.env import Env, Script
-from agent_rl.gym.registry import EnvSpec
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Lease:
-    """A client's claim to one place, and the instance in it."""
+    """A client's claim to one place; what is in the place is a subclass's."""
 
     id: str
     """The client's name for it."""
-    owner: Owner
-    spec: EnvSpec
+    owner: Owner[Any]
+    patience: float | None
+    """Seconds that what is done for it has to stop when it is ended; None: any number."""
+    until: float = float("inf")
+    """When it is over, used or not, by the clock."""
     used: float = 0.0
     """When it was last used, by the clock."""
-    env: Env | None = None
-    script: Script | None = None
-    work: asyncio.Task[None] | None = None
+    work: set[asyncio.Task[None]] = field(default_factory=set)
     """What is done for it at present; a lease at work does not run out."""
+    ending: asyncio.Task[None] | None = None
+    """Its end, once that has begun."""
 
 
-@dataclass(eq=False, slots=True)
-class Owner:
+L = TypeVar("L", bound=Lease)
+
+
+@dataclass(eq=False)
+class Owner(Generic[L]):
     """A client's connection."""
 
-    leases: dict[str, Lease] = field(default_factory=dict)
+    leases: dict[str, L] = field(default_factory=dict)
+    calls: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    """What it waits for, by the call's number."""
+    held_bytes: int = 0
+    """Of the requests that it waits for."""
 
-    async def idle(self, id: str) -> Lease:
+    def cancel(self, call: int) -> None:
+        """Stop a call, if it is under way."""
+        if (task := self.calls.get(call)) is not None:
+            task.cancel()
+
+    async def idle(self, id: str) -> L:
         """Return an idle lease, after the end of what was cancelled.
 
         Raises:
             RemoteError: if there is none of that id, or it is at work.
         """
         while True:
-            if (lease := self.leases.get(id)) is None:
-                raise RemoteError("the lease is gone: it ran out, unused; serve with a longer --ttl")
-            if (work := lease.work) is None:
+            lease = self.find(id)
+            if not lease.work:
                 return lease
-            if not work.cancelling():
+            if not all(work.cancelling() for work in lease.work):
                 raise RemoteError("the lease is at work: one call at a time")
-            await asyncio.wait([work])
+            await asyncio.wait(lease.work)
+
+    def find(self, id: str) -> L:
+        """Return a lease.
+
+        Raises:
+            RemoteError: if there is none of that id.
+        """
+        if (lease := self.leases.get(id)) is None:
+            raise RemoteError("the lease is gone: it ran out, unused; serve with a longer --ttl")
+        return lease
 
 
-class Leases:
+class Leases(Generic[L]):
     """All places: taken in the order of asking, freed once."""
 
     def __init__(self, capacity: int, ttl: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Take the number of places, and how many seconds one may lie unused."""
-        self.capacity, self.ttl, self._clock = capacity, ttl, clock
-        self._held: set[Lease] = set()
+        self.capacity, self.ttl, self.clock = capacity, ttl, clock
+        self._held: set[L] = set()
         self._promised = 0
         """Places of leases that are being closed, or that were given to one who has not woken up yet."""
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -74,7 +98,7 @@ class Leases:
         """How many wait for a place."""
         return len(self._waiting)
 
-    async def take(self, lease: Lease, wait: float) -> None:
+    async def take(self, lease: L, wait: float) -> None:
         """Give a lease a place; wait for one to get free if there is none.
 
         Raises:
@@ -101,11 +125,23 @@ class Leases:
         self.opened += 1
         self.renew(lease)
 
-    def renew(self, lease: Lease) -> None:
+    def renew(self, lease: L) -> None:
         """Say that a lease was used until now."""
-        lease.used = self._clock()
+        lease.used = self.clock()
 
-    def drop(self, lease: Lease) -> bool:
+    @contextmanager
+    def working(self, lease: L) -> Iterator[None]:
+        """Keep a lease from running out while the current task works for it."""
+        task = asyncio.current_task()
+        assert task is not None
+        lease.work.add(task)
+        try:
+            yield
+        finally:
+            lease.work.discard(task)
+            self.renew(lease)
+
+    def drop(self, lease: L) -> bool:
         """Take the place of a lease back, once; it is free only after `free`. Return whether it had one."""
         if lease not in self._held:
             return False
@@ -118,10 +154,10 @@ class Leases:
         self._promised -= 1
         self._hand_on()
 
-    def overdue(self) -> list[Lease]:
-        """Return the leases that were not used for too long."""
-        before = self._clock() - self.ttl
-        return [lease for lease in self._held if lease.work is None and lease.used < before]
+    def overdue(self) -> list[L]:
+        """Return the idle leases that were not used for too long, or whose time is over."""
+        now = self.clock()
+        return [one for one in self._held if not one.work and (one.used < now - self.ttl or one.until < now)]
 
     def _leave(self, free: asyncio.Future[None]) -> None:
         """Stop waiting; a place that was handed over meanwhile goes to the next."""

@@ -1,0 +1,378 @@
+"""What a server of sandboxes and its clients say to each other, in the frames of `agent_rl.serving`.
+
+`open` takes a lease: one place in the server, with one sandbox in it. The other requests are the methods of `Sandbox`,
+and of the processes and streams that it has, which are named by handles. What code in a sandbox wrote, and code itself,
+goes as base64: JSON's escapes would make it up to six times as long.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter
+
+from agent_rl.core.sandbox_loss import SandboxLoss
+from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.base import Command, ExecResult, FileAccessError, Guarantee, Limits, PythonResult
+from agent_rl.sandboxes.process import Launch, Logs, Output, ProcessError
+from agent_rl.sandboxes.snapshot import Call, Snapshot
+from agent_rl.serving import frames
+from agent_rl.serving.frames import Cancel, Frame, load
+
+PATH = "/sandboxes/v1"
+"""Where the server takes connections; the number rises when frames change."""
+MAX_TEXT = 10 * 1024 * 1024
+"""Bytes of each of stdout and stderr that a reply holds, at most; the middle of more is dropped."""
+_CODE = "utf-8", "surrogatepass"
+
+
+class Capabilities(frames.Request):
+    """Ask what is guaranteed there."""
+
+    op: Literal["capabilities"]
+
+
+class Open(frames.Request):
+    """Take a lease, and open a sandbox."""
+
+    op: Literal["open"]
+    lease: str = Field(max_length=64)
+    """The client's own name for it."""
+    owner: str
+    limits: Limits | None
+    lifetime: float = Field(gt=0, le=366 * 86400)
+    wait: float = Field(ge=0)
+    """Seconds that it is waited for a place, at most; the server's own, if those are fewer."""
+
+
+class Ask(frames.Request):
+    """The base of what is asked of a sandbox."""
+
+    lease: str
+
+
+class RunCommand(Ask):
+    """Run a command to its end."""
+
+    op: Literal["run_command"]
+    command: Command
+
+
+class RunPython(Ask):
+    """Run code in the interpreter."""
+
+    op: Literal["run_python"]
+    code: bytes
+    timeout: float
+    max_output: int
+
+
+class ReadFile(Ask):
+    """Ask for a file's bytes."""
+
+    op: Literal["read_file"]
+    path: str
+    max_bytes: int
+
+
+class WriteFile(Ask):
+    """Write a file."""
+
+    op: Literal["write_file"]
+    path: str
+    data: bytes
+
+
+class TakeSnapshot(Ask):
+    """Ask for a snapshot."""
+
+    op: Literal["snapshot"]
+
+
+class CommandCall(Frame):
+    """A command of a snapshot."""
+
+    command: Command
+
+
+class CodeCall(Frame):
+    """A piece of Python of a snapshot, and a digest of what it gave."""
+
+    code: bytes
+    timeout: float
+    max_output: int
+    outcome: str
+
+
+class FileCall(Frame):
+    """A file that was written before a snapshot."""
+
+    path: str
+    data: bytes
+
+
+class PackedSnapshot(Frame):
+    """A `Snapshot`, which names calls: of these three methods and of no other."""
+
+    files: bytes
+    calls: tuple[CommandCall | CodeCall | FileCall, ...]
+    has_variables: bool
+    gap: str | None
+    has_processes: bool
+
+
+class Restore(Ask):
+    """Bring a snapshot's files and variables into a sandbox."""
+
+    op: Literal["restore"]
+    snapshot: PackedSnapshot
+
+
+class Start(Ask):
+    """Start a process that outlives the call."""
+
+    op: Literal["start"]
+    launch: Launch
+
+
+class Connect(Ask):
+    """Connect to a server in the sandbox."""
+
+    op: Literal["connect"]
+    address: int | str
+    timeout: float
+
+
+class OfStream(Ask):
+    """The base of what is asked of a process or a stream."""
+
+    handle: int
+
+
+class Read(OfStream):
+    """Ask for the next bytes."""
+
+    op: Literal["read"]
+    max_bytes: int
+    timeout: float
+
+
+class Write(OfStream):
+    """Write bytes."""
+
+    op: Literal["write"]
+    data: bytes
+    timeout: float
+
+
+class WriteEof(OfStream):
+    """Say that no more comes."""
+
+    op: Literal["write_eof"]
+
+
+class EndStream(OfStream):
+    """End a process or a stream, and forget its handle."""
+
+    op: Literal["end"]
+
+
+class ReadLogs(OfStream):
+    """Ask for the last bytes of stdout and stderr."""
+
+    op: Literal["logs"]
+    max_bytes: int
+
+
+class Wait(OfStream):
+    """Ask how a process ended."""
+
+    op: Literal["wait"]
+    timeout: float
+
+
+class Signal(OfStream):
+    """Send a process a signal."""
+
+    op: Literal["signal"]
+    number: int
+
+
+class Resize(OfStream):
+    """Change the size of a process's pty."""
+
+    op: Literal["resize"]
+    rows: int
+    columns: int
+
+
+class Close(Ask):
+    """End the sandbox and give the lease back, whatever it is doing."""
+
+    op: Literal["close"]
+
+
+OfSandbox: TypeAlias = (
+    RunCommand | RunPython | ReadFile | WriteFile | TakeSnapshot | Restore | Start | Connect | Close | OfStream
+)
+Request: TypeAlias = Annotated[
+    Capabilities
+    | Open
+    | RunCommand
+    | RunPython
+    | ReadFile
+    | WriteFile
+    | TakeSnapshot
+    | Restore
+    | Start
+    | Connect
+    | Read
+    | Write
+    | WriteEof
+    | EndStream
+    | ReadLogs
+    | Wait
+    | Signal
+    | Resize
+    | Cancel
+    | Close,
+    Field(discriminator="op"),
+]
+
+
+class Problem(frames.Problem):
+    """An exception, and how the sandbox was lost, if it is that."""
+
+    loss: SandboxLoss | None = None
+
+    def error(self) -> Exception:
+        """Return the exception, as the sandbox would have raised it here."""
+        if self.type == "SandboxError":
+            return SandboxError(self.message, self.loss)
+        own = {"FileAccessError": FileAccessError, "ProcessError": ProcessError, "FrameSizeError": ConfigError}
+        return own[self.type](self.message) if self.type in own else super().error()
+
+
+class Reply(frames.Reply):
+    """The answer to a call: an error, or what was asked for."""
+
+    error: Problem | None = None
+    capabilities: dict[Guarantee, str | None] | None = None
+    taken: int | None = None
+    """Of the server's places, now."""
+    capacity: int | None = None
+    executed: ExecResult | None = None
+    ran: PythonResult | None = None
+    out: bytes = b""
+    """stdout of either, which is empty in there."""
+    err: bytes = b""
+    data: bytes | None = None
+    snapshot: PackedSnapshot | None = None
+    missing: str | None = None
+    """What `restore` says is."""
+    handle: int | None = None
+    output: Output | None = None
+    logs: Logs | None = None
+    status: int | None = None
+    loss: SandboxLoss | None = None
+    """How the sandbox was lost, if a call has found out."""
+
+
+_REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
+_REPLY = TypeAdapter(Reply)
+
+
+def load_request(data: str | bytes) -> Request:
+    """Return the request of a frame.
+
+    Raises:
+        RemoteError: if it is none.
+    """
+    return load(_REQUEST, data)
+
+
+def load_reply(data: str | bytes) -> Reply:
+    """Return the reply of a frame.
+
+    Raises:
+        RemoteError: if it is none.
+    """
+    return load(_REPLY, data)
+
+
+def pack_code(code: str) -> bytes:
+    """Return code as it is sent."""
+    return code.encode(*_CODE)
+
+
+def unpack_code(code: bytes) -> str:
+    """Return the code that was sent.
+
+    Raises:
+        ConfigError: if it is no text.
+    """
+    try:
+        return code.decode(*_CODE)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"code that is no text: {error}") from None
+
+
+def pack_text(text: str) -> tuple[bytes, bool]:
+    """Return an output as it is sent, and whether its middle was dropped."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= MAX_TEXT:
+        return data, False
+    return data[: MAX_TEXT // 2] + data[-MAX_TEXT // 2 :], True
+
+
+def unpack_text(data: bytes) -> str:
+    """Return the output that was sent; what a cut has left of a character becomes U+FFFD."""
+    return data.decode("utf-8", "replace")
+
+
+def pack_snapshot(snapshot: Snapshot) -> PackedSnapshot:
+    """Return a snapshot as it is sent.
+
+    Raises:
+        ConfigError: if it is of a backend of another kind, which names other calls.
+    """
+    calls: list[CommandCall | CodeCall | FileCall] = []
+    for call in snapshot.calls:
+        has = dict(call.arguments)
+        match call.method:
+            case "run_command":
+                calls.append(CommandCall.model_validate(has))
+            case "run_python":
+                has |= {"code": pack_code(str(has["code"])), "outcome": call.outcome}
+                calls.append(CodeCall.model_validate(has))
+            case "write_file":
+                calls.append(FileCall.model_validate(has))
+            case _:
+                raise ConfigError(f"a snapshot with a call of {call.method!r}, which can't be sent to another machine")
+    return PackedSnapshot.model_construct(
+        None,
+        files=snapshot.files,
+        calls=tuple(calls),
+        has_variables=snapshot.has_variables,
+        gap=snapshot.gap,
+        has_processes=snapshot.has_processes,
+    )
+
+
+def unpack_snapshot(packed: PackedSnapshot) -> Snapshot:
+    """Return the snapshot that was sent.
+
+    Raises:
+        ConfigError: if code in it is no text.
+    """
+    calls = []
+    for call in packed.calls:
+        match call:
+            case CommandCall():
+                calls.append(Call("run_command", {"command": call.command}, ""))
+            case CodeCall():
+                has = {"code": unpack_code(call.code), "timeout": call.timeout, "max_output": call.max_output}
+                calls.append(Call("run_python", has, call.outcome))
+            case FileCall():
+                calls.append(Call("write_file", {"path": call.path, "data": call.data}, ""))
+    return Snapshot(packed.files, tuple(calls), packed.has_variables, packed.gap, packed.has_processes)
