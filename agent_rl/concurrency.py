@@ -208,7 +208,7 @@ def _make_joined(loop: asyncio.AbstractEventLoop) -> None:
         while (call := _next(left)) is not None:
             call.run()
 
-    if joined and not WorkerCall(make_each, "agent_rl calls").returns_within(HOLD):
+    if joined and not WorkerCall(make_each, "agent_rl quick calls").returns_within(HOLD):
         behind = list(iter(partial(_next, left), None))
         for call, _ in joined[: len(joined) - len(behind)]:
             call.mark_slow()

@@ -14,6 +14,7 @@ temperature 1; no episode ends early, so all contestants sample the same number 
 
 Ratios are of CPU seconds of the process, the least of the repetitions, which alternate: with one thread they say
 something on a busy machine, too. `--quick` leaves out what takes long, continuous batching and flatness among it.
+`--rows "0.7 M:64:8" --model FOLDER:4:8` measures nothing but these models at so many turns and episodes.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from agent_rl.backends.embedded.config import ModelConfig
@@ -48,6 +50,8 @@ SIZES = {
 }
 QUICK = [("0.7 M", 1), ("0.7 M", 4), ("0.7 M", 16), ("11 M", 1), ("11 M", 4), ("100 M", 1)]
 FULL = [(size, turns) for size in SIZES for turns in (1, 4, 16, 64)]
+FORMATS = (torch.float32, torch.bfloat16)
+HEAD = "\n| model | format | turns | sampled | generate | ours | ours / generate |\n|---|---|---|---|---|---|---|"
 LONG = 8192
 NEVER: frozenset[int] = frozenset()
 
@@ -223,15 +227,32 @@ def cpu_seconds(repetitions: int, *contestants: Callable[[], object]) -> list[fl
 
 def ratios(rows: list[tuple[str, int]], repetitions: int) -> bool:
     """Print a table of tokens a CPU second; return whether ours is nowhere slower than generate."""
-    print("\n| model | format | turns | sampled | generate | ours | ours / generate |\n|---|---|---|---|---|---|---|")
+    print(HEAD)
     lowest = float("inf")
-    for form in (torch.float32, torch.bfloat16):
+    for form in FORMATS:
         for size, turns in rows:
             model = make_model(SIZES[size], VOCAB, seed=0).to(form).eval()
             work = workload(turns, episodes=16 if size == "100 M" else EPISODES)
             lowest = min(lowest, ratio(f"{size} | {str(form)[6:]} | {turns}", model, work, repetitions))
     model = make_model(ModelConfig(max_positions=2 * LONG), VOCAB, seed=0).eval()
     lowest = min(lowest, ratio(f"0.7 M | float32 | 1, after {LONG:,} tokens", model, long_prompts(), repetitions))
+    return check("nowhere slower than generate", f"at least {lowest:.2f} x", lowest >= 1)
+
+
+def asked_ratios(rows: list[str], models: list[str], repetitions: int) -> bool:
+    """Print the table of rows `NAME:TURNS:EPISODES`, NAME a size or a model's folder; return what `ratios` does."""
+    print(HEAD)
+    lowest = float("inf")
+    for row in [*rows, *models]:
+        name, turns, episodes = row.rsplit(":", 2)
+        work = workload(int(turns), episodes=int(episodes))
+        for form in FORMATS:
+            model = (
+                make_model(SIZES[name], VOCAB, seed=0) if row in rows else AutoModelForCausalLM.from_pretrained(name)
+            )
+            model.generation_config.eos_token_id = None  # no reply ends early
+            title = f"{Path(name).name}, {episodes} episodes | {str(form)[6:]} | {turns}"
+            lowest = min(lowest, ratio(title, model.to(form).eval(), work, repetitions))
     return check("nowhere slower than generate", f"at least {lowest:.2f} x", lowest >= 1)
 
 
@@ -311,6 +332,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one repetition of less")
     parser.add_argument("--threads", type=int, help="torch's threads; its default if left out")
+    parser.add_argument("--rows", nargs="+", default=[], metavar="SIZE:TURNS:EPISODES", help="only these")
+    parser.add_argument("--model", nargs="+", default=[], metavar="FOLDER:TURNS:EPISODES", help="only these")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -319,6 +342,8 @@ def main() -> int:
     print(f"{os.cpu_count()} CPUs, load average {os.getloadavg()[0]:.2f}; {torch.get_num_threads()} threads")
     model = make_model(ModelConfig(), VOCAB, seed=0).eval()
     generate(model, workload(1))  # warm up
+    if options.rows or options.model:
+        return 0 if asked_ratios(options.rows, options.model, 1) else 1
     passed = [ratios(QUICK if options.quick else FULL, 1 if options.quick else 3), exactness(model)]
     if not options.quick:
         passed += [beside_continuous_batching(model, 120), flatness(model, 3, 3.0)]

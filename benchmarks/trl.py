@@ -14,8 +14,8 @@ Before that, TRL's loss and optimizer learn from the batches of a run of ours: g
 at a learning rate of 2e-3, which is too high for either (BENCHMARKS.md, "Training steps").
 
 Without `--checkpoint` a tiny model is warm-started first, in about two minutes. `--model` adds a pretrained one, such
-as SmolLM2, with three examples in its prompt, for two steps of eight episodes. Runs in .venv-verl, where TRL 1.16 is.
-Exits 1 when a bar is missed.
+as SmolLM2, with three examples in its prompt, for two steps of eight episodes, with instant and with slow tools. Runs
+in .venv-verl, where TRL 1.16 is. Exits 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -115,9 +115,10 @@ def main() -> int:
                 passed.append(compare_updates(replace(tiny, lr=2e-3, steps=5)))
         if options.model:
             child("pretrained", f"{folder}/model", options.model)
-            works["model, instant"] = Work(
+            large = Work(
                 f"{folder}/model", 2, groups=2, samples=4, delay_ms=0, rows=4, context=512, lr=1e-5, examples=EXAMPLES
             )
+            works |= {"model, instant": large, "model, 20 ms": replace(large, delay_ms=20)}
         print(
             "| work | side | seed | seconds a step | CPU | with waiting | tokens | peak MiB | at the start | rewards |"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import ipaddress
 import os
@@ -19,6 +20,8 @@ from hypothesis import settings
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled")
 os.environ.update(TOKENIZERS_PARALLELISM="false", MPLBACKEND="agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch on tiny models: no slower, and sums in one order everywhere
+
+gc.set_threshold(50_000)  # collections of what imports keep were a fifth of their time
 
 settings.register_profile("agent_rl", deadline=None)  # a busy machine is no failure
 settings.load_profile("agent_rl")
@@ -38,6 +41,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("skipped", ()):
         if isinstance(report.longrepr, tuple) and "NOT TESTED" in report.longrepr[2]:
             terminalreporter.write_line(f"{report.nodeid}: {report.longrepr[2]}", yellow=True)
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection look again at what was imported, which stays."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_local(host: object) -> bool:
@@ -167,13 +176,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model trained on the form of tool calls; its episodes have several turns."""
+    """The folder of a model trained on the form of tool calls, for all workers; its episodes have several turns."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "talker"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _train_talker(half := folder.with_suffix(".half"))
+            half.rename(folder)
+    return folder
+
+
+def _train_talker(folder: Path) -> None:
+    """Train it in a folder, which is left half-made if that fails."""
     from agent_rl.backends.embedded.fresh import fresh_actor
     from agent_rl.backends.embedded.warm_start import demonstrate, warm_start
     from agent_rl.gym.registry import spec
     from tests.runs import config
 
-    folder = tmp_path_factory.mktemp("talker")
     settings = config(folder, warm_start={"demonstrations": 300, "copy_steps": 5, "clone_steps": 120, "batch": 16})
     actor = fresh_actor(spec(settings.env), settings)
     played = demonstrate(spec(settings.env), 300, split="train", seed=0, renderer=actor.renderer)
@@ -181,4 +201,3 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trajectories = [e.trajectories[0] for e in played]
     warm_start(actor.model, trajectories, settings.warm_start, tokenizer=actor.tokenizer, seed=0)
     actor.save(folder)
-    return folder

@@ -146,6 +146,13 @@ def test_state_in_8_bits_follows_adamw() -> None:
     assert torch.equal(models[1].weight, models[2].weight)
 
 
+@pytest.mark.parametrize(("kind", "bits", "paged"), [("paged_adamw", 32, True), ("paged_adamw_8bit", 8, True)])
+def test_optimizer_kind_says_bits_and_paging(kind: str, bits: int, paged: bool) -> None:
+    model = torch.nn.utils.skip_init(torch.nn.Linear, 4, 4)
+    ((part, lr),) = Optimizer(model, OptimizerConfig(kind=kind, lr=1e-3))._parts  # a paged one steps on a GPU only
+    assert (part.args.optim_bits, part.is_paged, lr) == (bits, paged, 1e-3)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib import resources
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -41,11 +42,28 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
     Raises:
         ConfigError: if the vocabulary has no room for the bytes, the special tokens and the numbers.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     if vocab_size < _SMALLEST:
         raise ConfigError(f"vocab_size={vocab_size} can't hold all bytes, numbers and roles: take {_SMALLEST} or more")
+    tokenizer = Tokenizer.from_str(_trained(tuple(texts), vocab_size))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=IM_END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[IM_START],
+        clean_up_tokenization_spaces=False,
+        chat_template=(resources.files("agent_rl.rendering") / "chatml.j2").read_text(encoding="utf-8"),
+        agent_rl_renderer="chatml",
+    )
+
+
+@lru_cache(maxsize=4)
+def _trained(corpus: tuple[str, ...], vocab_size: int) -> str:
+    """Return the tokenizer in JSON; it takes a second, which the next run of this process on the same texts saves."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
     tags = [AddedToken(tag, special=False, normalized=False) for tag in (OPEN, CLOSE)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -61,21 +79,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 576) -> PreTrainedTo
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    corpus = list(texts)
-    tokenizer.train_from_iterator([*corpus, *_BASICS * _winning_weight(corpus)], trainer)
+    tokenizer.train_from_iterator([*corpus, *[" ".join(_BASICS)] * _winning_weight(corpus)], trainer)
     tokenizer.add_tokens(tags)  # not "special": decoding without special tokens must still show the calls
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=IM_END,
-        pad_token=END_OF_TEXT,
-        additional_special_tokens=[IM_START],
-        clean_up_tokenization_spaces=False,
-        chat_template=(resources.files("agent_rl.rendering") / "chatml.j2").read_text(encoding="utf-8"),
-        agent_rl_renderer="chatml",
-    )
+    return str(tokenizer.to_str())
 
 
-def _winning_weight(corpus: list[str]) -> int:
+def _winning_weight(corpus: Sequence[str]) -> int:
     """How often the basics must be repeated to be merged before anything in the corpus."""
     pairs: Counter[tuple[str, str]] = Counter()
     for piece, count in Counter(piece for text in corpus for piece in re.findall(PIECES, text)).items():

@@ -1,9 +1,10 @@
 """Task folders of Harbor, or of terminal-bench before it: `from_harbor("tasks")` makes an `Env` of those in a folder.
 
 A task is an instruction, an image to work in, and tests that are added after the episode and write a reward to a file.
-Its image becomes one for our sandboxes, whose root can't be written and which have no network: the folders that tasks
-write to are links into the working folder, and are filled when a sandbox opens. So tests that install packages when
-they run have to find them in the image.
+A compose file beside the Dockerfile names services, which run beside the sandbox on Docker. The image becomes one for
+our sandboxes, whose root can't be written and which have no network: the folders that tasks write to are links into the
+working folder, and are filled when a sandbox opens. So tests that install packages when they run have to find them in
+the image.
 """
 
 from __future__ import annotations
@@ -138,16 +139,23 @@ class HarborEnv(SandboxedEnv):
         self.place = place = read_task(self.tasks_folder / str(task["name"]))
         name, options = self._chosen
         is_docker = name == "docker"
+        from agent_rl.sandboxes.docker.compose import Service, find_compose, read_compose
+
+        file = find_compose(place.context)
+        if file is not None and not is_docker:
+            raise ConfigError(f"the services of {file} take sandbox=docker, not {name}")
         if is_docker:
             from agent_rl.sandboxes.docker.images import IMAGE_GB
             from agent_rl.sandboxes.docker.task_image import FILL, task_image
 
-            source, host = place.image or place.context, cast("str | None", options.get("host"))
+            main = Service("main", None) if file is None else read_compose(file).main
+            source, host = place.image or main.source or place.context, cast("str | None", options.get("host"))
             most = float(cast("float", options.get("image_gb", IMAGE_GB)))
             build = functools.partial(task_image, source, FOLDERS, host, place.build_timeout, most)
             image = await in_thread(build, "from_harbor: build")
-            self.workdir, self.variables = image.workdir, image.variables
-            self._backend = shared_backend(name, {**options, "image": image.name})
+            self.workdir, self.variables = image.workdir, {**image.variables, **main.environment}
+            services: dict[str, JSON] = {} if file is None else {"compose": str(file)}
+            self._backend = shared_backend(name, {**options, **services, "image": image.name})
         sandbox = await self.open_sandbox()
         if is_docker:
             await sandbox.exec(["sh", "-c", FILL])

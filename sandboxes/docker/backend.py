@@ -7,18 +7,21 @@ its containers with it; those that it had created but not started are collected 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.recorded import RecordedSandbox
 from agent_rl.sandboxes.client.remote import greeting
+from agent_rl.sandboxes.docker.compose import read_compose
 from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, collect, confinement, labels
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
@@ -26,6 +29,7 @@ from agent_rl.sandboxes.docker.images import IMAGE_GB, provide
 from agent_rl.sandboxes.docker.network import MEGABYTES, read_network
 from agent_rl.sandboxes.docker.pod import NO_POD, Pod, Pods
 from agent_rl.sandboxes.docker.runtime import check_engine, with_runtime
+from agent_rl.sandboxes.docker.services import SECONDS
 from agent_rl.sandboxes.registry import register_sandbox
 
 STARTS = 4
@@ -64,6 +68,8 @@ class DockerSandboxes(AgentSandboxes):
         network: Sequence[str] = (),
         network_private: bool = False,
         network_mb: float = MEGABYTES,
+        compose: str | None = None,
+        services_seconds: float = SECONDS,
     ) -> None:
         """Store the settings; the engine is reached when the first sandbox is opened.
 
@@ -83,22 +89,37 @@ class DockerSandboxes(AgentSandboxes):
                 mirror.org:8080; none if empty.
             network_private: whether these may have addresses of private networks or of this machine.
             network_mb: 10^6 bytes that a sandbox may send and receive.
+            compose: a compose file, whose services run beside each sandbox, each within a sandbox's limits. What it
+                says of `main` or `client` is of the sandbox itself; an image or a Dockerfile that is given comes first.
+            services_seconds: until services have to be healthy.
 
         Raises:
             ConfigError: if both an image and a Dockerfile are given, there is no such file, streams can't be attached
-                to at that address, there is no such guarantee, or `network` holds what is no host's name, or can't be
-                had with that runtime or engine.
+                to at that address, there is no such guarantee, `network` holds what is no host's name, the compose
+                file says what is not supported, or these two can't be had with that runtime or engine.
         """
         super().__init__(limits, require)
         self.engine = Engine(host)
-        self._pods = Pods(self.engine, read_network(network, network_private, network_mb), runtime)
+        self._source: Path | str
         if dockerfile is not None and image != IMAGE:
             raise ConfigError(f"docker: both image={image!r} and dockerfile={dockerfile!r}; give one")
         if dockerfile is not None and not Path(dockerfile, "Dockerfile").is_file():
             raise ConfigError(f"docker: dockerfile={dockerfile!r}: give a folder that has a Dockerfile")
+        beside = None if compose is None else read_compose(Path(compose))
+        if beside is not None and beside.main.source is not None and dockerfile is None and image == IMAGE:
+            self._source = beside.main.source
+        else:
+            self._source = image if dockerfile is None else Path(dockerfile)
         self.image, self.runtime = image, runtime
-        self._source = image if dockerfile is None else Path(dockerfile)
         self._build_seconds, self._image_gb = build_seconds, image_gb
+        self._pods = Pods(
+            self.engine,
+            read_network(network, network_private, network_mb),
+            beside,
+            seconds=services_seconds,
+            images=self._provide,
+            runtime=runtime,
+        )
         self._is_provided = False
         """Whether the image was there when a sandbox was last opened."""
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
@@ -143,6 +164,13 @@ class DockerSandboxes(AgentSandboxes):
         async def ended() -> str | None:
             return None if removed is None else await asyncio.wrap_future(removed)
 
+        async def evidence(has_ended: bool) -> Mapping[str, JSON]:
+            if not has_ended:
+                return {}
+            with contextlib.suppress(SandboxError):
+                return dict(await asyncio.wrap_future(self._threads.submit(self.engine.ending, container)))
+            return {}
+
         demultiplexer = Demultiplexer()
         sandbox = RecordedSandbox(
             stream,
@@ -150,6 +178,7 @@ class DockerSandboxes(AgentSandboxes):
             expires=time.monotonic() + lifetime,
             kill=kill,
             ended=ended,
+            evidence=evidence,
             decode=demultiplexer.feed,
         )
         try:
@@ -165,7 +194,7 @@ class DockerSandboxes(AgentSandboxes):
         """Start a container; return its id, the stream to its agent, and what is beside it."""
         if not self._is_provided:
             check_engine(self.engine, self.runtime)
-            self.image = provide(self.engine, self._source, seconds=self._build_seconds, gigabytes=self._image_gb)
+            self.image = self._provide(self._source)
             self._is_provided = True
         about = labels(owner, lifetime)
         user = any_user()
@@ -187,6 +216,10 @@ class DockerSandboxes(AgentSandboxes):
             self._is_provided = self._is_provided and container != ""  # another process may have removed it
             self._remove_all(container, pod)
             raise
+
+    def _provide(self, source: Path | str) -> str:
+        """Return the name of an image that the engine has then."""
+        return provide(self.engine, source, seconds=self._build_seconds, gigabytes=self._image_gb)
 
     def _drop(self, started: Future[tuple[str, socket.socket, Pod]]) -> None:
         """Remove a container whose `open` was cancelled."""

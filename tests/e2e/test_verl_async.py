@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.config import load_config
 from agent_rl.core.episode import Episode
 from agent_rl.store.episodes import read_episodes
 from tests.e2e.servers import RAY_AGENTS, Running, begin, complete
@@ -21,10 +23,10 @@ RESUME = "agent-rl train backend=verl resume=runs/latest"
 
 pytestmark = pytest.mark.e2e
 
-GROUPS, SAMPLES, CHECKPOINT = 4, 4, 4
+GROUPS, SAMPLES, CHECKPOINT = 4, 4, 3
 RUN: dict[str, Any] = {
     "env": "calculator-v0",
-    "steps": 6,
+    "steps": 5,
     "lr": 1e-3,
     "rollout": {"groups": GROUPS, "samples": SAMPLES, "max_tokens": 56, "context": 128},
     "eval": {"n": 8, "every": 0},
@@ -72,7 +74,7 @@ def slow(folder: Path, pause: float) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Observations of a run in `separate` that was killed in its sixth or seventh step and resumed."""
+    """Observations of a run in `separate` that was killed in its fifth or sixth step and resumed."""
     folder = tmp_path_factory.mktemp("separate")
     asynchronous = {"mode": "separate", "max_staleness": 2}
     settings = RUN | slow(folder, 4.0) | {"start_from": str(warm), "async": asynchronous, "steps": 1000}
@@ -81,7 +83,7 @@ def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFac
         first.until(lambda run: CHECKPOINT + 1 in reported(run.rows()), timeout=500)
         os.kill(first.process.pid, signal.SIGKILL)
         first.process.wait()
-        left = first.gone(timeout=30, but=RAY_AGENTS)
+        left = first.gone(timeout=60, but=RAY_AGENTS)
         killed = {"left": left, "episodes": [e.id for e in training(first.run)], "rows": first.rows()}
         words = [*RESUME.split()[1:], f"steps={RUN['steps']}"]
         second = begin(verl_python, folder, *words, module="agent_rl")
@@ -117,7 +119,7 @@ def test_killed_run_leaves_no_processes(separate: dict[str, Any]) -> None:
 
 def test_resumed_run_records_every_step_once(separate: dict[str, Any]) -> None:
     killed, resumed = separate["killed"], separate["resumed"]
-    assert [row["step"] for row in resumed.rows()] == [0, 1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in resumed.rows()] == [*range(RUN["steps"] + 1)]
     assert resumed.rows()[: CHECKPOINT + 1] == killed["rows"][: CHECKPOINT + 1]
     assert resumed.rows()[CHECKPOINT + 1] != killed["rows"][CHECKPOINT + 1]  # run again
     trained = [e.id for e in training(resumed.run)]
@@ -128,7 +130,7 @@ def test_resumed_run_records_every_step_once(separate: dict[str, Any]) -> None:
 
 
 def test_resumed_run_continues_the_optimizer(separate: dict[str, Any]) -> None:
-    (file,) = (separate["resumed"].run / "checkpoints/global_step_6/actor").glob("optim*.pt")
+    (file,) = (separate["resumed"].run / "checkpoints/global_step_5/actor").glob("optim*.pt")
     state = torch.load(file, weights_only=False)["state"]
     updates = sum(data["train/with_gradient"] > 0 for data in reported(separate["resumed"].rows()).values())
     assert updates >= CHECKPOINT  # a step whose groups are all alike takes none
@@ -137,9 +139,11 @@ def test_resumed_run_continues_the_optimizer(separate: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def one_step_off(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    """Four steps of DPO, two updates each, which scores the whole batch before each of them."""
     folder = tmp_path_factory.mktemp("one-step-off")
-    settings = RUN | slow(folder, 0.0) | {"start_from": str(warm), "async": {"mode": "one_step_off"}, "steps": 4}
-    return complete(verl_python, folder, settings)
+    algorithm = load_config("backend/embedded", TrainConfig, ["algorithm=dpo"]).algorithm.model_dump(mode="json")
+    own = {"async": {"mode": "one_step_off"}, "algorithm": algorithm, "updates": {"epochs": 2}, "steps": 4}
+    return complete(verl_python, folder, RUN | slow(folder, 0.0) | own | {"start_from": str(warm)})
 
 
 def test_one_step_off_trains_one_step_behind(one_step_off: Running) -> None:
@@ -147,6 +151,13 @@ def test_one_step_off_trains_one_step_behind(one_step_off: Running) -> None:
     print("tokens by staleness, a step each:", [dict(sorted(step.items())) for step in found])
     assert len(found) == 4 and set(found[0]) == {0}
     assert {age for step in found for age in step} == {0, 1}
+
+
+def test_verl_scores_the_batch_before_each_update(one_step_off: Running) -> None:
+    first, *more = (data for data in reported(one_step_off.rows()).values() if data.get("train/pairs"))
+    # of two updates, on average: before the first of all, policy and reference are the same, and every margin is 0
+    assert first["rewards/margins"] > 0 and first["train/updates"] == 2
+    assert first["rewards/accuracies"] > 0.25 and any(data["actor/agent_rl/loss"] for data in more)
 
 
 def test_run_end_closes_running_environments(one_step_off: Running) -> None:

@@ -22,9 +22,8 @@ CAPTURE = {"actor_rollout_ref.rollout.enable_rollout_routing_replay": True}
 """To compare routes where none are replayed."""
 RUN = {
     "env": "calculator-v0",
-    "steps": 3,
+    "steps": 2,
     "lr": 1e-3,
-    "checkpoint_every": 3,
     "rollout": {"groups": 8, "samples": 8, "max_tokens": 56, "context": 128},
     "eval": {"n": 8, "every": 0},
 }

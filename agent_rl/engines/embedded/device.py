@@ -22,7 +22,7 @@ def device_of(name: str) -> torch.device:
     there += ["mps"] if torch.backends.mps.is_available() else []
     chosen = {"auto": (*there, "cpu")[0], "cuda": "cuda:0"}.get(name, name)
     if chosen not in ("cpu", *there):
-        raise ConfigError(f"device={name}: this machine has {', '.join(('auto', 'cpu', *there))}")
+        raise ConfigError(f"device={name}: this machine has {', '.join(('cpu', *there))}; set one, or device=auto")
     if chosen.startswith("cuda"):  # for `Optimizer.backward`; cuBLAS reads it once, when it starts
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return torch.device(chosen)

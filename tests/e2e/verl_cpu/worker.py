@@ -27,13 +27,15 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):
 
 
 class BrokenReload(CpuWorkerExtension):
-    """Loads the first weights, and later ones with the rows of every matrix moved by one."""
+    """Loads the weights of two steps and their start, and later ones with the rows of every matrix moved by one."""
 
-    updates = 0
+    updates, whole = 0, 3
 
     def arrived(self, weights):
         self.updates += 1
-        return weights if self.updates == 1 else [(name, w.roll(1, 0) if w.ndim > 1 else w) for name, w in weights]
+        if self.updates <= self.whole:
+            return weights
+        return [(name, w.roll(1, 0) if w.ndim > 1 else w) for name, w in weights]
 
 
 def _repack_experts(setup):
