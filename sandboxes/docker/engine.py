@@ -96,6 +96,16 @@ class Engine:
                 if error.status_code not in (404, 409):  # gone, or going
                     raise
 
+    def runtimes(self) -> list[str]:
+        """Return the names of what it can run containers by."""
+        with self._asked("name its runtimes"):
+            return sorted(self.api.info().get("Runtimes") or ())
+
+    def is_podman(self) -> bool:
+        """Whether it is Podman's service, which speaks Docker's API, too."""
+        with self._asked("say what it is"):
+            return any("podman" in str(part.get("Name")).lower() for part in self.api.version().get("Components") or ())
+
     def state(self, container: str) -> dict[str, Any]:
         """Return how a container is; empty if it is gone."""
         with self._asked("inspect a container"):
