@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import ipaddress
 import os
@@ -175,13 +176,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model trained on the form of tool calls; its episodes have several turns."""
+    """The folder of a model trained on the form of tool calls, for all workers; its episodes have several turns."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "talker"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _train_talker(half := folder.with_suffix(".half"))
+            half.rename(folder)
+    return folder
+
+
+def _train_talker(folder: Path) -> None:
+    """Train it in a folder, which is left half-made if that fails."""
     from agent_rl.backends.embedded.fresh import fresh_actor
     from agent_rl.backends.embedded.warm_start import demonstrate, warm_start
     from agent_rl.gym.registry import spec
     from tests.runs import config
 
-    folder = tmp_path_factory.mktemp("talker")
     settings = config(folder, warm_start={"demonstrations": 300, "copy_steps": 5, "clone_steps": 120, "batch": 16})
     actor = fresh_actor(spec(settings.env), settings)
     played = demonstrate(spec(settings.env), 300, split="train", seed=0, renderer=actor.renderer)
@@ -189,4 +201,3 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trajectories = [e.trajectories[0] for e in played]
     warm_start(actor.model, trajectories, settings.warm_start, tokenizer=actor.tokenizer, seed=0)
     actor.save(folder)
-    return folder

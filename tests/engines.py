@@ -111,7 +111,7 @@ def full_logprobs(model: PreTrainedModel, ids: Sequence[int], temperature: float
 
 def run(main: Callable[[], Awaitable[T]]) -> T:
     async def bounded() -> T:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(300):
             return await main()
 
     return asyncio.run(bounded())

@@ -235,4 +235,4 @@ def test_fetch_reads_hostile_pages_in_linear_time(piece):
         _of_html(piece * (size // len(piece)), "http://docs.org/", ALLOW)
         return time.process_time() - started
 
-    assert seconds(100_000) < 5  # 0.2; 60 and more if all were read again for each piece
+    assert seconds(100_000) < 20  # 0.2; 60 and more if all were read again for each piece

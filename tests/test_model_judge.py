@@ -302,8 +302,8 @@ def test_model_judge_heeds_no_order_of_criteria() -> None:
     ways = [way for way in WAYS if way not in ("missing id", *UNANSWERED)]
     some = [answered(f"alpha {i} delta") for i in range(12)]
     with FakeOpenAI(FakeJudge(ways)) as server:
-        one = judged(server, *some, samples=2)
-        other = judged(server, *some, rubric=turned, samples=2)
+        one = judged(server, *some, samples=2, timeout=600.0)
+        other = judged(server, *some, rubric=turned, samples=2, timeout=600.0)
     assert [values(j) for j in one] == [values(j)[::-1] for j in other]
     assert [j.score for j in one] == [j.score for j in other]
 

@@ -218,7 +218,7 @@ def test_worker_calls_return_after_a_fork():
     child = os.fork()
     if not child:
         try:
-            asyncio.run(asyncio.wait_for(in_thread(int, "after"), 5))
+            asyncio.run(asyncio.wait_for(in_thread(int, "after"), 60))
         except BaseException:
             os._exit(1)
         os._exit(0)

@@ -1,6 +1,7 @@
 """The bar of replays: a thousand recorded episodes of each deterministic environment, live and from the cassette.
 
-An episode that runs code in a sandbox takes half a second: CI plays fewer of them, and AGENT_RL_BAR=1000 all.
+An episode that runs code in a sandbox takes half a second, and one that searches WordNet a twentieth: CI plays fewer of
+them, and AGENT_RL_BAR=1000 all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from agent_rl.replay.run import MODES
 from agent_rl.store.episodes import read_episodes
 from tests.recorded import DETERMINISTIC, SANDBOXED, recorded, stored
 
-EPISODES, OF_SANDBOXED = 1000, int(os.environ.get("AGENT_RL_BAR", "24"))
+EPISODES, ASKED = 1000, int(os.environ.get("AGENT_RL_BAR", "0"))
+OF_SANDBOXED, OF_CORPUS = ASKED or 24, ASKED or 200
 CORPUS = ("wordnet-v0", "research-wordnet-v0")
 BUDGETS = (None, Budget(turns=2), Budget(turns=8, tool_calls=1))
 
@@ -28,7 +30,7 @@ BUDGETS = (None, Budget(turns=2), Budget(turns=8, tool_calls=1))
 def test_replay_of_many_episodes_is_the_same(env: str, tmp_path: Path) -> None:
     if env in CORPUS and not (corpus_folder() / "tasks.jsonl").is_file():
         pytest.skip("WordNet's corpus is not built here")
-    n = OF_SANDBOXED if env in SANDBOXED else EPISODES
+    n = OF_SANDBOXED if env in SANDBOXED else OF_CORPUS if env in CORPUS else EPISODES
     folder = stored(tmp_path, recorded(env, n, BUDGETS))
     endings = {episode.stop_reason for episode in read_episodes(folder)}
     assert {"done", "turns"} <= endings

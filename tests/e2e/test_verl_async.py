@@ -83,7 +83,7 @@ def separate(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFac
         first.until(lambda run: CHECKPOINT + 1 in reported(run.rows()), timeout=500)
         os.kill(first.process.pid, signal.SIGKILL)
         first.process.wait()
-        left = first.gone(timeout=30, but=RAY_AGENTS)
+        left = first.gone(timeout=60, but=RAY_AGENTS)
         killed = {"left": left, "episodes": [e.id for e in training(first.run)], "rows": first.rows()}
         words = [*RESUME.split()[1:], f"steps={RUN['steps']}"]
         second = begin(verl_python, folder, *words, module="agent_rl")

@@ -13,6 +13,7 @@ import torch
 from agent_rl.engines.embedded.model_folder import load_model
 from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.episodes import read_episodes
+from tests.e2e.vllm_server import environment
 
 pytestmark = pytest.mark.e2e
 
@@ -30,7 +31,7 @@ def test_vllm_samples_from_the_weights_that_are_trained(
     verl_python: Path, tmp_path: Path, adapter: tuple[str, ...]
 ) -> None:
     command = [str(verl_python), "-m", "agent_rl", "train", "engine=vllm", "engine_args.enforce_eager=true", *SMALL]
-    subprocess.run([*command, *adapter, f"runs_dir={tmp_path}"], cwd=ROOT, check=True, timeout=600)
+    subprocess.run([*command, *adapter, f"runs_dir={tmp_path}"], cwd=ROOT, env=environment(), check=True, timeout=600)
     folder = tmp_path / "latest"
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"]
     losses = [row["train/loss"] for row in rows if row["train/samples"]]

@@ -13,11 +13,18 @@ from pathlib import Path
 
 from tests.e2e.verl_cpu.settings import ENVIRONMENT
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    return {
+        **os.environ,
+        **ENVIRONMENT,
+        "PYTHONPATH": f"{ROOT}:{HERE}",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
 
 
 @contextmanager

@@ -119,7 +119,7 @@ def finished(server: Server, **budget: float) -> Episode:
         (output,) = await start(server, budget=OmegaConf.create(budget))
         return output
 
-    episode = episode_of(asyncio.run(asyncio.wait_for(run(), 10)).extra_fields)
+    episode = episode_of(asyncio.run(asyncio.wait_for(run(), 60)).extra_fields)
     assert episode is not None and closed == ["never"]
     return episode
 
@@ -191,7 +191,7 @@ def test_agent_loop_cancelled_closes_its_environment() -> None:
     async def run() -> None:
         server = Server()
         task = asyncio.create_task(start(server))
-        await asyncio.wait_for(server.asked.wait(), 10)
+        await asyncio.wait_for(server.asked.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

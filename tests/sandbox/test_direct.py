@@ -65,13 +65,13 @@ def test_direct_line_times_out_on_stopped_workers(jails, run):
             before = descendants(os.getpid())
             stop = "import os, threading\nthreading.Timer(0.2, os.kill, (os.getpid(), 19)).start()"
             await box.run_python(stop)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while "T" not in map(state, descendants(os.getpid()) - before):
                     await asyncio.sleep(0.05)
             start = time.monotonic()
             result = await box.run_python("#" * 3_000_000, timeout=0.5)
             assert (result.timed_out, result.state_lost) == (True, True)
-            assert time.monotonic() - start < 8
+            assert time.monotonic() - start < 30
             assert (await box.run_python("6 * 7")).value == "42"
 
     run(main())
@@ -90,9 +90,9 @@ def test_direct_line_ignores_unsolicited_output(jails, run):
         async with opened(jails) as box:
             await box.run_python(flood)
             await asyncio.sleep(0.3)
-            before = time.process_time()
+            before, start = time.process_time(), time.monotonic()
             await asyncio.sleep(0.5)
-            assert time.process_time() - before < 0.1
+            assert time.process_time() - before < 0.2 * (time.monotonic() - start)
             await box.run_python("1", timeout=1)
             await box.run_python("1", timeout=1)
             assert (await box.run_python("6 * 7", timeout=5)).value == "42"
@@ -105,9 +105,9 @@ def test_direct_line_limits_the_rate_of_output(jails, run):
 
     async def main() -> None:
         async with opened(jails) as box:
-            before = time.process_time()
+            before, start = time.process_time(), time.monotonic()
             result = await box.run_python("import os\nwhile True: os.write(1, bytes(65536))", timeout=1)
-            assert time.process_time() - before < 0.25
+            assert time.process_time() - before < 0.25 * (time.monotonic() - start)
             assert result.timed_out and result.truncated
             printed = int(result.stdout.split("[... ")[1].split()[0])
             assert 3_000_000 < printed < 100_000_000
@@ -145,7 +145,7 @@ def test_direct_line_close_fails_the_running_call(jails, run):
             await asyncio.sleep(0.1)
             await box.close()
             with pytest.raises(SandboxError):
-                await asyncio.wait_for(call, 5)
+                await asyncio.wait_for(call, 30)
 
     run(main())
 

@@ -141,7 +141,7 @@ def test_warm_pool_bounds_open_sandboxes() -> None:
             await asyncio.sleep(0.001)
             await lease.close()
 
-        await asyncio.wait_for(asyncio.gather(*(episode() for _ in range(30))), 10)
+        await asyncio.wait_for(asyncio.gather(*(episode() for _ in range(30))), 60)
         assert 1 <= backend.most <= 3
 
     pooled(use, Counting(0.001), most=3)
@@ -150,7 +150,7 @@ def test_warm_pool_bounds_open_sandboxes() -> None:
 def test_warm_pool_opens_own_sandboxes_for_other_limits() -> None:
     async def use(pool: WarmPool, backend: Counting) -> None:
         await pool.fill()
-        await asyncio.wait_for(pool.open(limits=Limits(memory=1)), 5)  # though the warm ones fill the pool
+        await asyncio.wait_for(pool.open(limits=Limits(memory=1)), 60)  # though the warm ones fill the pool
         assert len(backend.made) == 3 and backend.made[0].closed
 
     pooled(use, most=2)
@@ -190,7 +190,7 @@ def test_warm_pool_open_cancelled_frees_its_place() -> None:
         for task in waiting[:2]:
             task.cancel()
         await held.close()
-        await asyncio.wait_for(waiting[2], 5)
+        await asyncio.wait_for(waiting[2], 60)
 
     pooled(use, warm=1, most=1)
 
@@ -200,11 +200,11 @@ def test_warm_pool_serves_successive_event_loops() -> None:
     pool = WarmPool(backend, warm=2)
     asyncio.run(pool.fill())
     for _ in range(2):
-        assert asyncio.run(asyncio.wait_for(pool.open(), 5)) is not None
+        assert asyncio.run(asyncio.wait_for(pool.open(), 60)) is not None
     loop = asyncio.new_event_loop()
     loop.run_until_complete(pool.open())
     loop.close()  # in the middle of filling up
-    asyncio.run(asyncio.wait_for(pool.fill(), 5))
+    asyncio.run(asyncio.wait_for(pool.fill(), 60))
     assert pool.ready == 2
     asyncio.run(pool.close())
     assert not backend.open_now
