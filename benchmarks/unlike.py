@@ -30,7 +30,7 @@ from agent_rl.seeds import Stream, rng
 
 OUT = Path("runs") / "unlike"
 FILES = Path(__file__).parent / "unlike"
-STEPS: Mapping[str, int] = {"lock": 150, "hops": 120, "belt": 200, "compare": 200, "stock": 400}
+STEPS: Mapping[str, int] = {"lock": 150, "hops": 70, "belt": 100, "compare": 150, "stock": 400}
 """The environments, and how long each is trained."""
 COMMON = ("algorithm=maxrl", "threads=1", "eval.n=256", "eval.every=50")
 """What all are trained by, beside the defaults: tasks count by one over their success. The rest only measures."""

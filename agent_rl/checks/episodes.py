@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence, Sized
@@ -15,7 +14,7 @@ from agent_rl.checks.bench import Bench, difference
 from agent_rl.checks.report import place
 from agent_rl.concurrency import maybe_await
 from agent_rl.core.episode import Episode, StopReason
-from agent_rl.core.messages import Message, Step
+from agent_rl.core.messages import Message, Step, own_task
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.rollout.closing import close_env
 from agent_rl.seeds import OwnRandom, Stream, rng
@@ -243,7 +242,7 @@ def _values(rewards: Sequence[object]) -> list[object]:
 
 async def _opened(bench: Bench, episode: Episode) -> Env:
     env = bench.spec.make(**bench.env_args)
-    await maybe_await(env.reset(copy.deepcopy(episode.task), rng(Stream.ENVIRONMENT, episode.seed)))
+    await maybe_await(env.reset(own_task(episode.task), rng(Stream.ENVIRONMENT, episode.seed)))
     return env
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,6 +118,25 @@ class Step:
             raise TypeError(f"Step(reward={self.reward!r}): give a number") from None
         if not is_finite:
             raise ValueError(f"Step(reward={self.reward!r}): give a finite number")
+
+
+def own_task(task: Task) -> Task:
+    """Return a copy of a task for one episode: the data set's own is given to others, too."""
+    copied: Task = _copied(task)
+    return copied
+
+
+_FIXED = frozenset((str, int, float, bool, type(None)))
+
+
+def _copied(value: Any) -> Any:
+    """Copy a value deeply; what JSON makes, three times as fast as `deepcopy`, which keeps a record."""
+    kind = type(value)
+    if kind in _FIXED:
+        return value
+    if kind is dict:
+        return {key: item if type(item) in _FIXED else _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if kind is list else copy.deepcopy(value)
 
 
 def without_nan(value: JSON) -> JSON:

@@ -6,13 +6,12 @@ is recorded.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from agent_rl.core.episode import Episode, Origin, StepRecord, StopReason
-from agent_rl.core.messages import Message, Step
+from agent_rl.core.messages import Message, Step, own_task
 from agent_rl.errors import AgentRLError, ConfigError, ReplayError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env, Observation, messages_of
@@ -174,7 +173,7 @@ async def verify_prefix(job: Job) -> None:
     assert job.branch is not None
     run = EpisodeRun(job, nothing_policy(), env := job.spec.make(**job.env_args))
     try:
-        opening = await run.call("reset", env.reset, copy.deepcopy(job.task), rng(Stream.ENVIRONMENT, job.seed))
+        opening = await run.call("reset", env.reset, own_task(job.task), rng(Stream.ENVIRONMENT, job.seed))
         await job.branch.reach(env, messages_of(cast(Observation, opening)), run.call)
     except AgentRLError:
         raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import logging
 import os
@@ -18,7 +17,7 @@ from typing import TypeVar, TypeVarTuple, cast
 from agent_rl.concurrency import call, is_awaitable, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.judgement import Judgement
-from agent_rl.core.messages import Message, Step
+from agent_rl.core.messages import Message, Step, own_task
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError, PolicyError, RenderError
 from agent_rl.gym.budget import Meter, meter, overdue
@@ -124,7 +123,7 @@ class EpisodeRun:
     async def interact(self, env: Env) -> StopReason:
         """Play from the opening, or from the branch."""
         generator = rng(Stream.ENVIRONMENT, self.job.seed)
-        task = copy.deepcopy(self.job.task)  # the data set's own, which others are given, too
+        task = own_task(self.job.task)
         observation = messages_of(await self.call("reset", env.reset, task, generator))
         if self.job.branch is None:
             self.stage = "policy"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +9,7 @@ from numpy.random import Generator
 
 from agent_rl.concurrency import CallingThread
 from agent_rl.core.episode import Episode, Origin, Reward, StopReason
-from agent_rl.core.messages import Message, Step, Task
+from agent_rl.core.messages import Message, Step, Task, own_task
 from agent_rl.core.trajectory import Completion, FinishReason
 from agent_rl.engines.base import InferenceEngine, SamplingParams, Session
 from agent_rl.engines.resuming import joined
@@ -121,7 +120,7 @@ class ChatRun(EpisodeRun):
     async def interact(self, env: Env) -> StopReason:
         """Let the person and the policy take turns, until the person leaves or the context is full."""
         generator = rng(Stream.ENVIRONMENT, self.job.seed)
-        opening = messages_of(await self.call("reset", env.reset, copy.deepcopy(self.job.task), generator))
+        opening = messages_of(await self.call("reset", env.reset, own_task(self.job.task), generator))
         observation = tuple(m for m in opening if m.role == "system")  # the task is the person's to give
         self.stage = "policy"
         self.conversation = conversation = self.start(env)

@@ -1,13 +1,13 @@
 """unlike/compare-v0: the cheaper of two things, whose prices have to be asked for.
 
-Task: "desk or lamp"; a thing's name is answered by its price, from 1 to 6, and "buy desk" ends the episode. Reward:
+Task: "desk or lamp"; a thing's name is answered by its price, from 1 to 9, and "buy desk" ends the episode. Reward:
 `cheaper` (weight 1) for buying the one that costs less.
 
 Splits: `train`, `eval` and `dev` are disjoint by a hash of the two things and their prices, in their order.
 
 The demonstrations ask for both prices, mostly. In three of ten they buy the cheaper thing, in three the first if its
-price is below the middle, whatever the other costs, and else either. What is left to learn is which of six numbers is
-less than which. The short cuts: to buy unseen earns 50 %, and to look at the first price alone, 80 %.
+price is below the middle, whatever the other costs, and else either. What is left to learn is which of nine numbers is
+less than which. The short cuts: to buy unseen earns 50 %, and to look at the first price alone, 78 %.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent_rl.gym.registry import register
 from agent_rl.gym.reward import reward
 
 THINGS = ("bed", "bench", "chair", "chest", "clock", "desk", "lamp", "mirror", "rug", "shelf", "sofa", "stool")
-PRICES = range(1, 7)
+PRICES = range(1, 10)
 
 
 def make_task(split: str, index: int) -> Task:

@@ -77,8 +77,10 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Read bytes and descriptors from a Unix socket."""
-    data, fds, _, _ = socket.recv_fds(connection, CHUNK, 4, socket.MSG_CMSG_CLOEXEC)
+    """Read bytes and descriptors from a Unix socket; no program that is started later inherits them."""
+    data, fds, _, _ = socket.recv_fds(connection, CHUNK, 4)
+    for fd in fds:  # Python 3.11's recv_fds ignores MSG_CMSG_CLOEXEC
+        os.set_inheritable(fd, False)
     return data, fds
 
 

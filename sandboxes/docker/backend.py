@@ -7,13 +7,15 @@ its containers with it; those that it had created but not started are collected 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
@@ -26,6 +28,7 @@ from agent_rl.sandboxes.docker.image import IMAGE
 from agent_rl.sandboxes.docker.images import IMAGE_GB, provide
 from agent_rl.sandboxes.docker.network import MEGABYTES, read_network
 from agent_rl.sandboxes.docker.pod import NO_POD, Pod, Pods
+from agent_rl.sandboxes.docker.runtime import check_engine, with_runtime
 from agent_rl.sandboxes.docker.services import SECONDS
 from agent_rl.sandboxes.registry import register_sandbox
 
@@ -74,7 +77,7 @@ class DockerSandboxes(AgentSandboxes):
             image: needs a python3 (3.10 or newer); `agent-rl sandbox build-image` makes the default. One that is
                 missing is pulled, with the credentials that `docker login` has left for this user.
             host: the engine's address; $DOCKER_HOST, or Docker's own default, if None.
-            runtime: the engine's own if None; "runsc" is gVisor.
+            runtime: the engine's own if None; "runsc" is gVisor, "kata" or the like a small machine for each container.
             limits: of a sandbox that is opened without any.
             require: the guarantees that are tried before the first sandbox is opened; without them there is none.
             starts: how many containers may be started or removed at a time.
@@ -161,6 +164,13 @@ class DockerSandboxes(AgentSandboxes):
         async def ended() -> str | None:
             return None if removed is None else await asyncio.wrap_future(removed)
 
+        async def evidence(has_ended: bool) -> Mapping[str, JSON]:
+            if not has_ended:
+                return {}
+            with contextlib.suppress(SandboxError):
+                return dict(await asyncio.wrap_future(self._threads.submit(self.engine.ending, container)))
+            return {}
+
         demultiplexer = Demultiplexer()
         sandbox = RecordedSandbox(
             stream,
@@ -168,6 +178,7 @@ class DockerSandboxes(AgentSandboxes):
             expires=time.monotonic() + lifetime,
             kill=kill,
             ended=ended,
+            evidence=evidence,
             decode=demultiplexer.feed,
         )
         try:
@@ -182,6 +193,7 @@ class DockerSandboxes(AgentSandboxes):
     def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket, Pod]:
         """Start a container; return its id, the stream to its agent, and what is beside it."""
         if not self._is_provided:
+            check_engine(self.engine, self.runtime)
             self.image = self._provide(self._source)
             self._is_provided = True
         about = labels(owner, lifetime)
@@ -192,11 +204,7 @@ class DockerSandboxes(AgentSandboxes):
             container = self.engine.create(
                 self.image,
                 ARGV,
-                {
-                    **confinement(limits, user),
-                    **({"Runtime": self.runtime} if self.runtime else {}),
-                    **pod.confinement,
-                },
+                {**with_runtime(self.runtime, confinement(limits, user)), **pod.confinement},
                 name=f"agent-rl-{uuid.uuid4().hex[:12]}",
                 user=f"{user}:{user}",
                 labels=about,

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -95,6 +96,16 @@ class Engine:
                 if error.status_code not in (404, 409):  # gone, or going
                     raise
 
+    def runtimes(self) -> list[str]:
+        """Return the names of what it can run containers by."""
+        with self._asked("name its runtimes"):
+            return sorted(self.api.info().get("Runtimes") or ())
+
+    def is_podman(self) -> bool:
+        """Whether it is Podman's service, which speaks Docker's API, too."""
+        with self._asked("say what it is"):
+            return any("podman" in str(part.get("Name")).lower() for part in self.api.version().get("Components") or ())
+
     def state(self, container: str) -> dict[str, Any]:
         """Return how a container is; empty if it is gone."""
         with self._asked("inspect a container"):
@@ -104,6 +115,22 @@ class Engine:
                 return cast("dict[str, Any]", self.api.inspect_container(container)["State"])
             except NotFound:
                 return {}
+
+    def ending(self, container: str) -> dict[str, int]:
+        """Return how a container ended, as `SandboxLoss.evidence` has it; less if the engine remembers no more.
+
+        Of its events it keeps the last 256. It reports a kill for memory at the container's own limit; on cgroup v2,
+        as it can't tell them apart, one for the host's memory, too.
+        """
+        found: dict[str, int] = {}
+        with self._asked("list the events of a container"):
+            wanted = {"container": container, "event": ["die", "oom"]}
+            for event in self.api.events(since=1, until=int(time.time()) + 1, filters=wanted, decode=True):
+                if event["Action"] == "die":
+                    code = int(event["Actor"]["Attributes"]["exitCode"])
+                    return found | {"status": 128 - code if code > 128 else code}
+                found = dict.fromkeys(("oom_kills", "limit_hits"), found.get("oom_kills", 0) + 1)
+        return found
 
     def labelled(self, label: str) -> dict[str, dict[str, str]]:
         """Return the labels of every container, running or not, that has this one; by id."""

@@ -155,7 +155,7 @@ class Zygote:
 
     def _obey(self) -> bool:
         """Do what the host asks for; return whether there is a host."""
-        message, fds, _, _ = socket.recv_fds(self.commands, CHUNK, 2)
+        message, fds = receive(self.commands)
         if not message:
             return False
         control, lease = (socket.socket(fileno=fd) for fd in fds)

@@ -178,7 +178,7 @@ class SandboxServer(Host[SandboxLease]):
             return Reply(call=asked.call)
         match asked, stream:
             case _, None:
-                raise ProcessError("it was closed")
+                raise ProcessError("there is no such process any more: it was closed")
             case wire.Read(), Stream():
                 output = await stream.read(asked.max_bytes, timeout=asked.timeout)
                 reply = Reply(call=asked.call, output=output)

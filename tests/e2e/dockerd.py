@@ -19,8 +19,8 @@ OPTIONS = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forwa
 class Dockerd:
     """A running engine; `restart` is for tests of what happens to its clients."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.options = folder, options
         self.host = f"unix://{folder}/docker.sock"
         self.process = self._start()
 
@@ -37,7 +37,7 @@ class Dockerd:
         where = ("--host", self.host, "--data-root", at / "data", "--exec-root", at / "exec", "--pidfile", at / "pid")
         with (at / "log").open("ab") as log:
             process = subprocess.Popen(
-                ["dockerd", *where, *OPTIONS, "--log-level=warn"],
+                ["dockerd", *where, *OPTIONS, *self.options, "--log-level=warn"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -74,9 +74,9 @@ def whats_missing() -> str | None:
 
 
 @contextlib.contextmanager
-def docker_engine(folder: Path) -> Iterator[Dockerd]:
+def docker_engine(folder: Path, *options: str) -> Iterator[Dockerd]:
     """Run an engine in a folder whose path is short enough for a socket's."""
-    engine = Dockerd(folder)
+    engine = Dockerd(folder, *options)
     try:
         yield engine
     finally:

@@ -238,6 +238,26 @@ def test_docker_passes_the_suites_of_every_backend(engine: Engine, suite: str) -
     assert ran.returncode == 0 and " passed" in ran.stdout and "skipped" not in ran.stdout
 
 
+HOGS = "import os\n[os.fork() for _ in range(2)]\nx = b'x' * 90_000_000\nimport time; time.sleep(3)"
+
+
+@pytest.mark.parametrize("oom", [False, True])
+def test_docker_loss_has_the_engines_evidence(engine: Engine, oom: bool) -> None:
+    async def main() -> None:
+        async with opened(engine.host) as sandbox:
+            await sandbox.exec(["python3", "-c", HOGS if oom else ""])
+            (container,) = engine.labelled(PROCESS)
+            engine.api.kill(container)
+            assert (await sandbox.exec(["true"])).sandbox_lost
+            assert sandbox.loss.is_failure and sandbox.loss.evidence["status"] == -signal.SIGKILL
+            assert (sandbox.loss.cause, "oom_kills" in sandbox.loss.evidence) == (
+                "memory" if oom else "agent_ended",
+                oom,
+            )
+
+    asyncio.run(main())
+
+
 TRAINER = """
 import asyncio, sys, time
 from agent_rl.sandboxes.docker import DockerSandboxes

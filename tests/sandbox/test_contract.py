@@ -44,6 +44,16 @@ def test_exec_starts_in_cwd(box, run):
     assert run(box.exec(["ls"], cwd="nowhere")).returncode == 126
 
 
+@pytest.mark.parametrize("script", ["wc -c", "(sleep 0.2; wc -c)"])
+def test_exec_feeds_input_beyond_a_pipe(box, run, script):
+    result = run(box.exec(["sh", "-c", script], input=b"x" * 1_000_000))
+    assert (result.returncode, result.stdout.strip()) == (0, "1000000")
+
+
+def test_exec_ends_with_input_that_nobody_reads(box, run):
+    assert run(box.exec(["true"], input=b"x" * 1_000_000)).returncode == 0
+
+
 def test_exec_passes_the_given_environment(box, run):
     result = run(box.exec(["env"], env={"KEY": "välue"}))
     names = {line.split("=")[0] for line in result.stdout.splitlines()} - {"GIT_CONFIG_NOSYSTEM"}  # Landlock's

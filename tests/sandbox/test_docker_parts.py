@@ -126,7 +126,13 @@ def test_docker_retries_a_failed_removal(monkeypatch: pytest.MonkeyPatch) -> Non
     def start(container: str) -> None:
         raise busy
 
-    fake = {"labelled": lambda label: {}, "create": lambda *a, **k: "c1", "start": start, "remove": remove}
+    fake = {
+        "is_podman": lambda: False,
+        "labelled": lambda label: {},
+        "create": lambda *a, **k: "c1",
+        "start": start,
+        "remove": remove,
+    }
     for name, method in fake.items():
         monkeypatch.setattr(sandboxes.engine, name, method)
 

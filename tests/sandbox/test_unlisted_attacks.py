@@ -98,5 +98,7 @@ def test_sandbox_withstands_the_attack(
 
 @by_name
 def test_unlisted_twin_succeeds_unprotected(attack: Attack, tmp_path: Path):
+    if attack.name == "change the agent's share of its session" and not Path("/proc/self/autogroup").read_text():
+        pytest.skip("this session has no share of its own here, so that the attack proves nothing")
     said = said_by_twin(attack, tmp_path)
     assert said.startswith("True"), said
