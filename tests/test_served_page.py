@@ -54,12 +54,14 @@ def test_served_run_grows(run: Path) -> None:
     with serving_page(run, PageSettings(port=0)) as url:
         connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
         connection.request("GET", "/api/changes")
-        changes = events(connection.getresponse())
+        answer = connection.getresponse()
+        changes = events(answer)
         assert next(now for now in changes if now["heads"] == 1)
         (run / "metrics.jsonl").write_text('{"kind": "train", "step": 0, "x": 1}\n{"torn')
         with EpisodeWriter(run, name="other") as writer:
             writer.write(example_episode("two/2"))
         assert next(now for now in changes if now["heads"] == 2 and now["metrics"] == 1)
+        answer.close()
         connection.close()
         assert value(url, "/api/metrics") == [{"kind": "train", "step": 0, "x": 1}]
         heads = value(url, "/api/heads?from=1")

@@ -85,13 +85,13 @@ def request(
         target = quote(parts.path or "/", safe=_AS_IS) + (f"?{quote(parts.query, safe=_AS_IS)}" if parts.query else "")
         host = parts.netloc.rpartition("@")[2]
         connection.request(method, target, body, {"Host": host, "Accept-Encoding": "identity", **(headers or {})})
-        answer = connection.getresponse()
-        read, is_cut = _read(answer, max_bytes)
-        if late.is_set():
-            raise TimeoutError
-        if answer.length and not is_cut:
-            raise ConnectionError(f"{host} broke off {answer.length} bytes before the end")
-        return Response(answer.status, answer.headers, read, is_cut)
+        with connection.getresponse() as answer:  # which holds the socket
+            read, is_cut = _read(answer, max_bytes)
+            if late.is_set():
+                raise TimeoutError
+            if answer.length and not is_cut:
+                raise ConnectionError(f"{host} broke off {answer.length} bytes before the end")
+            return Response(answer.status, answer.headers, read, is_cut)
     except (OSError, http.client.HTTPException) as error:
         if late.is_set() or isinstance(error, TimeoutError):  # the socket's own clock may be the first
             raise TimeoutError(f"{parts.hostname} took more than {seconds:g} s") from None
