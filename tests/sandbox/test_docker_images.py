@@ -26,6 +26,9 @@ class Registry:
         self.used = set[str]()
         self.done = list[str]()
 
+    def version(self) -> dict[str, Any]:
+        return {"Components": [{"Name": "Engine"}]}
+
     def images(self, name: str | None = None) -> list[dict[str, Any]]:
         return [{"RepoTags": [tag]} for tag in self.found if name in (None, tag)]
 
