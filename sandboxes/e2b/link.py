@@ -45,7 +45,7 @@ class E2BLink(Link):
         await self.machine.kill()
 
     async def _runs(self) -> bool:
-        return await self.machine.is_running()
+        return bool(await self.machine.is_running())
 
     def _tells_of_the_end(self, error: Exception) -> bool:
         from e2b import CommandExitException, NotFoundException
