@@ -23,7 +23,10 @@ from agent_rl.sandboxes.pool import WarmPool
 MakeSandboxes = Callable[..., Sandboxes]
 M = TypeVar("M", bound=MakeSandboxes)
 SANDBOXES: Registry[MakeSandboxes] = Registry(
-    "sandbox", builtin={name: f"agent_rl.sandboxes.{name}.backend" for name in ("local", "docker", "e2b", "remote")}
+    "sandbox",
+    builtin={
+        name: f"agent_rl.sandboxes.{name}.backend" for name in ("local", "docker", "e2b", "modal", "daytona", "remote")
+    },
 )
 
 _NONE: Mapping[str, JSON] = {}
@@ -51,7 +54,7 @@ def make_backend(name: str, options: Mapping[str, JSON] = _NONE) -> Sandboxes:
     """Make a backend.
 
     Args:
-        name: local, docker, e2b, remote, or a registered one.
+        name: local, docker, e2b, modal, daytona, remote, or a registered one.
         options: the backend's own; for any of them, `warm` is the number of sandboxes to keep open ahead of their use
             and `most` the number that may be open.
 

@@ -37,7 +37,7 @@ CORE = {
 """What `pip install agent-rl` brings, by import name: [project.dependencies], and what these are built on."""
 HEAVY = {
     *("torch", "transformers", "peft", "tokenizers", "renderers", "safetensors", "httpx", "matplotlib", "bitsandbytes"),
-    *("verl", "vllm", "ray", "docker", "e2b", "mcp", "openai", "tensorboard"),
+    *("verl", "vllm", "ray", "docker", "e2b", "modal", "daytona", "mcp", "openai", "tensorboard"),
 }
 NEEDS_TORCH = (
     *("agent_rl.algorithms", "agent_rl.backends", "agent_rl.moe", "agent_rl.engines.embedded", "agent_rl.runs"),

@@ -113,7 +113,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 def add_sandbox_server(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sandbox serve`."""
     parser.add_argument("options", nargs="*", metavar="key=value", help="the backend's options, as of sandbox_args")
-    parser.add_argument("--backend", default="local", metavar="NAME", help="local by default; docker, e2b, or your own")
+    parser.add_argument("--backend", default="local", metavar="NAME", help="local by default; see docs/sandboxes.md")
     plain = "let other machines in without TLS: a proxy has it, or the network is yours alone"
     parser.add_argument("--plain", action="store_true", help=plain)
     add_serving(parser, what="sandboxes", capacity=64)

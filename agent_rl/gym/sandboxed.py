@@ -53,7 +53,7 @@ class SandboxedEnv(ToolEnv):
         """Choose the backend.
 
         Args:
-            sandbox: the backend: local, docker, e2b, or one of `@register_sandbox`.
+            sandbox: the backend: local, docker, e2b, modal, daytona, remote, or one of `@register_sandbox`.
             sandbox_args: the backend's own options, such as `{"image": "mine:1", "warm": 8}` for docker, or
                 `{"interpreter": "jupyter"}` for e2b.
 

@@ -12,27 +12,23 @@ Covers what the service does: a kernel of its own, on a machine that is not your
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import math
 import os
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.errors import ConfigError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
-from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.client import AgentSandbox
-from agent_rl.sandboxes.client.remote import greeting
+from agent_rl.sandboxes.client.hosted import HostedSandboxes, Link
 from agent_rl.sandboxes.e2b.jupyter import JupyterSandbox
-from agent_rl.sandboxes.e2b.link import START_TIMEOUT, USER, Link, LinkedSandbox
+from agent_rl.sandboxes.e2b.link import USER, E2BLink
 from agent_rl.sandboxes.registry import register_sandbox
 
 if TYPE_CHECKING:
     from e2b import AsyncSandbox
 
-MAX_LIFETIME = 24 * 3600
 TEMPLATES = {"agent": "base", "jupyter": "code-interpreter-v1"}
 """The interpreters that there are, and in which of E2B's own templates each runs."""
 _SDKS = {"agent": "e2b", "jupyter": "e2b_code_interpreter"}
@@ -44,8 +40,10 @@ MECHANISMS: Mapping[str, Capabilities] = {
 
 
 @register_sandbox("e2b")
-class E2BSandboxes(AgentSandboxes):
+class E2BSandboxes(HostedSandboxes):
     """Sandboxes that are microVMs of E2B; their limits are the template's."""
+
+    service, user = "E2B", USER
 
     def __init__(
         self,
@@ -84,26 +82,19 @@ class E2BSandboxes(AgentSandboxes):
         """Return what should keep each guarantee in a microVM."""
         return MECHANISMS[self.interpreter]
 
-    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> AgentSandbox:
+    async def rent(self, owner: str, limits: Limits, lifetime: float) -> E2BLink:
         """Have the service start a microVM."""
-        if not 0 < lifetime <= MAX_LIFETIME:
-            raise ConfigError(f"lifetime={lifetime}: E2B keeps a sandbox for at most {MAX_LIFETIME} s")
-        expires = time.monotonic() + lifetime
-        try:
-            async with asyncio.timeout(START_TIMEOUT):
-                machine = await self._sdk.create(
-                    self.template,
-                    timeout=math.ceil(lifetime),
-                    metadata={"agent-rl.owner": owner},
-                    allow_internet_access=self.internet,
-                    api_key=self._key,
-                )
-        except Exception as error:  # the SDK's have no common root
-            raise SandboxError(f"E2B could not open a sandbox of {self.template}: {error!r}") from error
-        link = Link(machine)
-        kind = JupyterSandbox if self.interpreter == "jupyter" else LinkedSandbox
-        sandbox = kind(link, name=owner, expires=expires)
-        async with self.starting(sandbox):
-            await link.begin(greeting(lifetime, user=USER))
-            await sandbox.ready(START_TIMEOUT)
-        return sandbox
+        machine = await self._sdk.create(
+            self.template,
+            timeout=math.ceil(lifetime),
+            metadata={"agent-rl.owner": owner},
+            allow_internet_access=self.internet,
+            api_key=self._key,
+        )
+        return E2BLink(machine)
+
+    def connect(self, link: Link, owner: str, expires: float) -> AgentSandbox:
+        """Return the sandbox in a microVM."""
+        if isinstance(link, E2BLink) and self.interpreter == "jupyter":
+            return JupyterSandbox(link, name=owner, expires=expires)
+        return super().connect(link, owner, expires)

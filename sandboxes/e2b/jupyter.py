@@ -27,8 +27,9 @@ from agent_rl.sandboxes.agent.worker import shorten
 from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, WORK, PythonResult, check_call
 from agent_rl.sandboxes.client.answers import without_sandbox
 from agent_rl.sandboxes.client.fate import EndedByCodeError
+from agent_rl.sandboxes.client.hosted import LinkedSandbox
 from agent_rl.sandboxes.e2b import kernel
-from agent_rl.sandboxes.e2b.link import USER, Link, LinkedSandbox
+from agent_rl.sandboxes.e2b.link import USER, E2BLink
 
 if TYPE_CHECKING:
     from e2b_code_interpreter import Context, Execution, OutputMessage, Result
@@ -53,7 +54,7 @@ class _FloodError(Exception):
 class JupyterSandbox(LinkedSandbox):
     """A sandbox whose interpreter is a Jupyter kernel; `await ready()` comes first."""
 
-    def __init__(self, link: Link, *, name: str = "", expires: float) -> None:
+    def __init__(self, link: E2BLink, *, name: str = "", expires: float) -> None:
         super().__init__(link, name=name, expires=expires)
         self._machine: Any = link.machine  # an AsyncSandbox of e2b_code_interpreter's
         self._gone = link.gone

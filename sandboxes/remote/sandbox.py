@@ -25,7 +25,7 @@ from agent_rl.sandboxes.base import (
     check_call,
 )
 from agent_rl.sandboxes.process import MAX_LOG, MAX_READ, READ_TIMEOUT, Launch, Logs, Output, Process, Stream, check_pty
-from agent_rl.sandboxes.remote import wire
+from agent_rl.sandboxes.remote import packing, wire
 from agent_rl.sandboxes.remote.wire import Reply
 from agent_rl.sandboxes.snapshot import Snapshot
 from agent_rl.serving.frames import FrameSizeError
@@ -64,21 +64,21 @@ class RemoteSandbox(Sandbox):
         _check_size("input", command.input)
         reply = await self.ask(wire.RunCommand(op="run_command", call=next_call(), lease=self._lease, command=command))
         assert reply.executed is not None
-        return replace(reply.executed, stdout=wire.unpack_text(reply.out), stderr=wire.unpack_text(reply.err))
+        return replace(reply.executed, stdout=packing.unpack_text(reply.out), stderr=packing.unpack_text(reply.err))
 
     async def run_python(
         self, code: str, *, timeout: float = DEFAULT_TIMEOUT, max_output: int = MAX_OUTPUT
     ) -> PythonResult:
         """Run code in the sandbox's interpreter, which keeps its variables from call to call."""
         check_call(timeout, max_output)
-        source = wire.pack_code(code)
+        source = packing.pack_code(code)
         _check_size("code", source)
         request = wire.RunPython(
             op="run_python", call=next_call(), lease=self._lease, code=source, timeout=timeout, max_output=max_output
         )
         reply = await self.ask(request)
         assert reply.ran is not None
-        return replace(reply.ran, stdout=wire.unpack_text(reply.out), stderr=wire.unpack_text(reply.err))
+        return replace(reply.ran, stdout=packing.unpack_text(reply.out), stderr=packing.unpack_text(reply.err))
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
         """Return a regular file's bytes."""
@@ -97,11 +97,11 @@ class RemoteSandbox(Sandbox):
         """Return its files, and what brings its interpreter back."""
         reply = await self.ask(wire.TakeSnapshot(op="snapshot", call=next_call(), lease=self._lease))
         assert reply.snapshot is not None
-        return wire.unpack_snapshot(reply.snapshot)
+        return packing.unpack_snapshot(reply.snapshot)
 
     async def restore(self, snapshot: Snapshot) -> str | None:
         """Bring another sandbox's files and variables into this one."""
-        packed = wire.pack_snapshot(snapshot)
+        packed = packing.pack_snapshot(snapshot)
         request = wire.Restore(op="restore", call=next_call(), lease=self._lease, snapshot=packed)
         return (await self.ask(request)).missing
 

@@ -16,7 +16,7 @@ from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import RemoteError, SandboxError
 from agent_rl.sandboxes.base import ExecResult, PythonResult, Sandbox, Sandboxes
 from agent_rl.sandboxes.process import Process, ProcessError, Stream
-from agent_rl.sandboxes.remote import wire
+from agent_rl.sandboxes.remote import packing, wire
 from agent_rl.sandboxes.remote.wire import Reply
 from agent_rl.serving.frames import Cancel
 from agent_rl.serving.host import Host, ServerSettings, hosting, problem
@@ -140,7 +140,7 @@ class SandboxServer(Host[SandboxLease]):
                 reply = Reply(call=asked.call, executed=ran, out=out, err=err)
             case wire.RunPython():
                 result = await sandbox.run_python(
-                    wire.unpack_code(asked.code), timeout=asked.timeout, max_output=asked.max_output
+                    packing.unpack_code(asked.code), timeout=asked.timeout, max_output=asked.max_output
                 )
                 result, out, err = _without_texts(result)
                 reply = Reply(call=asked.call, ran=result, out=out, err=err)
@@ -151,9 +151,9 @@ class SandboxServer(Host[SandboxLease]):
                 await sandbox.write_file(asked.path, asked.data)
                 reply = Reply(call=asked.call)
             case wire.TakeSnapshot():
-                reply = Reply(call=asked.call, snapshot=wire.pack_snapshot(await sandbox.snapshot()))
+                reply = Reply(call=asked.call, snapshot=packing.pack_snapshot(await sandbox.snapshot()))
             case wire.Restore():
-                reply = Reply(call=asked.call, missing=await sandbox.restore(wire.unpack_snapshot(asked.snapshot)))
+                reply = Reply(call=asked.call, missing=await sandbox.restore(packing.unpack_snapshot(asked.snapshot)))
             case wire.Start(launch=a):
                 process = await sandbox.start(a.argv, cwd=a.cwd, env=a.env, limits=a.limits, pty=a.pty)
                 reply = self._keep(lease, asked.call, process)
@@ -205,6 +205,6 @@ class SandboxServer(Host[SandboxLease]):
 
 def _without_texts(result: T) -> tuple[T, bytes, bytes]:
     """Return a result without its outputs, and these as they are sent."""
-    (out, out_is_cut), (err, err_is_cut) = wire.pack_text(result.stdout), wire.pack_text(result.stderr)
+    (out, out_is_cut), (err, err_is_cut) = packing.pack_text(result.stdout), packing.pack_text(result.stderr)
     is_cut = result.truncated or out_is_cut or err_is_cut
     return replace(result, stdout="", stderr="", truncated=is_cut), out, err

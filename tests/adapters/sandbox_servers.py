@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from agent_rl.concurrency import LoopThread
 from agent_rl.sandboxes.remote.server import serving
@@ -33,7 +34,7 @@ def served(backend: object | None = None, **settings: object) -> Iterator[str]:
         thread.close()
 
 
-def health(url: str) -> dict[str, int]:
+def health(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(f"{url}/health", timeout=PATIENCE) as answer:
         return json.loads(answer.read())
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +27,7 @@ from agent_rl.remote.client import connection
 from agent_rl.remote.server import serving
 from agent_rl.serving.frames import TOKEN
 from agent_rl.serving.host import ServerSettings
+from tests.adapters.sandbox_servers import health, wait_for
 
 PATIENCE = 60.0
 PICTURE = ar.Image.of(np.zeros((2, 3), np.uint8))
@@ -106,18 +104,6 @@ def served(*envs: str, **settings: object) -> Iterator[str]:
     finally:
         thread.wait(context.__aexit__(None, None, None))
         thread.close()
-
-
-def health(url: str) -> dict[str, object]:
-    with urllib.request.urlopen(f"{url}/health", timeout=PATIENCE) as answer:
-        return json.loads(answer.read())
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 def content(episode: Episode) -> Episode:

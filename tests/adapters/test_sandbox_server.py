@@ -16,7 +16,7 @@ import pytest
 
 import agent_rl as ar
 from agent_rl.sandboxes.base import ExecResult
-from agent_rl.sandboxes.remote import RemoteSandboxes, wire
+from agent_rl.sandboxes.remote import RemoteSandboxes, packing, wire
 from agent_rl.serving.frames import TOKEN
 from agent_rl.serving.host import ServerSettings
 from agent_rl.testing import FakeSandboxes
@@ -127,7 +127,7 @@ def test_output_beyond_a_frame_loses_its_middle() -> None:
         sandbox = await RemoteSandboxes(url).open()
         result = await sandbox.exec(["anything"], max_output=16 << 20)
         assert result.truncated and not result.sandbox_lost
-        assert len(result.stdout) == wire.MAX_TEXT and result.stdout[0] == "\x01" and result.stdout[-1] == "\x02"
+        assert len(result.stdout) == packing.MAX_TEXT and result.stdout[0] == "\x01" and result.stdout[-1] == "\x02"
         with pytest.raises(ar.ConfigError, match="at most"):
             await sandbox.run_python("\x01" * ((16 << 20) + 1))
         await sandbox.close()

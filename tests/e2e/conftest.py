@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.dockerd import Dockerd, docker_engine, whats_missing
+from agent_rl.sandboxes.docker import Engine, build_image
+from agent_rl.sandboxes.docker.container import PROCESS
+from tests.e2e.dockerd import Dockerd, docker_engine, is_empty, whats_missing
 from tests.e2e.skips import NOT_RUN, missing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,8 +55,6 @@ def dockerd() -> Iterator[Dockerd]:
     """A Docker engine of this session's own, with the base image."""
     if reason := whats_missing():
         missing(f"the tests of the docker sandbox: {reason}")
-    from agent_rl.sandboxes.docker import Engine, build_image
-
     folder = Path(tempfile.mkdtemp(prefix="ar-docker-"))
     try:
         with docker_engine(folder) as engine:
@@ -62,3 +62,16 @@ def dockerd() -> Iterator[Dockerd]:
             yield engine
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def engine(dockerd: Dockerd) -> Iterator[Engine]:
+    """The engine; a test that leaves a container there fails."""
+    engine = Engine(dockerd.host)
+    yield engine
+    try:
+        assert is_empty(engine), "containers are left"
+    finally:
+        for container in engine.labelled(PROCESS):  # the next test's are its own
+            engine.remove(container)
+        engine.close()

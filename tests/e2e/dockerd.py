@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent_rl.sandboxes.docker import Engine
+from agent_rl.sandboxes.docker.container import PROCESS
 from tests.debian import has_program
 
 OPTIONS = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false")
@@ -71,6 +73,14 @@ def whats_missing() -> str | None:
         return "a Docker engine of our own takes root"
     is_there = has_program("dockerd", package="docker.io")
     return None if is_there else "dockerd is missing: apt-get install docker.io"
+
+
+def is_empty(engine: Engine) -> bool:
+    """Whether no container of ours is left after a while."""
+    until = time.monotonic() + 15
+    while (left := engine.labelled(PROCESS)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not left
 
 
 @contextlib.contextmanager

@@ -10,8 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +23,7 @@ from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine, backend
 from agent_rl.sandboxes.docker.container import PROCESS, collect, confinement, labels
 from agent_rl.sandboxes.pool import WarmPool
 from agent_rl.sandboxes.verification import CANARIES
-from tests.e2e.dockerd import Dockerd
+from tests.e2e.dockerd import Dockerd, is_empty
 from tests.e2e.skips import not_run
 from tests.sandbox.backends import SUITES
 
@@ -32,26 +31,6 @@ pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Limits(memory=128 * 2**20, processes=16, disk=8 * 2**20, files=256)
-
-
-@pytest.fixture
-def engine(dockerd: Dockerd) -> Iterator[Engine]:
-    """The engine; a test that leaves a container there fails."""
-    engine = Engine(dockerd.host)
-    yield engine
-    try:
-        assert within(10, lambda: not engine.labelled(PROCESS)), "containers are left"
-    finally:
-        for container in engine.labelled(PROCESS):  # the next test's are its own
-            engine.remove(container)
-        engine.close()
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while not (met := condition()) and time.monotonic() < until:
-        time.sleep(0.05)
-    return met
 
 
 @contextlib.asynccontextmanager
@@ -279,7 +258,7 @@ def test_docker_containers_end_with_their_trainer(engine: Engine, how: signal.Si
         assert trainer.stdout.readline() == b"open\n"
         assert len(engine.labelled(PROCESS)) == 1
         trainer.send_signal(how)
-    assert within(15, lambda: not engine.labelled(PROCESS))
+    assert is_empty(engine)
 
 
 def test_docker_collect_removes_orphaned_containers(engine: Engine) -> None:
@@ -309,7 +288,7 @@ def test_docker_open_cancelled_leaves_no_container(engine: Engine) -> None:
                 await (await opening).close()
 
     asyncio.run(main())
-    assert within(10, lambda: not engine.labelled(PROCESS))
+    assert is_empty(engine)
 
 
 def test_docker_lifetime_ends_unwatched_sandbox(engine: Engine) -> None:
@@ -318,7 +297,7 @@ def test_docker_lifetime_ends_unwatched_sandbox(engine: Engine) -> None:
 
     held = asyncio.run(main())  # and its loop is gone
     assert len(engine.labelled(PROCESS)) == 1
-    assert within(10, lambda: not engine.labelled(PROCESS))
+    assert is_empty(engine)
     with pytest.raises(SandboxError):
         asyncio.run(held.exec(["true"]))
 
@@ -330,7 +309,7 @@ def test_docker_sandbox_outlives_its_event_loop(engine: Engine) -> None:
     with pytest.warns(ResourceWarning):
         held.clear()
         gc.collect()
-    assert within(10, lambda: not engine.labelled(PROCESS))
+    assert is_empty(engine)
 
 
 def test_warm_pool_serves_docker_containers(engine: Engine) -> None:

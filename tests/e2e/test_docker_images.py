@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,10 @@ import agent_rl as ar
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine
 from agent_rl.sandboxes.docker.images import trim
-from tests.e2e.dockerd import Dockerd
 from tests.e2e.registry import PASSWORD, USER, registry
 from tests.swe_tasks import REPOSITORIES, write_tasks
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture
-def engine(dockerd: Dockerd) -> Iterator[Engine]:
-    engine = Engine(dockerd.host)
-    yield engine
-    engine.close()
 
 
 async def said(host: str, **options: str) -> str:

@@ -18,31 +18,12 @@ import pytest
 from agent_rl.sandboxes.base import Limits, Sandbox
 from agent_rl.sandboxes.docker import DockerSandboxes, Engine
 from agent_rl.sandboxes.docker.container import PROCESS
-from tests.e2e.dockerd import Dockerd
+from tests.e2e.dockerd import is_empty
 from tests.web_server import reply, serving
 
 pytestmark = pytest.mark.e2e
 
 SMALL = Limits(memory=128 * 2**20, processes=16, disk=8 * 2**20, files=256)
-
-
-@pytest.fixture
-def engine(dockerd: Dockerd) -> Iterator[Engine]:
-    """The engine; a test that leaves a container there fails."""
-    engine = Engine(dockerd.host)
-    yield engine
-    try:
-        assert is_empty(engine), "containers are left"
-    finally:
-        engine.close()
-
-
-def is_empty(engine: Engine) -> bool:
-    """Whether no container of ours is left after a while."""
-    until = time.monotonic() + 15
-    while (left := engine.labelled(PROCESS)) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not left
 
 
 def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Limits
 from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine
 from agent_rl.sandboxes.docker.container import PROCESS
-from tests.e2e.dockerd import Dockerd
+from tests.e2e.dockerd import is_empty
 
 pytestmark = pytest.mark.e2e
 
@@ -44,25 +43,6 @@ python3 -c "import urllib.request as u; print(u.urlopen('http://api:8000/key').r
 """,
     "tests/test.sh": '#!/bin/bash\n[ "$(cat /app/key)$MODE" = foundfast ] && echo 1 > /logs/verifier/reward.txt\n',
 }
-
-
-@pytest.fixture
-def engine(dockerd: Dockerd) -> Iterator[Engine]:
-    """The engine; a test that leaves a container there fails."""
-    engine = Engine(dockerd.host)
-    yield engine
-    try:
-        assert is_empty(engine), "containers are left"
-    finally:
-        engine.close()
-
-
-def is_empty(engine: Engine) -> bool:
-    """Whether no container of ours is left after a while."""
-    until = time.monotonic() + 15
-    while (left := engine.labelled(PROCESS)) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not left
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import pytest
 from agent_rl.core.sandbox_loss import Cause
 from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.agent.frames import pack
-from agent_rl.sandboxes.e2b.link import Link, LinkedSandbox
+from agent_rl.sandboxes.client.hosted import LinkedSandbox
+from agent_rl.sandboxes.e2b.link import E2BLink
 
 e2b = pytest.importorskip("e2b")
 
@@ -62,7 +63,7 @@ class Machine:
 )
 def test_broken_connection_counts_as_its_breaker(run, error: Exception, runs: bool | Exception, cause: Cause, at: str):
     async def main() -> Cause:
-        link = Link(Machine(error, runs, at))  # type: ignore[arg-type]
+        link = E2BLink(Machine(error, runs, at))  # type: ignore[arg-type]
         box = LinkedSandbox(link, expires=time.monotonic() + 600)
         await link.begin(b"greeting")
         await box.ready(20)
