@@ -2,25 +2,29 @@
 
 Task: "river of work of friend of bafo": who bafo's friend is, where that one works, and which river is there. `find`
 says two facts of a name, of which the question names one. Reward: `correct` (weight 1) for the exact answer, `clean`
-(weight 0.1) for an answer without a failed call.
+(weight 0.1) for an answer without a failed call, `along` (weight 0.5) for how far it went before a wrong turn.
 
 Splits: `train`, `eval` and `dev`; each task has a world of its own, drawn from the split's name and the task's index.
 
-The demonstrations follow the right fact in three of ten look-ups, else either. What is left to learn is to read the
+The demonstrations follow the right fact in six of ten look-ups, else either. What is left to learn is to read the
 question at each of the three look-ups. The short cut, to follow whatever comes first, earns 12.5 %; to stop after two
 earns nothing.
 """
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
+from agent_rl.core.episode import Episode
 from agent_rl.core.messages import Message, Task
 from agent_rl.envs.quiz import Quiz, one_call, task_rng
 from agent_rl.envs.search import NAMES
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.registry import register
+from agent_rl.gym.reward import reward
 from agent_rl.gym.tool import tool
 
 RELATIONS = (("friend", "boss"), ("home", "work"), ("river", "hill"))
@@ -31,32 +35,32 @@ def make_task(split: str, index: int) -> Task:
     """Draw a world, in which every name is found once, and a way through it."""
     rng = task_rng(split, index)
     names = [NAMES[i] for i in rng.choice(len(NAMES), 15, replace=False)]  # one person, 2 others, 4 places, 8 answers
-    facts, way, at = {}, list[str](), 0
+    facts, way, stops, at = {}, list[str](), [names[0]], 0
     for number, name in enumerate(names[:7]):
         pair = RELATIONS[(number + 1).bit_length() - 1]
-        told = [f"{relation} {names[2 * number + 1 + i]}" for i, relation in enumerate(pair)]
-        facts[name] = ", ".join(told if rng.random() < 0.5 else reversed(told))
+        facts[name] = ", ".join(f"{relation} {names[2 * number + 1 + i]}" for i, relation in enumerate(pair))
     for pair in RELATIONS:
         chosen = int(rng.integers(2))
         way.append(pair[chosen])
         at = 2 * at + 1 + chosen
-    return {"facts": facts, "person": names[0], "way": way, "answer": names[at]}
+        stops.append(names[at])
+    return {"facts": facts, "way": way, "stops": stops}
 
 
 @register("unlike/hops-v0", tasks=make_task, splits=("train", "eval", "dev"), budget=Budget(turns=5, tool_calls=6))
 class Hops(Quiz):
     """Follow three relations."""
 
-    snapshot_attributes = ("found", "failed")
+    snapshot_attributes = ("asked", "failed")
 
     def reset(self, task: Task, rng: np.random.Generator) -> str:
         """Ask for the name at the end of the way."""
-        facts, way = task["facts"], task["way"]
-        assert isinstance(facts, dict) and isinstance(way, list | tuple)
+        facts, way, stops = task["facts"], task["way"], task["stops"]
+        assert isinstance(facts, dict) and isinstance(way, list | tuple) and isinstance(stops, list | tuple)
         self.facts = {str(name): str(told) for name, told in facts.items()}
-        self.person, self.way = str(task["person"]), [str(relation) for relation in way]
-        self.answer = str(task["answer"])
-        self.found: set[str] = set()
+        self.way, self.stops = [str(relation) for relation in way], [str(name) for name in stops]
+        self.person, self.answer = self.stops[0], self.stops[-1]
+        self.asked: list[str] = []
         return " of ".join([*reversed(self.way), self.person])
 
     @tool(inline=True)
@@ -68,20 +72,24 @@ class Hops(Quiz):
         """
         if name not in self.facts:
             raise ValueError(f"no facts of '{name}'")
-        self.found.add(name)
+        self.asked.append(name)
         return self.facts[name]
 
     def state_hash(self) -> str:
-        """Return the names whose facts were found."""
-        return self.state_of(self.found)
+        """Return the names that were asked for, in their order, as a detour costs `along`."""
+        return self.state_of(f"{number} {name}" for number, name in enumerate(self.asked))
+
+    @reward(weight=0.5, inline=True)
+    def along(self, episode: Episode) -> float:
+        """The share of the stops that came in their order, from the first one on."""
+        pairs = zip(self.stops, [*self.asked, episode.final_text.strip()], strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)) / len(self.stops)
 
     def oracle(self) -> Script:
         """Follow the relations that the question names."""
-        name = self.person
-        for relation in self.way:
-            (found,) = yield one_call("find", name=name)
-            name = dict(fact.split() for fact in found.content.split(", "))[relation]
-        yield name
+        for name in self.stops[:-1]:
+            yield one_call("find", name=name)
+        yield self.answer
 
     def short_cut(self, rng: np.random.Generator) -> Script:
         """Follow what comes first."""
@@ -105,5 +113,5 @@ class Hops(Quiz):
         for relation in self.way[: 2 if stops_early else 3]:
             (found,) = yield one_call("find", name=name)
             facts = dict(fact.split() for fact in found.content.split(", "))
-            name = facts[relation if rng.random() < 0.3 else str(rng.choice(list(facts)))]
+            name = facts[relation if rng.random() < 0.6 else str(rng.choice(list(facts)))]
         yield name
