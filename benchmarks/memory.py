@@ -1,7 +1,7 @@
 """The memory that updates were estimated to take, beside the most that they held.
 
 Run `python benchmarks/memory.py [--model FOLDER]`. Each row is a process of its own, on the CPU, with one thread and
-one slot: it makes or loads the model as a run does, adds the gradients of two micro-batches of random ids and steps.
+one slot: it makes or loads the model as a run does, and takes two updates, each of two micro-batches of random ids.
 Measured is the highest resident memory less that of the process when the estimate was made. FOLDER is SmolLM2's, as
 `examples/smollm2.py` writes it; without it there are the rows of models made here.
 """
@@ -61,11 +61,12 @@ else:
 trainer = Trainer(env, actor_of(env, config, model, tokenizer), config)
 trainer.actor.engine.release_weights()
 ids = torch.randint(10, 400, (config.forward_tokens // 128, 128))
-for _ in range(2):
-    with checkpointed(model) if config.gradient_checkpointing else nullcontext():
-        scores = score_tokens(model, ids, precision=config.precision)
-    trainer.optimizer.backward(scores.logprobs.sum())
-trainer.optimizer.step(1.0)
+for _ in range(2):  # the second update has the optimizer's state beside it
+    for _ in range(2):
+        with checkpointed(model) if config.gradient_checkpointing else nullcontext():
+            scores = score_tokens(model, ids, precision=config.precision)
+        trainer.optimizer.backward(scores.logprobs.sum())
+    trainer.optimizer.step(1.0)
 print(found.total / 2**20, held("VmHWM") - before)
 """
 
