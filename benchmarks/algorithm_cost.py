@@ -136,7 +136,7 @@ def records_cost(made: list[Episode], folder: Path) -> tuple[float, int]:
     algorithm = Algorithm(AlgorithmConfig())
     x = algorithm.experience(group_episodes(made))
     weighed, _, _ = algorithm.compute_weights_in_place_order(x, ScoredRows(x.rows, x.rows.rollout_logprobs))
-    scores = (torch.arange(len(x.rows)), x.rows.rollout_logprobs + 0.001)
+    scores = (torch.arange(len(x.rows)), weighed.padded().rows.rollout_logprobs + 0.001)
     learned = Learned(weighed, x.kept, [scores])
     with TokenRecordWriter(folder) as writer:
         took = seconds(lambda: writer.write(learned.records(made, 0, algorithm.config)))

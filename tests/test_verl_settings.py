@@ -35,15 +35,17 @@ SIZE = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
 def test_verl_settings_maps_mini_batches() -> None:
-    found = verl_settings(config(updates={"minibatches": 4, "shuffle": False}, rollout={"groups": 12}), Path("r"))
+    found = verl_settings(
+        config(updates={"minibatches": 4, "shuffle": False, "target_kl": 0.1}, rollout={"groups": 12}), Path("r")
+    )
     assert found[SIZE] == 3 and found["data.agent_rl"]["shuffle"] is False
+    assert found["data.agent_rl"]["target_kl"] == 0.1
     assert verl_settings(config(rollout={"groups": 12}), Path("r"))[SIZE] == 12
 
 
 @pytest.mark.parametrize(
     ("updates", "verl", "why"),
     [
-        ({"target_kl": 0.1}, {}, "measures KL"),
         ({"minibatches": 5}, {}, "minibatches=5 does not divide rollout.groups=64"),
         ({"minibatches": 2}, {SIZE: 8}, "says what updates.minibatches=2 does"),
     ],

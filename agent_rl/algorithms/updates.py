@@ -27,7 +27,8 @@ class UpdatesConfig(Section):
     """Whether every epoch deals the groups anew, in an order drawn by the run's seed; else in the batch's order."""
     target_kl: float | None = Field(None, gt=0)
     """Nats per token: an update that finds theta this far from old is not taken, nor are those after it in the step;
-    the first one always is. KL(old, theta) is estimated by k3 over the sampled tokens of its mini-batch."""
+    the first one always is. KL(old, theta) is estimated by k3 over the sampled tokens of its mini-batch.
+    On verl it is measured before the update, and costs a forward pass more."""
 
     @property
     def most(self) -> int:

@@ -90,7 +90,7 @@ GREEDY = [replace(episode(20, []), group_id="a"), replace(episode(21, []), group
 VALUES = {f"e{number:02}": wave(torch.arange(3), number) for number in range(8)}
 
 
-def embedded(ours: Algorithm, episodes: list[Episode]) -> Tensor:
+def embedded(ours: Algorithm, episodes: list[Episode], target_kl: float = torch.inf) -> Tensor:
     """The parameters after each update of the embedded backend's."""
     x = ours.experience(group_episodes(episodes, GREEDY if ours.needs_greedy else ()))
     if ours.needs_values:
@@ -107,8 +107,10 @@ def embedded(ours: Algorithm, episodes: list[Episode]) -> Tensor:
         prepared = ours.prepare(theta(part.batch.rows.token_ids, w), part.batch)[0].padded()
         leaf = w.clone().requires_grad_()
         logprobs = theta(prepared.rows.token_ids, leaf)
-        loss = ours.loss(logprobs, torch.zeros_like(logprobs), prepared.inputs, part.whole).loss
-        w = w - LR * torch.autograd.grad(loss, leaf)[0]
+        terms = ours.loss(logprobs, torch.zeros_like(logprobs), prepared.inputs, part.whole)
+        if found and terms.sums["old_kl"] / int(prepared.rows.loss_mask.sum()) > target_kl:
+            break
+        w = w - LR * torch.autograd.grad(terms.loss, leaf)[0]
         found.append(w)
     return torch.stack(found)
 
@@ -142,9 +144,16 @@ class Policy:
         return {"metrics": {"mfu": [0.5]}}
 
 
-def on_verl(ours: Algorithm, episodes: list[Episode], folder: Path, patch: pytest.MonkeyPatch) -> Tensor:
+def on_verl(
+    ours: Algorithm,
+    episodes: list[Episode],
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    target_kl: float | None = None,
+) -> Tensor:
     """The parameters after each update of verl's."""
     made = Setup(ours, folder, patch, episodes)
+    made.trainer.config.data.agent_rl.target_kl = target_kl
     ids = made.queue.columns["responses"].unbind()
     for name, function in {"old_logprobs": old if ours.recomputes_old else mu, **OF_TOKENS}.items():
         made.queue.columns[COMPUTED[name]] = nested([function(row).tolist() for row in ids], torch.float32)
@@ -183,6 +192,21 @@ def test_cutting_episodes_changes_no_update_on_verl(
     assert max(len(e.trajectories) for e in episodes) > 2
     torch.testing.assert_close(embedded(ours, episodes), expected, rtol=0, atol=2e-6)
     torch.testing.assert_close(on_verl(ours, episodes, tmp_path, monkeypatch), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "m2po"])  # m2po scores theta for itself, too
+def test_target_kl_stops_updates_on_both_backends_alike(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episodes, taken = [episode(number, [4] if number == 2 else []) for number in range(8)], list[int]()
+    for limit in (0.01, 0.1):
+        (folder := tmp_path / str(limit)).mkdir()
+        expected = embedded(algorithm(name), episodes, limit)
+        torch.testing.assert_close(
+            on_verl(algorithm(name), episodes, folder, monkeypatch, limit), expected, rtol=0, atol=2e-6
+        )
+        taken.append(len(expected))
+    assert taken == [1, 4]
 
 
 def test_reported_puts_the_worker_before_a_name_once() -> None:

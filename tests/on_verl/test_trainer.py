@@ -46,7 +46,14 @@ CONFIG = {
     "critic": {"ppo_epochs": UPDATES},
     "data": {
         "train_batch_size": 2,
-        "agent_rl": {"max_staleness": 0, "max_rollout_gap": 0.2, "keep_checkpoints": 2, "judge": {}, "renderer": "{}"},
+        "agent_rl": {
+            "max_staleness": 0,
+            "max_rollout_gap": 0.2,
+            "target_kl": None,
+            "keep_checkpoints": 2,
+            "judge": {},
+            "renderer": "{}",
+        },
     },
     "trainer": {"critic_warmup": 2},
 }

@@ -101,11 +101,6 @@ class VerlConfig(RunConfig):
 def _unlike_verl(updates: UpdatesConfig, groups: int, verl: dict[str, JsonValue]) -> str | None:
     """Return which updates verl can't take; None if it can take these."""
     n, size = updates.minibatches, "actor_rollout_ref.actor.ppo_mini_batch_size"
-    if updates.target_kl is not None:
-        return (
-            f"updates.target_kl={updates.target_kl}: verl measures KL(old, theta) with the update that takes it "
-            "further: leave it out, or set backend=embedded"
-        )
     if n > 1 and size in verl:
         return f"verl.{size} says what updates.minibatches={n} does: leave one of them out"
     if groups % n:
@@ -169,6 +164,7 @@ def verl_settings(config: VerlConfig, folder: Path) -> dict[str, JsonValue]:
             "imports": list(config.imports),
             "seed": config.seed,
             "shuffle": config.updates.shuffle,
+            "target_kl": config.updates.target_kl,
             "first": RL_START,
             "algorithm": algorithm.model_dump_json(),
             "episodes": str(folder / "episodes.jsonl"),

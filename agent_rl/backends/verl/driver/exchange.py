@@ -103,6 +103,16 @@ class SentBatch:
         ours = (position[0] for row in rows if (position := self.positions[row]) is not None)
         return sorted(row for row in ours if self.wanted[row])
 
+    def old_kl(self, theta: Tensor, rows: Sequence[int]) -> float:
+        """Return KL(old, theta) over the sampled tokens of some of our rows, by k3, in nats per token.
+
+        `theta` is by token, `[N]`. It is what the loss of an update on these rows reports as `old_kl`.
+        """
+        places = self.batch.rows.places(torch.tensor(rows))
+        sampled = places[self.batch.rows.loss_mask[places]]
+        moved = (theta - self.batch.scored.old_logprobs)[sampled].double()
+        return float((moved.expm1() - moved).mean())
+
     def records(self, received: ReceivedBatch, step: int, config: AlgorithmConfig) -> list[TokenRecord]:
         """Return what to store of the batch that it was computed from."""
         episodes = episodes_of(group_episodes(received.episodes))

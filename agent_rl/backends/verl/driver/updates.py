@@ -86,12 +86,17 @@ class UpdatingTrainer(PPOTrainer):
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, float]) -> KVBatchMeta:
-        """Take `ppo_epochs` updates on each mini-batch, each of which is a call of its own."""
+        """Take `ppo_epochs` updates on each mini-batch, each a call of its own, until theta has left old too far."""
+        limit = self.config.data.agent_rl.target_kl
         taken, prepared = list[TensorDict](), list[dict[str, float]]()
         for rows in self._updates(self.config.actor_rollout_ref.actor.ppo_epochs):
             part, ours = _taken(batch, rows), self.weighed.rows_with_gradient(rows)
-            if self.algorithm.prepares(self.weighed.batch.select(ours)):
+            prepares, watched = self.algorithm.prepares(self.weighed.batch.select(ours)), taken and limit is not None
+            if prepares or watched:
                 theta = self._theta(part, rows, first=not taken)
+                if watched and self.weighed.old_kl(theta, ours) > limit:
+                    break
+            if prepares:
                 sent, found = prepare(self.algorithm, self.weighed, theta, rows)
                 prepared.append(found)
                 part = put(part, sent)
