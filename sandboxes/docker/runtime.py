@@ -1,6 +1,7 @@
 """Runtimes with a kernel of their own: gVisor (`runsc`), and Kata's, which starts a small machine for each container.
 
 The engine has to know them: `dockerd --add-runtime runsc=/usr/bin/runsc`, or "runtimes" in its daemon.json.
+Firecracker is no runtime of Docker's by itself: Kata starts its machines where Kata's configuration says so.
 """
 
 from __future__ import annotations
@@ -26,6 +27,16 @@ def with_runtime(runtime: str | None, config: Mapping[str, object]) -> Mapping[s
     return {**config, **more, "Runtime": runtime}
 
 
+def way_out(runtime: str) -> str:
+    """Return what to do where an engine lacks a runtime. Kata's since 2.0 is a shim of containerd's, not a program."""
+    if not runtime.startswith(("kata", "firecracker")):
+        return f"Install it and start the engine with --add-runtime {runtime}=/usr/bin/{runtime}"
+    name = "kata-fc" if runtime.startswith("firecracker") else runtime
+    shim = f'{{"runtimes": {{"{name}": {{"runtimeType": "io.containerd.{name}.v2"}}}}}}'
+    firecracker = " (Kata on Firecracker: Docker has none of that name)" if name != runtime else ""
+    return f"Install Kata Containers 2 or newer, put {shim} into daemon.json, and set runtime={name}{firecracker}"
+
+
 def check_engine(engine: Engine, runtime: str | None) -> None:
     """Check that an engine can confine our containers, and has a runtime.
 
@@ -40,5 +51,5 @@ def check_engine(engine: Engine, runtime: str | None) -> None:
     if runtime is not None and runtime not in (known := engine.runtimes()):
         raise SandboxError(
             f"the engine at {engine.host} has no runtime {runtime!r}; it has {', '.join(known)}. "
-            f"Install it and start the engine with --add-runtime {runtime}=/usr/bin/{runtime}"
+            f"{way_out(runtime)}, or leave runtime= out"
         )

@@ -34,8 +34,27 @@ def test_missing_runtime_names_those_of_the_engine() -> None:
     pytest.importorskip("docker")
     check_engine(engine("Engine"), None)
     check_engine(engine("Engine"), "runsc")
-    with pytest.raises(SandboxError, match=r"no runtime 'kata'; it has runc, runsc\. .*--add-runtime kata="):
-        check_engine(engine("Engine"), "kata")
+    with pytest.raises(SandboxError, match=r"no runtime 'sysbox'; it has runc, runsc\. .*--add-runtime sysbox="):
+        check_engine(engine("Engine"), "sysbox")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "shim", "take"),
+    [
+        ("kata", '"io.containerd.kata.v2"', "set runtime=kata, or leave"),
+        ("kata-fc", '"io.containerd.kata-fc.v2"', "set runtime=kata-fc, or leave"),
+        (
+            "firecracker",
+            '"io.containerd.kata-fc.v2"',
+            "set runtime=kata-fc (Kata on Firecracker: Docker has none of that name)",
+        ),
+    ],
+)
+def test_machine_runtimes_are_refused_with_the_way_out(runtime: str, shim: str, take: str) -> None:
+    pytest.importorskip("docker")
+    with pytest.raises(SandboxError, match=rf"no runtime '{runtime}'; it has runc, runsc\. Install Kata") as refused:
+        check_engine(engine("Engine"), runtime)
+    assert shim in str(refused.value) and take in str(refused.value)
 
 
 def test_podman_is_refused_with_the_reason() -> None:
