@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+from pydantic import ValidationError
 
-from agent_rl.backends.embedded.config import TrainConfig
+from agent_rl.backends.embedded.config import EmbeddedEvalConfig, EmbeddedRolloutConfig, TrainConfig
 from agent_rl.backends.verl.config.settings import VerlConfig
 from agent_rl.config import ELSEWHERE, Section, choices, load_config, setting_names
 from agent_rl.errors import ConfigError
@@ -115,3 +116,11 @@ def test_names_of_other_trainers_are_settings_here():
 )
 def test_forward_takes_more_tokens_on_a_gpu(settings: tuple[str, ...], tokens: int) -> None:
     assert load(*settings).forward_tokens == tokens
+
+
+def test_eval_temperature_is_that_of_rollout_unless_it_is_set() -> None:
+    rollout = EmbeddedRolloutConfig(temperature=1.3)
+    assert EmbeddedEvalConfig().sampled(rollout) == 1.3
+    assert EmbeddedEvalConfig(temperature=1.0).sampled(rollout) == 1.0
+    with pytest.raises(ValidationError, match="temperature"):
+        EmbeddedEvalConfig(temperature=0)  # that is the greedy evaluation

@@ -102,8 +102,14 @@ class EmbeddedEvalConfig(EvalConfig):
     environment has no `dev`."""
     dev_n: int = Field(128, ge=1)
     """Distinct tasks of `dev_split`."""
+    temperature: float | None = Field(None, gt=0)
+    """Of the sampled evaluations; null for `rollout.temperature`."""
     low_temperature: float = Field(0.2, gt=0)
     """A second temperature to evaluate at, to tell pruned noise from a new skill."""
+
+    def sampled(self, rollout: EmbeddedRolloutConfig) -> float:
+        """Return the temperature of the sampled evaluations."""
+        return rollout.temperature if self.temperature is None else self.temperature
 
     def during(self, splits: Sequence[str]) -> str:
         """Return the split to evaluate on during training, of those that an environment has."""

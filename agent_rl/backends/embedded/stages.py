@@ -195,7 +195,7 @@ class LiveRun:
     def evaluate(self, trainer: Trainer, when: str) -> None:
         """Evaluate on the reported split: sampled, greedy, and at a low temperature."""
         config, (tasks, which, _) = self.config, self.held_out
-        split, sampled, low = config.eval.split, config.rollout.temperature, config.eval.low_temperature
+        split, sampled, low = config.eval.split, config.eval.sampled(config.rollout), config.eval.low_temperature
         self.progress.say(f"\n[bold]Evaluation {when} RL[/bold] on {which}:")
         for name, temperature in (("sampled", sampled), ("low-temperature", low), ("greedy", 0.0)):
             params = trainer.actor.params(temperature, config.rollout.max_tokens)
@@ -213,6 +213,7 @@ class LiveRun:
         self.stop.hint = f"continue with: {resume_command(config, self.env, self.folder)}"
         split = config.eval.during(self.env.tasks.splits)
         dev = self.env.tasks.distinct(split, config.eval.dev_n)
+        sampled = trainer.actor.params(config.eval.sampled(config.rollout), config.rollout.max_tokens)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
         if recomputes := config.decided_algorithm.proximal != config.algorithm.proximal:
@@ -230,7 +231,7 @@ class LiveRun:
             last = trainer.step == config.steps
             reported = last and split == config.eval.split  # by `finish`, on all of its tasks
             if config.eval.every and trainer.step % config.eval.every == 0 and not reported:
-                evaluation, _ = trainer.evaluate(dev, trainer.rollouts.params, split)
+                evaluation, _ = trainer.evaluate(dev, sampled, split)
                 self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
                 self.dev = f"{evaluation.success.share} of {evaluation.success.n} {split} tasks"
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
