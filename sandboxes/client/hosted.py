@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent.frames import CHUNK
-from agent_rl.sandboxes.base import WORK, Limits
+from agent_rl.sandboxes.base import WORK, Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.remote import ENTRY, greeting
@@ -31,6 +31,16 @@ def agent_command(user: str, namespace: str = NAMESPACE) -> str:
     """Return the shell's words that start an agent as root, whose code runs as `user`."""
     prepare = f"mkdir -p {WORK} && chown {user}: {WORK} && chmod 1777 /tmp &&"
     return f"{prepare} {namespace} python3 -I -S -B -c {shlex.quote(ENTRY)}"
+
+
+def kept_by(mechanism: str, *, internet: bool, lacking: frozenset[Guarantee]) -> Capabilities:
+    """Return what should keep each guarantee where a service's own mechanism keeps all but those that are lacking."""
+    return {
+        **dict.fromkeys(Guarantee, mechanism),
+        **dict.fromkeys(lacking),
+        Guarantee.NETWORK: None if internet else "the service's firewall",
+        Guarantee.KILL_ALL: "the agent is pid 1 of a namespace",
+    }
 
 
 def source_command(function: Callable[[], None]) -> str:

@@ -14,7 +14,6 @@ import base64
 import importlib
 import math
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from agent_rl.errors import ConfigError
@@ -26,6 +25,7 @@ from agent_rl.sandboxes.client.hosted import (
     agent_command,
     decode_input,
     encode_output,
+    kept_by,
     source_command,
 )
 from agent_rl.sandboxes.registry import register_sandbox
@@ -35,13 +35,6 @@ USER = "nobody"
 SESSION = "agent-rl"
 SCRIPT = "/root/agent-rl.sh"
 _COMMAND = f"{source_command(decode_input)} | ({agent_command(USER)}) | {source_command(encode_output)}\n"
-MECHANISMS: Mapping[str, Capabilities] = {
-    internet: dict.fromkeys(Guarantee, "the service's container")
-    | {Guarantee.NETWORK: network, Guarantee.PROCESSES: None}
-    | {Guarantee.KILL_ALL: "the agent is pid 1 of a namespace"}
-    for internet, network in (("off", "the service's firewall"), ("on", None))
-}
-"""By what each guarantee should be kept, without the internet and with it."""
 
 
 @register_sandbox("daytona")
@@ -74,7 +67,7 @@ class DaytonaSandboxes(HostedSandboxes):
 
     async def claims(self) -> Capabilities:
         """Return what should keep each guarantee."""
-        return MECHANISMS["on" if self.internet else "off"]
+        return kept_by("the service's container", internet=self.internet, lacking=frozenset({Guarantee.PROCESSES}))
 
     async def rent(self, owner: str, limits: Limits, lifetime: float) -> DaytonaLink:
         """Have the service start a sandbox, by a client of its own: those belong to an event loop."""

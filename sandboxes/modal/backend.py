@@ -13,13 +13,13 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from agent_rl.errors import ConfigError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
-from agent_rl.sandboxes.client.hosted import NAMESPACE, HostedSandboxes, Link, agent_command
+from agent_rl.sandboxes.client.hosted import NAMESPACE, HostedSandboxes, Link, agent_command, kept_by
 from agent_rl.sandboxes.registry import register_sandbox
 
 IMAGE = "python:3.12-slim"
@@ -29,13 +29,6 @@ MIN_MEMORY = 128
 """MiB that a sandbox gets at least: the agent is in it, too."""
 _IF_ALLOWED = f"$(unshare --pid --fork --mount-proc true 2>/dev/null && echo {NAMESPACE})"
 _COMMAND = agent_command(USER, _IF_ALLOWED)
-MECHANISMS: Mapping[str, Capabilities] = {
-    internet: dict.fromkeys(Guarantee, "gVisor")
-    | {Guarantee.NETWORK: network, Guarantee.PROCESSES: None, Guarantee.DISK: None}
-    | {Guarantee.KILL_ALL: "the agent is pid 1 of a namespace"}
-    for internet, network in (("off", "the service's firewall"), ("on", None))
-}
-"""By what each guarantee should be kept, without the internet and with it."""
 
 
 @register_sandbox("modal")
@@ -69,7 +62,7 @@ class ModalSandboxes(HostedSandboxes):
 
     async def claims(self) -> Capabilities:
         """Return what should keep each guarantee."""
-        return MECHANISMS["on" if self.internet else "off"]
+        return kept_by("gVisor", internet=self.internet, lacking=frozenset({Guarantee.PROCESSES, Guarantee.DISK}))
 
     async def rent(self, owner: str, limits: Limits, lifetime: float) -> ModalLink:
         """Have the service start a container."""
