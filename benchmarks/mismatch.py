@@ -55,6 +55,8 @@ TREATMENTS = {
 """Settings on top of grpo; bypass takes mu for old, the others recompute old."""
 STANDS = 0.8
 """A preset stands in a format where it reaches this share of its float32 run."""
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+"""The 97.5 % quantile of Student's distribution, for the mean of so many values."""
 
 
 def main() -> None:
@@ -164,15 +166,17 @@ def print_results(runs: dict[tuple[str, str], list[Path]]) -> None:
     Gaps (of theta in the update, with replayed routes where there are any) and flips are means over all steps.
     """
     print(
-        "| rollout weights | treatment | success, float32 weights | success, rollout weights | gap | flipped tokens |"
+        "| rollout weights | treatment | success, float32 weights | mean (95 %) | success, rollout weights | gap "
+        "| flipped tokens |\n|---|---|---|---|---|---|---|"
     )
-    print("|---|---|---|---|---|---|")
     for (weights, treatment), folders in runs.items():
         rows = [[r for r in read_metrics(f / "metrics.jsonl") if r["kind"] == "train"] for f in folders]
         served = [json.loads((f / "summary.json").read_text())["eval"]["after"] for f in folders]
         flips = [mean(run, "routing/flipped_tokens") for run in rows]
+        reached = [float32_success(folder) for folder in folders]
         cells = [
-            " / ".join(f"{float32_success(f):.1%}" for f in folders),
+            " / ".join(f"{success:.1%}" for success in reached),
+            interval(reached),
             " / ".join(f"{success:.1%}" for success in served),
             " / ".join(f"{mean(run, 'train/rollout_gap'):.4f}" for run in rows),
             " / ".join("unknown" if math.isnan(share) else f"{share:.1%}" for share in flips),
@@ -191,11 +195,23 @@ def print_standing(runs: dict[tuple[str, str], list[Path]], presets: Sequence[st
         if preset in presets and weights != "float32" and ("float32", preset) in runs
     }
     if shares:
-        print(f"\n| preset | rollout weights | share of its float32 run | lowest, at least {STANDS:.0%} |")
-        print("|---|---|---|---|")
+        print(
+            f"\n| preset | rollout weights | share of its float32 run | mean (95 %) | lowest, at least {STANDS:.0%} |"
+        )
+        print("|---|---|---|---|---|")
     for (preset, weights), found in shares.items():
         verdict = "stands" if min(found) >= STANDS else "**falls**"
-        print(f"| {preset} | {weights} | {' / '.join(f'{x:.0%}' for x in found)} | {verdict} |", flush=True)
+        each = " / ".join(f"{x:.0%}" for x in found)
+        print(f"| {preset} | {weights} | {each} | {interval(found)} | {verdict} |", flush=True)
+
+
+def interval(values: Sequence[float]) -> str:
+    """Return the mean over seeds with Student's 95 % interval, of up to eight seeds."""
+    middle, n = statistics.fmean(values), len(values)
+    if n < 2:
+        return f"{middle:.1%}"
+    half = STUDENT[n] * statistics.stdev(values) / math.sqrt(n)
+    return f"{middle:.1%} ({middle - half:.1%} to {middle + half:.1%})"
 
 
 def mean(rows: Sequence[Row], name: str) -> float:

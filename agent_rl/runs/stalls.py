@@ -37,7 +37,8 @@ GAP = 0.2
 calls that were written again as text."""
 FEW_DECIDE = 0.3
 """An effective sample size of the weights, as a share of the tokens, below which few tokens make the update."""
-
+PATIENT = "algorithm=maxrl, rollout.temperature=1.3, half the optimizer.lr and hundreds of steps"
+"""What got five environments past their short cuts; benchmarks/unlike.py measures it."""
 LOST = 0.02
 """A share of episodes that lose their sandbox from which on it is worth a look."""
 
@@ -165,10 +166,7 @@ def _plateau(steps: Steps) -> Iterator[tuple[str, str]]:
         yield "one answer", f"{stalled}: {same:.0%} of the episodes end with the same answer; {floors}"
     elif repeated is not None and repeated > MANY_ALIKE:
         unsure = "" if entropy is None else f" (entropy {entropy:.2g} nats)"
-        more = (
-            "begin anew with algorithm=maxrl and more steps, or raise rollout.temperature, algorithm.entropy or the "
-            "objective's clip_high_eps"
-        )
+        more = f"begin anew with {PATIENT}, or raise algorithm.entropy or the objective's clip_high_eps"
         yield (
             "no exploration",
             f"{stalled}: {repeated:.0%} of the episodes repeat another of their task{unsure}; {more}",
@@ -187,7 +185,7 @@ def _of_groups(steps: Steps) -> str:
     if unsolved > solved:
         return f"{found}: raise rollout.samples, reward partial results, or mix in easier tasks"
     way_out = "choose harder tasks, fill batches with groups that differ (algorithm=dapo), or begin anew and let tasks"
-    return f"{found}: {way_out} count more the fewer solve them (algorithm=maxrl)"
+    return f"{found}: {way_out} count more the fewer solve them ({PATIENT})"
 
 
 def _gain(steps: Steps, *names: str) -> float | None:
