@@ -48,6 +48,8 @@ REMAX = {
     "refill": {"max_rounds": 3, "oversampling": 2.0},
 }
 VINE = {"name": "vineppo", "advantage": "state-values", "vine": {"continuations": 2, "max_episodes": 30}}
+UPDATES = {"epochs": 2, "target_kl": 1e-12}
+"""Two updates a step, of which the policy takes one: any step is further than that."""
 BROKEN = {"+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls": "verl_cpu.worker.BrokenReload"}
 
 
@@ -102,11 +104,11 @@ def assert_on_policy(steps: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def ppo(verl_python: Path, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """PPO where some episodes crash, and some hang; vLLM is killed after two steps."""
+    """PPO, bounded by `updates.target_kl`, where some episodes crash, and some hang; vLLM is killed after two steps."""
     folder = tmp_path_factory.mktemp("ppo")
     changes = ["algorithm=ppo", *(f"algorithm.{change}" for change in PPO)]
     algorithm = load_config("backend/embedded", TrainConfig, changes).algorithm.model_dump(mode="json")
-    own = {"checkpoint_every": 2, "updates": {"epochs": 2}, "env_args": {"counted": str(folder / "counted")}}
+    own = {"checkpoint_every": 2, "updates": UPDATES, "env_args": {"counted": str(folder / "counted")}}
     settings = FAULTY | own | {"start_from": str(warm), "algorithm": algorithm}
     return ended(verl_python, folder, settings, "EngineCore")
 
@@ -116,6 +118,7 @@ def test_verl_critic_warms_up_before_the_policy(ppo: Ended) -> None:
     assert abs(first["critic/values/mean"]) < 0.01 < abs(second["critic/values/mean"])
     assert first["critic/vf_loss"] > 0 and first["critic/grad_norm"] > 0
     assert not [name for name in first if name.startswith("actor/agent_rl/")]
+    assert second["train/updates"] == 1  # the second one was not taken
     assert second["actor/agent_rl/entropy"] > 0 and "actor/agent_rl/reference_kl" in second
     assert second["actor/agent_rl/rollout_gap"] < 0.2 and second["actor/grad_norm"] > 0
     saved = ppo.running.run / "checkpoints" / "global_step_2" / "critic"
