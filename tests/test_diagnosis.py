@@ -80,7 +80,7 @@ def stored(folder: Path) -> list[str]:
         (batch("0101"), LEARNS, {}, None),
         (batch("0101", rewards=()), NOTHING, {}, "no episode had a reward: add an @reward method to Silent, or return"),
         (batch("0101", rewards=UNSCORED), NOTHING, {}, "no episode had a score (OSError: the judge is away): mend the"),
-        (batch("1111"), NOTHING, {}, "the episodes of each task earned the same (all 1), so that advantages are 0: st"),
+        (batch("1111"), NOTHING, {}, "the episodes of each task earned the same (all 1), so that advantages are 0: 10"),
         (batch("0011", group=2), NOTHING, {}, "the episodes of each task earned the same (from 0 to 1), so that adv"),
         (cut(StopReason.LENGTH), NOTHING, {}, "8 of 8 episodes hit the limit of one reply: raise rollout.max_tokens"),
         (cut(StopReason.LENGTH, "0101"), LEARNS, {}, "8 of 8 episodes hit the limit of one reply: raise rollout.max"),

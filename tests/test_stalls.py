@@ -129,7 +129,7 @@ def test_staged_stall_is_named_once_with_its_way_out(course: Course, said: str |
 
 def test_collapse_is_one_of_the_last_steps_only() -> None:
     high, low = ({"rollout/success": value, "rollout/repeated": 0.1} for value in (0.9, 0.3))
-    course = [high] * WINDOW + [low] * MEMORY
+    course = [high] * WINDOW + [low] * MEMORY * WINDOW
     named = [[name for name, _ in find_stalls(course[:step])] for step in range(len(course) + 1)]
     first = next(step for step, names in enumerate(named) if "collapse" in names)
     assert first <= WINDOW + SHORT
@@ -144,6 +144,17 @@ def test_stall_of_resumed_run_is_found_in_its_stored_steps(tmp_path: Path) -> No
     said: list[str] = []
     Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, said.append).observe(course(1.0))
     assert "83% of the episodes end with the same answer" in said[0]
+
+
+def test_long_run_stalls_later(tmp_path: Path) -> None:
+    planned, said, at = 20 * STEPS, list[str](), list[int]()
+    diagnosis = Diagnosis(AlgorithmConfig(), 4, Silent, tmp_path, said.append, steps=planned)
+    course = but(**STUCK, rollout_repeated=lambda at: 0.1, train_with_gradient=lambda at: 0.6)
+    for step in range(4 * STEPS):
+        diagnosis.observe(course(10 * step / planned))
+        at += [step] * (len(said) - len(at))
+    assert said[0].startswith(f"warning: {STEPS} steps without progress at 73% success") and len(said) == 1
+    assert at[0] > 2 * STEPS  # success rises for one and a half of them
 
 
 def test_match_of_two_players_is_no_stall(tmp_path: Path) -> None:

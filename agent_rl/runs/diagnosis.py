@@ -11,7 +11,7 @@ from agent_rl.core.episode import Episode, StopReason
 from agent_rl.gym.env import Env, ToolEnv
 from agent_rl.runs.folder import METRICS, warn
 from agent_rl.runs.metrics import read_metrics
-from agent_rl.runs.stalls import MEMORY, find_stalls
+from agent_rl.runs.stalls import MEMORY, SOLVED, find_stalls, window_of
 
 STEPS = 3
 """A cause is named once it held in so many steps in a row."""
@@ -34,15 +34,26 @@ class Diagnosis:
     """Reads each step's episodes and metrics, of either backend, and warns once of each cause."""
 
     def __init__(
-        self, algorithm: AlgorithmConfig, samples: int, env: type[Env], folder: Path, say: Callable[[str], object]
+        self,
+        algorithm: AlgorithmConfig,
+        samples: int,
+        env: type[Env],
+        folder: Path,
+        say: Callable[[str], object],
+        *,
+        steps: int = 0,
     ) -> None:
-        """Begin or resume a run of `samples` episodes a task in a folder, which stores warnings; `say` prints one."""
+        """Begin or resume a run of `samples` episodes a task in a folder, which stores warnings; `say` prints one.
+
+        Its planned steps decide after how many without progress it stalls.
+        """
         self._run, self._folder, self._say = (algorithm, samples, env), folder, say
         self.episodes: Sequence[Episode] = ()
         """All that were sampled for the step to observe; none if it is of stored ones."""
         rows = (row for row in read_metrics(folder / METRICS) if row["kind"] == "train")
         known = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in rows]
-        self._steps = known[-MEMORY:]
+        self._window = window_of(steps)
+        self._steps = known[-MEMORY * self._window :]
         self._named = set[str]()
 
     def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -52,11 +63,11 @@ class Diagnosis:
         """
         causes, last = dict(find_causes(self.episodes, metrics, *self._run)), self._steps[-STEPS + 1 :]
         shared = [name for name in causes if len(last) == STEPS - 1 and all(_metric(name) in step for step in last)]
-        self._steps = [*self._steps, {**metrics, **dict.fromkeys(map(_metric, causes), 1.0)}][-MEMORY:]
+        self._steps = [*self._steps, {**metrics, **dict.fromkeys(map(_metric, causes), 1.0)}][-MEMORY * self._window :]
         named = [(name, f"{STEPS} steps in a row, {causes[name]}") for name in shared[:1]]
         is_match = len({episode.seat for episode in self.episodes}) > 1  # one player's success is another's failure
         if not named and not is_match:
-            named = [*find_stalls(self._steps)][:1]
+            named = [*find_stalls(self._steps, self._window)][:1]
         for name, text in named:
             if name not in self._named:
                 self._named.add(name)
@@ -127,7 +138,11 @@ def _of_equal_rewards(episodes: Sequence[Episode], samples: int, env: type[Env])
         yield "no tool calls", f"{found}: {look}; the model may need another renderer, or a warm start"
     scores = [e.reward for e in episodes if e.reward is not None]
     same = f"all {scores[0]:g}" if min(scores) == max(scores) else f"from {min(scores):g} to {max(scores):g}"
+    successes = [e.success for e in episodes if e.success is not None]
+    solved = sum(successes) / len(successes) if successes else 0.0
     way_out = "start from easier tasks or a better model, or reward partial results"
+    if solved >= SOLVED:
+        way_out = f"{solved:.0%} are successes, and harder tasks have more to teach"
     yield "equal rewards", f"the episodes of each task earned the same ({same}), so that advantages are 0: {way_out}"
 
 

@@ -14,10 +14,10 @@ from agent_rl.core.sandbox_loss import COUNTS_AS
 Steps = Sequence[Mapping[str, float]]
 """The metrics of steps, the oldest first."""
 
-WINDOW = 10
-"""A run stalls if a window of so many steps is no better than the one before it."""
-MEMORY = 5 * WINDOW
-"""Steps that are looked back on: what was lost, or how much was said, before them is no part of what goes on now."""
+WINDOW, PARTS = 10, 20
+"""A run stalls if a window is no better than the one before it: of so many steps, or of such a part of a long run's."""
+MEMORY = 5
+"""Windows that are looked back on: what was lost, or how much was said, before them is no part of what goes on now."""
 SHORT = 3
 """Steps of a short window, for what should not wait."""
 PROGRESS = 0.02
@@ -43,16 +43,21 @@ LOST = 0.02
 """A share of episodes that lose their sandbox from which on it is worth a look."""
 
 
-def find_stalls(steps: Steps) -> Iterator[tuple[str, str]]:
+def window_of(planned: int) -> int:
+    """Return the steps of a window of a run of so many steps: who plans hundreds is not in a hurry."""
+    return max(WINDOW, planned // PARTS)
+
+
+def find_stalls(steps: Steps, window: int = WINDOW) -> Iterator[tuple[str, str]]:
     """Yield the name and the description of what is wrong with a run in its last steps, the most urgent first."""
-    steps = steps[-MEMORY:]
+    steps = steps[-MEMORY * window :]
     yield from _collapse(steps)
-    yield from _lost_sandboxes(steps)
+    yield from _lost_sandboxes(steps, window)
     yield from _mismatch(steps)
     yield from _extremes(steps)
-    yield from _loophole(steps)
-    yield from _length(steps)
-    yield from _plateau(steps)
+    yield from _loophole(steps, window)
+    yield from _length(steps, window)
+    yield from _plateau(steps, window)
 
 
 def _collapse(steps: Steps) -> Iterator[tuple[str, str]]:
@@ -87,7 +92,7 @@ def _mismatch(steps: Steps) -> Iterator[tuple[str, str]]:
         )
 
 
-def _lost_sandboxes(steps: Steps) -> Iterator[tuple[str, str]]:
+def _lost_sandboxes(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
     """More and more sandboxes that are lost, by the policy or by the infrastructure."""
     if len(steps) < SHORT:
         return
@@ -95,7 +100,7 @@ def _lost_sandboxes(steps: Steps) -> Iterator[tuple[str, str]]:
         causes = [cause for cause, each in COUNTS_AS.items() if each == counts_as]
         rates = [{cause: step.get(f"rollout/sandbox_lost/{cause}", 0.0) for cause in causes} for step in steps]
         totals = [sum(rate.values()) for rate in rates]
-        before, now = totals[-SHORT - WINDOW : -SHORT], sum(totals[-SHORT:]) / SHORT
+        before, now = totals[-SHORT - window : -SHORT], sum(totals[-SHORT:]) / SHORT
         if now > max(LOST, 2 * sum(before) / max(1, len(before))):
             most = max(causes, key=lambda cause: sum(rate[cause] for rate in rates[-SHORT:]))
             yield name, f"{now:.1%} of the episodes lost their sandbox, most often by {most}: {way_out}"
@@ -128,45 +133,45 @@ def _extremes(steps: Steps) -> Iterator[tuple[str, str]]:
         yield "weights", f"weights old/mu leave an effective {decide:.0%} of the tokens: {way_out}"
 
 
-def _loophole(steps: Steps) -> Iterator[tuple[str, str]]:
+def _loophole(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
     """A reward that rises while success falls."""
-    if len(steps) < 2 * WINDOW:
+    if len(steps) < 2 * window:
         return
-    gained, lost = (_gain(steps, f"rollout/{name}") for name in ("reward", "success"))
+    gained, lost = (_gain(steps, window, f"rollout/{name}") for name in ("reward", "success"))
     if gained is not None and lost is not None and gained > 0 and lost < -5 * PROGRESS:
         yield (
             "loophole",
-            f"reward rose by {gained:.2g} while success fell by {-lost:.0%} in {WINDOW} steps: the policy found what "
+            f"reward rose by {gained:.2g} while success fell by {-lost:.0%} in {window} steps: the policy found what "
             "pays without solving the task; read such episodes (agent-rl episodes RUN --sort reward), mend the reward",
         )
 
 
-def _length(steps: Steps) -> Iterator[tuple[str, str]]:
+def _length(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
     """Replies that grow and earn nothing by it."""
-    if len(steps) < 2 * WINDOW:
+    if len(steps) < 2 * window:
         return
     first, now = (_mean(some, "rollout/tokens") for some in (steps[:SHORT], steps[-SHORT:]))
-    gain = _gain(steps)
+    gain = _gain(steps, window)
     if first and now and gain is not None and now > 2 * first and gain < PROGRESS:
         way_out = "shape the length (algorithm.shaping=soft-overlong), or lower rollout.max_tokens"
         yield "length", f"episodes grew from {first:.0f} to {now:.0f} sampled tokens and earn no more: {way_out}"
 
 
-def _plateau(steps: Steps) -> Iterator[tuple[str, str]]:
+def _plateau(steps: Steps, window: int) -> Iterator[tuple[str, str]]:
     """No progress, with the most likely reason."""
-    last = steps[-WINDOW:]
-    gain, success = _gain(steps), _mean(last, "rollout/success")
-    if len(steps) < 2 * WINDOW or gain is None or success is None or gain >= PROGRESS or success >= SOLVED:
+    last = steps[-window:]
+    gain, success = _gain(steps, window), _mean(last, "rollout/success")
+    if len(steps) < 2 * window or gain is None or success is None or gain >= PROGRESS or success >= SOLVED:
         return
     same, repeated, mixed = (_mean(last, f"rollout/{name}") for name in ("same_answer", "repeated", "groups_mixed"))
     with_gradient, entropy = (_mean(last, name) for name in ("train/with_gradient", "train/entropy"))
-    stalled = f"{WINDOW} steps without progress at {success:.0%} success"
+    stalled = f"{window} steps without progress at {success:.0%} success"
     if same is not None and same > MANY_ALIKE:
         floors = "agent-rl check ENV shows what constant answers earn, harder or balanced tasks make them pay less"
         yield "one answer", f"{stalled}: {same:.0%} of the episodes end with the same answer; {floors}"
     elif repeated is not None and repeated > MANY_ALIKE:
         unsure = "" if entropy is None else f" (entropy {entropy:.2g} nats)"
-        more = f"begin anew with {PATIENT}, or raise algorithm.entropy or the objective's clip_high_eps"
+        more = f"past such points came {PATIENT}, from the start on; or raise algorithm.entropy, or clip_high_eps"
         yield (
             "no exploration",
             f"{stalled}: {repeated:.0%} of the episodes repeat another of their task{unsure}; {more}",
@@ -184,15 +189,13 @@ def _of_groups(steps: Steps) -> str:
     found = f"{solved:.0%} of the groups are solved and {unsolved:.0%} are not"
     if unsolved > solved:
         return f"{found}: raise rollout.samples, reward partial results, or mix in easier tasks"
-    way_out = "choose harder tasks, fill batches with groups that differ (algorithm=dapo), or begin anew and let tasks"
-    return f"{found}: {way_out} count more the fewer solve them ({PATIENT})"
+    way_out = "choose harder tasks, fill batches with groups that differ (algorithm=dapo), or let tasks count more the"
+    return f"{found}: {way_out} fewer solve them, from the start on ({PATIENT})"
 
 
-def _gain(steps: Steps, *names: str) -> float | None:
-    """Return what the last window has more than the one before it, of success or of these metrics."""
-    now, before = (
-        _mean(some, *(names or ("rollout/success",))) for some in (steps[-WINDOW:], steps[-2 * WINDOW : -WINDOW])
-    )
+def _gain(steps: Steps, window: int, name: str = "rollout/success") -> float | None:
+    """Return what the last window has more of a metric than the one before it."""
+    now, before = (_mean(some, name) for some in (steps[-window:], steps[-2 * window : -window]))
     return None if now is None or before is None else now - before
 
 

@@ -89,7 +89,8 @@ class AlgorithmTrainer(UpdatingTrainer):
         self.store = EpisodeWriter(settings.episodes, experts=settings.store_experts)
         self.records = TokenRecordWriter(settings.episodes) if settings.token_records else None
         self.metrics = open_metrics(folder := self.store.path.parent, settings.report_to)
-        self.diagnosis = Diagnosis(self.algorithm.config, samples, self.env.cls, folder, print)
+        steps = self.config.trainer.total_training_steps
+        self.diagnosis = Diagnosis(self.algorithm.config, samples, self.env.cls, folder, print, steps=steps)
         super()._setup()
         self.actor_rollout_wg.set_loss_fn(loss_function(self.algorithm.config, settings.imports))
         if self.use_critic:
