@@ -91,6 +91,6 @@ def test_docker_issue_tells_a_solution_from_others(engine: Engine, folder: Path,
         "image_name": image,
     }
     (tmp_path / "row.jsonl").write_text(json.dumps(row))
-    shutil.copy(folder / "Dockerfile", tmp_path / "repo")
-    engine.build_image(tmp_path / "repo", image)
+    shutil.copy(folder / "Dockerfile", tmp_path)
+    engine.build_image(tmp_path, image)
     attempts(engine, ar.from_swe(tmp_path / "row.jsonl"), folder.name, wrong)

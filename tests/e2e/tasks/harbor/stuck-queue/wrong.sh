@@ -8,7 +8,7 @@ def ask(*words):
     return subprocess.run(["redis-cli", "-h", "queue", *words], capture_output=True, text=True, check=True).stdout.split()
 
 
-for id in sorted(set(ask("LRANGE", "mail:processing", "0", "-1")), reverse=True):
+for id in sorted(set(ask("LRANGE", "mail:processing", "0", "-1")), key=int, reverse=True):
     worker = ask("HGET", f"job:{id}", "worker")
     if not worker or ask("EXISTS", f"alive:{worker[0]}") == ["0"]:
         ask("LREM", "mail:processing", "0", id)
