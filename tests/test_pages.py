@@ -66,6 +66,7 @@ ELSEWHERE = {
     **dict.fromkeys(("PIP_EXTRA_INDEX_URL", ".venv", ".venv/bin", ".venv-verl/bin/agent-rl"), "pip and the Makefile"),
     "episodes-00001.jsonl.zst": "tests/test_shards.py",
     "images/": "tests/test_images.py",
+    "/var/cache/agent-rl/packages": "made for root when packages are first asked for: tests/sandbox/test_packages.py",
     **dict.fromkeys(("OMP_WAIT_POLICY=PASSIVE", "torch.distributed"), "OpenMP's and torch's"),
     **dict.fromkeys(("episodes.jsonl.torn-1", "episodes.jsonl.undone-1"), "tests/test_verl_resume.py"),
     **dict.fromkeys(("AGENT_RL_SERVER_TOKEN", "https://HOST/NAME"), "tests/adapters/test_remote.py"),

@@ -178,11 +178,14 @@ def test_harbor_ends_jobs_before_the_tests(tmp_path: Path) -> None:
     for keeps, wait in ((False, "sleep 0.2"), (True, "until test -e beat; do sleep 0.01; done")):
         name = f"jobs{keeps:d}"
         harbor_task(tmp_path / name, end=f'{wait}; test -e beat && echo $good > "$LOGS_DIR/verifier/reward.txt"')
+        solution = tmp_path / name / "greet" / "solution" / "solve.sh"
+        solution.write_text(f"#!/bin/sh\necho hello you > greeting.txt\n({write}) &\n")
         tasks = type(name.title(), (ar.from_harbor(tmp_path / name),), {"keeps_jobs": keeps})
         ar.register(f"protocols-test/{name}-v0")(tasks)
-        (episode,) = ar.run(f"protocols-test/{name}-v0", Scripted(work), env_args={"sandbox": "local"})
-        earned.append(episode.reward)
-    assert earned == [0.0, 1.0]
+        for policy in (Scripted(work), "oracle"):
+            (episode,) = ar.run(f"protocols-test/{name}-v0", policy, env_args={"sandbox": "local"})
+            earned.append(episode.reward)
+    assert earned == [0.0, 0.0, 1.0, 1.0]
 
 
 def cheat(env: ar.Env, seed: int) -> ar.Script:

@@ -44,6 +44,9 @@ from agent_rl.sandboxes.docker.engine import Engine
 
 OVERHEAD = 32 * 1024 * 1024
 """Bytes of memory that the agent and the container's own files get on top of what the code may use."""
+START_DATA = 160 * 1024 * 1024
+"""The least limit of data: it holds for runc, too, which sets up seccomp under it. With 80 MiB that fails for the most
+part, with 96 now and then."""
 AGENT_PROCESSES = 4
 """The agent and the Python worker, and some to spare for reading and writing files."""
 
@@ -59,7 +62,7 @@ def confinement(limits: Limits, user: int) -> Mapping[str, object]:
     """
     memory = limits.memory + 3 * limits.disk + OVERHEAD  # what is written is memory, too
     # data: so that a program that wants too much gets an error, and is not killed; sparse files have no size on a tmpfs
-    ulimits = {**_ULIMITS, "data": limits.memory, "fsize": limits.disk}
+    ulimits = {**_ULIMITS, "data": max(limits.memory, START_DATA), "fsize": limits.disk}
     private = f"rw,nosuid,nodev,uid={user},gid={user},mode=700,nr_inodes={limits.files}"
     return {
         "NetworkMode": "none",

@@ -61,7 +61,8 @@ def _built(
         workdir = str(about.get("WorkingDir") or "/")
         workdir = "/app" if workdir == "/" else workdir
         moved = [path for path in (*folders, workdir) if not f"{path}/".startswith((f"{WORK}/", "/tmp/"))]
-        text = "\n".join((f"FROM {base}", "USER root", "WORKDIR /", *map(_linked, moved)))
+        steps = " && ".join(("mkdir -p /.start", *map(_linked, moved), "chmod -R a+rwX /.start"))  # one layer
+        text = "\n".join((f"FROM {base}", "USER root", "WORKDIR /", f"RUN {steps}"))
         name = f"{BUILT}-sandbox:{hashlib.blake2b(f'{digest}{text}'.encode(), digest_size=8).hexdigest()}"
         engine.build_image(text, name, timeout=timeout)
         engine.tag_image(name, name)
@@ -72,8 +73,8 @@ def _built(
 
 
 def _linked(path: str) -> str:
-    """Return the step that makes a folder a link, and keeps what is in it."""
+    """Return the commands that make a folder a link, and keep what is in it."""
     return (
-        f"RUN mkdir -p {path} /.start{path} && cp -a {path}/. /.start{path}/ && rm -rf {path} "
-        f"&& ln -s {WORK}/{LINKED}{path} {path} && chmod -R a+rwX /.start"
+        f"mkdir -p {path} /.start{path} && cp -a {path}/. /.start{path}/ && rm -rf {path} "
+        f"&& ln -s {WORK}/{LINKED}{path} {path}"
     )

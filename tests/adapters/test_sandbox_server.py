@@ -24,7 +24,7 @@ from tests.adapters.sandbox_servers import PATIENCE, ROOT, health, serve_command
 from tests.sandbox.backends import REMOTE_ADDRESS, SUITES
 
 
-@pytest.mark.parametrize("suite", [suite for suite in SUITES if "attacks" not in suite])  # the jails' own
+@pytest.mark.parametrize("suite", SUITES)
 def test_remote_passes_the_suites_of_every_backend(suite: str) -> None:
     with serve_command() as (_, url):
         command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "sandbox", suite, "-k", "remote", "--tb=short"]

@@ -19,6 +19,7 @@ from tests.e2e.dockerd import Dockerd, docker_engine, is_empty, whats_missing
 from tests.e2e.skips import NOT_RUN, missing
 
 ROOT = Path(__file__).resolve().parents[2]
+collect_ignore = ["tasks"]  # whose tests run in the tasks' own images
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -83,6 +84,13 @@ def test_docker_sandbox_keeps_variables_and_files(engine: Engine) -> None:
         assert (ran.returncode, ran.stderr) == (3, "no\n") and ran.stdout.endswith("\nb\n") and ran.stdout[:2] != "0\n"
 
     in_container(engine, use)
+
+
+def test_docker_sandbox_opens_with_little_memory(engine: Engine) -> None:
+    async def use(sandbox: Sandbox) -> None:
+        assert (await sandbox.run_python("6 * 7")).value == "42"
+
+    in_container(engine, use, replace(SMALL, memory=48 * 2**20))
 
 
 def test_docker_keeps_every_guarantee(engine: Engine) -> None:

@@ -37,10 +37,18 @@ def test_docker_pulls_with_the_credentials_of_docker_login(
         name = f"{address}/mine/image:1"
         engine.api.remove_image("mine/image:1")
         monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-        with pytest.raises(SandboxError, match=f"could not pull {name}"):
-            asyncio.run(said(engine.host, image=name))
-        password = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        (tmp_path / "config.json").write_text(json.dumps({"auths": {address: {"auth": password}}}))
+
+        def log_in(password: str) -> None:
+            auth = base64.b64encode(f"{USER}:{password}".encode()).decode()
+            (tmp_path / "config.json").write_text(json.dumps({"auths": {address: {"auth": auth}}}))
+
+        for password in (None, f"{PASSWORD}?"):
+            if password is not None:
+                log_in(password)
+            with pytest.raises(SandboxError, match=f"could not pull {name}") as refused:
+                asyncio.run(said(engine.host, image=name))
+            assert PASSWORD not in str(refused.value) and not engine.has_image(name)
+        log_in(PASSWORD)
         assert asyncio.run(said(engine.host, image=name)) == "pulled\n"
     assert asyncio.run(said(engine.host, image=name)) == "pulled\n", "it is there"
     assert trim(engine, 0) == []

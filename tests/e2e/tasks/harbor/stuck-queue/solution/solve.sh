@@ -1,0 +1,2 @@
+#!/bin/bash
+cp "$(dirname "$0")/requeue.py" /app/ && python3 /app/requeue.py && /app/status.sh

@@ -1,0 +1,2 @@
+#!/bin/bash
+cp "$(dirname "$0")/report.py" /app/report.py && /app/check.sh

@@ -1,0 +1,19 @@
+"""Sets of spans."""
+
+from spans import Spans
+
+
+def test_add_joins() -> None:
+    assert list(Spans([(5, 7), (0, 2), (2, 5), (9, 10)])) == [(0, 7), (9, 10)]
+
+
+def test_remove_of_an_end() -> None:
+    spans = Spans([(0, 10)])
+    spans.remove(7, 12)
+    assert list(spans) == [(0, 7)] and 6 in spans and 7 not in spans
+
+
+def test_remove_of_nothing() -> None:
+    spans = Spans([(0, 10)])
+    spans.remove(10, 20)
+    assert list(spans) == [(0, 10)]

@@ -1,0 +1,2 @@
+#!/bin/bash
+python3 -m pytest -rA -p no:cacheprovider "$TEST_DIR/test_database.py"
