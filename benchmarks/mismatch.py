@@ -71,6 +71,10 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
+    if len(options.seeds) > max(STUDENT):
+        parser.error(
+            f"--seeds takes at most {max(STUDENT)}, for which STUDENT has quantiles; these are {len(options.seeds)}"
+        )
     hf_logging.disable_progress_bar()
     common = [*COMMON, *options.overrides]
     warm = {seed: train("warm", seed, [*WARM, *common]) for seed in options.seeds}

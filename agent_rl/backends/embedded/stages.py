@@ -218,8 +218,9 @@ class LiveRun:
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
         if recomputes := config.decided_algorithm.proximal != config.algorithm.proximal:
             self.say(f"   Old is computed anew before the first update of each batch, as {config.mismatch}.")
-        about = config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say
-        diagnosis = Diagnosis(*about, steps=config.steps)
+        diagnosis = Diagnosis(
+            config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say, steps=config.steps
+        )
         if self.records is not None:
             self.records.rewind(trainer.step)
         while trainer.step < config.steps:
