@@ -198,7 +198,8 @@ def test_gpu_update_agrees(talker: Path, tmp_path: Path, preset: str) -> None:
     one, two = found
     assert one.keys() == two.keys()
     for name, value in one.items():
-        assert value == pytest.approx(two[name], rel=1e-2, abs=1e-3), name
+        if not name.startswith("perf/"):  # seconds
+            assert value == pytest.approx(two[name], rel=1e-2, abs=1e-3), name
     before = load_actor(talker, device="cpu").model.state_dict()
     for name, weight in state(trainers[0]).items():
         other = state(trainers[1])[name]
