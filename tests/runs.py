@@ -1,7 +1,9 @@
 """Small runs of the embedded trainer, for the tests that need one."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.token_records import TOKEN_RECORDS
 from agent_rl.view.progress import Progress
 
+T = TypeVar("T")
 SMALL = {
     "env": "calculator-v0",
     "threads": 1,
@@ -39,10 +42,14 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_actor(folder / "checkpoint").model.state_dict()
 
 
+def untimed(metrics: Mapping[str, T]) -> dict[str, T]:
+    """Metrics without those that measure time, which no two runs share."""
+    return {name: value for name, value in metrics.items() if not name.startswith("perf/")}
+
+
 def metrics_of(folder: Path) -> list[dict[str, object]]:
     """The metrics of a run, without those that measure time."""
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
+    return [untimed(row) for row in read_metrics(folder / "metrics.jsonl")]
 
 
 def killed_run(settings: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -32,7 +32,7 @@ from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.batches import weighted
 from tests.engines import GREEDY, Architecture, play_all, ragged_plans, tiny
-from tests.runs import SMALL, assert_same_run, config, whole_and_killed
+from tests.runs import SMALL, assert_same_run, config, untimed, whole_and_killed
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -197,9 +197,8 @@ def test_gpu_update_agrees(talker: Path, tmp_path: Path, preset: str) -> None:
         found.append(trainer.update(x) | trainer.update(x))
     one, two = found
     assert one.keys() == two.keys()
-    for name, value in one.items():
-        if not name.startswith("perf/"):  # seconds
-            assert value == pytest.approx(two[name], rel=1e-2, abs=1e-3), name
+    for name, value in untimed(one).items():
+        assert value == pytest.approx(two[name], rel=1e-2, abs=1e-3), name
     before = load_actor(talker, device="cpu").model.state_dict()
     for name, weight in state(trainers[0]).items():
         other = state(trainers[1])[name]
