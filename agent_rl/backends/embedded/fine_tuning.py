@@ -130,9 +130,11 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    if not model.is_activation_checkpointing:
+    if not any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
         try:
-            model.activation_checkpointing_enable({"use_reentrant": False})
+            # transformers 5.23's name, and 5.17's
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
         except ValueError as error:
             raise ConfigError(f"gradient_checkpointing: {error}") from error
         model.disable_input_require_grads()  # the backward would run through frozen layers

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from agent_rl.backends.embedded.precision import repeatable
 from agent_rl.config import Section
 from agent_rl.errors import ConfigError
 from agent_rl.lazy import torch
@@ -60,17 +60,6 @@ def default_lr(model: nn.Module) -> float:
     if sum(p.numel() for p in model.parameters()) < LARGE:
         return 2e-3
     return 1e-4 if hasattr(model, "peft_config") else 1e-5
-
-
-@contextmanager
-def repeatable(on_gpu: bool) -> Iterator[None]:
-    """Let gradients be the same every time, also on a GPU, whose kernels else add up in any order."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(before or on_gpu)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 class Optimizer:

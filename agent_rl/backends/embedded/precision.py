@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
 LOGITS_AT_A_TIME = 2**24
 """64 MiB in float32: 29,127 tokens of the default vocabulary of 576, 110 of Qwen's 151,936. Measured: larger pieces
 are no faster."""
+
+
+@contextmanager
+def repeatable(on_gpu: bool) -> Iterator[None]:
+    """Let sums be the same every time, also on a GPU, whose kernels else add up in any order."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(before or on_gpu)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 class PrecisionConfig(Section):
@@ -38,11 +50,16 @@ class PrecisionConfig(Section):
     """Tokens whose logits exist at a time; 0 takes as many as have 64 MiB of them. Results don't depend on it, save for
     rounding. More than one chunk costs a second product with the head's weights."""
 
-    def region(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return the context that the model's layers run in."""
-        if self.autocast == "none":
-            return nullcontext()
-        return torch.autocast(device.type, getattr(torch, self.autocast))
+    @contextmanager
+    def region(self, device: torch.device) -> Iterator[None]:
+        """Run a model's layers in the format that is set, by the kernels that the backward runs by.
+
+        On a GPU attention is another kernel where algorithms have to be deterministic, as they have to in the backward;
+        what is computed again there, for its gradient, must be what the forward computed.
+        """
+        cast = nullcontext() if self.autocast == "none" else torch.autocast(device.type, getattr(torch, self.autocast))
+        with repeatable(device.type == "cuda"), cast:
+            yield
 
     def head_format(self, weight: Tensor) -> torch.dtype:
         """Return the format in which the head of these weights multiplies."""
