@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 
 from agent_rl.algorithms import Rows
-from agent_rl.backends.embedded.optimizer import LARGE, repeatable
-from agent_rl.backends.embedded.precision import PrecisionConfig
+from agent_rl.backends.embedded.optimizer import LARGE
+from agent_rl.backends.embedded.precision import PrecisionConfig, repeatable
 from agent_rl.engines.embedded.parts import body_of, unwrapped
 from agent_rl.grid import Grid, cut_lengths
 
