@@ -1,7 +1,7 @@
 """Effect of low-precision rollouts on the training of a mixture of experts, and its remedies; see BENCHMARKS.md.
 
-    python benchmarks/mismatch.py [--formats int4 ...] [--treatments none tis r3 ...] [--presets grpo gspo ...]
-                                  [--seeds 0 1 2] [key=value ...]
+    python benchmarks/mismatch.py [key=value ...] [--formats int4 ...] [--treatments none tis r3 ...]
+                                  [--presets grpo gspo ...] [--seeds 0 1 2]
 
 One warm start a seed, in float32. From it every treatment trains on calculator-v0, with episodes sampled from weights
 that are rounded to the format (a simulation, see agent_rl.engines.embedded.quantization) and gradients in float32.

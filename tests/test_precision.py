@@ -27,6 +27,14 @@ def trainer(start: Path, tmp_path: Path, **precision: object) -> Trainer:
     return Trainer(spec("calculator-v0"), load_actor(start, slots=8, context=256), settings)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_layers_run_by_the_kernels_of_the_backward(device: str) -> None:
+    assert not torch.are_deterministic_algorithms_enabled()
+    with PrecisionConfig().region(torch.device(device)):
+        assert torch.are_deterministic_algorithms_enabled() == (device == "cuda")
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_float32_head_narrows_the_gap(folder: Path, tmp_path: Path) -> None:
     one = trainer(folder / "checkpoint", tmp_path)
     _, episodes = one.evaluate(one.spec.tasks.distinct("dev", 12), one.rollouts.params, "dev", "gap")
