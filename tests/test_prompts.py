@@ -159,7 +159,7 @@ def test_models_that_read_prompts_otherwise_do_not_share() -> None:
     assert not is_exact(tiny("qwen3_moe"))
     assert not is_exact(MistralForCausalLM(MistralConfig(sliding_window=8, **SMALL)))
     model = llama()
-    model.model.layers[0].gradient_checkpointing = True
+    model.activation_checkpointing_enable()
     assert not is_exact(model)
     model = llama()
     model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}

@@ -118,11 +118,6 @@ def freeze_parameters(model: PreTrainedModel, freeze: FreezeConfig) -> None:
         embeddings.register_forward_hook(_cut)
 
 
-def is_checkpointed(model: PreTrainedModel) -> bool:
-    """Whether any of its layers can be computed again in the backward, in place of keeping their activations."""
-    return any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
-
-
 @contextmanager
 def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     """Keep no activations of layers in the forward passes inside: their backward computes them again.
@@ -135,7 +130,9 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    if not is_checkpointed(model):
+    from agent_rl.engines.embedded.parts import body_of
+
+    if not getattr(body_of(model), "gradient_checkpointing", False):
         try:
             # transformers 5.23's name, and 5.17's
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable

@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 
 from agent_rl.algorithms import Rows
-from agent_rl.backends.embedded.fine_tuning import is_checkpointed
 from agent_rl.backends.embedded.optimizer import LARGE
 from agent_rl.backends.embedded.precision import PrecisionConfig, repeatable
 from agent_rl.engines.embedded.parts import body_of, unwrapped
@@ -181,7 +180,7 @@ def is_exact(model: PreTrainedModel) -> bool:
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         and rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn")
         and config._attn_implementation == "sdpa"
-        and not is_checkpointed(model)
+        and not body_of(model).gradient_checkpointing
     )
 
 
