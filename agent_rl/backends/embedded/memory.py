@@ -45,6 +45,9 @@ PROCESS = 0.3 * GIB
 """Of a further process before it has a model: Python, torch and transformers. Measured."""
 PROGRAM = 0.12 * GIB
 """Of this process besides: modules that are imported later, a tokenizer, episodes. Measured with the default model."""
+FREED = 0.4
+"""Of activations and gradients, on a CPU: memory that glibc keeps when they are freed, in pieces that don't fit what
+comes next. Measured by benchmarks/memory.py."""
 SMALL = 0.1 * GIB
 """Activations that are not worth the tenth of a second in which they are traced."""
 UNTRACED = 32
@@ -116,6 +119,8 @@ def estimate(config: TrainConfig, env: EnvSpec, source: str | Path | None = None
     activations = HEAD_COPIES * 4.0 * n * len(head) + (0 if head.dtype == torch.float32 else 4.0 * head.numel())
     activations += _activations(model, config, context)
     updating = {"pages": min(pages, KEPT), "gradients": gradients, "activations": activations}
+    if device.type == "cpu":
+        updating["freed but kept"] = FREED * (gradients + activations)
     sampling = {"pages": pages, "engine": _engine_copy(model, _nbytes(own)) if config.engine == "torch" else 0.0}
     parts = fixed | max(updating, sampling, key=lambda phase: sum(phase.values()))
     if config.processes > 1 and device.type == "cpu":
