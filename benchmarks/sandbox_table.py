@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,6 +41,8 @@ class Bar:
     measure: Measure
     name: str
     limit: float
+    beside: str | None = None
+    """The peer of whose figure `limit` is a multiple; None: it is a figure itself."""
 
 
 def merged(rounds: Iterable[Row]) -> list[Row]:
@@ -83,14 +85,17 @@ def _line(row: Row, times: float | None) -> str:
 def verdicts(rows: Sequence[Row], bars: Iterable[Bar]) -> list[str]:
     """Return a line for each bar, which begins with PASS, FAIL, or NOT RUN."""
     values = {(row.measure, row.name): row.value for row in rows}
-    return [_verdict(bar, values.get((bar.measure, bar.name))) for bar in bars]
+    return [_verdict(bar, values) for bar in bars]
 
 
-def _verdict(bar: Bar, value: float | None) -> str:
+def _verdict(bar: Bar, values: Mapping[tuple[Measure, str], float]) -> str:
     least = bar.measure in MORE_IS_BETTER
-    wanted = f"{bar.name}: {bar.measure}: {'at least' if least else 'at most'} {bar.limit:g}"
-    if value is None:
+    unit = f" x {bar.beside}" if bar.beside else ""
+    wanted = f"{bar.name}: {bar.measure}: {'at least' if least else 'at most'} {bar.limit:g}{unit}"
+    value, one = values.get((bar.measure, bar.name)), values.get((bar.measure, bar.beside)) if bar.beside else 1.0
+    if value is None or one is None:
         return f"NOT RUN  {wanted}"
+    value /= one
     passed = value >= bar.limit if least else value <= bar.limit
     return f"{'PASS' if passed else 'FAIL'}  {wanted}; it is {_digits(value)}"
 

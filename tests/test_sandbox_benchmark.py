@@ -76,6 +76,14 @@ def test_verdicts_mark_unmeasured_bars() -> None:
     assert verdicts([OURS], [Bar(Measure.RATE, "ours", 1.0)])[0].startswith("NOT RUN")
 
 
+@pytest.mark.parametrize(("times", "verdict"), [(1.2, "PASS"), (1.1, "FAIL")])
+def test_verdicts_compare_with_a_peer(times: float, verdict: str) -> None:
+    rows = [Row(Measure.OPEN, "ours", 12.0), Row(Measure.OPEN, "peer", 10.0)]
+    bar = Bar(Measure.OPEN, "ours", times, "peer")
+    assert verdicts(rows, [bar])[0].startswith(verdict) and "x peer; it is 1.20" in verdicts(rows, [bar])[0]
+    assert verdicts(rows[:1], [bar])[0].startswith("NOT RUN")
+
+
 # --- how it measures ---
 
 

@@ -26,6 +26,7 @@ from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, c
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
 from agent_rl.sandboxes.docker.images import IMAGE_GB, provide
+from agent_rl.sandboxes.docker.loopback import Loopback, collect_hosts
 from agent_rl.sandboxes.docker.network import MEGABYTES, read_network
 from agent_rl.sandboxes.docker.pod import NO_POD, Pod, Pods
 from agent_rl.sandboxes.docker.runtime import check_engine, with_runtime
@@ -120,6 +121,7 @@ class DockerSandboxes(AgentSandboxes):
             images=self._provide,
             runtime=runtime,
         )
+        self._loopback = Loopback(self.engine, runtime)
         self._is_provided = False
         """Whether the image was there when a sandbox was last opened."""
         self._threads = ThreadPoolExecutor(starts, thread_name_prefix="docker")
@@ -147,6 +149,7 @@ class DockerSandboxes(AgentSandboxes):
             raise SandboxError("this docker backend was closed")
         if not self._tidy:
             await asyncio.wrap_future(self._threads.submit(collect, self.engine))
+            await asyncio.wrap_future(self._threads.submit(collect_hosts))
             self._tidy = True
             await asyncio.wrap_future(self._threads.submit(self._remove_left))
         starting = self._threads.submit(self._start, limits, owner, lifetime)
@@ -183,8 +186,6 @@ class DockerSandboxes(AgentSandboxes):
         )
         try:
             async with self.starting(sandbox):
-                async with asyncio.timeout(TIMEOUT):
-                    await asyncio.get_running_loop().sock_sendall(stream, greeting(lifetime, variables=pod.variables))
                 await sandbox.ready(TIMEOUT)
         except (OSError, SandboxError) as error:  # a TimeoutError is one
             raise SandboxError(f"a container's agent did not start: {error} {demultiplexer.complaint}") from error
@@ -201,7 +202,7 @@ class DockerSandboxes(AgentSandboxes):
         container, pod = "", NO_POD
         try:
             pod = self._pods.open(self.image, limits, about, lifetime)
-            container = self.engine.create(
+            with self._loopback.create(
                 self.image,
                 ARGV,
                 {**with_runtime(self.runtime, confinement(limits, user)), **pod.confinement},
@@ -210,8 +211,9 @@ class DockerSandboxes(AgentSandboxes):
                 labels=about,
                 working_dir="/",
                 **pod.hostname,
-            )
-            return container, self.engine.start(container), pod
+            ) as container:
+                first = greeting(lifetime, variables=pod.variables)
+                return container, self.engine.start(container, first), pod
         except BaseException:
             self._is_provided = self._is_provided and container != ""  # another process may have removed it
             self._remove_all(container, pod)

@@ -68,12 +68,23 @@ class Engine:
             )
             return str(created["Id"])
 
-    def start(self, container: str) -> socket.socket:
-        """Start a container; return its stdin, stdout and stderr as one non-blocking socket, in Docker's framing."""
+    def start(self, container: str, first: bytes = b"") -> socket.socket:
+        """Start a container; return its stdin, stdout and stderr as one non-blocking socket, in Docker's framing.
+
+        Args:
+            container: its id.
+            first: what it finds on its stdin. It is on its way before the engine is done, which goes on to do much
+                after the program has begun.
+        """
         with self._asked("start a container"):
             stream = _attach(self.host, container)
             try:
+                stream.setblocking(False)
+                sent = stream.send(first)
                 self.api.start(container)
+                stream.settimeout(TIMEOUT)
+                with contextlib.suppress(ConnectionError):  # it has ended: what it said of that is still to be read
+                    stream.sendall(first[sent:])
             except BaseException:
                 stream.close()
                 raise
@@ -100,6 +111,11 @@ class Engine:
         """Return the names of what it can run containers by."""
         with self._asked("name its runtimes"):
             return sorted(self.api.info().get("Runtimes") or ())
+
+    def has_selinux(self) -> bool:
+        """Whether it labels what containers may read, for SELinux."""
+        with self._asked("name its security options"):
+            return any("selinux" in option for option in self.api.info().get("SecurityOptions") or ())
 
     def is_podman(self) -> bool:
         """Whether it is Podman's service, which speaks Docker's API, too."""

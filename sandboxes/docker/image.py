@@ -1,22 +1,26 @@
 """A base image for sandboxes made offline, from the interpreter that is running: no registry, no network.
 
-It holds this interpreter with its standard library, a shell and the usual small programs of this machine, and the
-shared libraries of all of these; no package of yours. Who has a registry can build the `Dockerfile` beside this file
-instead, and add packages to it.
+It holds this interpreter with its standard library and the bytecode of that, a shell and the usual small programs of
+this machine, and the shared libraries of all of these; no package of yours. Who has a registry can build the
+`Dockerfile` beside this file instead, and add packages to it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import marshal
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from agent_rl.errors import ConfigError
@@ -35,6 +39,8 @@ _LEFT_OUT = re.compile(
     r"/(site-packages|dist-packages|tests?|__pycache__|idlelib|tkinter|ensurepip|turtledemo|lib2to3|pydoc_data|config-.*)/|/_tkinter\."
 )
 """Folders of the standard library: other people's packages, tests, what needs a screen, what builds extensions."""
+_UNCHECKED = 1
+"""In the head of a file of bytecode: a hash, which isn't looked at, stands there for the source's time."""
 _LIBRARY = re.compile(r"(?:=> )?(/\S+) \(0x")
 
 _FILES = {
@@ -71,18 +77,31 @@ def write_root(tar: tarfile.TarFile) -> None:
     where = Path("/etc/ld.so.cache")  # says where this machine's libraries are
     copied = {file: str(file) for file in [interpreter, *modules, *linked, *([where] if where.exists() else [])]}
     copied |= {program: f"/usr/local/bin/{program.name}" for program in programs}
+    compiled = {importlib.util.cache_from_source(str(file)): file for file in modules if file.suffix == ".py"}
     links = {link: f"/usr/local/bin/{Path(link).name}" for link in ("/bin/sh", "/bin/bash", "/usr/bin/env")}
     links |= {f"/usr/local/bin/{name}": str(interpreter) for name in ("python3", "python")}
     for folder in sorted(
-        {str(f) for name in (*copied.values(), *links, *_FILES) for f in Path(name).parents} | _FOLDERS
+        {str(f) for name in (*copied.values(), *compiled, *links, *_FILES) for f in Path(name).parents} | _FOLDERS
     ):
         _add(tar, folder, tarfile.DIRTYPE, mode=0o1777 if folder == "/tmp" else 0o755)
     for name, text in _FILES.items():
         _add(tar, name, data=text.encode())
     for file, name in copied.items():
         _add(tar, name, data=file.read_bytes(), mode=0o755 if os.access(file, os.X_OK) else 0o644)
+    for name, file in compiled.items():
+        _add(tar, name, data=_bytecode(file))
     for name, target in links.items():
         _add(tar, name, tarfile.SYMTYPE, target=target)
+
+
+def _bytecode(file: Path) -> bytes:
+    """Return a module's bytecode as a file that Python takes without a look at the source.
+
+    Nothing in a container can keep what it compiles, so each would compile all that it imports: the agent's imports
+    take four times as long then.
+    """
+    code = SourceFileLoader("", str(file)).get_code("")
+    return importlib.util.MAGIC_NUMBER + struct.pack("<I8x", _UNCHECKED) + marshal.dumps(code)
 
 
 def libraries_of(files: Iterable[Path]) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import random
 import subprocess
@@ -40,9 +41,12 @@ async def main(url, name, count):
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 
+LEASES = int(os.environ.get("AGENT_RL_BAR", "0")) or 40
+"""Jails, at once; AGENT_RL_BAR=1000 is the bar, and takes 6 GB and some minutes."""
 
-def worker(url: str, name: str, count: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", WORKER, url, name, str(count)]
+
+def worker(url: str, name: str, count: int, code: str = WORKER) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, url, name, str(count)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=ROOT, **pipes)
 
@@ -71,6 +75,82 @@ def test_thousand_leases_survive_workers_killed_at_random() -> None:
         assert len(backend.opened) == 1000 and all(fake.closed for fake in backend.opened)
         counts = health(url)
         assert (counts["opened"], counts["lost"], counts["refused"], counts["expired"]) == (1000, 1000, 0, 0)
+
+
+HOLDER = """
+import asyncio, sys
+from agent_rl.sandboxes.base import Limits
+from agent_rl.sandboxes.remote import RemoteSandboxes
+
+async def main(url, name, count):
+    sandboxes = RemoteSandboxes(url, limits=Limits(memory=64 << 20, disk=1 << 20), wait=600)
+    opened = []
+    for number in range(count):
+        opened.append(await sandboxes.open(owner=name))
+        await opened[-1].write_file("mine", f"{name} {number}".encode())
+        await opened[-1].run_python(f"mine = {number}")
+        print(number, flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        files = [await sandbox.read_file("mine") for sandbox in opened]
+        values = [(await sandbox.run_python("mine")).value for sandbox in opened]
+        right = files == [f"{name} {n}".encode() for n in range(count)] and values == [*map(str, range(count))]
+        print("right" if right else f"{files} {values}", flush=True)
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+def below(pid: int) -> int:
+    """Return how many processes descend from one."""
+    parents = dict[int, int]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return len(family) - 1
+
+
+def test_leases_of_real_jails_survive_workers_killed_at_random() -> None:
+    """All places are jails, held at once; workers are killed while they open theirs, and while they hold them."""
+    each, chance = LEASES // 5, random.Random(19)
+    with ExitStack() as ended:
+        server, url = ended.enter_context(serve_command("--capacity", str(LEASES), "--wait", "600", "tier=jail"))
+        workers = list[subprocess.Popen[str]]()
+
+        def start() -> None:
+            name = str(next(names))
+            workers.append(ended.enter_context(worker(url, name, each, HOLDER)))
+            ended.callback(workers[-1].kill)
+
+        names = itertools.count()
+        for _ in range(5):
+            start()
+        for _ in range(3):  # killed while they open
+            victim = workers[chance.randrange(5)]
+            for _ in range(chance.randrange(1, each)):
+                victim.stdout.readline()
+            victim.kill()
+            workers.remove(victim)
+            start()
+        for holder in workers:
+            while holder.stdout.readline() != f"{each - 1}\n":
+                assert holder.poll() is None
+        wait_for(lambda: health(url)["taken"] == 5 * each, "the places of those killed while they opened")
+        jails = below(server.pid)
+        assert jails >= 2 * 5 * each, "each has an agent and an interpreter"
+        chance.shuffle(workers)
+        while workers:
+            workers.pop().kill()
+            wait_for(lambda: health(url)["taken"] == each * len(workers), "the places of the killed")
+            for holder in workers:
+                print("check", file=holder.stdin, flush=True)
+            assert [holder.stdout.readline() for holder in workers] == ["right\n"] * len(workers)
+        counts = health(url)
+        print(f"{counts['opened']} leases of {5 * each} places, {jails} processes, then {below(server.pid)}; {counts}")
+        assert counts["opened"] == counts["lost"] > 5 * each and counts["refused"] == counts["expired"] == 0
+        wait_for(lambda: below(server.pid) <= 1, "all but the process that makes jails")
 
 
 def test_leases_end_in_any_order_of_cancelled_calls() -> None:

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.base import Guarantee, Limits, Sandbox
 from agent_rl.sandboxes.docker import IMAGE, DockerSandboxes, Engine, backend
 from agent_rl.sandboxes.docker.container import PROCESS, collect, confinement, labels
+from agent_rl.sandboxes.docker.loopback import PREFIX
 from agent_rl.sandboxes.pool import WarmPool
 from agent_rl.sandboxes.verification import CANARIES
 from tests.e2e.dockerd import Dockerd, is_empty
@@ -84,6 +86,25 @@ def test_docker_sandbox_keeps_variables_and_files(engine: Engine) -> None:
         assert (ran.returncode, ran.stderr) == (3, "no\n") and ran.stdout.endswith("\nb\n") and ran.stdout[:2] != "0\n"
 
     in_container(engine, use)
+
+
+SERVED = """
+import os, socket
+server = socket.create_server(("localhost", 0))
+socket.create_connection(("localhost", server.getsockname()[1]), timeout=5)
+sorted(os.listdir("/proc/sys/net/ipv4/conf")), open("/etc/resolv.conf").read(), os.access("/etc/hosts", os.W_OK)
+"""
+
+
+def test_docker_sandbox_has_a_named_loopback_and_nothing_else(engine: Engine) -> None:
+    """The names of the host's servers are not in there, either: `NetworkMode: none` would have copied them."""
+
+    async def use(sandbox: Sandbox) -> None:
+        found = await sandbox.run_python(SERVED)
+        assert found.value == "(['all', 'default', 'lo'], '', False)", found
+
+    in_container(engine, use)
+    assert not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
 
 
 def test_docker_sandbox_opens_with_little_memory(engine: Engine) -> None:

@@ -29,6 +29,9 @@ class Registry:
     def version(self) -> dict[str, Any]:
         return {"Components": [{"Name": "Engine"}]}
 
+    def info(self) -> dict[str, Any]:
+        return {"SecurityOptions": ["name=seccomp,profile=default"]}
+
     def images(self, name: str | None = None) -> list[dict[str, Any]]:
         return [{"RepoTags": [tag]} for tag in self.found if name in (None, tag)]
 

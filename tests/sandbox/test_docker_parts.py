@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import json
 import os
+import re
 import struct
+import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
+from importlib.machinery import SourcelessFileLoader
 from pathlib import Path
+from types import CodeType
+from typing import IO, Any, cast
 
 import pytest
 from hypothesis import given
@@ -17,8 +24,10 @@ from hypothesis import strategies as st
 
 from agent_rl.cli import main
 from agent_rl.errors import ConfigError, SandboxError
+from agent_rl.sandboxes.agent.frames import Frames, pack
 from agent_rl.sandboxes.base import Limits
-from agent_rl.sandboxes.docker import DockerSandboxes, image
+from agent_rl.sandboxes.client import remote
+from agent_rl.sandboxes.docker import DockerSandboxes, Engine, image
 from agent_rl.sandboxes.docker.container import (
     ALLOWED,
     EXPIRES,
@@ -32,6 +41,7 @@ from agent_rl.sandboxes.docker.container import (
     labels,
     seccomp_profile,
 )
+from agent_rl.sandboxes.docker.loopback import HOSTS, PREFIX, Loopback, collect_hosts
 from agent_rl.sandboxes.e2b import E2BSandboxes
 from agent_rl.sandboxes.registry import make_backend
 
@@ -123,11 +133,12 @@ def test_docker_retries_a_failed_removal(monkeypatch: pytest.MonkeyPatch) -> Non
         if len(asked) == 1:
             raise busy
 
-    def start(container: str) -> None:
+    def start(container: str, first: bytes) -> None:
         raise busy
 
     fake = {
         "is_podman": lambda: False,
+        "has_selinux": lambda: False,
         "labelled": lambda label: {},
         "create": lambda *a, **k: "c1",
         "start": start,
@@ -157,15 +168,96 @@ def test_write_root_packs_programs_without_packages(tmp_path: Path, monkeypatch:
         image.write_root(tar)
     with tarfile.open(tmp_path / "image.tar") as tar:
         entries = {entry.name: entry for entry in tar}
+        cached = next(name for name in entries if re.search(r"/json/__pycache__/scanner\.", name))
+        (tmp_path / "scanner.pyc").write_bytes(cast(IO[bytes], tar.extractfile(cached)).read())
     names = set(entries)
+    assert (
+        "py_make_scanner"
+        in cast(CodeType, SourcelessFileLoader("", str(tmp_path / "scanner.pyc")).get_code("")).co_names
+    )
     assert {"work", "tmp", "proc", "dev", "etc/passwd", "usr/local/bin/cat", "usr/local/bin/python3"} <= names
     assert {"json", "unittest"} <= {Path(name).parent.name for name in names if name.endswith("/__init__.py")}
     assert any("libc.so" in name for name in names)
-    assert not [name for name in names if "site-packages/" in name or "/test/" in name or "__pycache__/" in name]
+    assert not [name for name in names if "site-packages/" in name or "/test/" in name]
     assert entries.pop("tmp").mode == 0o1777
     assert all(entry.uid == 0 and not entry.mode & 0o7022 for entry in entries.values())
     for name in names - {"."}:
         assert str(Path(name).parent) in names, "a folder that is not listed gets whatever mode the engine likes"
+
+
+# What a container is made of
+
+
+class Creating:
+    """An engine that sees none of this process's files, or labels its own."""
+
+    host = "unix:///nowhere"
+
+    def __init__(self, *, sees: bool, labels: bool = False) -> None:
+        self.sees, self.labels = sees, labels
+        self.created: list[Mapping[str, Any]] = []
+        self.hosts: list[bytes] = []
+
+    def has_selinux(self) -> bool:
+        return self.labels
+
+    def create(self, image: str, argv: list[str], host_config: Mapping[str, Any], **config: object) -> str:
+        if not self.sees and "Mounts" in host_config:
+            raise SandboxError("bind source path does not exist: /tmp/x")
+        self.created.append({**host_config, **config})
+        self.hosts += [Path(mount["Source"]).read_bytes() for mount in host_config.get("Mounts", ())]
+        return "c1"
+
+
+def created(engine: Creating, *, times: int = 1, runtime: str | None = None, network: str = "none") -> list[bool]:
+    """Return of each container whether it is made without a network of the engine's."""
+    loopback = Loopback(cast(Engine, engine), runtime)
+    for _ in range(times):
+        with loopback.create("image", ["true"], {"NetworkMode": network}, user="1:1") as container:
+            assert container == "c1"
+    assert all(made["NetworkMode"] == network and made["user"] == "1:1" for made in engine.created)
+    return [made.get("network_disabled", False) and "Mounts" in made for made in engine.created]
+
+
+def test_loopback_has_a_file_of_its_own_for_each_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = Creating(sees=True)
+    assert created(engine, times=2) == [True, True]
+    (one,), (other,) = (made["Mounts"] for made in engine.created)
+    assert one["ReadOnly"] and one["Target"] == "/etc/hosts" and one["Source"] != other["Source"]
+    assert engine.hosts == [HOSTS, HOSTS] and not list(tmp_path.iterdir())
+
+
+def test_loopback_leaves_the_network_to_the_engine_where_it_has_to() -> None:
+    assert created(Creating(sees=False), times=2) == [False, False]
+    assert created(Creating(sees=True, labels=True)) == [False]
+    assert created(Creating(sees=True), runtime="runsc") == [False]
+    assert created(Creating(sees=True), network="container:keeper") == [False]
+    far = Creating(sees=True)
+    far.host = "tcp://127.0.0.1:1"
+    assert created(far) == [False]
+
+
+def test_collect_hosts_removes_old_files_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    old, new = (tmp_path / f"{PREFIX}{name}" for name in ("old", "new"))
+    old.touch()
+    new.touch()
+    os.utime(old, (1, 1))
+    collect_hosts()
+    assert list(tmp_path.iterdir()) == [new]
+
+
+@pytest.mark.parametrize("magic", [importlib.util.MAGIC_NUMBER, b"none"])
+def test_agent_starts_from_bytecode_or_from_source(magic: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, _, codes = remote._modules()
+    monkeypatch.setattr(remote, "_modules", lambda: (sources, magic, codes if magic != b"none" else b"?"))
+    command = [sys.executable, "-I", "-S", "-B", "-c", remote.ENTRY]
+    sent = remote.greeting(60) + pack({"op": "end", "id": 7})
+    ran = subprocess.run(command, input=sent, capture_output=True, env={}, timeout=60)
+    frames = Frames()
+    frames.feed(ran.stdout)
+    assert frames.pop() == ({"ready": True}, b"") and (frames.pop() or ({},))[0]["id"] == 7, ran.stderr
 
 
 # Missing parts
