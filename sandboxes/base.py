@@ -6,6 +6,7 @@ episode is a failed one and is not scored.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,7 @@ class PythonResult:
 
 
 _NO_LIMITS = CallLimits()
+_USER = re.compile("[a-z][a-z0-9_-]{0,31}")
 
 
 class FileAccessError(OSError):
@@ -128,6 +130,7 @@ class Command:
     timeout: float
     max_output: int
     limits: CallLimits = _NO_LIMITS
+    user: str = ""
 
 
 class Sandbox(ABC):
@@ -157,6 +160,7 @@ class Sandbox(ABC):
         timeout: float = DEFAULT_TIMEOUT,
         max_output: int = MAX_OUTPUT,
         limits: CallLimits = _NO_LIMITS,
+        user: str | None = None,
     ) -> ExecResult:
         """Run a command to its end; whatever it leaves running in the background is ended, too.
 
@@ -168,13 +172,17 @@ class Sandbox(ABC):
             timeout: seconds until the whole tree of processes is killed.
             max_output: bytes kept of each of stdout and stderr, half from the head, half from the tail.
             limits: what each of its processes may use, where that is less than the sandbox's.
+            user: who runs it: by any name, another user of the sandbox's own; its first user if None.
 
         Raises:
-            ConfigError: if `argv` is no command, or a limit is out of range.
+            ConfigError: if `argv` is no command, a limit is out of range, or the sandbox has no other users.
         """
         check_argv(argv)
         check_call(timeout, max_output)
-        return await self.run_command(Command(tuple(argv), input, cwd, dict(env or {}), timeout, max_output, limits))
+        kept = Command(
+            tuple(argv), input, cwd, dict(env or {}), timeout, max_output, limits, check_user(user, self.refuse_users())
+        )
+        return await self.run_command(kept)
 
     async def start(
         self,
@@ -184,6 +192,7 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         limits: CallLimits = _NO_LIMITS,
         pty: tuple[int, int] | None = None,
+        user: str | None = None,
     ) -> Process:
         """Start a process that goes on when this returns, through other calls, until it or the sandbox ends.
 
@@ -193,14 +202,16 @@ class Sandbox(ABC):
             env: variables in addition to PATH, HOME and LANG.
             limits: what each of its processes may use, where that is less than the sandbox's.
             pty: rows and columns of a terminal that is its stdin, stdout and stderr; pipes if None.
+            user: who runs it, as in `exec`.
 
         Raises:
-            ConfigError: if `argv` is no command, or the backend has no processes that outlive a call.
+            ConfigError: if `argv` is no command, or the backend lacks processes that outlive a call, or other users.
             ProcessError: if the sandbox can't have another one; a program that is missing is one that ends with 127.
         """
         check_argv(argv)
         size = pty and check_pty(pty)
-        return await self.start_process(Launch(tuple(argv), cwd, dict(env or {}), limits, size))
+        who = check_user(user, self.refuse_users())
+        return await self.start_process(Launch(tuple(argv), cwd, dict(env or {}), limits, size, who))
 
     async def stream(self, address: int | str, *, timeout: float = CONNECT_TIMEOUT) -> Stream:
         """Connect to a server in the sandbox, which has no other network.
@@ -218,6 +229,10 @@ class Sandbox(ABC):
             raise ConfigError(f"address={address!r}; give a port, 1 to 65535, or the path of a Unix socket")
         check_call(timeout, 0)
         return await self.open_stream(address, timeout)
+
+    def refuse_users(self) -> str | None:
+        """Return why no call can have another user here; None if it can."""
+        return "a sandbox of this kind has one user, and what runs its code may become no other; docker's have others"
 
     async def start_process(self, launch: Launch) -> Process:
         """Start a process: `start` for a backend to implement, if it can."""
@@ -340,6 +355,23 @@ def check_argv(argv: Sequence[str]) -> None:
     """
     if isinstance(argv, str) or not argv:
         raise ConfigError(f"argv={argv!r} is no command; give a list, such as ['ls', '-l']")
+
+
+def check_user(user: str | None, refused: str | None) -> str:
+    """Return the user of a call, "" for a sandbox's first one.
+
+    Raises:
+        ConfigError: if there can be none of that name, or, for the given reason, none at all.
+    """
+    if user is None:
+        return ""
+    if refused is not None:
+        raise ConfigError(f"user={user!r}: {refused}")
+    if user == "root" or not _USER.fullmatch(user):
+        raise ConfigError(
+            f"user={user!r}: give a name such as 'tests', which is not root, of at most 32 of a-z 0-9 _ -"
+        )
+    return user
 
 
 def check_call(timeout: float, max_output: int) -> None:

@@ -243,6 +243,9 @@ class _PooledSandbox(Sandbox):
     def loss(self) -> SandboxLoss | None:
         return self._sandbox.loss
 
+    def refuse_users(self) -> str | None:
+        return self._held().refuse_users()
+
     async def run_command(self, command: Command) -> ExecResult:
         return await self._held().run_command(command)
 

@@ -69,6 +69,7 @@ class Launch:
     env: Mapping[str, str]
     limits: CallLimits
     pty: tuple[int, int] | None
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,12 @@ class Fate:
         self.has_run_code = self.is_closed = False
         """Whether foreign code had its turn; whether the host ended it."""
         self._expires, self._host_failure, self._evidence = expires, host_failure, evidence
-        self._seen, self._is_over = Cause.AGENT_ENDED, False
+        self.seen, self._is_over = Cause.AGENT_ENDED, False
+        """What was seen of the loss."""
 
     def note(self, reason: str, seen: Cause) -> None:
         """Record the loss, by what was seen of it."""
-        self.lost, self._seen, self._is_over = reason, seen, time.monotonic() >= self._expires
+        self.lost, self.seen, self._is_over = reason, seen, time.monotonic() >= self._expires
 
     def error(self) -> SandboxError:
         """Return what a call raises that can't be made."""
@@ -95,10 +96,10 @@ class Fate:
         failure, evidence = None, dict[str, JSON]()
         if self.has_run_code and not (self.is_closed or self._is_over):
             failure = await self._host_failure()
-            if failure is None and self._seen is Cause.AGENT_ENDED and self._evidence:
+            if failure is None and self.seen is Cause.AGENT_ENDED and self._evidence:
                 evidence = dict(await self._evidence(True))
         cause = find_cause(
-            self._seen,
+            self.seen,
             has_run_code=self.has_run_code,
             is_closed=self.is_closed,
             is_over=self._is_over,

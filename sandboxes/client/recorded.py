@@ -26,9 +26,13 @@ class RecordedSandbox(AgentSandbox):
     async def run_command(self, command: Command) -> ExecResult:
         """Run a command to its end; whatever it leaves running in the background is ended, too."""
         result = await super().run_command(command)
+        self.note(command, result)
+        return result
+
+    def note(self, command: Command, result: ExecResult) -> None:
+        """Record a command that was run."""
         size = len(command.input) + sum(map(len, command.argv))
         self.journal.add(Call("run_command", {"command": command}, ""), size, result.seconds)
-        return result
 
     async def start_process(self, launch: Launch) -> Process:
         """Start a process that goes on when this returns."""

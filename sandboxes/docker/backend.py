@@ -19,10 +19,9 @@ from agent_rl.core.messages import JSON
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits
 from agent_rl.sandboxes.client.backend import AgentSandboxes
-from agent_rl.sandboxes.client.recorded import RecordedSandbox
 from agent_rl.sandboxes.client.remote import greeting
 from agent_rl.sandboxes.docker.compose import read_compose
-from agent_rl.sandboxes.docker.container import ARGV, Demultiplexer, any_user, collect, confinement, labels
+from agent_rl.sandboxes.docker.container import ARGV, USERS, Demultiplexer, any_user, collect, confinement, labels
 from agent_rl.sandboxes.docker.engine import TIMEOUT, Engine
 from agent_rl.sandboxes.docker.image import IMAGE
 from agent_rl.sandboxes.docker.images import IMAGE_GB, provide
@@ -31,6 +30,7 @@ from agent_rl.sandboxes.docker.network import MEGABYTES, read_network
 from agent_rl.sandboxes.docker.pod import NO_POD, Pod, Pods
 from agent_rl.sandboxes.docker.runtime import check_engine, with_runtime
 from agent_rl.sandboxes.docker.services import SECONDS
+from agent_rl.sandboxes.docker.users import ContainerSandbox
 from agent_rl.sandboxes.registry import register_sandbox
 
 STARTS = 4
@@ -143,7 +143,7 @@ class DockerSandboxes(AgentSandboxes):
         await asyncio.to_thread(self._pods.close)
         self.engine.close()
 
-    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> RecordedSandbox:
+    async def spawn(self, owner: str, limits: Limits, lifetime: float) -> ContainerSandbox:
         """Start a container."""
         if self._closed:
             raise SandboxError("this docker backend was closed")
@@ -152,7 +152,8 @@ class DockerSandboxes(AgentSandboxes):
             await asyncio.wrap_future(self._threads.submit(collect_hosts))
             self._tidy = True
             await asyncio.wrap_future(self._threads.submit(self._remove_left))
-        starting = self._threads.submit(self._start, limits, owner, lifetime)
+        user, expires = any_user(), time.monotonic() + lifetime
+        starting = self._threads.submit(self._start, limits, owner, lifetime, user)
         try:
             container, stream, pod = await asyncio.wrap_future(starting)
         except asyncio.CancelledError:
@@ -174,11 +175,22 @@ class DockerSandboxes(AgentSandboxes):
                 return dict(await asyncio.wrap_future(self._threads.submit(self.engine.ending, container)))
             return {}
 
+        async def join(number: int, variables: Mapping[str, str]) -> socket.socket:
+            first = greeting(max(0.001, expires - time.monotonic()), variables={**pod.variables, **variables})
+            uid = user + number * USERS
+            joining = self._threads.submit(self.engine.join, container, ARGV, f"{uid}:{uid}", first)
+            try:
+                return await asyncio.wrap_future(joining)
+            except asyncio.CancelledError:
+                joining.add_done_callback(_close)
+                raise
+
         demultiplexer = Demultiplexer()
-        sandbox = RecordedSandbox(
+        sandbox = ContainerSandbox(
             stream,
+            join=join if self.runtime is None else None,
             name=owner or container[:12],
-            expires=time.monotonic() + lifetime,
+            expires=expires,
             kill=kill,
             ended=ended,
             evidence=evidence,
@@ -191,14 +203,13 @@ class DockerSandboxes(AgentSandboxes):
             raise SandboxError(f"a container's agent did not start: {error} {demultiplexer.complaint}") from error
         return sandbox
 
-    def _start(self, limits: Limits, owner: str, lifetime: float) -> tuple[str, socket.socket, Pod]:
+    def _start(self, limits: Limits, owner: str, lifetime: float, user: int) -> tuple[str, socket.socket, Pod]:
         """Start a container; return its id, the stream to its agent, and what is beside it."""
         if not self._is_provided:
             check_engine(self.engine, self.runtime)
             self.image = self._provide(self._source)
             self._is_provided = True
         about = labels(owner, lifetime)
-        user = any_user()
         container, pod = "", NO_POD
         try:
             pod = self._pods.open(self.image, limits, about, lifetime)
@@ -250,3 +261,9 @@ class DockerSandboxes(AgentSandboxes):
     def _remove_left(self) -> None:
         for container in tuple(self._left):
             self._remove(container)
+
+
+def _close(joined: Future[socket.socket]) -> None:
+    """End a program whose start was cancelled."""
+    if not joined.cancelled() and joined.exception() is None:
+        joined.result().close()

@@ -63,7 +63,7 @@ def confinement(limits: Limits, user: int) -> Mapping[str, object]:
     memory = limits.memory + 3 * limits.disk + OVERHEAD  # what is written is memory, too
     # data: so that a program that wants too much gets an error, and is not killed; sparse files have no size on a tmpfs
     ulimits = {**_ULIMITS, "data": max(limits.memory, START_DATA), "fsize": limits.disk}
-    private = f"rw,nosuid,nodev,uid={user},gid={user},mode=700,nr_inodes={limits.files}"
+    own = f"rw,nosuid,nodev,uid={user},gid={user},nr_inodes={limits.files},size={limits.disk}"
     return {
         "NetworkMode": "none",
         "ReadonlyRootfs": True,
@@ -74,9 +74,9 @@ def confinement(limits: Limits, user: int) -> Mapping[str, object]:
         "PidsLimit": limits.processes + AGENT_PROCESSES,
         "NanoCpus": int(limits.cpus * 1e9),
         "Tmpfs": {
-            WORK: f"{private},exec,size={limits.disk}",
-            "/tmp": f"{private},exec,size={limits.disk}",
-            "/dev/shm": f"{private},noexec,size={limits.disk}",
+            WORK: f"{own},exec,mode=755",  # its other users may read there
+            "/tmp": f"{own},exec,mode=1777",
+            "/dev/shm": f"{own},noexec,mode=1777",
         },
         "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in ulimits.items()],
         "LogConfig": {"Type": "none"},  # else every byte would be written to the host's disk
@@ -98,7 +98,11 @@ _ULIMITS = {"core": 1, "memlock": 0, "msgqueue": 0, "sigpending": 256, "nofile":
 
 def any_user() -> int:
     """Draw a uid for a container: one that others share would share the kernel's counts of pipes and watches, too."""
-    return 2**20 + secrets.randbelow(2**20)
+    return USERS + secrets.randbelow(USERS)
+
+
+USERS = 2**20
+"""The distance of the uids of a container's users; all are above those that hosts give out."""
 
 
 # The seccomp profile

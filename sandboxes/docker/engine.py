@@ -77,19 +77,29 @@ class Engine:
                 after the program has begun.
         """
         with self._asked("start a container"):
-            stream = _attach(self.host, container)
+            stream = _upgrade(self.host, f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1")
             try:
                 stream.setblocking(False)
                 sent = stream.send(first)
                 self.api.start(container)
-                stream.settimeout(TIMEOUT)
-                with contextlib.suppress(ConnectionError):  # it has ended: what it said of that is still to be read
-                    stream.sendall(first[sent:])
+                return _begin(stream, first[sent:])
             except BaseException:
                 stream.close()
                 raise
-        stream.setblocking(False)
-        return stream
+
+    def join(self, container: str, argv: list[str], user: str, first: bytes) -> socket.socket:
+        """Start another program in a container that runs, by another user; return its streams as `start` does.
+
+        It has what the container's first process may do, and no more: no capabilities, the same filter and limits.
+        """
+        with self._asked("start a program in a container"):
+            made = self.api.exec_create(container, argv, stdin=True, user=user, workdir="/")["Id"]
+            stream = _upgrade(self.host, f"/exec/{made}/start", b'{"Detach": false, "Tty": false}')
+            try:
+                return _begin(stream, first)
+            except BaseException:
+                stream.close()
+                raise
 
     def close(self) -> None:
         """Close the connections."""
@@ -247,12 +257,22 @@ class Engine:
             raise SandboxError(f"the Docker engine at {self.host} could not {wish}: {error}") from error
 
 
-def _attach(host: str, container: str) -> socket.socket:
-    """Return a connection that has become a container's streams; the SDK's own is closed only when it is collected."""
+def _begin(stream: socket.socket, first: bytes) -> socket.socket:
+    """Send a program what it finds on its stdin; return the stream, which does not block then."""
+    stream.settimeout(TIMEOUT)
+    with contextlib.suppress(ConnectionError):  # it has ended: what it said of that is still to be read
+        stream.sendall(first)
+    stream.setblocking(False)
+    return stream
+
+
+def _upgrade(host: str, what: str, body: bytes = b"") -> socket.socket:
+    """Return a connection that has become a program's streams; the SDK's own is closed only when it is collected."""
     stream = _connect(host)
     try:
-        what = f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
-        stream.sendall(f"POST {what} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode())
+        about = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"POST {what} HTTP/1.1\r\nHost: docker\r\n{about}\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+        stream.sendall(head.encode() + body)
         answer = b""
         while not answer.endswith(b"\r\n\r\n"):  # no further: what follows is the container's
             answer += stream.recv(1) or b"\r\n\r\n"

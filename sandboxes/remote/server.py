@@ -135,6 +135,7 @@ class SandboxServer(Host[SandboxLease]):
                     timeout=c.timeout,
                     max_output=c.max_output,
                     limits=c.limits,
+                    user=c.user or None,
                 )
                 ran, out, err = _without_texts(ran)
                 reply = Reply(call=asked.call, executed=ran, out=out, err=err)
@@ -155,7 +156,9 @@ class SandboxServer(Host[SandboxLease]):
             case wire.Restore():
                 reply = Reply(call=asked.call, missing=await sandbox.restore(packing.unpack_snapshot(asked.snapshot)))
             case wire.Start(launch=a):
-                process = await sandbox.start(a.argv, cwd=a.cwd, env=a.env, limits=a.limits, pty=a.pty)
+                process = await sandbox.start(
+                    a.argv, cwd=a.cwd, env=a.env, limits=a.limits, pty=a.pty, user=a.user or None
+                )
                 reply = self._keep(lease, asked.call, process)
             case wire.Connect():
                 stream = await sandbox.stream(asked.address, timeout=asked.timeout)

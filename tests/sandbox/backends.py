@@ -52,6 +52,8 @@ class Backend:
     """Whether the code's folder is at `WORK`, and /tmp its own."""
     has_sockets: bool = True
     """Whether code has sockets, in a network of its own."""
+    has_users: bool = False
+    """Whether calls can have another user."""
     needs: str | None = None
     """The environment variable of its server's address; None: it has no server."""
     run_by: str = ""
@@ -158,7 +160,7 @@ BACKENDS = {
             for name, make, uid in (("landlock", _local, None), ("landlock-unprivileged", _unprivileged, UNPRIVILEGED))
         ),
         Backend("remote", _remote, needs=REMOTE_ADDRESS, run_by="tests/adapters/test_sandbox_server.py"),
-        Backend("docker", _docker, needs=DOCKER_HOST, run_by="-m e2e tests/e2e/test_docker.py"),
+        Backend("docker", _docker, has_users=True, needs=DOCKER_HOST, run_by="-m e2e tests/e2e/test_docker.py"),
         *(
             Backend(
                 name,

@@ -173,3 +173,33 @@ def test_exec_timeout_spares_the_interpreter(box, run):
     run(box.run_python("x = 1"))
     assert run(box.exec(["sleep", "60"], timeout=0.3)).timed_out
     assert run(box.run_python("x")).value == "1"
+
+
+# Users
+
+
+def test_calls_of_another_user_are_apart_or_refused(box, run, backend):
+    if not backend.has_users:
+        for call in (box.exec, box.start):
+            with pytest.raises(ConfigError, match=r"user='tests': a sandbox of this kind has one user"):
+                run(call(["true"], user="tests"))
+        return
+    run(box.write_file("given", b"7"))
+    script = "umask 77; echo hidden > $HOME/file; cat given; echo; echo no > given; id -u; echo $HOME"
+    read, other, home = run(box.exec(["sh", "-c", script], user="tests")).stdout.split()
+    server = run(box.start(["sleep", "60"], user="tests"))
+    spied = (
+        f"id -u; cat {home}/file; cat given; kill -9 -1; for p in /proc/[0-9]*; do kill -9 ${{p#/proc/}}; done; true"
+    )
+    first = run(box.exec(["sh", "-c", spied])).stdout.split()
+    assert read == "7" and first == [first[0], "7"] and first[0] != other
+    again = run(box.exec(["sh", "-c", "id -u; cat $HOME/file"], user="tests")).stdout.split()
+    assert again == [other, "hidden"] and run(server.poll()) is None
+    third = run(box.exec(["sh", "-c", f"id -u; cat {home}/file"], user="third"))
+    assert third.stdout.split()[0] not in (first[0], other) and third.returncode == 1
+
+
+def test_exec_takes_no_user_of_the_image(box, run, backend):
+    for name in ("root", "0", "Tests", "", "a b", "-u"):
+        with pytest.raises(ConfigError, match="user="):
+            run(box.exec(["true"], user=name))

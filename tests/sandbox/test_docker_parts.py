@@ -228,7 +228,7 @@ def test_loopback_has_a_file_of_its_own_for_each_container(monkeypatch: pytest.M
     assert engine.hosts == [HOSTS, HOSTS] and not list(tmp_path.iterdir())
 
 
-def test_loopback_leaves_the_network_to_the_engine_where_it_has_to() -> None:
+def test_loopback_uses_the_engines_network_where_needed() -> None:
     assert created(Creating(sees=False), times=2) == [False, False]
     assert created(Creating(sees=True, labels=True)) == [False]
     assert created(Creating(sees=True), runtime="runsc") == [False]
