@@ -1,4 +1,4 @@
-"""Users of a container beside the first: how they are confined, and what their code's attacks on their agents come to."""
+"""Users of a container beside the first: how they are confined, and what attacks on their agents come to."""
 
 from __future__ import annotations
 
