@@ -370,9 +370,16 @@ def outside_loop(work: Callable[[], T], on_interrupt: Callable[[], object] | Non
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
-    running, is_running = WorkerCall(work, "agent_rl"), True
+    is_watched = threading.Event()  # the work begins where an interrupt is caught, and not before
+
+    def watched() -> T:
+        is_watched.wait()
+        return work()
+
+    running, is_running = WorkerCall(watched, "agent_rl"), True
     while is_running:
         try:
+            is_watched.set()
             is_running = not running.returns_within(0.2)  # a signal that another thread received wakes nothing
         except KeyboardInterrupt:
             if on_interrupt is None:

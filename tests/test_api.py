@@ -5,13 +5,14 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import agent_rl as ar
-from agent_rl.concurrency import outside_loop
+from agent_rl.concurrency import WorkerCall, outside_loop
 from agent_rl.envs.calculator import Calculator
 from tests.doubles import Silent
 from tests.runs import SMALL, assert_same_run, config
@@ -142,8 +143,15 @@ def test_train_names_wrong_settings(settings: dict[str, object], message: str, t
     assert message in str(error.value) and not any(tmp_path.iterdir())
 
 
-def test_outside_loop_stops_work_at_an_interrupt() -> None:
-    ended = threading.Event()
+@pytest.mark.parametrize("late", [0.0, 0.1])
+def test_outside_loop_stops_work_at_an_interrupt(late: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, begin = threading.Event(), WorkerCall.begin
+
+    def begins(self: WorkerCall[str]) -> None:
+        begin(self)
+        time.sleep(late)  # of a machine so busy that the work could interrupt before anybody waits for it
+
+    monkeypatch.setattr(WorkerCall, "begin", begins)
 
     def work() -> str:
         signal.raise_signal(signal.SIGINT)
