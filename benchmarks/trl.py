@@ -13,9 +13,9 @@ machine with nothing else to do. Memory is the most that the process ever held, 
 Before that, TRL's loss and optimizer learn from the batches of a run of ours: gradients, losses and norms side by side,
 at a learning rate of 2e-3, which is too high for either (BENCHMARKS.md, "Training steps").
 
-Without `--checkpoint` a tiny model is warm-started first, in about two minutes. `--model` adds a pretrained one, such
-as SmolLM2, with three examples in its prompt, for two steps of eight episodes, with instant and with slow tools. Runs
-in .venv-verl, where TRL 1.16 is. Exits 1 when a bar is missed.
+Without `--checkpoint` a tiny model is warm-started first, in about two minutes; `--groups` gives it more tasks a step.
+`--model` adds a pretrained one, such as SmolLM2, with three examples in its prompt, for two steps of eight episodes,
+with instant and with slow tools. Runs in .venv-verl, where TRL 1.16 is. Exits 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def main() -> int:
     parser.add_argument("--model", help="a folder with a pretrained model, such as SmolLM2")
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--groups", type=int, default=16, help="tasks a step of the tiny model, of eight episodes each")
     parser.add_argument("--only", choices=["same", "instant", "20 ms", "model"], help="leave the others out")
     options = parser.parse_args()
     passed = []
@@ -109,7 +110,9 @@ def main() -> int:
             checkpoint = options.checkpoint or f"{folder}/tiny"
             if not options.checkpoint:
                 child("warm_started", checkpoint)
-            tiny = Work(checkpoint, options.steps, groups=16, samples=8, delay_ms=0, rows=8, context=256, lr=1e-3)
+            tiny = Work(
+                checkpoint, options.steps, groups=options.groups, samples=8, delay_ms=0, rows=8, context=256, lr=1e-3
+            )
             works = {"instant": tiny, "20 ms": replace(tiny, delay_ms=20, steps=4)}
             if options.only in (None, "same"):
                 passed.append(compare_updates(replace(tiny, lr=2e-3, steps=5)))
