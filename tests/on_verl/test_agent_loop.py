@@ -82,7 +82,9 @@ def rows_of_dataset(env: str, files: str, n: int) -> list[dict[str, Any]]:
     return [dataset[i] for i in range(n)]
 
 
-def run_loops(env: str, rows: list[dict[str, Any]], server: Server, temperature: float = 1.0) -> list[Episode]:
+def run_loops(
+    env: str, rows: list[dict[str, Any]], server: Server, temperature: float = 1.0, **env_args: Any
+) -> list[Episode]:
     """Run a row each as a worker would; return the episodes that travel in their outputs."""
     settings = {"rollout": {"max_model_len": 128}, "actor": {"strategy": "fsdp2"}}
     config = DictConfigWrap(OmegaConf.create({"actor_rollout_ref": settings}))
@@ -90,7 +92,7 @@ def run_loops(env: str, rows: list[dict[str, Any]], server: Server, temperature:
     asked = {"temperature": temperature, "top_p": 1.0, "top_k": -1}
 
     async def run(row: dict[str, Any]) -> list[AgentLoopOutput]:
-        settings = {"env": env, "env_args": {}, "imports": [], "seed": 5, "max_tokens": 4}
+        settings = {"env": env, "env_args": env_args, "imports": [], "seed": 5, "max_tokens": 4}
         given = (config, server, tokenizer(), None, RLHFDataset, data)
         loop = EnvAgentLoop(*given, **settings)
         return await loop.run(asked, **row, global_steps=3, session_id=0)
