@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +84,34 @@ def test_watchdog_kills_an_oversized_command(box: Sandbox, run):
     run(box.write_file("bomb.py", f"{TAKE}fork(5, 60)\ntime.sleep(15)".encode()))
     ran = run(box.exec(["python3", "bomb.py"], timeout=20))
     assert (ran.returncode, ran.timed_out) == (-9, False)
+
+
+def private_bytes() -> int:
+    """The memory of all descendants of this process that no file backs, in bytes."""
+    pages = 0
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+            pages += resident - shared
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_watchdog_ends_800_mib_over_8_processes_within_a_second(box: Sandbox, run):
+    """As the host sees it: from when they have more than the limit until they have not."""
+    before, ended, above = private_bytes(), threading.Event(), list[float]()
+
+    def look() -> None:
+        while not ended.wait(0.005):
+            if private_bytes() - before > 192 << 20:
+                above.append(time.monotonic())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    result = run(box.run_python(f"{TAKE}fork(8, 100)\ntime.sleep(15)"))
+    ended.set()
+    looking.join()
+    assert result.state_lost and not result.timed_out
+    assert max(above, default=0) - min(above, default=0) <= 1
 
 
 def test_watchdog_counts_shared_memory_once(box: Sandbox, run):
