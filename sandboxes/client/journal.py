@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from agent_rl.sandboxes.base import PythonResult, Sandbox
+from agent_rl.sandboxes.base import Command, PythonResult, Sandbox
 from agent_rl.sandboxes.snapshot import Call, Snapshot
 
 MAX_CALLS = 256
@@ -66,6 +66,9 @@ class Journal:
             return "this sandbox has run something else before"
         last = max(i for i, call in enumerate(snapshot.calls) if call.method == "run_python")
         for number, call in enumerate(snapshot.calls[len(self.calls) : last + 1], len(self.calls) + 1):
+            command = call.arguments.get("command")
+            if isinstance(command, Command) and command.user and (refused := sandbox.refuse_users()):
+                return f"call {number} of {last + 1} was one of user {command.user}, and {refused}"
             result = await getattr(sandbox, call.method)(**call.arguments)
             if isinstance(result, PythonResult) and outcome_of(result) != call.outcome:
                 return f"call {number} of {last + 1} gave another result when it was repeated"

@@ -14,9 +14,10 @@ import zlib
 import pytest
 
 from agent_rl.sandboxes.agent import workplace
-from agent_rl.sandboxes.base import FileAccessError
+from agent_rl.sandboxes.base import Command, FileAccessError
 from agent_rl.sandboxes.client.journal import MAX_CALLS, Journal
 from agent_rl.sandboxes.snapshot import Call, Snapshot
+from agent_rl.testing import FakeSandbox
 
 FILL = r"""
 mkdir -p 'a b/deep' empty; printf 'x\000y' > 'a b/deep/data'; : > empty.txt; printf hidden > .hidden
@@ -264,3 +265,13 @@ def test_journal_gives_up_beyond_its_limits():
         journal.add(Call("run_python", {"code": "1"}, ""), 1, 0.0)
     taken = journal.taken(b"")
     assert taken.calls == () and taken.has_variables and "too many" in (taken.gap or "")
+
+
+def test_journal_repeats_no_users_where_there_are_none():
+    command = Command(("true",), b"", "/work", {}, 5.0, 0, user="tests")
+    calls = (Call("run_command", {"command": command}, ""), Call("run_python", {"code": "1"}, ""))
+    sandbox = FakeSandbox()
+    said = asyncio.run(Journal().repeat(Snapshot(b"", calls, True, None), sandbox))
+    assert (
+        said is not None and said.startswith("call 1 of 2 was one of user tests, and a sandbox") and not sandbox.calls
+    )
