@@ -12,6 +12,7 @@ from pydantic import Field
 
 from agent_rl.backends.embedded.precision import repeatable
 from agent_rl.config import Section
+from agent_rl.engines.base import WeightFormat
 from agent_rl.errors import ConfigError
 from agent_rl.lazy import torch
 
@@ -33,7 +34,7 @@ class OptimizerConfig(Section):
     GPU's is short."""
     lr: float | None = Field(None, gt=0)
     """AdamW's; null for 2e-3 of a model with less than 10 million parameters, as those made here have, for 1e-5 of a
-    larger one, and for 1e-4 of adapters on that."""
+    larger one, and for 1e-4 of adapters on that; in RL with `rollout.weights=int4`, for half of it."""
     muon_lr: float = Field(0.0, ge=0)
     """Muon's, for two-dimensional hidden weights; 0 leaves everything to AdamW."""
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -55,11 +56,16 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
     return rise * max(fall, config.final)
 
 
-def default_lr(model: nn.Module) -> float:
-    """Return AdamW's learning rate where none is set: what suits a small model destroys a pretrained one in a step."""
+def default_lr(model: nn.Module, sampled_by: WeightFormat = "float32") -> float:
+    """Return AdamW's learning rate where none is set: what suits a small model destroys a pretrained one in a step.
+
+    Episodes `sampled_by` int4 weights take half of it: with all of it the gap between the two policies grew until runs
+    collapsed (BENCHMARKS.md), and smaller steps keep it small (Zhang, Li et al. 2026, arXiv:2602.01826).
+    """
+    share = 0.5 if sampled_by == "int4" else 1.0
     if sum(p.numel() for p in model.parameters()) < LARGE:
-        return 2e-3
-    return 1e-4 if hasattr(model, "peft_config") else 1e-5
+        return share * 2e-3
+    return share * (1e-4 if hasattr(model, "peft_config") else 1e-5)
 
 
 class Optimizer:
@@ -69,11 +75,19 @@ class Optimizer:
     there, and the weight is the master, rounded. A step is often smaller than the distance to the next bfloat16.
 
     With `scale_loss`, losses are multiplied, so that float16 gradients don't vanish, by as much as doesn't overflow.
+    The format of the weights that episodes are `sampled_by` is for `default_lr`.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, *, scale_loss: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: OptimizerConfig,
+        *,
+        scale_loss: bool = False,
+        sampled_by: WeightFormat = "float32",
+    ) -> None:
         self.config = config
-        self.lr = default_lr(model) if config.lr is None else config.lr
+        self.lr = default_lr(model, sampled_by) if config.lr is None else config.lr
         """AdamW's, at the schedule's plateau."""
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         named = [(name, _master(p)) for name, p in trained]

@@ -85,7 +85,7 @@ class Trainer:
                 "device=mps has no float64, which mixtures of experts and critics need, and scales no losses: set "
                 "device=cpu, or a dense model without a critic and without precision.autocast=float16"
             )
-        self.optimizer = Optimizer(actor.model, config.optimizer, scale_loss=half)
+        self.optimizer = Optimizer(actor.model, config.optimizer, scale_loss=half, sampled_by=config.rollout.weights)
         self.loss_device = float64_device(actor.model.device)
         """Where losses are computed."""
         self.critic = Critic(actor.model, self.algorithm, config.optimizer) if wanted else None
