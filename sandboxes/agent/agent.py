@@ -333,7 +333,7 @@ class Agent:
 
 
 def _path() -> str:
-    """Return where programs are looked for: `python3` is the interpreter that runs here, if it is called that."""
+    """Return where programs are looked for: those beside the interpreter that runs here come first."""
     own, usual = str(Path(sys.executable).parent), ENVIRONMENT["PATH"]
     return usual if own in ("", ".", *usual.split(":")) else f"{own}:{usual}"
 

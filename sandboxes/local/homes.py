@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from ..agent.process_tree import started
 
 PREFIX = "agent-rl-box-"
 WORK, TMP = "work", "tmp"
+PYTHON = "python"
+"""The folder, beside the working folder, of the interpreter's name: `python3` is what runs here, whatever else is."""
 
 
 def _mark(pid: int) -> str | None:
@@ -40,7 +43,16 @@ def make(slot: int, uid: int) -> Path:
         folder.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(folder, uid, uid)
+    name_python(home)
     return home
+
+
+def name_python(folder: Path) -> None:
+    """Make `PYTHON` in a folder, and in it the link that programs find the interpreter by."""
+    names = folder / PYTHON
+    names.mkdir()
+    names.chmod(0o755)
+    (names / "python3").symlink_to(sys.executable)
 
 
 def remove(homes: Sequence[Path]) -> None:

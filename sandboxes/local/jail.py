@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import seccomp, syscalls
+from . import homes, seccomp, syscalls
 from .spec import Spec
 
 UID = 1000
@@ -169,6 +169,7 @@ def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Sourc
     os.chdir(root)
     for folder in ("dev/shm", "dev/pts", "proc", "etc", "tmp", "work", "empty"):
         (root / folder).mkdir(parents=True)
+    homes.name_python(root)
     for path, link in links.items():
         (root / path[1:]).symlink_to(link)
     for source in sources:

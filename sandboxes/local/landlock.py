@@ -66,6 +66,7 @@ def confine(spec: Spec) -> None:
     limit(spec, processes=_processes() + spec.processes, memory=spec.memory)
     writable = [str(Path(spec.home).parent), "/dev/null"]
     rules = [*((path, _READ) for path in spec.visible), *((path, _ALL_FILES & ~_NODES) for path in writable)]
+    rules.append((str(Path(os.__file__).parent), _READ_DIR))  # an import lists the folder; packages may be hidden below
     _restrict(_ruleset(_ALL_FILES, _ALL_NET), rules)
 
 

@@ -226,6 +226,7 @@ class Zygote:
             host = socket.socket(fileno=3)
             packages = jail.PACKAGES if spec.packages and self.tier == "jail" else spec.packages
             agent = Agent(3, 3, home=spec.home, confine=lambda: confine(spec), receive=lambda: receive(host))
+            agent.environment["PATH"] = f"{Path(spec.home).parent / homes.PYTHON}:{agent.environment['PATH']}"
             if packages:
                 agent.environment["PYTHONPATH"] = packages
                 sys.path.append(packages)  # of the interpreter, too, which is a fork of this process

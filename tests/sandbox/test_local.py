@@ -86,7 +86,7 @@ async def cycle(sandboxes: LocalSandboxes, count: int) -> None:
         await box.close()
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(400, marks=pytest.mark.e2e)])
+@pytest.mark.parametrize("count", [30, pytest.param(150, marks=pytest.mark.e2e)])
 def test_local_sandboxes_leave_no_leftovers(jails, run, count):
     run(cycle(jails, 3))
     before = leftovers()
@@ -243,15 +243,17 @@ def test_cgroups_collect_removes_leftovers_of_dead_zygotes(tmp_path: Path):
 
 
 def test_installed_packages_are_hidden(jails, run):
+    base = "{'base': sys.base_prefix}"  # from Python 3.14 on, a virtual environment's packages are the path else
+    code = f"import os, sys, sysconfig\nos.listdir(sysconfig.get_path('purelib', vars={base}))"
+
     async def look() -> str | None:
         box = await jails.open(lifetime=60)
-        code = "import os, sysconfig\nos.listdir(sysconfig.get_path('purelib'))"
         seen = await box.run_python(code)
         await box.close()
         return seen.value
 
     there = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", "import os, sysconfig; print(os.listdir(sysconfig.get_path('purelib')))"],
+        [sys.executable, "-I", "-S", "-c", code.replace("\n", "\nprint(") + ")"],
         capture_output=True,
         text=True,
         check=True,
@@ -259,6 +261,36 @@ def test_installed_packages_are_hidden(jails, run):
     if there.stdout == "[]\n":
         pytest.skip("this interpreter has no packages of its own")
     assert run(look()) == "[]"
+
+
+IMPORT = """
+import os, sys
+from dataclasses import replace
+from pathlib import Path
+from agent_rl.sandboxes.local import landlock, syscalls
+from agent_rl.sandboxes.local.spec import Spec
+
+library = Path(sys.argv[1])
+os.__file__ = str(library / "os.py")
+spec = Spec(slot=0, memory=1 << 30, processes=9, cpus=1, disk=1 << 20, files=9, lifetime=9, home="/tmp/none/work")
+spec = replace(spec, read_only=(str(library),), hidden=(str(library / "site-packages"),))
+syscalls.prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+landlock.confine(replace(spec, visible=landlock.visible(spec)))
+print(sorted(os.listdir(library)), (library / "os.py").read_text())
+try: print((library / "site-packages" / "answers").read_text())
+except PermissionError: print("hidden")
+"""
+
+
+def test_landlock_imports_beside_hidden_packages(tmp_path: Path):
+    """As of an interpreter of pyenv's, uv's or conda's, whose packages are in a folder of its library."""
+    (tmp_path / "site-packages").mkdir()
+    for name in ("os.py", "site-packages/answers"):
+        (tmp_path / name).write_text("text")
+    ran = subprocess.run([sys.executable, "-c", IMPORT, str(tmp_path)], capture_output=True, text=True)
+    if "landlock_create_ruleset" in ran.stderr:
+        pytest.skip(f"the kernel refuses: {ran.stderr[-200:]}")
+    assert ran.stdout == "['os.py', 'site-packages'] text\nhidden\n", ran.stderr
 
 
 def test_limits_reach_the_cgroup(jails, run):

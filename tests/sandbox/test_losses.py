@@ -219,6 +219,8 @@ def test_sandbox_has_the_interpreter_as_python3(box, backend, run):
     assert run(box.run_python(code)).value == "b'42\\n'"
     version = run(box.run_python("import sys\nsys.version")).value
     assert run(box.exec(["python3", "-c", "import sys; print(repr(sys.version))"])).stdout.strip() == version
+    if backend.needs is None:  # whatever it is called, and whether or not the machine has one of that name
+        assert run(box.exec(["sh", "-c", "command -v python3"])).stdout.endswith("/python/python3\n")
 
 
 @pytest.fixture
