@@ -63,7 +63,7 @@ def against_it(monkeypatch: pytest.MonkeyPatch, use: Use, *, interpreter: str = 
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-@pytest.mark.parametrize("suite", [suite for suite in SUITES if "unlisted" not in suite])  # jails withstand those
+@pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("backend", ["e2b", "e2b-jupyter"])
 def test_e2b_passes_the_suites_of_every_backend(backend: str, suite: str) -> None:
     server = subprocess.Popen(
