@@ -97,6 +97,10 @@ def _runs_in(folder: Path) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+_MAY_LACK = ("memory.swap.max", "memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
+"""What a kernel may have no account of: swap; and, in version 1, the buffers of TCP, which count apart."""
+
+
 def make(hierarchies: Sequence[Hierarchy], name: str, *, memory: int, processes: int, cpus: float) -> list[Path]:
     """Make the cgroup of a sandbox; return its folders.
 
@@ -105,7 +109,7 @@ def make(hierarchies: Sequence[Hierarchy], name: str, *, memory: int, processes:
     """
     quota = max(1000, int(cpus * PERIOD))
     settings: Mapping[tuple[str, int], Mapping[str, str]] = {
-        ("memory", 1): {"memory.limit_in_bytes": f"{memory}", "memory.memsw.limit_in_bytes": f"{memory}"},
+        ("memory", 1): {"memory.limit_in_bytes": f"{memory}"} | dict.fromkeys(_MAY_LACK[1:], f"{memory}"),
         ("pids", 1): {"pids.max": f"{processes}"},
         ("cpu", 1): {"cpu.cfs_period_us": f"{PERIOD}", "cpu.cfs_quota_us": f"{quota}"},
         ("memory", 2): {"memory.max": f"{memory}", "memory.swap.max": "0"},
@@ -120,7 +124,7 @@ def make(hierarchies: Sequence[Hierarchy], name: str, *, memory: int, processes:
             made.append(folder)
             for controller in hierarchy.controllers:
                 for file, value in settings[controller, hierarchy.version].items():
-                    if "sw" not in file or (folder / file).exists():  # a kernel may have no account of swap
+                    if file not in _MAY_LACK or (folder / file).exists():
                         (folder / file).write_text(value)
     except OSError:
         remove(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
@@ -37,6 +38,8 @@ _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
 _ROOT = "/tmp"
 """Where the new root is put together: any folder would do, as no other process sees it."""
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
+_BUFFERS = "4096 65536 131072"
+"""Bytes of a connection's buffer: the least, at first, at most."""
 _FILES = {
     "etc/passwd": f"root:x:0:0::/:/bin/sh\nsandbox:x:{UID}:{UID}::/work:/bin/sh\n",
     "etc/group": f"root:x:0:\nsandbox:x:{UID}:\n",
@@ -92,6 +95,7 @@ def enter(spec: Spec) -> None:
     Raises:
         OSError: if the kernel refuses a step.
     """
+    _bound_connections()
     syscalls.unshare(syscalls.NEWCGROUP)
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     sources = [_Source.open(path) for path in _existing((*SYSTEM, *spec.read_only))]
@@ -195,6 +199,13 @@ def _build_root(spec: Spec, sources: Sequence[_Source], devices: Sequence[_Sourc
     ):
         options = f"size={size},nr_inodes={files + 1},mode=700"
         syscalls.mount("tmpfs", str(root / folder), "tmpfs", flags, options)
+
+
+def _bound_connections() -> None:
+    """Bound what a connection holds: all of the machine share TCP's memory, which no cgroup of version 1 counts."""
+    for way in ("rmem", "wmem"):
+        with contextlib.suppress(OSError):  # in a container, its file may be read-only
+            Path(f"/proc/sys/net/ipv4/tcp_{way}").write_text(_BUFFERS)  # of this process's network
 
 
 def _raise_loopback() -> None:

@@ -125,6 +125,8 @@ _CLONE_NEW = 0x7E020000
 """Every flag of clone that makes a namespace."""
 _O_DSYNC, _RWF_SYNCS, _MS_SYNC = 0x1000, 6, 4
 _SOL_SOCKET, _SO_LINGER, _RLIMIT_CORE = 1, 13, 4
+_SO_BUFFERS = (7, 8)
+"""SO_SNDBUF and SO_RCVBUF: only some cgroups count what sockets hold, and at the usual size each holds little."""
 _SO_ATTACH = (26, 50, 51, 52)
 """SO_ATTACH_FILTER, BPF, REUSEPORT_CBPF and EBPF: all programs in the kernel share one limit of memory."""
 
@@ -150,7 +152,7 @@ REFUSED_WITHOUT_NAMESPACES: dict[str, tuple[Rule, ...]] = {
     "pwritev2": (Rule(errno.EOPNOTSUPP, has_any(5, _RWF_SYNCS)),),
 }
 LIES: dict[str, tuple[Rule, ...]] = {
-    "setsockopt": (Rule(LIE, is_one_of(1, _SOL_SOCKET), is_one_of(2, _SO_LINGER)),),
+    "setsockopt": (Rule(LIE, is_one_of(1, _SOL_SOCKET), is_one_of(2, _SO_LINGER, *_SO_BUFFERS)),),
     "msync": (Rule(LIE, has_any(2, _MS_SYNC)),),
     "setrlimit": (Rule(LIE, is_one_of(0, _RLIMIT_CORE)),),
     "prlimit64": (Rule(LIE, is_one_of(1, _RLIMIT_CORE), is_given(2)),),  # a new limit; asking for it is none

@@ -181,6 +181,15 @@ OF_THE_HOST = {
     "hold more of the user's pages of pipes": (
         "import fcntl\nr, w = os.pipe()\nreached = attempt(fcntl.fcntl, w, 1031, 1 << 20) == 1 << 20"
     ),
+    "grow the buffers of sockets": (
+        "s = socket.socketpair()[0]\nusual = s.getsockopt(1, 7)\ns.setsockopt(1, 7, 2 * usual)\n"
+        "reached = s.getsockopt(1, 7) > usual"
+    ),
+    "hold megabytes of TCP's memory in a connection": (
+        "door = attempt(lambda: socket.create_server(('127.0.0.1', 0)))\nheld = 0\n"
+        "if door:\n    line = socket.create_connection(door.getsockname())\n    line.settimeout(0.3)\n    try:\n"
+        "        while True: held += line.send(bytes(1 << 16))\n    except OSError: pass\nreached = held > 1 << 20"
+    ),
     "lease a file": "import fcntl\nfd = os.open('f', os.O_CREAT)\nreached = attempt(fcntl.fcntl, fd, 1024, 0) == 0",
     **{  # a pipe can't be written out: only the true call says so
         f"flush by {name}": f"ctypes.set_errno(0)\nattempt({name}, os.pipe()[1])\nreached = ctypes.get_errno() == 22"
