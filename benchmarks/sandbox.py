@@ -1,4 +1,4 @@
-"""The cost of our sandboxes beside their alternatives: `python benchmarks/sandbox.py`.
+"""The cost of our sandboxes beside their alternatives: `python benchmarks/sandbox.py`, or with names, of some (`jail`).
 
 Every contestant does the same, for a second each (five times at least): it evaluates `6 * 7` in Python, and the answer
 is checked; it runs `true`. Peers that keep no state start a Python for each call, as bare as ours (`-I -S`).
@@ -13,7 +13,9 @@ socket; as root, with dockerd and neither of them, one is started for it.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import functools
 import os
 import platform
@@ -48,10 +50,10 @@ ON_DOCKER: Contestants = {
     "inspect_ai docker": functools.partial(inspect_docker, DOCKER),
 }
 BARS = (
-    Bar(Measure.CALL, JAIL, 0.15),
-    Bar(Measure.OPEN, JAIL, 20.0),
-    Bar(Measure.IDLE, JAIL, 4.0),
-    Bar(Measure.RATE, JAIL, 4000.0),
+    Bar(Measure.CALL, JAIL, 0.10),
+    Bar(Measure.OPEN, JAIL, 10.0),
+    Bar(Measure.IDLE, JAIL, 3.5),
+    Bar(Measure.RATE, JAIL, 20000.0),
     Bar(Measure.CALL, DOCKER, 1.0),
     Bar(Measure.OPEN, DOCKER, 1.2, DOCKER_RUN),
 )
@@ -93,16 +95,23 @@ def _reason(error: Exception) -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parts of contestants' names; without, all of them")
+    names = parser.parse_args().names
+    here, on_docker = (
+        {name: every[name] for name in every if not names or any(part in name for part in names)}
+        for every in (LOCAL, ON_DOCKER)
+    )
     who = "root" if os.geteuid() == 0 else "a user"
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors, {who}; {platform.platform()}")
     rows = []
     for _ in range(ROUNDS):
         rows.append(Row(Measure.CALL, FLOOR, round_trip(), JAIL))
-        rows += asyncio.run(figures(LOCAL))
+        rows += asyncio.run(figures(here))
     try:
-        with engine():
+        with engine() if on_docker else contextlib.nullcontext():
             for _ in range(ROUNDS):
-                rows += asyncio.run(figures(ON_DOCKER))
+                rows += asyncio.run(figures(on_docker))
     except Exception as error:
         _say(f"LEFT OUT  everything on Docker: {_reason(error)}")
     rows = merged(rows)

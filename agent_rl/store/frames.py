@@ -48,13 +48,12 @@ def open_frames(file: Path) -> BinaryIO:
         FileNotFoundError: if it is not there.
         DamagedEpisodeError: if it has no such table, or, when it is read, a frame is damaged.
     """
-    return io.BufferedReader(_Frames(file), 1 << 16)
+    return io.BufferedReader(_Frames(file, file.open("rb")), 1 << 16)
 
 
 class _Frames(io.RawIOBase):
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("rb")
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
         try:
             sizes = _read_table(self._file)
         except (OSError, ValueError, struct.error) as error:

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import inspect
 import operator
+import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -118,10 +119,12 @@ def test_hosted_backend_names_missing_key_and_extra(monkeypatch: pytest.MonkeyPa
         make_backend(name)
 
 
-def test_hosted_text_codecs_carry_every_byte() -> None:
+def test_hosted_text_codecs_carry_every_byte(tmp_path: Path) -> None:
     data = bytes(range(256)) * 500
     pipeline = f"{source_command(encode_output)} | {source_command(decode_input)}"
-    ran = subprocess.run(["sh", "-c", pipeline], input=data, capture_output=True, timeout=60)
+    (tmp_path / "python3").symlink_to(sys.executable)  # the service's; this machine may have none of that name
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run(["sh", "-c", pipeline], input=data, capture_output=True, timeout=60, env=path)
     assert (ran.stdout, ran.stderr) == (data, b"")
 
 

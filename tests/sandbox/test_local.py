@@ -256,9 +256,8 @@ def test_installed_packages_are_hidden(jails, run):
         [sys.executable, "-I", "-S", "-c", code.replace("\n", "\nprint(") + ")"],
         capture_output=True,
         text=True,
-        check=True,
     )
-    if there.stdout == "[]\n":
+    if there.stdout in ("", "[]\n"):  # Debian's folder may be missing
         pytest.skip("this interpreter has no packages of its own")
     assert run(look()) == "[]"
 
