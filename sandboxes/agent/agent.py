@@ -29,6 +29,9 @@ call, which takes half as long.
 When a command ends or its time expires, everything but the interpreter and what was started to outlive it is killed;
 when the time of Python expires, the interpreter is, too. So that this misses nothing, the agent is PID 1 of its own
 namespace, or in a Landlock domain that it can't signal out of.
+
+The interpreter is forked from an agent that has read nothing yet. Later it is a program of its own: in a fork, code
+could find what came with earlier requests.
 """
 
 from __future__ import annotations
@@ -46,13 +49,15 @@ from typing import Any, NoReturn, cast
 from . import background, call_limits, files, relay, worker, workplace
 from .background import Background
 from .frames import CHUNK, Frames, Head, pack, write_all
-from .interpreter import FLOOD, Interpreter, connect, start
+from .interpreter import FLOOD, Ends, Interpreter, connect, start
 from .plots import answer_to_body
 from .process_tree import NAP, ProcessTree, describe_exit
 from .request import Request
 from .streams import Capture, Feed, take_all
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+_WITHOUT_INPUT = ("lend", "end", "python")
+"""Requests that bring nothing which an interpreter that is started for them may not see."""
 MIN_ERROR = 4096
 """Bytes kept of a command's stderr, at least: why a file can't be read has to fit."""
 MAX_PROBLEM = 2048
@@ -86,6 +91,8 @@ class Agent:
         self.worker: int | None = None
         self.interpreter: Interpreter | None = None
         """The connections to the worker, if it isn't lent to the host."""
+        self.has_inputs = False
+        """Whether this process has read what code in a fork of it could find."""
         self.processes = ProcessTree(confine)
         self.background = Background(self.processes, self._reply)
 
@@ -205,7 +212,8 @@ class Agent:
         expires = time.monotonic() + request.timeout
         if self.interpreter is None:
             self.interpreter, ends = connect()
-            self.worker = start(self.processes, self.home, ends)
+            self._start_worker(ends)
+        self.has_inputs = True
         interpreter = self.interpreter
         frame, captures = interpreter.begin(request.id, request.body, request.keep)
         expired = self._wait(
@@ -238,7 +246,7 @@ class Agent:
         ends, self.lent = self.lent, []
         if len(ends) != 4:
             raise OSError(f"{len(ends)} descriptors came along, not 4")
-        self.worker = start(self.processes, self.home, (ends[0], ends[1], ends[2], ends[3]))
+        self._start_worker((ends[0], ends[1], ends[2], ends[3]))
         return {}, b""
 
     def _end(self, request: Request) -> tuple[Head, bytes]:
@@ -255,6 +263,11 @@ class Agent:
         return how
 
     # What they share
+
+    def _start_worker(self, ends: Ends) -> None:
+        """Start a worker, whose code finds nothing that came with other requests."""
+        has_inputs = self.has_inputs or bool(self.waiting) or self.frames.has_more
+        self.worker = start(self.processes, self.home, ends, forked=not has_inputs)
 
     def _wait(
         self,
@@ -319,6 +332,7 @@ class Agent:
                 self._cancel(cast(int, head["id"]))
                 continue
             request = Request(body=body, **cast("dict[str, Any]", head))
+            self.has_inputs = self.has_inputs or request.op not in _WITHOUT_INPUT
             if request.op not in background.ORDERS:
                 self.waiting.append(request)
             elif request.op == "hurry":

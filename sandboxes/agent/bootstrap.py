@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 
 _PR_SET_NO_NEW_PRIVS = 38
 
@@ -23,7 +23,7 @@ class _SentModules:
 
     def __init__(self, sources: Mapping[str, str], magic: bytes, codes: bytes) -> None:
         self._sources = sources
-        self._codes = marshal.loads(codes) if magic == importlib.util.MAGIC_NUMBER else {}
+        self._codes: dict[str, CodeType] = marshal.loads(codes) if magic == importlib.util.MAGIC_NUMBER else {}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         if name not in self._sources:
@@ -34,8 +34,10 @@ class _SentModules:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        name = module.__name__
-        exec(self._codes.get(name) or compile(self._sources[name], name, "exec"), module.__dict__)
+        exec(self.get_code(module.__name__), module.__dict__)
+
+    def get_code(self, name: str) -> CodeType:
+        return self._codes.get(name) or compile(self._sources[name], name, "exec")
 
 
 def _take(size: int) -> bytes:

@@ -91,6 +91,11 @@ class Frames:
         self._buffer = bytearray()
         self._limits = max_head, max_body
 
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes have come that `pop` has not returned."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
         self._buffer += data
@@ -110,7 +115,7 @@ class Frames:
         if len(buffer) < middle + n_body:
             return None
         try:
-            head = json.loads(buffer[_LENGTHS.size : middle])
+            head = json.loads(buffer[_LENGTHS.size : middle].decode("utf-8", "surrogatepass"))
         except (ValueError, RecursionError) as error:
             raise FrameError(f"the head of a frame is not JSON: {error}") from None
         if not isinstance(head, dict):

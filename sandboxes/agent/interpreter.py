@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field
 from typing import cast
 
-from . import worker
+from . import own_program, worker
 from .frames import CHUNK, MAX_STRAYS, FrameError, Frames, Head, pack
 from .plots import MAX_PLOTS, TEXTS, answer_from_body
 from .process_tree import ProcessTree
@@ -112,21 +112,32 @@ def connect() -> tuple[Interpreter, Ends]:
     return ours, (inner_requests, inner_out, inner_err, inner_answers)
 
 
-def start(processes: ProcessTree, home: str, ends: Ends) -> int:
+def start(processes: ProcessTree, home: str, ends: Ends, *, forked: bool) -> int:
     """Start a worker with nothing in it, and close this process's copies of its ends; return the process's number.
 
+    Args:
+        processes: whose the worker will be.
+        home: the folder that it starts in.
+        ends: its ends of the connections.
+        forked: whether it may be a fork of this process, with all that this holds in its memory: that takes a
+            twentieth of the time that a program takes.
+
     Raises:
-        OSError: if there can't be another process.
+        OSError: if there can't be another process, or a file for its program.
     """
 
     def run() -> None:
         os.chdir(home)
+        if not forked:
+            own_program.become()
         worker.serve(4, 3)
 
     requests, out, err, answers = ends
-    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    given = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), out, err, answers, requests]
     try:
-        return processes.start(run, (nothing, out, err, answers, requests))
+        if not forked:
+            given.append(own_program.file())
+        return processes.start(run, given)
     finally:
-        for fd in (nothing, *ends):
+        for fd in given:
             os.close(fd)

@@ -86,7 +86,8 @@ class AgentSandbox(Sandbox):
         sock.setblocking(False)
         self.name, self._sock = name, sock
         self._kill, self._ended = kill, ended
-        self._fate = Fate(expires, host_failure or ended, evidence)
+        self.fate = Fate(expires, host_failure or ended, evidence)
+        """Whether it is lost, and how."""
         self._decode, self._direct = decode, direct
         self._interpreter: DirectInterpreter | None = None
         self._frames = Frames(MAX_ANSWER_HEAD)
@@ -101,16 +102,12 @@ class AgentSandbox(Sandbox):
         self._beside = Beside(self._send, lambda answer, timeout: self._watch(answer, timeout + GRACE))
 
     def __repr__(self) -> str:
-        return f"AgentSandbox({self.name!r}{'' if self._lost is None else ', lost'})"
+        return f"AgentSandbox({self.name!r}{'' if self.fate.lost is None else ', lost'})"
 
     @property
     def loss(self) -> SandboxLoss | None:
         """How the sandbox was lost, once a call has found out."""
-        return self._fate.loss
-
-    @property
-    def _lost(self) -> str | None:
-        return self._fate.lost
+        return self.fate.loss
 
     async def ready(self, timeout: float) -> None:
         """Wait for the agent's first frame.
@@ -135,7 +132,7 @@ class AgentSandbox(Sandbox):
         except EndedByCodeError as end:
             return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
         if result.returncode in KILLED and not result.timed_out:
-            await self._fate.check_memory()
+            await self.fate.check_memory()
         return result
 
     async def start_process(self, launch: Launch) -> Process:
@@ -166,7 +163,7 @@ class AgentSandbox(Sandbox):
         except EndedByCodeError as end:
             return without_sandbox(end)
         if result.state_lost and not result.timed_out:
-            await self._fate.check_memory()
+            await self.fate.check_memory()
         return result
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_FILE) -> bytes:
@@ -183,13 +180,13 @@ class AgentSandbox(Sandbox):
 
     async def close(self) -> None:
         """End everything in it and give back what it held."""
-        self._fate.is_closed = True
+        self.fate.is_closed = True
         self._lose("the sandbox was closed", Cause.CLOSED)
         await self._ended()
 
     async def _access_file(self, op: str, head: Head, body: bytes) -> EngineOutput:
         try:
-            answer = await self._fate.attribute(self._request(op, head, body, FILE_TIMEOUT))
+            answer = await self.fate.attribute(self._request(op, head, body, FILE_TIMEOUT))
         except EndedByCodeError as end:
             raise FileAccessError(str(end)) from None
         if answer[0].get("problem") is not None:
@@ -208,15 +205,15 @@ class AgentSandbox(Sandbox):
             self._count += 1
             result = await self._read(self._beside.ask(op, self._count, head, body, timeout), read)
             if op == "wait" and result in KILLED:
-                await self._fate.check_memory()
+                await self.fate.check_memory()
             return result
 
-        return await of_process(self._fate.attribute(ask()))
+        return await of_process(self.fate.attribute(ask()))
 
     async def _run_code(self, call: Awaitable[T], *, is_foreign: bool = True) -> T:
         """Await a call that runs code; a pool's own, which is empty, is not foreign."""
-        self._fate.has_run_code = self._fate.has_run_code or (is_foreign and self._lost is None)
-        return await self._fate.attribute(call)
+        self.fate.has_run_code = self.fate.has_run_code or (is_foreign and self.fate.lost is None)
+        return await self.fate.attribute(call)
 
     async def _read(self, call: Awaitable[EngineOutput], read: Callable[[Head, bytes, float], Awaitable[T]]) -> T:
         """Await a call, and read its answer."""
@@ -227,7 +224,7 @@ class AgentSandbox(Sandbox):
             return await read(head, body, time.perf_counter() - start)
         except (KeyError, TypeError) as error:
             self._lose(f"its agent's answer is none: {error}", Cause.BAD_FRAME)
-            raise self._fate.error() from None
+            raise self.fate.error() from None
 
     async def _request(self, op: str, head: Head, body: bytes, timeout: float) -> EngineOutput:
         async with self._turn:
@@ -239,7 +236,7 @@ class AgentSandbox(Sandbox):
             return answer_from_body(*answer)
         except FrameError as error:
             self._lose(str(error), Cause.BAD_FRAME)
-            raise self._fate.error() from None
+            raise self.fate.error() from None
 
     async def _run_directly(self, source: bytes, timeout: float, keep: int) -> EngineOutput:
         async with self._turn:
@@ -305,7 +302,7 @@ class AgentSandbox(Sandbox):
             sent = True
             return await answer
         except asyncio.CancelledError:
-            if sent and self._lost is None:
+            if sent and self.fate.lost is None:
                 self._strays -= answer.cancelled() or not answer.done()  # then its answer will come, late
                 await self._send(pack({"op": "cancel", "id": call}))
             raise
@@ -334,7 +331,7 @@ class AgentSandbox(Sandbox):
                 cause = Cause.HOST_RESOURCES if error.errno in HOST_ERRORS else Cause.AGENT_ENDED
                 self._lose(f"its connection broke: {error}", cause)
             except asyncio.CancelledError:
-                self._fate.is_closed = True
+                self.fate.is_closed = True
                 self._lose("a call was cancelled halfway through its request", Cause.CLOSED)
                 raise
 
@@ -373,22 +370,22 @@ class AgentSandbox(Sandbox):
             self._loop.call_later(PAUSE, self._go_on_reading, self._loop)
 
     def _go_on_reading(self, loop: asyncio.AbstractEventLoop) -> None:
-        if loop is self._loop and self._lost is None:
+        if loop is self._loop and self.fate.lost is None:
             loop.add_reader(self._sock, self._receive)
 
     def _check_held(self) -> None:
-        if self._lost is not None:
-            raise self._fate.error()
+        if self.fate.lost is not None:
+            raise self.fate.error()
 
     def _lose(self, reason: str, seen: Cause = Cause.AGENT_ENDED) -> None:
         """End the sandbox; a call that waits for an answer fails with the reason."""
-        if self._lost is not None:
+        if self.fate.lost is not None:
             return
-        self._fate.note(reason, seen)
+        self.fate.note(reason, seen)
         _log.info("%s: %s", self.name, reason)
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(self._fate.error())
-        self._beside.fail(self._fate.error)
+            self._answer.set_exception(self.fate.error())
+        self._beside.fail(self.fate.error)
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._sock)
         self._sock.close()

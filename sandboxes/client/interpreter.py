@@ -74,8 +74,7 @@ class DirectInterpreter:
         self._listen(loop)
         frame, captures = self._ours.begin(call, code, keep)
         self._call, self._done = call, loop.create_future()
-        self._look_later(loop, captures, SHORTEST)
-        alarm = loop.call_later(timeout, self._settle)
+        self._look_later(loop, captures, SHORTEST, loop.time() + timeout)
         DirectInterpreter._under_way += 1
         try:
             await self._send(loop, frame, self._done)
@@ -83,7 +82,6 @@ class DirectInterpreter:
             await (asyncio.sleep(0) if self._done.done() else self._done)  # either way, others have their turn
         finally:
             DirectInterpreter._under_way -= 1
-            alarm.cancel()
             self._done = None
             if self._look is not None:
                 self._look.cancel()
@@ -160,17 +158,25 @@ class DirectInterpreter:
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
 
-    def _look_later(self, loop: asyncio.AbstractEventLoop, captures: Sequence[Capture], delay: float) -> None:
-        self._look = loop.call_later(delay, self._look_at_output, loop, captures, delay)
+    def _look_later(
+        self, loop: asyncio.AbstractEventLoop, captures: Sequence[Capture], delay: float, expires: float
+    ) -> None:
+        when = min(loop.time() + delay, expires)
+        self._look = loop.call_at(when, self._look_at_output, loop, captures, delay, expires)
 
-    def _look_at_output(self, loop: asyncio.AbstractEventLoop, captures: Sequence[Capture], delay: float) -> None:
+    def _look_at_output(
+        self, loop: asyncio.AbstractEventLoop, captures: Sequence[Capture], delay: float, expires: float
+    ) -> None:
         """Make room for more of it: a pipe holds 64 KiB, so all calls together get no more than 128 MB a second."""
+        if loop.time() >= expires:
+            self._settle()
+            return
         before = sum(capture.total for capture in captures)
         for capture in captures:
             capture.drain()
         more = sum(capture.total for capture in captures) > before
         soon = SHORTEST * max(1.0, DirectInterpreter._under_way / ALONE)
-        self._look_later(loop, captures, soon if more else min(max(soon, 2 * delay), LONGEST))
+        self._look_later(loop, captures, soon if more else min(max(soon, 2 * delay), LONGEST), expires)
 
 
 async def _room(loop: asyncio.AbstractEventLoop, fd: int, done: asyncio.Future[None]) -> None:

@@ -54,7 +54,7 @@ class ContainerSandbox(RecordedSandbox):
         if not command.user:
             return await super().run_command(command)
         try:
-            result = await self._fate.attribute(self._run_as(command))
+            result = await self.fate.attribute(self._run_as(command))
         except EndedByCodeError as end:
             return ExecResult(-signal.SIGKILL, "", f"{end}\n", sandbox_lost=True)
         self.note(command, result)
@@ -65,7 +65,7 @@ class ContainerSandbox(RecordedSandbox):
         if not launch.user:
             return await super().start_process(launch)
         self.journal.has_processes = True
-        agent = await of_process(self._fate.attribute(self._agent_in_turn(launch.user)))
+        agent = await of_process(self.fate.attribute(self._agent_in_turn(launch.user)))
         return await agent.start_process(replace(launch, user=""))
 
     async def _run_as(self, command: Command) -> ExecResult:
@@ -73,7 +73,7 @@ class ContainerSandbox(RecordedSandbox):
             agent = await self._agent_of(command.user)
             result = await agent.run_command(replace(command, user=""))
         if result.sandbox_lost:
-            raise self._fate.error()
+            raise self.fate.error()
         return result
 
     async def _agent_in_turn(self, user: str) -> AgentSandbox:
@@ -95,8 +95,8 @@ class ContainerSandbox(RecordedSandbox):
                 self._users[user] = await self._start_agent(user)
             except SandboxError as error:
                 self._lose(f"no agent of its user {user} could be started: {error}", Cause.AGENT_FAILED)
-                raise self._fate.error() from error
-        self._fate.has_run_code = True
+                raise self.fate.error() from error
+        self.fate.has_run_code = True
         return self._users[user]
 
     async def _start_agent(self, user: str) -> AgentSandbox:
@@ -105,7 +105,7 @@ class ContainerSandbox(RecordedSandbox):
         stream = await self._join(len(self._users) + 1, {"HOME": home})
 
         def kill() -> None:
-            self._lose(f"the agent of its user {user} was lost: {agent._lost}", agent._fate.seen)
+            self._lose(f"the agent of its user {user} was lost: {agent.fate.lost}", agent.fate.seen)
 
         given = {"name": f"{self.name} {user}", "kill": kill, "decode": Demultiplexer().feed}
         agent = AgentSandbox(stream, **{**self._settings, **given})
@@ -118,5 +118,5 @@ class ContainerSandbox(RecordedSandbox):
         """End the sandbox, for all of its users."""
         super()._lose(reason, seen)
         for agent in self._users.values():
-            agent._fate.is_closed = self._fate.is_closed
+            agent.fate.is_closed = self.fate.is_closed
             agent._lose(reason, seen)

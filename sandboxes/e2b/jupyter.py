@@ -104,7 +104,7 @@ class JupyterSandbox(LinkedSandbox):
             if lost:
                 await self._replace()
             if expired:  # what was printed comes when the kernel has ended
-                await asyncio.wait((running,), timeout=PATIENCE if self._lost is None else 0)
+                await asyncio.wait((running,), timeout=PATIENCE if self.fate.lost is None else 0)
         except asyncio.CancelledError:
             replacing = loop.create_task(self._replace())
             while not replacing.done():  # else the next call would be killed, too
@@ -154,7 +154,7 @@ class JupyterSandbox(LinkedSandbox):
 
     async def _replace(self) -> None:
         """Kill Python's processes and start another kernel; if that fails, the sandbox is lost."""
-        if self._lost is not None:
+        if self.fate.lost is not None:
             return
         with contextlib.suppress(SandboxError):
             await self._served(self._machine.commands.run(SWEEP, user="root", timeout=0))
@@ -178,7 +178,7 @@ class JupyterSandbox(LinkedSandbox):
                 return await call
         except Exception as error:  # the SDK's have no common root
             self._lose(f"the code interpreter failed: {error!r}")
-            raise SandboxError(f"the sandbox was lost: {self._lost}") from error
+            raise SandboxError(f"the sandbox was lost: {self.fate.lost}") from error
 
 
 class _Heard:

@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..agent import own_program
 from ..agent.agent import Agent
 from ..agent.frames import CHUNK, Frames, Head, pack, receive
 from ..agent.memory_watchdog import Watchdog
@@ -323,6 +324,7 @@ def main() -> None:
     The third is the folder of packages, if there is one.
     """
     sys.executable = os.path.realpath(sys.executable)  # a virtual environment's link is not in a sandbox
+    own_program.codes()  # a sandbox can't read the files
     gc.collect()
     gc.freeze()  # so that the garbage collector of a fork doesn't copy these pages
     commands = socket.socket(fileno=int(sys.argv[1]))

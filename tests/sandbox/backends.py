@@ -26,7 +26,7 @@ DEFAULT = "jail"
 """The backend of the ordinary suite: the users' default."""
 SUITES = tuple(
     f"tests/sandbox/test_{name}.py"
-    for name in ("contract", "contract_files", "processes", "terminal", "attacks", "endings")
+    for name in ("contract", "contract_files", "processes", "terminal", "earlier_inputs", "attacks", "endings")
 )
 """The files that are run on a backend with a server, too."""
 UNPRIVILEGED = 65534

@@ -163,7 +163,7 @@ async def fuzz_answers(draw: random.Random, cases: int) -> Finding:
             yield f"{error!r}"
         if (spent := time.thread_time() - spent) > 4 * SLOW:
             yield f"a case took {spent:.3f} s"
-        if box.loss is not None or box._lost is not None:
+        if box.loss is not None or box.fate.lost is not None:
             await box.close()
             theirs.close()
             box, theirs = await _with_stub()

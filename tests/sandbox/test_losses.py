@@ -82,7 +82,7 @@ class Staged:
         with patience(self.patience or (0.01 if self.act is None else 60)):
             call = box.exec(["true"], timeout=0.01) if self.ran else box.read_file("x")
             (found,) = await asyncio.gather(call, return_exceptions=True)
-        self.lost_as = box._lost
+        self.lost_as = box.fate.lost
         self.theirs.close()
         serving.cancel()
         await box.close()

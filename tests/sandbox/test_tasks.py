@@ -55,7 +55,7 @@ def test_oracle_solves_tasks(id: str, runner: asyncio.Runner, shared: LocalSandb
     for split in spec(id).tasks.splits:
         episodes = [play(runner, id, oracle(), quick(task)) for task in tasks(id, split, 1)]
         assert [(e.success, e.reward, e.tool_errors) for e in episodes] == [(True, 1.0, {})]
-    assert not [box for box in shared._open if box._lost is None]
+    assert not [box for box in shared._open if box.fate.lost is None]
 
 
 @pytest.mark.parametrize("id", IDS)

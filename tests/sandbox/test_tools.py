@@ -144,7 +144,7 @@ def test_episode_fails_without_a_sandbox(runner: asyncio.Runner, shared: LocalSa
 
 def test_episodes_close_their_sandboxes(runner: asyncio.Runner, shared: LocalSandboxes) -> None:
     played = runner.run(run_jobs([Job(spec("python-v0"), make_task("train", i), i) for i in range(8)], oracle()))
-    assert len(played) == 8 and not [box for box in shared._open if box._lost is None]
+    assert len(played) == 8 and not [box for box in shared._open if box.fate.lost is None]
 
 
 @pytest.mark.parametrize(

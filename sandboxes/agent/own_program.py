@@ -1,0 +1,64 @@
+"""The worker as a program of its own: as a fork of the agent, it would have in its memory what the agent has read.
+
+It loads the bytecode of its modules from a file without a name, as code can't see those of agent_rl.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import marshal
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn, cast
+
+from .frames import write_all
+
+if TYPE_CHECKING:  # of agents that wait, this would take memory
+    from importlib.abc import InspectLoader
+
+_MODULES = ("frames", "plots", "worker")
+"""What the worker consists of, in the order of the imports."""
+_FILE = 5
+"""The descriptor of the bytecode; those of `interpreter.start` are below."""
+_MAIN = f"""
+import marshal, os, sys, types
+with open({_FILE}, "rb") as file:
+    name, sys.path[:], codes = marshal.load(file)
+package = sys.modules[name] = types.ModuleType(name)
+for part, code in codes.items():
+    module = sys.modules[name + "." + part] = types.ModuleType(name + "." + part)
+    module.__package__ = name
+    setattr(package, part, module)
+    exec(code, module.__dict__)
+module.serve(4, 3)
+"""
+
+
+@functools.cache
+def codes() -> dict[str, object]:
+    """Return the bytecode by module; it has to be called once where agent_rl's files can be read."""
+    found: dict[str, object] = {}
+    for part in _MODULES:
+        name = f"{__package__}.{part}"
+        spec = importlib.import_module(name).__spec__
+        found[part] = cast("InspectLoader", spec.loader if spec else None).get_code(name)
+    return found
+
+
+def file() -> int:
+    """Return the descriptor of a new file with what the program loads, to be given to it as number 5.
+
+    Raises:
+        OSError: if there can't be one.
+    """
+    fd = os.memfd_create("worker")
+    write_all(fd, marshal.dumps((__package__, sys.path, codes())))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def become() -> NoReturn:
+    """Become the program, in a Python as isolated as this one."""
+    flags = [flag for flag, is_set in (("-I", sys.flags.isolated), ("-S", sys.flags.no_site)) if is_set]
+    os.execv(sys.executable, [sys.executable, *flags, "-B", "-c", _MAIN])
