@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import struct
 from collections.abc import Sequence
 
@@ -74,14 +73,6 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Read bytes and descriptors from a Unix socket; no program that is started later inherits them."""
-    data, fds, _, _ = socket.recv_fds(connection, CHUNK, 4)
-    for fd in fds:  # Python 3.11's recv_fds ignores MSG_CMSG_CLOEXEC
-        os.set_inheritable(fd, False)
-    return data, fds
 
 
 class Frames:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ..agent import own_program
 from ..agent.agent import Agent
-from ..agent.frames import CHUNK, Frames, Head, pack, receive
+from ..agent.frames import CHUNK, Frames, Head, pack
 from ..agent.memory_watchdog import Watchdog
 from ..agent.process_tree import describe_exit, place
 from . import cgroups, homes, jail, landlock, seccomp, syscalls
@@ -156,7 +156,7 @@ class Zygote:
 
     def _obey(self) -> bool:
         """Do what the host asks for; return whether there is a host."""
-        message, fds = receive(self.commands)
+        message, fds = _receive(self.commands)
         if not message:
             return False
         control, lease = (socket.socket(fileno=fd) for fd in fds)
@@ -226,7 +226,7 @@ class Zygote:
                 landlock.enter(spec, uid if os.geteuid() == 0 else None)
             host = socket.socket(fileno=3)
             packages = jail.PACKAGES if spec.packages and self.tier == "jail" else spec.packages
-            agent = Agent(3, 3, home=spec.home, confine=lambda: confine(spec), receive=lambda: receive(host))
+            agent = Agent(3, 3, home=spec.home, confine=lambda: confine(spec), receive=lambda: _receive(host))
             agent.environment["PATH"] = f"{Path(spec.home).parent / homes.PYTHON}:{agent.environment['PATH']}"
             if packages:
                 agent.environment["PYTHONPATH"] = packages
@@ -294,6 +294,14 @@ def _first_frame(connection: socket.socket, ward: SandboxProcess) -> Head:
             return {"failed": f"its first process {describe_exit(ward.status) if ward.dead else 'did not answer'}"}
         frames.feed(data)
     return frame[0]
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Read bytes and descriptors from a Unix socket; no program that is started later inherits them."""
+    data, fds, _, _ = socket.recv_fds(connection, CHUNK, 4)
+    for fd in fds:  # Python 3.11's recv_fds ignores MSG_CMSG_CLOEXEC
+        os.set_inheritable(fd, False)
+    return data, fds
 
 
 def _uid(slot: int) -> int:
