@@ -250,9 +250,10 @@ def load(
     load_imports(folder)
     require_torch()
     folder = Path(folder)
-    run = folder.parent if folder.name == "checkpoint" else folder
+    run = folder.parent if folder.name in ("checkpoint", "best") else folder
     if (run / CONFIG).exists():
-        return Run(run).policy(temperature, max_tokens=max_tokens, context=context, device=device)
+        own = folder if folder.name == "best" else None
+        return Run(run).policy(temperature, max_tokens=max_tokens, context=context, device=device, folder=own)
     from agent_rl.backends.embedded.actor import load_actor
 
     actor = load_actor(

@@ -62,6 +62,7 @@ ELSEWHERE = {
     "output_dir": "runs_dir",
     "save_steps": "checkpoint_every",
     "eval_steps": "eval.every",
+    "load_best_model_at_end": "eval.keep_best",
     "model_name_or_path": "start_from",
     "max_concurrent": "concurrency",
     "logger": "report_to",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,10 @@ def test_run_logs_steps_weights_and_checkpoints(tmp_path: Path, caplog: pytest.L
     assert logged(caplog, logging.INFO, "runs") == [f"the run is in {folder}"]
     backend = logged(caplog, logging.INFO, "backends")
     assert backend[0].startswith("warm start on 64 demonstrations")
-    assert backend[1:] == [f"checkpoint of step {n} written to {folder}/checkpoint" for n in range(STEPS + 1)]
+    checkpoints = [line for line in backend if line.startswith("checkpoint")]
+    assert checkpoints == [f"checkpoint of step {n} written to {folder}/checkpoint" for n in range(STEPS + 1)]
+    (best,) = set(backend[1:]) - set(checkpoints)
+    assert re.fullmatch(rf"weights of step 2, which solved \d+\.\d%, written to {re.escape(str(folder))}/best", best)
     steps = logged(caplog, logging.DEBUG, "backends")
     assert [line.split(":")[0] for line in steps] == [f"step {n + 1}" for n in range(STEPS)]
     assert "weights of version 1 are in use, with 0 sequences open" in logged(caplog, logging.DEBUG, "engines")

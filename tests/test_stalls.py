@@ -55,7 +55,7 @@ STAGED: list[tuple[str, Course, str | None]] = [
             rollout_success=lambda at: 0.6 + 0.6 * at if at < 0.5 else 0.02,
             train_grad_norm=lambda at: 0.5 if at < 0.5 else 50.0,
         ),
-        "success fell from 87% to 31% within 2 steps, while the gradient's norm went from 0.5 to 34: continue from a",
+        "success fell from 87% to 31% within 2 steps, while the gradient's norm went from 0.5 to 34: continue from the",
     ),
     ("mismatch", but(mismatch_gap_mean=lambda at: 1.12), "training and rollout differ by 1.1 nats a token: check the"),
     ("clipped", but(train_clip_fraction=lambda at: at), "the clip cut off 32% of the tokens: lower optimizer.lr, take"),

@@ -151,6 +151,7 @@ class Run:
         max_tokens: int | None = None,
         context: int | None = None,
         device: str = "cpu",
+        folder: Path | None = None,
     ) -> TokenPolicy:
         """Return the trained model as a policy that the embedded engine samples.
 
@@ -159,6 +160,7 @@ class Run:
             max_tokens: of one reply; None for the run's own limit.
             context: the longest sequence, in tokens; None for the run's own.
             device: "cpu", "cuda", "cuda:1", or "auto", a GPU if there is one.
+            folder: of other weights of the run, such as its `best`; None for the last ones.
 
         Raises:
             CheckpointError: if there is no checkpoint.
@@ -173,5 +175,5 @@ class Run:
             rules = rollout.interrupt, rollout.shorten, rollout.delegate
         else:
             own = config.rollout.context
-        actor = load_actor(self.checkpoint, context=context or own, device=device)
+        actor = load_actor(folder or self.checkpoint, context=context or own, device=device)
         return actor.policy(actor.params(temperature, max_tokens or config.rollout.max_tokens), *rules)

@@ -32,7 +32,7 @@ CONFIG, METRICS, EPISODES, SUMMARY, REPORT, WARNINGS = (
     "warnings.txt",
 )
 """What every run's folder holds; backends add their checkpoints."""
-_MODELS = ((), ("checkpoint",), ("checkpoints",))
+_MODELS = ((), ("checkpoint",), ("best",), ("checkpoints",))
 """Where in a run's folder its models are, on either backend."""
 M = TypeVar("M", bound=BaseModel)
 

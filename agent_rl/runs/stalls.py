@@ -76,8 +76,8 @@ def _collapse(steps: Steps) -> Iterator[tuple[str, str]]:
     back = len(steps) - at - SHORT
     yield (
         "collapse",
-        f"success fell from {best:.0%} to {now:.0%} within {back} steps{grown}: continue from a checkpoint before it "
-        "(start_from=) with a lower optimizer.lr, or hold the policy with algorithm.kl",
+        f"success fell from {best:.0%} to {now:.0%} within {back} steps{grown}: continue from the weights that did "
+        "best in evaluation (start_from=) with a lower optimizer.lr, or hold the policy with algorithm.kl",
     )
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a Hugging Face folder plus the trainer's state, put in place in one move."""
+"""Checkpoints: a Hugging Face folder, with the trainer's state or how its weights did, put in place in one move."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,21 +20,59 @@ from agent_rl.judge.reward import evolving_judge
 _log = logging.getLogger(__name__)
 
 STATE, AHEAD, CRITERIA = "trainer_state.pt", "sampled_ahead.pt", "criteria.json"
+EVALUATION = "evaluation.json"
+"""How the best weights did: `{"step": 40, "success": 0.96}`."""
 
 
 def save_checkpoint(folder: Path, trainer: Trainer) -> None:
     """Write a checkpoint, what was sampled ahead included. A kill meanwhile leaves the previous one whole."""
+    with _replaced(folder) as new:
+        trainer.actor.save(new)
+        torch.save({"step": trainer.step, "optimizer": trainer.optimizer.state_dict()}, new / STATE)
+        if trainer.critic is not None:
+            trainer.critic.save(new)
+        if (judge := evolving_judge()) is not None:
+            (new / CRITERIA).write_text(json.dumps(judge.state()), encoding="utf-8")
+        if trainer.ahead:
+            save_sampled(new / AHEAD, trainer.ahead)
+    _log.info("checkpoint of step %d written to %s", trainer.step, folder)
+
+
+def save_best(folder: Path, trainer: Trainer, success: float) -> bool:
+    """Write the weights there if those that are there did no better; return whether it did."""
+    best = best_evaluation(folder)
+    if best is not None and success < best["success"]:
+        return False
+    with _replaced(folder) as new:
+        trainer.actor.save(new)
+        (new / EVALUATION).write_text(json.dumps({"step": trainer.step, "success": success}), encoding="utf-8")
+    _log.info("weights of step %d, which solved %.1f%%, written to %s", trainer.step, 100 * success, folder)
+    return True
+
+
+def best_evaluation(folder: Path) -> dict[str, float] | None:
+    """Return at which step the best weights were evaluated, and their success; None if there are none.
+
+    Raises:
+        CheckpointError: if the file that says so is damaged.
+    """
+    file = folder / EVALUATION
+    try:
+        found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+        return {"step": int(found["step"]), "success": float(found["success"])}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} is damaged, {error!r}: remove '{folder}', and training goes on") from error
+
+
+@contextmanager
+def _replaced(folder: Path) -> Iterator[Path]:
+    """Yield an empty path for a folder that then takes the place of this one; a kill leaves the one or the other."""
     new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    trainer.actor.save(new)
-    torch.save({"step": trainer.step, "optimizer": trainer.optimizer.state_dict()}, new / STATE)
-    if trainer.critic is not None:
-        trainer.critic.save(new)
-    if (judge := evolving_judge()) is not None:
-        (new / CRITERIA).write_text(json.dumps(judge.state()), encoding="utf-8")
-    if trainer.ahead:
-        save_sampled(new / AHEAD, trainer.ahead)
+    yield new
     for file in new.iterdir():
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
@@ -40,7 +80,6 @@ def save_checkpoint(folder: Path, trainer: Trainer) -> None:
         folder.rename(old)
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
-    _log.info("checkpoint of step %d written to %s", trainer.step, folder)
 
 
 def find_checkpoint(folder: Path) -> Path:

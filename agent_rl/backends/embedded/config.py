@@ -102,6 +102,8 @@ class EmbeddedEvalConfig(EvalConfig):
     environment has no `dev`."""
     dev_n: int = Field(128, ge=1)
     """Distinct tasks of `dev_split`."""
+    keep_best: bool = True
+    """Whether the weights that did best on those tasks, the latest of equals, are kept beside the last ones."""
     temperature: float | None = Field(None, gt=0)
     """Of the sampled evaluations; null for `rollout.temperature`."""
     low_temperature: float = Field(0.2, gt=0)

@@ -17,7 +17,7 @@ from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import Algorithm
 from agent_rl.backends.embedded.actor import Actor, actor_of, fine_tune, load_reference, sampled_as_set
-from agent_rl.backends.embedded.checkpoint import save_checkpoint
+from agent_rl.backends.embedded.checkpoint import best_evaluation, save_best, save_checkpoint
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.data_parallel import in_processes
 from agent_rl.backends.embedded.fresh import demonstrations_of, fresh_actor
@@ -47,7 +47,8 @@ from agent_rl.store.selection import episode_ids
 from agent_rl.store.token_records import TokenRecordWriter
 from agent_rl.view.progress import Progress
 
-CHECKPOINT, REFERENCE, STORED, WARM = "checkpoint", "reference", "stored_groups.json", "warm_start.pt"
+CHECKPOINT, BEST, REFERENCE, STORED = "checkpoint", "best", "reference", "stored_groups.json"
+WARM = "warm_start.pt"
 
 
 @dataclass
@@ -236,6 +237,8 @@ class LiveRun:
                 evaluation, _ = trainer.evaluate(dev, sampled, split)
                 self.metrics.write("eval", trainer.step, evaluation.row(split, "sampled"))
                 self.dev = f"{evaluation.success.share} of {evaluation.success.n} {split} tasks"
+                if config.eval.keep_best and evaluation.success.n:
+                    save_best(self.folder / BEST, trainer, evaluation.success.value)
             self.progress.train_step(trainer.step, config.steps, result.metrics, self.dev)
             if recomputes and (old := result.metrics.get("perf/old_s")):
                 part = old / result.metrics["perf/update_s"]
@@ -257,6 +260,8 @@ class LiveRun:
         report = write_reports(self.folder, self.config, self.facts(), wall_s=wall, peak_rss_mib=peak)
         say = self.progress.say
         say(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {report}")
+        if (best := self.best()) is not None:
+            say(escape(f"The weights that did best during training, {best}, are in {self.folder / BEST}"))
         say("Try next:")
         folder = str(self.folder)
         for line in (
@@ -268,11 +273,20 @@ class LiveRun:
             say(f"  {escape(line)}")
         return self.folder
 
+    def best(self) -> str | None:
+        """Return in words how the best weights did, if any were kept."""
+        if (found := best_evaluation(self.folder / BEST)) is None:
+            return None
+        split = self.config.eval.during(self.env.tasks.splits)
+        return f"with {found['success']:.1%} of the {split} tasks at step {found['step']:.0f}"
+
     def facts(self) -> dict[str, str]:
         """Return what the report says about this backend's part of the run."""
         config = self.config
         demonstrated = next((r for r in read_metrics(self.folder / METRICS) if r["kind"] == "demonstrations"), None)
         facts = {} if demonstrated is None else {"demonstrations": "{n}, of which {failed} fail".format(**demonstrated)}
+        if (best := self.best()) is not None:
+            facts["best weights"] = f"those {best}"
         return facts | {
             "training": config.describe_training(),
             "control": "rewards are shuffled" if config.shuffle_rewards else "none",
