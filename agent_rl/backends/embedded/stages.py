@@ -260,8 +260,9 @@ class LiveRun:
         report = write_reports(self.folder, self.config, self.facts(), wall_s=wall, peak_rss_mib=peak)
         say = self.progress.say
         say(f"\nDone in {wall:.0f} s, at most {peak:.0f} MiB. The report: {report}")
-        if (best := self.best()) is not None:
-            say(escape(f"The weights that did best during training, {best}, are in {self.folder / BEST}"))
+        best = best_evaluation(self.folder / BEST)
+        if best is not None and best["step"] < trainer.step:
+            say(escape(f"The weights that did best during training, {self.best()}, are in {self.folder / BEST}"))
         say("Try next:")
         folder = str(self.folder)
         for line in (
