@@ -53,10 +53,11 @@ def test_run_keeps_the_latest_of_its_best_weights(tmp_path: Path, seen: dict[int
 
 def test_best_weights_are_a_model_as_others(tmp_path: Path, seen: dict[int, Weights]) -> None:
     folder = start_run(config(tmp_path, **EVERY_STEP), Progress())
-    policy, last = ar.load(folder / "best"), ar.load(folder)
+    best = ar.Run(folder).best
+    policy, last = ar.load(best), ar.load(folder)
     assert policy.params == last.params
-    assert ar.run("calculator-v0", policy=str(folder / "best"), n=1)
-    again = start_run(config(tmp_path, steps=0, start_from=str(folder / "best")), Progress())
+    assert ar.run("calculator-v0", best, n=1)
+    again = start_run(config(tmp_path, steps=0, start_from=str(best)), Progress())
     assert are_equal(weights(again), seen[2])
 
 
@@ -71,7 +72,9 @@ def test_resumed_run_keeps_what_was_best_before(tmp_path: Path, monkeypatch, see
 def test_run_keeps_no_best_weights_if_told_so(tmp_path: Path, seen: dict[int, Weights]) -> None:
     settings = {"eval": {**EVERY_STEP["eval"], "keep_best": False}}
     folder = start_run(config(tmp_path, **settings), Progress())
-    assert not (folder / "best").exists() and "best weights" not in (folder / "report.html").read_text()
+    assert "best weights" not in (folder / "report.html").read_text()
+    with pytest.raises(CheckpointError, match="no best weights"):
+        _ = ar.Run(folder).best
 
 
 def test_damaged_evaluation_of_best_weights_is_refused(tmp_path: Path) -> None:

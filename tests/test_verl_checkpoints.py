@@ -10,11 +10,14 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
+import agent_rl as ar
 from agent_rl.backends.verl.driver.checkpoints import (
     bytes_of_parts,
     describe_checkpoint,
     parameters_of,
+    record_evaluation,
     record_renderer,
+    remove_old,
 )
 from agent_rl.rendering import ChatMLRenderer, TemplateRenderer, load_renderer, train_tokenizer
 from agent_rl.rendering.config import RendererConfig
@@ -62,6 +65,21 @@ def test_description_says_size_and_number(tmp_path: Path) -> None:
         "a checkpoint takes 0.016 GB: 1,000,000 parameters, 16 bytes a parameter (model 4, optimizer 8, hf_model 4); "
         "kept are the last 2 and the best in evaluation: 0.048 GB"
     )
+
+
+def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "verl.yaml").write_text("")
+    for step, success in ((5, 0.9), (10, 0.9), (15, 0.2), (100, None)):
+        checkpoint = tmp_path / "checkpoints" / f"global_step_{step}"
+        (checkpoint / "actor" / "huggingface").mkdir(parents=True)
+        if success is not None:
+            record_evaluation(checkpoint, success)
+    assert ar.Run(tmp_path).best == tmp_path / "checkpoints" / "global_step_10" / "actor" / "huggingface"
+    assert remove_old(tmp_path / "checkpoints", keep=1) == [5, 15]
+    assert ar.Run(tmp_path).best.exists()
+    (tmp_path / "checkpoints" / "global_step_10" / "evaluation.json").unlink()
+    with pytest.raises(ar.CheckpointError, match="no best weights"):
+        _ = ar.Run(tmp_path).best
 
 
 @pytest.mark.parametrize(("given", "kind"), [({}, ChatMLRenderer), ({"name": "template"}, TemplateRenderer)])

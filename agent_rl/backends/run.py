@@ -120,6 +120,24 @@ class Run:
             raise CheckpointError(f"no checkpoint in '{self.folder}': the run stopped before its first one")
         return model
 
+    @property
+    def best(self) -> Path:
+        """The folder of the model that did best in the evaluations during training, in Hugging Face's format.
+
+        Raises:
+            CheckpointError: if none was kept.
+        """
+        if backend_of(self.folder) == "embedded":
+            best = self.folder / "best"
+        else:
+            from agent_rl.backends.verl.driver.checkpoints import best_step
+
+            step = best_step(self.folder / "checkpoints")
+            best = self.folder / "checkpoints" / f"global_step_{step}" / "actor" / "huggingface"
+        if not best.exists():
+            raise CheckpointError(f"no best weights in '{self.folder}': nothing was evaluated during training and kept")
+        return best
+
     def episodes(self) -> Iterator[Episode]:
         """Read the stored episodes, of training and evaluation, in their order."""
         return read_episodes(self.folder)

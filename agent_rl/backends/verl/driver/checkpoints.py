@@ -72,21 +72,24 @@ def record_renderer(checkpoint: Path, renderer: str) -> None:
     remember_in_files(checkpoint / "actor" / "huggingface", RendererConfig.model_validate_json(renderer))
 
 
-def remove_old(checkpoints: Path, keep: int) -> list[int]:
-    """Delete all checkpoints but the `keep` latest and the best; return the steps of the deleted ones.
+def best_step(checkpoints: Path) -> int | None:
+    """Return the step of the checkpoint with the highest success in evaluation, the latest of equals; None without."""
+    success = {step: found for step, folder in _by_step(checkpoints) if (found := _success(folder)) is not None}
+    return max(success, key=lambda step: (success[step], step), default=None)
 
-    The best is the one with the highest success in evaluation, the latest of equals; none if no checkpoint was
-    evaluated.
-    """
-    found = {int(folder.name.removeprefix("global_step_")): folder for folder in checkpoints.glob("global_step_*")}
-    steps = sorted(found)
-    success = {step: _success(found[step]) for step in steps}
-    evaluated = [step for step in steps if success[step] is not None]
-    best = max(evaluated, key=lambda step: (success[step], step), default=None)
-    old = [step for step in steps[:-keep] if step != best]
-    for step in old:
-        shutil.rmtree(found[step])
-    return old
+
+def remove_old(checkpoints: Path, keep: int) -> list[int]:
+    """Delete all checkpoints but the `keep` latest and the best; return the steps of the deleted ones."""
+    best = best_step(checkpoints)
+    old = [(step, folder) for step, folder in _by_step(checkpoints)[:-keep] if step != best]
+    for _, folder in old:
+        shutil.rmtree(folder)
+    return [step for step, _ in old]
+
+
+def _by_step(checkpoints: Path) -> list[tuple[int, Path]]:
+    """Return the checkpoints in their order."""
+    return sorted((int(path.name.removeprefix("global_step_")), path) for path in checkpoints.glob("global_step_*"))
 
 
 def _success(checkpoint: Path) -> float | None:
