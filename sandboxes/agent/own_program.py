@@ -22,9 +22,13 @@ _MODULES = ("frames", "plots", "worker")
 _FILE = 5
 """The descriptor of the bytecode; those of `interpreter.start` are below."""
 _MAIN = f"""
-import marshal, os, sys, types
+import sys
+sys.path[:] = filter(None, sys.path)  # nothing of the folder that it starts in
+import marshal, os, types
 with open({_FILE}, "rb") as file:
-    name, sys.path[:], codes = marshal.load(file)
+    name, sys.path[:], environment, codes = marshal.load(file)
+os.environ.clear()
+os.environ.update(environment)
 package = sys.modules[name] = types.ModuleType(name)
 for part, code in codes.items():
     module = sys.modules[name + "." + part] = types.ModuleType(name + "." + part)
@@ -53,12 +57,13 @@ def file() -> int:
         OSError: if there can't be one.
     """
     fd = os.memfd_create("worker")
-    write_all(fd, marshal.dumps((__package__, sys.path, codes())))
+    write_all(fd, marshal.dumps((__package__, sys.path, dict(os.environ), codes())))
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 
 
 def become() -> NoReturn:
-    """Become the program, in a Python as isolated as this one."""
-    flags = [flag for flag, is_set in (("-I", sys.flags.isolated), ("-S", sys.flags.no_site)) if is_set]
-    os.execv(sys.executable, [sys.executable, *flags, "-B", "-c", _MAIN])
+    """Become the program, in a Python that was started as this one: with the same order of sets, if that is fixed."""
+    flags = ["-I" if sys.flags.isolated else "-s", *(["-S"] if sys.flags.no_site else [])]
+    order = {} if sys.flags.hash_randomization else {"PYTHONHASHSEED": "0"}
+    os.execve(sys.executable, [sys.executable, *flags, "-B", "-c", _MAIN], {"LANG": "C.UTF-8", **order})

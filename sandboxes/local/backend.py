@@ -192,9 +192,9 @@ class _Zygote:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [*launcher, python, "-I", "-S", "-B", str(BOOT), str(theirs.fileno()), ",".join(tiers), packages],
+                    [*launcher, python, "-s", "-S", "-B", str(BOOT), str(theirs.fileno()), ",".join(tiers), packages],
                     pass_fds=[theirs.fileno()],
-                    env=ENVIRONMENT,
+                    env={**ENVIRONMENT, "PYTHONHASHSEED": "0"},  # sets have the same order in all sandboxes
                     cwd="/",
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

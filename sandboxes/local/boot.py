@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 if __name__ == "__main__":
+    del sys.path[0]  # this folder: what is in it is no library
     here = Path(__file__).parent
     for name, folder in (("sandboxes", here.parent), ("sandboxes.local", here)):
         package = sys.modules[name] = types.ModuleType(name)
