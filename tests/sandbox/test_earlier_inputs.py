@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from agent_rl.sandboxes.base import Sandbox, Sandboxes
-from tests.sandbox.backends import Backend
+from agent_rl.sandboxes.base import Sandbox
 
 SECRET = "the-graders-own-answer-is-8f1d0c"
 SEARCH = f"""
@@ -92,18 +91,3 @@ def test_interpreter_that_started_first_is_as_before(box: Sandbox, run):
     run(in_input(box))
     result = run(box.run_python(f"{SEARCH}\nfound, mine * 7"))
     assert (result.value, result.error) == ("([], 42)", None)
-
-
-def test_sets_of_local_sandboxes_have_one_order(sandboxes: Sandboxes, backend: Backend, run):
-    """However an interpreter was started: a snapshot is restored by running its code again."""
-    if backend.needs is not None:
-        pytest.skip(f"{backend.name}: its sandboxes have a Python of their own")
-    orders = set()
-    for is_first in (True, False):
-        box = run(sandboxes.open(lifetime=60.0))
-        if not is_first:
-            run(box.write_file("x", b""))
-        orders.add(run(box.run_python("*{str(i) for i in range(99)}, hash('a')")).value)
-        assert run(box.run_python("import os; [name for name in os.environ if 'HASH' in name]")).value == "[]"
-        run(box.close())
-    assert len(orders) == 1
