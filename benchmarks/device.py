@@ -3,7 +3,8 @@
 Run `python benchmarks/device.py [--devices cpu cuda] [--threads 1 16] [--sizes default]`. Sampling: a prompt of 100
 tokens, then 100 tokens each at temperature 1, after a first round that is not measured. Update: forward, backward and
 AdamW over 64 rows of 256 tokens in micro-batches of 4096, the median of five after one. The larger models sample 25
-tokens and train on eight rows, once, on a CPU with the most threads only.
+tokens and train on eight rows, once, on a CPU with the most threads only. On a GPU a step of a dense model's sampling
+is a recorded graph; *without graphs* the same kernels are launched one by one.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.engine import Engine
+from agent_rl.engines.embedded.forward import Forward, FusedForward
+from agent_rl.engines.embedded.module_forward import make_forward
+from agent_rl.moe.routes import experts_of
 
 SIZES = {
     "default": {},
     "MoE": {"architecture": "qwen3_moe"},
     "100M": {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "head_dim": 64, "intermediate": 3072},
+    "107M": {"hidden": 576, "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "intermediate": 1536},
     "500M": {"hidden": 1280, "layers": 20, "heads": 20, "kv_heads": 4, "head_dim": 64, "intermediate": 5376},
 }
 VOCAB, SEQUENCES, PROMPT, SAMPLED, ROWS, WIDTH, MICRO_BATCH = 576, 64, 100, 100, 64, 256, 4096
@@ -52,6 +57,13 @@ def sample(engine: Engine, count: int) -> None:
         await asyncio.gather(*map(one, range(SEQUENCES)))
 
     asyncio.run(every_one())
+
+
+def rate(model: PreTrainedModel, count: int, forward: Callable[..., Forward]) -> float:
+    """Return tokens sampled per second."""
+    engine = Engine(model, slots=SEQUENCES, max_len=256, forward=forward)
+    sample(engine, 8)
+    return SEQUENCES * count / seconds(partial(sample, engine, count))
 
 
 def update(model: PreTrainedModel, optimizer: Optimizer, precision: PrecisionConfig, rows: int) -> None:
@@ -74,11 +86,10 @@ def measure(size: str, device: torch.device, autocasts: list[str]) -> list[str]:
     """Return the table's columns by autocast: tokens per second sampled and trained, and the GPU's peak memory."""
     slow = device.type == "cpu" and size.endswith("M")
     model = make_model(ModelConfig(**SIZES[size]), VOCAB, seed=0).eval().to(device)
-    engine, count, rows = Engine(model, slots=SEQUENCES, max_len=256), SAMPLED, ROWS
-    if slow:
-        count, rows = count // 4, rows // 8
-    sample(engine, 8)
-    sampled = SEQUENCES * count / seconds(partial(sample, engine, count))
+    count, rows = (SAMPLED // 4, ROWS // 8) if slow else (SAMPLED, ROWS)
+    sampled = [f"{rate(model, count, make_forward):,.0f}", ""]
+    if device.type == "cuda" and not experts_of(model):
+        sampled[1] = f"{rate(model, count, FusedForward):,.0f}"
     columns = []
     for autocast in autocasts:
         if device.type == "cuda":
@@ -90,7 +101,7 @@ def measure(size: str, device: torch.device, autocasts: list[str]) -> list[str]:
         trained = rows * WIDTH / statistics.median(seconds(work) for _ in range(1 if slow else 5))
         peak = f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB" if device.type == "cuda" else ""
         million = sum(p.numel() for p in model.parameters()) / 1e6
-        columns.append(f"{size}, {million:.1f} M | {autocast} | {sampled:,.0f} | {trained:,.0f} | {peak}")
+        columns.append(f"{size}, {million:.1f} M | {autocast} | {' | '.join(sampled)} | {trained:,.0f} | {peak}")
     return columns
 
 
@@ -102,8 +113,8 @@ def main() -> None:
     options = parser.parse_args()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     print(f"{gpu}; {os.cpu_count()} CPUs, load average {os.getloadavg()[0]:.2f}; torch {torch.__version__}\n")
-    print("| on | model | autocast | sampled tokens/s | trained tokens/s | peak memory |")
-    print("|---|---|---|---|---|---|")
+    print("| on | model | autocast | sampled tokens/s | without graphs | trained tokens/s | peak memory |")
+    print("|---|---|---|---|---|---|---|")
     most = max(options.threads)
     for size in options.sizes:
         for name in options.devices:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -31,6 +32,7 @@ TINY = {
 """Arguments of `ModelConfig`."""
 DEVICE = os.environ.get("AGENT_RL_TEST_DEVICE", "cpu")
 """Where the models of tests are."""
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GREEDY = SamplingParams(temperature=0.0)
 NEVER: frozenset[int] = frozenset()
 Plan = list[tuple[list[int], int]]

@@ -23,7 +23,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.device import device_of, float64_device
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.forward import FusedForward
-from agent_rl.engines.embedded.module_forward import ModuleForward
+from agent_rl.engines.embedded.module_forward import ModuleForward, make_forward
 from agent_rl.engines.embedded.quantization import forward_in
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
@@ -31,10 +31,9 @@ from agent_rl.policy.checkpoint import checkpoint_policy as policy_of
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.batches import weighted
-from tests.engines import GREEDY, Architecture, play_all, ragged_plans, tiny
+from tests.engines import GREEDY, Architecture, needs_gpu, play_all, ragged_plans, tiny
 from tests.runs import SMALL, assert_same_run, config, untimed, whole_and_killed
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
@@ -148,7 +147,9 @@ def both(architecture: Architecture) -> tuple[torch.nn.Module, torch.nn.Module]:
 
 @needs_gpu
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
-@pytest.mark.parametrize("forward", [FusedForward, ModuleForward, forward_in("float8"), forward_in("int4")])
+@pytest.mark.parametrize(
+    "forward", [FusedForward, ModuleForward, make_forward, forward_in("float8"), forward_in("int4")]
+)
 def test_gpu_engine_samples_same_tokens(architecture: Architecture, forward) -> None:
     plans = ragged_plans(12)
     for params in (GREEDY, SamplingParams(temperature=0.7, top_k=20, top_p=0.9)):

@@ -17,6 +17,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded import engine as engine_module
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.forward import Forward, FusedForward
+from agent_rl.engines.embedded.graphs import GraphedForward
 from agent_rl.engines.embedded.kv_cache import KVCache
 from agent_rl.engines.embedded.module_forward import ModuleForward
 from agent_rl.engines.embedded.pages import PAGE
@@ -38,7 +39,7 @@ from tests.engines import (
 
 every_forward = pytest.mark.parametrize(
     ("architecture", "forward"),
-    [(a, f) for a in ("qwen3", "qwen3_moe") for f in (FusedForward, ModuleForward)],
+    [*((a, f) for a in ("qwen3", "qwen3_moe") for f in (FusedForward, ModuleForward)), ("qwen3", GraphedForward)],
 )
 
 
@@ -103,14 +104,15 @@ def test_engine_runs_other_architectures_through_their_modules() -> None:
     assert model.config._attn_implementation != "agent_rl_slots"
 
 
-def test_engine_slides_over_its_cache() -> None:
+@pytest.mark.parametrize("forward", [FusedForward, GraphedForward])
+def test_engine_slides_over_its_cache(forward: Callable[..., Forward]) -> None:
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, use_sliding_window=True, sliding_window=8, max_window_layers=1,
     )  # fmt: skip
     model = shaken(Qwen3ForCausalLM(config))
-    engine = Engine(model, slots=3, max_len=160)
-    assert isinstance(engine.forward, FusedForward)
+    assert isinstance(Engine(model).forward, FusedForward)
+    engine = Engine(model, slots=3, max_len=160, forward=forward)
     for record in play_all(engine, ragged_plans(4), SamplingParams()):
         expected = full_logprobs(model, record.ids)[record.sampled]
         torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
@@ -133,7 +135,7 @@ def test_long_prompts_take_the_fused_kernel(kv_heads: int, monkeypatch: pytest.M
     assert {4 * PAGE, 8 * PAGE} <= {*begun}
 
 
-@pytest.mark.parametrize("forward", [FusedForward, ModuleForward])
+@pytest.mark.parametrize("forward", [FusedForward, ModuleForward, GraphedForward])
 def test_bfloat16_engine_stays_near_the_plain_forward(forward: Callable[..., Forward]) -> None:
     model = tiny().bfloat16()
     exact, own, plain = copy.deepcopy(model).float(), list[Tensor](), list[Tensor]()

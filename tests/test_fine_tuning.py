@@ -23,7 +23,7 @@ from agent_rl.backends.embedded.fine_tuning import (
     freeze_parameters,
     new_adapter,
 )
-from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig
+from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, OptimizerKind
 from agent_rl.backends.embedded.run import resume_run, start_run
 from agent_rl.backends.embedded.scoring import score_tokens
 from agent_rl.engines.base import SamplingParams
@@ -32,7 +32,7 @@ from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.model_folder import in_format, load_model
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.view.progress import Progress
-from tests.engines import VOCAB, full_logprobs, play_all, ragged_plans, tiny
+from tests.engines import VOCAB, full_logprobs, needs_gpu, play_all, ragged_plans, tiny
 from tests.runs import assert_same_run, config, metrics_of, whole_and_killed
 
 IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))
@@ -116,15 +116,25 @@ def test_checkpointed_layers_keep_gradients_and_less(architecture: str) -> None:
     assert spared < 0.7 * whole and all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
 
 
-def test_state_in_8_bits_follows_adamw() -> None:
-    linear = torch.nn.utils.skip_init(torch.nn.Linear, 64, 128, bias=False)
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [
+        ("adamw_8bit", "cpu"),
+        *(
+            pytest.param(kind, "cuda", marks=needs_gpu, id=f"{kind}-cuda")
+            for kind in ("adamw_8bit", "paged_adamw", "paged_adamw_8bit")
+        ),
+    ],
+)
+def test_optimizer_of_each_kind_follows_adamw(kind: OptimizerKind, device: str) -> None:
+    linear = torch.nn.utils.skip_init(torch.nn.Linear, 256, 512, bias=False, device=device)  # smaller ones aren't paged
     torch.nn.init.zeros_(linear.weight)
     models = [linear, copy.deepcopy(linear), copy.deepcopy(linear)]
     one, two, resumed = (
         Optimizer(model, OptimizerConfig(kind=kind, lr=1e-3))
-        for model, kind in zip(models, ("adamw", "adamw_8bit", "adamw_8bit"), strict=True)
+        for model, kind in zip(models, ("adamw", kind, kind), strict=True)
     )
-    inputs = torch.randn(5, 32, 64, generator=torch.Generator().manual_seed(3))
+    inputs = torch.randn(5, 32, 256, generator=torch.Generator().manual_seed(3)).to(device)
 
     def step(number: int, optimizer: Optimizer) -> None:
         model = models[(one, two, resumed).index(optimizer)]
@@ -137,7 +147,7 @@ def test_state_in_8_bits_follows_adamw() -> None:
     assert torch.cosine_similarity(models[0].weight.flatten(), models[1].weight.flatten(), dim=0) > 0.99
     saved = io.BytesIO()
     torch.save(two.state_dict(), saved)
-    assert len(saved.getvalue()) < 4 * linear.weight.numel()  # two float32 would be 8 bytes a parameter
+    assert len(saved.getvalue()) < (4 if "8bit" in kind else 9) * linear.weight.numel()  # two float32 are 8 bytes
     saved.seek(0)
     resumed.load_state_dict(torch.load(saved, weights_only=True))
     models[2].load_state_dict(models[1].state_dict())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from transformers import (
@@ -17,7 +19,9 @@ from transformers import (
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded import forward as forward_module
 from agent_rl.engines.embedded.engine import Engine
-from agent_rl.engines.embedded.forward import FusedForward, is_fusible, packs_weights
+from agent_rl.engines.embedded.forward import Forward, FusedForward, is_fusible, packs_weights
+from agent_rl.engines.embedded.graphs import GraphedForward
+from agent_rl.engines.embedded.module_forward import make_forward
 from tests.engines import VOCAB, full_logprobs, play_all, ragged_plans, shaken
 
 SHAPE = {
@@ -43,13 +47,15 @@ def made(family: str) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("forward", "packed"), [(make_forward, True), (make_forward, False), (GraphedForward, False)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fused_forward_equals_transformers(family: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_forward_equals_transformers(
+    family: str, forward: Callable[..., Forward], packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forward_module, "packs_weights", lambda: packed)
     model = made(family)
-    engine = Engine(model, slots=3, max_len=160)
-    assert isinstance(engine.forward, FusedForward)
+    engine = Engine(model, slots=3, max_len=160, forward=forward)
+    assert isinstance(engine.forward, FusedForward | GraphedForward)
     for record in play_all(engine, ragged_plans(4), SamplingParams()):
         expected = full_logprobs(model, record.ids)[record.sampled]
         torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=2e-5, rtol=0)

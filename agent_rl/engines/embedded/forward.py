@@ -50,6 +50,8 @@ class Forward(Protocol):
 
 
 Linear = Callable[[Tensor], Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor, int | None], Tensor]
+"""A layer's attention: its number, queries, keys, values, and how many positions a query sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +151,19 @@ class FusedForward:
     @torch.no_grad()
     def __call__(self, layout: Layout) -> StepOutput:
         """Feed `layout` and return the next-token logits."""
-        x = F.embedding(layout.ids, self.embedding)
-        cos, sin = self.cos[layout.positions, None], self.sin[layout.positions, None]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+            return self.cache.attend(layer, q, k, v, layout, window=window)
+
+        return self.run(layout.ids, layout.positions, attend, layout.last)
+
+    def run(self, ids: Tensor, positions: Tensor, attend: Attend, last: Tensor | None) -> StepOutput:
+        """Feed tokens and return the logits after all of them, or after the rows `last`."""
+        x = F.embedding(ids, self.embedding)
+        cos, sin = self.cos[positions, None], self.sin[positions, None]
         routes = []
         for index, layer in enumerate(self.layers):
-            x += self._attention(index, layer, self._norm(x, layer.input_norm), cos, sin, layout)
+            x += self._attention(index, layer, self._norm(x, layer.input_norm), cos, sin, attend)
             h = self._norm(x, layer.mlp_norm)
             if layer.router is None:
                 x += _swiglu(h, *layer.experts[0])
@@ -161,12 +171,12 @@ class FusedForward:
                 y, experts = self._mixture(h, layer, layer.router)
                 x += y
                 routes.append(experts)
-        if layout.last is not None:
-            x = x[layout.last]
+        if last is not None:
+            x = x[last]
         logits = self.head(self._norm(x, self.final_norm).to(self.head_dtype))
         return StepOutput(logits, torch.stack(routes, 1) if routes else None)
 
-    def _attention(self, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    def _attention(self, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         n, rotated = len(h), self.heads + self.kv_heads
         qkv = layer.qkv(h).view(n, rotated + self.kv_heads, self.dim)
         qk = qkv[:, :rotated]
@@ -174,7 +184,7 @@ class FusedForward:
             qk = F.rms_norm(qk, (self.dim,), None, self.eps) * layer.qk_norm
         qk = torch.addcmul(qk * cos, qk.roll(self.dim // 2, -1), sin)
         q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, rotated:]
-        out = self.cache.attend(index, q, k, v, layout, window=layer.window)
+        out = attend(index, q, k, v, layer.window)
         return layer.out(out.reshape(n, -1))
 
     def _mixture(self, h: Tensor, layer: _Layer, router: Linear) -> tuple[Tensor, Tensor]:

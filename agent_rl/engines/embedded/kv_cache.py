@@ -10,12 +10,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from agent_rl.engines.embedded.layout import SCORES, Decoding, Feed, Layout, Prefilling, Reading, plan
 from agent_rl.engines.embedded.pages import PAGE, Pages
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A step's tokens without any plan of who decodes and who prefills, int64; some of them may be nobody's."""
+
+    positions: Tensor
+    """`[N]`."""
+    page: Tensor
+    """Where each token's keys and values go, `[N]`."""
+    within: Tensor
+    """The place in that page, `[N]`."""
+    fresh: Tensor
+    """Pages to empty first, `[N]`; one may be there several times."""
+    tables: Tensor
+    """The pages of each token's sequence, `[N, chunks]`."""
+    masks: dict[int, Tensor] = field(default_factory=dict)
+    """Masks that all layers of one window share."""
+
 
 HIDDEN = -1e30
 """Added to the score of what a query must not see. Finite: a page without anything visible has sums, not NaNs."""
@@ -35,6 +55,8 @@ class KVCache:
         self.pages = Pages()
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
+        self.moves = 0
+        """How many times that memory was taken, moved or given back."""
         self.routes: Tensor | None = None
         """The experts of each position, `[pages, PAGE, layers, top_k]`; None for a dense model."""
         self._mask = torch.empty(0, PAGE, dtype=dtype, device=device)
@@ -50,6 +72,7 @@ class KVCache:
         """Give the memory back; no sequence may be left."""
         self.pages = Pages()
         self.keys, self.values, self.routes, self._scratch = {}, {}, None, {}
+        self.moves += 1
         self._mask = self._mask[:0].clone()
 
     def store_routes(self, layout: Layout, experts: Tensor) -> None:
@@ -101,7 +124,12 @@ class KVCache:
             softcap: scores `s` become `softcap * tanh(s / softcap)`.
             sinks: a score of each head, `[heads]`, that takes its share of the softmax and brings no value.
         """
-        keys, values = self._layer(layer, k, v, layout)
+        keys, values = self.reserve(layer, k, v, layout.high)
+        for memory in (keys, values):
+            if layout.fresh is not None:
+                memory[layout.fresh] = 0
+            if layout.copies is not None:
+                memory[layout.copies[1]] = memory[layout.copies[0]]
         page, within = layout.cells
         keys[page, :, :, within] = k
         values[page, :, within] = v
@@ -114,8 +142,8 @@ class KVCache:
             parts.append(self._prefill(keys, values, q[block.start : block.stop], layout, block, *how))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _layer(self, layer: int, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Return a layer's memory, with room for the step's pages, fresh ones empty and copied ones copied."""
+    def reserve(self, layer: int, k: Tensor, v: Tensor, high: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's memory with room for `high` pages; `k` and `v` `[N, kv_heads, head_dim]` show the sizes."""
         pair = []
         for kept, new, shape in (
             (self.keys, k, (k.shape[1], k.shape[2], PAGE)),
@@ -124,13 +152,42 @@ class KVCache:
             memory = kept.get(layer)
             if memory is None:
                 memory = new.new_empty((0, *shape), dtype=self.dtype)
-            memory = kept[layer] = _grown(memory, layout.high)
-            if layout.fresh is not None:
-                memory[layout.fresh] = 0
-            if layout.copies is not None:
-                memory[layout.copies[1]] = memory[layout.copies[0]]
-            pair.append(memory)
+            kept[layer] = _grown(memory, high)
+            self.moves += kept[layer] is not memory
+            pair.append(kept[layer])
         return pair[0], pair[1]
+
+    def attend_rows(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, window: int | None) -> Tensor:
+        """Do as `attend` does, in the same operations on the same shapes whatever the step: a GPU can replay them.
+
+        Each token reads the pages of its own sequence, gathered, up to its own position, also those of a sequence that
+        feeds several. The layer's memory must be there.
+        """
+        keys, values = self.keys[layer], self.values[layer]
+        (n, heads, dim), kv = q.shape, keys.shape[1]
+        for memory in (keys, values):
+            memory.index_fill_(0, rows.fresh, 0)
+        keys[rows.page, :, :, rows.within] = k
+        values[rows.page, :, rows.within] = v
+        chunks = rows.tables.shape[1]
+        scores = q.reshape(n, 1, kv, heads // kv, dim) @ keys[rows.tables]  # [n, chunks, kv, group, PAGE]
+        scores += self._rows_mask(rows, window)
+        weights = scores.permute(0, 2, 3, 1, 4).flatten(3).softmax(-1)
+        weights = weights.view(n, kv, heads // kv, chunks, PAGE).permute(0, 3, 1, 2, 4)
+        return (weights @ values[rows.tables]).sum(1).view(n, heads, -1)
+
+    def _rows_mask(self, rows: Rows, window: int | None) -> Tensor:
+        """Return the additive mask `[N, chunks, 1, 1, PAGE]`."""
+        limit = window or 0
+        if limit not in rows.masks:
+            keys = self._positions[: rows.tables.shape[1] * PAGE].view(-1, 1, 1, PAGE)
+            queries = rows.positions.view(-1, 1, 1, 1, 1)
+            hidden = keys > queries
+            if limit:
+                hidden |= keys <= queries - limit
+            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+            rows.masks[limit] = mask.masked_fill_(hidden, HIDDEN)
+        return rows.masks[limit]
 
     def _decode(
         self,

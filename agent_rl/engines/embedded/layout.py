@@ -93,6 +93,10 @@ class Layout:
     positions: Tensor
     cells: tuple[Tensor, Tensor]
     """Where each token goes in the cache, two int64 `[N]`: its page and its place in the page."""
+    tokens: Ints
+    """Ids, positions, pages and places once more, `[4, N]`, on the host."""
+    tables: Ints
+    """The pages of each feed's sequence, `[feeds, pages]`, on the host; short ones are filled up with their first."""
     last: Tensor | None
     """The rows whose next token is wanted, as `wanted` has them; None if that is every row in order."""
     decoding: Decoding | None
@@ -127,12 +131,16 @@ def plan(feeds: Sequence[Feed], wanted: Sequence[int] | None, pages: Pages, devi
     decode = int((counts == 1).sum())
     wanted = range(len(feeds)) if wanted is None else wanted
     last = ends[list(wanted)] - 1
+    tokens = np.array([[i for f in feeds for i in f.ids], positions, numbers[row, positions // PAGE], positions % PAGE])
+    ids, places, *cells = tensor(tokens)
     return Layout(
         feeds=tuple(feeds),
         wanted=tuple(wanted),
-        ids=tensor([i for f in feeds for i in f.ids]),
-        positions=tensor(positions),
-        cells=(tensor(numbers[row, positions // PAGE]), tensor(positions % PAGE)),
+        ids=ids,
+        positions=places,
+        cells=(cells[0], cells[1]),
+        tokens=tokens,
+        tables=numbers,
         last=None if np.array_equal(last, np.arange(len(row))) else tensor(last),
         decoding=_decoding(numbers[:decode], starts[:decode], tensor) if decode else None,
         prefilling=tuple(_prefilling(numbers, starts, counts, decode, tensor)),
