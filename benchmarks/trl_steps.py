@@ -49,7 +49,6 @@ class Work:
     """Of the tasks and of all that is sampled."""
     examples: str = ""
     """What the question comes after."""
-    device: Literal["cpu", "cuda"] = "cpu"
 
 
 @dataclass(frozen=True)
@@ -70,23 +69,14 @@ class Measured:
     """The mean of every step."""
 
 
-def held_mib(device: str) -> float:
-    """Return the most memory that this process ever held; on a GPU, of the GPU's."""
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_reserved() / 2**20
+def held_mib() -> float:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def now(device: str) -> tuple[float, float, float]:
+def now() -> tuple[float, float, float]:
     """Return the seconds of the clock but for those that the main thread waited for a core, all of them, the CPU's."""
-    if device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
     waited = int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
     clock = time.perf_counter()
     return clock - waited, clock, time.process_time()
@@ -125,27 +115,26 @@ def our_trainer(work: Work) -> Any:
     env = register(work)
     settings = [
         f"env={env.id}", f"steps={work.steps}", f"seed={work.seed}", f"start_from={work.checkpoint}",
-        f"device={work.device}",
         f"rollout.groups={work.groups}", f"rollout.samples={work.samples}", f"rollout.max_tokens={REPLY}",
         f"rollout.slots={min(128, work.groups * work.samples)}", f"optimizer.lr={work.lr}", "optimizer.warmup_steps=0",
         "optimizer.decay_from=1", "algorithm=grpo", f"algorithm.advantage.eps={EPS}", "token_records=false",
     ]  # fmt: skip
     config = load_config("backend/embedded", TrainConfig, settings)
-    actor = load_actor(work.checkpoint, slots=config.rollout.slots, context=work.context, device=work.device)
+    actor = load_actor(work.checkpoint, slots=config.rollout.slots, context=work.context)
     return Trainer(env, actor, config)
 
 
 def ours(work: Work) -> Measured:
     trainer = our_trainer(work)
     actor = trainer.actor
-    start, marks, rewards, tokens = held_mib(work.device), [now(work.device)], [], []
+    start, marks, rewards, tokens = held_mib(), [now()], [], []
     for _ in range(work.steps):
         before = actor.engine.tokens
         result = trainer.train_step()
-        marks.append(now(work.device))
+        marks.append(now())
         rewards.append(statistics.fmean(episode.reward or 0.0 for episode in result.episodes))
         tokens.append(actor.engine.tokens - before)
-    return measured(marks, start, held_mib(work.device), tokens, rewards)
+    return measured(marks, start, tokens, rewards)
 
 
 def their_trainer(work: Work, env: Any, folder: str, callbacks: list[Any]) -> Any:
@@ -194,8 +183,7 @@ def their_trainer(work: Work, env: Any, folder: str, callbacks: list[Any]) -> An
     episodes = work.groups * work.samples
     args = trl.GRPOConfig(
         output_dir=folder, max_steps=work.steps, per_device_train_batch_size=work.rows,
-        gradient_accumulation_steps=episodes // work.rows, num_generations=work.samples,
-        use_cpu=work.device == "cpu", report_to=[],
+        gradient_accumulation_steps=episodes // work.rows, num_generations=work.samples, use_cpu=True, report_to=[],
         max_completion_length=TURNS * 2 * REPLY, generation_kwargs={"max_new_tokens": REPLY, "use_cache": True},
         max_tool_calling_iterations=TURNS - 1, temperature=1.0, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
         beta=0.0, learning_rate=work.lr, lr_scheduler_type="constant", adam_beta1=0.9, adam_beta2=0.95,
@@ -215,17 +203,17 @@ def theirs(work: Work) -> Measured:
 
     class Clock(TrainerCallback):
         def on_train_begin(self, *_: object, **__: object) -> None:
-            marks.append(now(work.device))
+            marks.append(now())
 
         on_step_end = on_train_begin
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = their_trainer(work, register(work), folder, [Clock()])
-        start = held_mib(work.device)
+        start = held_mib()
         trainer.train()
     logged = [row for row in trainer.state.log_history if "reward" in row]
     tokens = [row["completions/mean_length"] * work.groups * work.samples for row in logged]
-    return measured(marks, start, held_mib(work.device), tokens, [row["reward"] for row in logged])
+    return measured(marks, start, tokens, [row["reward"] for row in logged])
 
 
 def same(work: Work) -> list[list[float]]:
@@ -288,12 +276,12 @@ def inputs_of(rows: Any, part: Any, advantages: Any, padding: int) -> dict[str, 
 
 
 def measured(
-    marks: list[tuple[float, float, float]], start: float, peak: float, tokens: list[float], rewards: list[float]
+    marks: list[tuple[float, float, float]], start: float, tokens: list[float], rewards: list[float]
 ) -> Measured:
     """Sum up: `marks` are what `now` said before the first step and after each."""
     steps = [[b - a for a, b in zip(*pair, strict=True)] for pair in pairwise(marks)]
     seconds, wall, cpu = (statistics.median(column) for column in zip(*steps[1:], strict=True))
-    return Measured(seconds, wall, cpu, peak, start, statistics.median(tokens[1:]), rewards)
+    return Measured(seconds, wall, cpu, held_mib(), start, statistics.median(tokens[1:]), rewards)
 
 
 def warm_started(folder: str) -> None:

@@ -100,7 +100,7 @@ def test_engine_runs_other_architectures_through_their_modules() -> None:
     engine = Engine(model, slots=3, max_len=160, forward=ModuleForward)
     for record in play_all(engine, ragged_plans(6), SamplingParams()):
         expected = full_logprobs(model, record.ids)[record.sampled]
-        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=1e-5)
     assert model.config._attn_implementation != "agent_rl_slots"
 
 

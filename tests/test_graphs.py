@@ -52,7 +52,7 @@ def test_steps_are_rounded_up_to_few_sizes(sizes) -> None:
 def test_steps_with_copies_or_many_tokens_are_not_recorded(sizes) -> None:
     prompt = np.random.default_rng(0).integers(0, VOCAB, PAGE + 9).tolist()
     played([[(prompt, 5)] for _ in range(3)])  # they share its last page, until each writes into it
-    assert (3, None) in sizes and (3, (8, 2)) in sizes
+    assert (3, None) in sizes and (3, (16, 2)) in sizes
     sizes.clear()
     played([[([i, *prompt], 2)] for i in range(4)])
     assert [size for tokens, size in sizes if tokens == 4 * len(prompt) + 4] == [None]
@@ -85,7 +85,7 @@ def test_new_weights_are_recorded_anew() -> None:
         engine.update_weights(version)
         for record in play_all(engine, ragged_plans(4), SamplingParams()):
             expected = full_logprobs(model, record.ids)[record.sampled]
-            torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])

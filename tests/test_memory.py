@@ -24,13 +24,22 @@ WIDE = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "
 
 
 def parts(tmp_path: Path, **changes: object) -> Memory:
-    settings = config(tmp_path, model=WIDE, **{"micro_batch_tokens": 2048, "dtype": "float32", **changes})
+    settings = config(tmp_path, **{"model": WIDE, "micro_batch_tokens": 2048, "dtype": "float32", **changes})
     return estimate(settings, settings.load_env())
 
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Memory:
     return parts(tmp_path_factory.mktemp("before"))
+
+
+@pytest.mark.parametrize("changes", [{}, {"model": {**WIDE, "architecture": "qwen3_moe"}}], ids=["dense", "moe"])
+def test_recorded_steps_of_a_gpu_are_counted(tmp_path: Path, changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = {"rollout": {"slots": 1024}}  # so that sampling takes more than an update
+    assert "recorded steps" not in parts(tmp_path, **slots, **changes).parts
+    monkeypatch.setattr(memory, "device_of", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(memory, "_free", lambda _: None)
+    assert (parts(tmp_path, **slots, **changes).parts.get("recorded steps", 0) > 1e6) == (not changes)
 
 
 def test_alive_counts_what_a_computation_holds() -> None:

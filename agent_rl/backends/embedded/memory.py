@@ -29,6 +29,7 @@ from agent_rl.config import check_config
 from agent_rl.engines.embedded.device import device_of
 from agent_rl.engines.embedded.engine import KEPT
 from agent_rl.engines.embedded.forward import head_dim_of, is_fusible
+from agent_rl.engines.embedded.graphs import GATHERED, ROWS, records_steps
 from agent_rl.engines.embedded.model_folder import unloadable
 from agent_rl.engines.embedded.pages import PAGE
 from agent_rl.engines.embedded.parts import head_of, states_of
@@ -122,6 +123,9 @@ def estimate(config: TrainConfig, env: EnvSpec, source: str | Path | None = None
     if device.type == "cpu":
         updating["freed but kept"] = FREED * (gradients + activations)
     sampling = {"pages": pages, "engine": _engine_copy(model, _nbytes(own)) if config.engine == "torch" else 0.0}
+    if config.engine == "torch" and records_steps(model, device):
+        layer = _pages(model, ROWS[-1], context) / model.config.num_hidden_layers
+        sampling["recorded steps"] = min(GATHERED, layer) + 4.0 * sum(ROWS) * head_of(model).weight.shape[0]
     parts = fixed | max(updating, sampling, key=lambda phase: sum(phase.values()))
     if config.processes > 1 and device.type == "cpu":
         each = sum(parts.values()) - fixed["optimizer"] - fixed["reference"] + PROCESS

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_rl.engines.embedded.forward import FusedForward, StepOutput
+from agent_rl.engines.embedded.forward import FusedForward, StepOutput, is_fusible
 from agent_rl.engines.embedded.kv_cache import KVCache, Rows
 from agent_rl.engines.embedded.layout import Layout
 from agent_rl.engines.embedded.pages import PAGE
+from agent_rl.moe.routes import experts_of
 
-ROWS = (8, 16, 32, 64, 96, 128, 192, 256)
-"""Tokens that a recorded step may have; a step with more is bound by its arithmetic, and not recorded."""
+ROWS = (16, 64, 128, 256)
+"""Tokens that a recorded step may have, few sizes as recording takes as long as a step without graphs. A step with more
+tokens is bound by its arithmetic, and not recorded."""
 GATHERED = 2**28
 """Bytes of keys and values that a layer of a recorded step may gather; longer contexts are read in place."""
 
@@ -36,17 +38,25 @@ class _Recorded:
     """Computes logits `[rows, vocabulary]`, which last until the next replay."""
 
 
+def records_steps(model: PreTrainedModel, device: torch.device) -> bool:
+    """Return whether `GraphedForward` suits a model: experts are chosen on the host, between two kernels."""
+    return device.type == "cuda" and is_fusible(model.config) and not experts_of(model)
+
+
 class GraphedForward:
     """`FusedForward` of a dense model, with graphs; without a GPU the same operations are run one by one."""
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.fused, self.cache = FusedForward(model, cache), cache
+        self._recorder = _Recorder() if cache.device.type == "cuda" else None
         self._forget()
 
     def _forget(self) -> None:
+        """Drop what was recorded on weights or a cache that are elsewhere now."""
         self._recorded: dict[tuple[int, int], _Recorded] = {}
         self._moves = self.cache.moves
-        self._recorder = _Recorder() if self.cache.device.type == "cuda" else None
+        if self._recorder is not None:
+            self._recorder.renew()
 
     def refresh(self) -> None:
         """Take over the model's present weights."""
@@ -110,7 +120,7 @@ class GraphedForward:
 
             return self.fused.run(ids, positions, attend, None).logits
 
-        return _Recorded(inputs, self._recorder(run) if self._recorder else run)
+        return _Recorded(inputs, self._recorder.record(run, inputs.shape) if self._recorder else run)
 
 
 class _Recorder:
@@ -118,14 +128,24 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._run = set[torch.Size]()
+        self.renew()
+
+    def renew(self) -> None:
+        """Share no memory with what was recorded before."""
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Return what does again as `run` did, and returns the same tensor with new values."""
+    def record(self, run: Callable[[], Tensor], shape: torch.Size) -> Callable[[], Tensor]:
+        """Return what does again as `run` did, and returns the same tensor with new values.
+
+        The first `run` of a shape is not recorded: libraries load their kernels, and take memory of their own.
+        """
         graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(now)
         with torch.cuda.stream(self._stream):
-            run()  # libraries take their memory with the first call
+            if shape not in self._run:
+                run()
+                self._run.add(shape)
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 out = run()

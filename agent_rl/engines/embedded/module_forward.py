@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from agent_rl.engines.embedded.forward import Forward, FusedForward, StepOutput, is_fusible
-from agent_rl.engines.embedded.graphs import GraphedForward
+from agent_rl.engines.embedded.graphs import GraphedForward, records_steps
 from agent_rl.engines.embedded.kv_cache import KVCache
 from agent_rl.engines.embedded.layout import Feed, Layout
 from agent_rl.engines.embedded.pages import Table
 from agent_rl.engines.embedded.parts import head_of, rows_of, states_of
 from agent_rl.errors import ConfigError
-from agent_rl.moe.routes import experts_of, recorded
+from agent_rl.moe.routes import recorded
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,7 @@ def make_forward(model: PreTrainedModel, cache: KVCache) -> Forward:
     """
     known = _attends_as_known(model, cache.max_len)
     if is_fusible(model.config) and known:
-        graphed = cache.device.type == "cuda" and not experts_of(model)
-        return (GraphedForward if graphed else FusedForward)(model, cache)
+        return (GraphedForward if records_steps(model, cache.device) else FusedForward)(model, cache)
     require_causal(model)
     if known and _agrees(model, cache) and _slides_alike(model, cache):
         return ModuleForward(model, cache)
