@@ -74,19 +74,17 @@ class GraphedForward:
         size = self._size(layout)
         if size is None:
             return self.fused(layout)
-        for layer in range(len(self.fused.layers)):
-            self.cache.reserve(layer, self._like, self._like, layout.high + 1)
+        self._reserve(layout.high + 1)
         if self._moves != self.cache.moves:
             self._forget()
-        rows, chunks = size
-        n, pages = layout.tokens.shape[1], layout.tables[:, :chunks]
+        (rows, chunks), n = size, layout.tokens.shape[1]
         inputs = np.full((5 + chunks, rows), layout.high)  # the page behind the last one takes what is nobody's
         inputs[:4, n:] = [[0], [0], [layout.high], [0]]
         inputs[:4, :n] = layout.tokens
         fresh = self.cache.pages.fresh
         inputs[4, : len(fresh)] = fresh
         counts = [len(feed.ids) for feed in layout.feeds]
-        inputs[5 : 5 + pages.shape[1], :n] = pages.repeat(counts, 0).T
+        inputs[5 : 5 + layout.tables.shape[1], :n] = layout.tables.repeat(counts, 0).T
         step = self._recorded.get(size)
         if step is None:
             step = self._recorded[size] = self._record(torch.from_numpy(inputs).to(self.cache.device))
@@ -95,10 +93,13 @@ class GraphedForward:
         logits = step.replay()
         return StepOutput(logits[:n] if layout.last is None else logits[layout.last], None)
 
-    @property
-    def _like(self) -> Tensor:
-        fused = self.fused
-        return torch.empty(0, fused.kv_heads, fused.dim, dtype=self.cache.dtype, device=self.cache.device)
+    def _reserve(self, pages: int) -> None:
+        fused, last = self.fused, len(self.fused.layers) - 1
+        if last in self.cache.keys and len(self.cache.keys[last]) >= pages:
+            return
+        like = torch.empty(0, fused.kv_heads, fused.dim, dtype=self.cache.dtype, device=self.cache.device)
+        for layer in range(last + 1):
+            self.cache.reserve(layer, like, like, pages)
 
     def _size(self, layout: Layout) -> tuple[int, int] | None:
         """Return the rows and chunks of the recorded step that a step is rounded up to; None if there is none."""
