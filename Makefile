@@ -15,6 +15,7 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 SMOLLM2 := $(VENV)/smollm2
+HOUSE := tests/test_imports.py tests/test_house.py
 VENV_VERL := .venv-verl
 VENV_ADAPTERS := .venv-adapters
 TOKENIZERS := deepseek_v3 gemma3 gptoss qwen3
@@ -49,8 +50,8 @@ train-real: $(SMOLLM2)/model.safetensors  ## train a real language model, SmolLM
 	@echo 'SmolLM2-135M-Instruct learns calculator-v0: 16 minutes on a free core; 5 GiB of memory'
 	@$(BIN)/agent-rl train model=smollm2 start_from=$(SMOLLM2) $(ARGS)
 
-test: setup-dev  ## run the tests: offline
-	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+test: setup-dev  ## run the tests, but for those of `make check` and `make test-sandbox`: offline
+	@$(BIN)/python -m pytest -n $(WORKERS) $(addprefix --ignore=,$(HOUSE)) $(ARGS)
 
 test-sandbox: setup-dev $(VENV)/.smollm2 $(VENV)/.tokenizers  ## test the other kinds of sandboxes of this machine, and what is slow
 	@$(BIN)/python -m pytest -m 'sandbox or e2e' tests --ignore=tests/e2e $(ARGS)
@@ -69,7 +70,7 @@ check: setup-dev  ## lint, format, types, house rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy examples
-	@$(BIN)/python -m pytest tests/test_imports.py tests/test_house.py
+	@$(BIN)/python -m pytest $(HOUSE)
 
 clean:  ## remove .venv, .venv-verl, .venv-adapters, builds and caches; runs/ stays
 	rm -rf $(VENV) $(VENV_VERL) $(VENV_ADAPTERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

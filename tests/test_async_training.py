@@ -107,9 +107,9 @@ def test_one_step_off_samples_with_the_previous_weights(
     [
         (1, {"algorithm": {}}),
         (2, {"algorithm": CORRECTED, "updates": {"epochs": 2}}),
-        (1, {"algorithm": REMAX, "shuffle_rewards": True}),
-        (2, {"algorithm": VINE}),
-        (1, {"algorithm": DYNAMIC}),
+        pytest.param(1, {"algorithm": REMAX, "shuffle_rewards": True}, marks=pytest.mark.sandbox),
+        pytest.param(2, {"algorithm": VINE}, marks=pytest.mark.sandbox),
+        pytest.param(1, {"algorithm": DYNAMIC}, marks=pytest.mark.sandbox),
     ],
     ids=["grpo", "corrected", "remax-control", "vine", "dynamic"],
 )
@@ -135,6 +135,7 @@ def test_one_step_off_resumes_bit_for_bit(
     assert any(not torch.equal(start[name], value) for name, value in weights(killed).items())
 
 
+@pytest.mark.sandbox
 def test_one_step_off_extends_a_finished_run(talker: Path, tmp_path: Path) -> None:
     folder = start_run(settings(tmp_path, talker, 2, {}, steps=2), Progress())
     resume_run(folder, Progress(), steps=5)

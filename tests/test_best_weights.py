@@ -42,36 +42,36 @@ def are_equal(one: Weights, other: Weights) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_run_keeps_the_latest_of_its_best_weights(tmp_path: Path, seen: dict[int, Weights], capsys) -> None:
-    folder = start_run(config(tmp_path, **EVERY_STEP), Progress())
+def test_run_keeps_the_latest_of_its_best_weights(
+    talker: Path, tmp_path: Path, seen: dict[int, Weights], capsys
+) -> None:
+    folder = start_run(config(tmp_path, start_from=str(talker), **EVERY_STEP), Progress())
     best = load_actor(folder / "best").model.state_dict()
     assert best_evaluation(folder / "best") == {"step": 2, "success": 0.75}
     assert are_equal(best, seen[2]) and not are_equal(best, seen[1]) and not are_equal(best, weights(folder))
     assert "with 75.0% of the dev tasks at step 2, are in" in " ".join(capsys.readouterr().out.split())
     assert "those with 75.0% of the dev tasks at step 2" in (folder / "report.html").read_text()
-
-
-def test_best_weights_are_a_model_as_others(tmp_path: Path, seen: dict[int, Weights]) -> None:
-    folder = start_run(config(tmp_path, **EVERY_STEP), Progress())
-    best = ar.Run(folder).best
-    policy, last = ar.load(best), ar.load(folder)
-    assert policy.params == last.params
-    assert ar.run("calculator-v0", best, n=1)
-    again = start_run(config(tmp_path, steps=0, start_from=str(best)), Progress())
+    run = ar.Run(folder)
+    assert run.best == folder / "best" and ar.load(run.best).params == ar.load(folder).params
+    assert ar.run("calculator-v0", run.best, n=1)
+    again = start_run(config(tmp_path, steps=0, start_from=str(run.best)), Progress())
     assert are_equal(weights(again), seen[2])
 
 
-def test_resumed_run_keeps_what_was_best_before(tmp_path: Path, monkeypatch, seen: dict[int, Weights]) -> None:
-    folder = killed_run(config(tmp_path, **EVERY_STEP), monkeypatch)
+def test_resumed_run_keeps_what_was_best_before(
+    talker: Path, tmp_path: Path, monkeypatch, seen: dict[int, Weights]
+) -> None:
+    folder = killed_run(config(tmp_path, start_from=str(talker), **EVERY_STEP), monkeypatch)
     before = best_evaluation(folder / "best")
     again = resume_run(folder, Progress(), steps=6)
     assert best_evaluation(again / "best") == before == {"step": 2, "success": 0.75}
     assert are_equal(load_actor(again / "best").model.state_dict(), seen[2])
 
 
-def test_run_keeps_no_best_weights_if_told_so(tmp_path: Path, seen: dict[int, Weights]) -> None:
+def test_run_keeps_no_best_weights_if_told_so(talker: Path, tmp_path: Path, seen: dict[int, Weights]) -> None:
     settings = {"eval": {**EVERY_STEP["eval"], "keep_best": False}}
-    folder = start_run(config(tmp_path, **settings), Progress())
+    folder = start_run(config(tmp_path, steps=1, start_from=str(talker), **settings), Progress())
+    assert seen
     assert "best weights" not in (folder / "report.html").read_text()
     with pytest.raises(CheckpointError, match="no best weights"):
         _ = ar.Run(folder).best

@@ -38,7 +38,7 @@ ROWS = [
     if re.match(r"\| `[\w-]+-v\d+` \|", line)
 ]
 """The README's table of environments."""
-SLOW = ("code-v0", "shell-v0")
+SLOW = ("code-v0", "python-v0", "shell-v0", "sql-v0")
 """Checks of them run hundreds of programs in sandboxes: left to `make test-sandbox`."""
 NEED_A_CORPUS = ("research-wordnet-v0", "wordnet-v0")
 """tests/adapters/test_wordnet_corpus.py checks them on one."""

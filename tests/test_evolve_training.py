@@ -53,6 +53,7 @@ def answer(body: dict[str, object]) -> Answer:
     return said(json.dumps({"positive": [f'It contains the word "{"abcdefgh"[known]}".'], "negative": []}))
 
 
+@pytest.mark.sandbox
 def test_killed_run_resumes_its_criteria(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeOpenAI(answer) as server:
         judge = {"model": "m", "base_url": server.url, "evolve": True, "retries": 0}

@@ -90,18 +90,21 @@ def test_judged_run_leaves_out_what_is_unjudged(judged: Path) -> None:
     assert len(read_rubrics(judged / RUBRICS)) == 2 and (judged / CALLS).exists()
 
 
+@pytest.mark.sandbox
 def test_metrics_page_has_every_written_name(rows: list[dict[str, object]]) -> None:
     written = {name for row in rows if row["kind"] == "train" for name in row} - {"kind", "step"}
     assert len(written) > 80
     assert undocumented(written, EMBEDDED) == []
 
 
+@pytest.mark.sandbox
 def test_metrics_page_has_no_other_embedded_name(rows: list[dict[str, object]]) -> None:
     lost = replace(example_episode("lost"), sandbox_loss=SandboxLoss(Cause.MEMORY))
     written = {name for row in [*rows, rollout_metrics([lost])] for name in row}
     assert [name for name in EMBEDDED if not any(pattern(name).fullmatch(one) for one in written)] == []
 
 
+@pytest.mark.sandbox
 def test_metrics_page_has_the_fields_of_rows(rows: list[dict[str, object]]) -> None:
     table = dict(re.findall(r"^\| (`.+?`) \| (`.+?`) \|", SECTIONS["Rows"], re.MULTILINE))
     fields = {

@@ -151,7 +151,10 @@ def test_float32_rollout_matches_training_routes(start: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("routing", "mode"),
-    [({"replay": "R2"}, "sync"), ({"replay": "R3", "min_agreement": 0.6}, "one_step_off")],
+    [
+        pytest.param({"replay": "R2"}, "sync", marks=pytest.mark.sandbox),
+        ({"replay": "R3", "min_agreement": 0.6}, "one_step_off"),
+    ],
     ids=["R2-sync", "R3-one_step_off"],
 )
 def test_moe_run_resumes_bit_for_bit(
@@ -210,7 +213,7 @@ def balance_of(actor: Actor, demonstrations: list[Trajectory]) -> dict[str, floa
     return log.metrics()
 
 
-@pytest.mark.parametrize("balance", [0.02, 0.0])
+@pytest.mark.parametrize("balance", [0.02, pytest.param(0.0, marks=pytest.mark.sandbox)])
 def test_warm_start_keeps_routers_balanced(balance: float, tmp_path: Path) -> None:
     chosen, actor, demonstrations = fresh(tmp_path, balance)
     shown = demonstrations[:16]

@@ -79,6 +79,7 @@ def test_environment_of_a_notebook_can_be_defined_again(kernel: Kernel) -> None:
     assert said["text"] == "environment 'mine-v0' is replaced by the Renamed just defined\n"
 
 
+@pytest.mark.sandbox
 def test_interrupt_in_a_notebook_stops_after_the_step(kernel: Kernel, tmp_path: Path) -> None:
     chosen = settings(tmp_path, steps=400, eval={"n": 4, "dev_n": 2, "every": 0})
     outputs = kernel.run(f"import agent_rl as ar\nrun = ar.train(**{chosen})", interrupt_at="step 2/400")

@@ -25,6 +25,7 @@ def test_old_run_without_new_settings_resumes_exactly(
     assert_same_run(folder, killed)
 
 
+@pytest.mark.sandbox
 def test_old_run_evaluates_on_the_split_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed = killed_run(config(tmp_path), monkeypatch)
     old = yaml.safe_load((killed / "config.yaml").read_text())

@@ -95,10 +95,12 @@ def words(line: str) -> list[str]:
     return shlex.split(line)[1:]
 
 
+@pytest.mark.sandbox
 def test_make_train_passes_settings_on(tmp_path: Path) -> None:
     assert "env: search-v0\n" in Clone(tmp_path)('make train ARGS="env=search-v0 --dry-run"')
 
 
+@pytest.mark.sandbox
 def test_project_passes_its_own_tests(call: Call, tmp_path: Path) -> None:
     call("init", "my-env")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "my-env"]

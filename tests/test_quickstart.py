@@ -52,6 +52,7 @@ def test_quickstart_runs_and_shows_its_results() -> None:
         assert not hasattr(value, "_repr_html_") or value._repr_html_().startswith('<div class="agent-rl">')
 
 
+@pytest.mark.sandbox
 def test_sqlite_agent_is_short_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = SQLITE.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 45

@@ -172,6 +172,7 @@ FOLLOWED = (
 """In an order in which each finds what it reads."""
 
 
+@pytest.mark.sandbox
 def test_readme_commands_run(shell: Shell, tmp_path: Path) -> None:
     followed, trainings = {*FOLLOWED}, set[str]()
     for command in FOLLOWED:

@@ -72,7 +72,7 @@ def wait_until(condition: Callable[[], bool], missing: str) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.sandbox), signal.SIGTERM])
 def test_rollout_stopped_by_a_signal_continues_with_the_printed_command(tmp_path: Path, number: int) -> None:
     process = start(tmp_path)
     wait_until(lambda: stored(tmp_path) >= 4, "no episode was stored")

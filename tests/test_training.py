@@ -191,7 +191,10 @@ EVERYTHING = {
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"algorithm": EVERYTHING, "updates": {"minibatches": 3, "epochs": 2}}],
+    [
+        pytest.param({}, marks=pytest.mark.sandbox),
+        {"algorithm": EVERYTHING, "updates": {"minibatches": 3, "epochs": 2}},
+    ],
     ids=["default", "everything"],
 )
 def test_killed_run_resumes_bit_for_bit(

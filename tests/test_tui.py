@@ -85,6 +85,7 @@ def test_tui_browses_from_runs_to_tokens_and_back(runs: Path) -> None:
     browsed(runs, drive)
 
 
+@pytest.mark.sandbox
 def test_tui_filters_sorts_and_groups(runs: Path) -> None:
     async def drive(pilot: Pilot[None]) -> None:
         def ids() -> list[str]:

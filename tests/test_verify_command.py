@@ -61,6 +61,7 @@ class Slow(ar.Env):
 """
 
 
+@pytest.mark.sandbox
 def test_processes_agree_and_end_at_once_when_interrupted(tmp_path: Path) -> None:
     name = f"slow-{tmp_path.name.rpartition('_')[2]}-v0"  # it may be run twice
     (tmp_path / "slow.py").write_text(SLOW.replace("slow-v0", name))

@@ -140,7 +140,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("tier", ["jail", "landlock"])
+@pytest.mark.parametrize("tier", ["jail", pytest.param("landlock", marks=pytest.mark.sandbox)])
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "SIGTERM", "leave", "block"])
 def test_local_sandboxes_end_with_their_trainer(how, tier):
     """For a trainer that is killed or interrupted, ends without closing, or blocks its event loop."""
