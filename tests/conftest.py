@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import gc
 import ipaddress
 import os
@@ -107,6 +108,20 @@ def no_floors_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Floors beside evaluations are tested where they are asked for: they would take a second of each."""
     monkeypatch.setattr("agent_rl.checks.floors.SECONDS", 0.0)
     monkeypatch.setattr("agent_rl.checks.floors.SHARE", 0.0)
+
+
+@functools.cache
+def _curve_of_nothing(narrow: bool) -> str:
+    from agent_rl.view.curve import learning_curve_svg
+
+    return learning_curve_svg([], [], narrow=narrow)
+
+
+@pytest.fixture(autouse=True)
+def curves_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of runs show a curve of nothing: theirs would take half a second, and `test_view.py` draws some."""
+    if report := sys.modules.get("agent_rl.runs.report"):
+        monkeypatch.setattr(report, "learning_curve_svg", lambda *_, narrow=False: _curve_of_nothing(narrow))
 
 
 @pytest.fixture(autouse=True)
