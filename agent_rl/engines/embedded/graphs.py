@@ -2,8 +2,8 @@
 
 Such a step computes for a tenth to a third of the time that Python takes to launch its kernels, which a graph launches
 at once. A graph is one list of kernels on one set of addresses: it needs the same shapes in every step. So a step is
-rounded up to one of a few sizes, and every token attends by itself (`KVCache.attend_rows`), whether its sequence decodes
-or prefills.
+rounded up to one of a few sizes, and every token attends by itself (`KVCache.attend_rows`), whether its sequence
+decodes or prefills.
 """
 
 from __future__ import annotations
