@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_rl.engines.embedded.forward import FusedForward, StepOutput, is_fusible
-from agent_rl.engines.embedded.kv_cache import KVCache, Rows
-from agent_rl.engines.embedded.layout import Layout
+from agent_rl.engines.embedded.kv_cache import KVCache
+from agent_rl.engines.embedded.layout import Layout, Rows
 from agent_rl.engines.embedded.pages import PAGE
 from agent_rl.moe.routes import experts_of
 

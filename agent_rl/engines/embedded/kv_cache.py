@@ -10,32 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from agent_rl.engines.embedded.layout import SCORES, Decoding, Feed, Layout, Prefilling, Reading, plan
+from agent_rl.engines.embedded.layout import SCORES, Decoding, Feed, Layout, Prefilling, Reading, Rows, plan
 from agent_rl.engines.embedded.pages import PAGE, Pages
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A step's tokens without any plan of who decodes and who prefills, int64; some of them may be nobody's."""
-
-    positions: Tensor
-    """`[N]`."""
-    page: Tensor
-    """Where each token's keys and values go, `[N]`."""
-    within: Tensor
-    """The place in that page, `[N]`."""
-    fresh: Tensor
-    """Pages to empty first, `[N]`; one may be there several times."""
-    tables: Tensor
-    """The pages of each token's sequence, `[N, chunks]`."""
-    masks: dict[int, Tensor] = field(default_factory=dict)
-    """Masks that all layers of one window share."""
-
 
 HIDDEN = -1e30
 """Added to the score of what a query must not see. Finite: a page without anything visible has sums, not NaNs."""
@@ -182,11 +162,7 @@ class KVCache:
         if limit not in rows.masks:
             keys = self._positions[: rows.tables.shape[1] * PAGE].view(-1, 1, 1, PAGE)
             queries = rows.positions.view(-1, 1, 1, 1, 1)
-            hidden = keys > queries
-            if limit:
-                hidden |= keys <= queries - limit
-            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
-            rows.masks[limit] = mask.masked_fill_(hidden, HIDDEN)
+            rows.masks[limit] = self._mask_of(queries, keys, limit)
         return rows.masks[limit]
 
     def _decode(
@@ -368,13 +344,16 @@ class KVCache:
         if key not in layout.masks:
             low, high, begin, end = part
             queries = block.begin[:, None, None, None] + self._positions[low:high, None]
-            positions = self._positions[begin:end]
-            hidden = positions > queries
-            if window:
-                hidden |= positions <= queries - window
-            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
-            layout.masks[key] = mask.masked_fill_(hidden, HIDDEN)
+            layout.masks[key] = self._mask_of(queries, self._positions[begin:end], window)
         return layout.masks[key]
+
+    def _mask_of(self, queries: Tensor, keys: Tensor, window: int) -> Tensor:
+        """Return what to add to the scores of queries and keys at these positions, which are broadcast."""
+        hidden = keys > queries
+        if window:
+            hidden |= keys <= queries - window
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(hidden, HIDDEN)
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Return memory that is kept between calls: faulting in fresh pages can cost more than the arithmetic."""

@@ -111,6 +111,24 @@ class Layout:
     """Masks that all layers of one kind share."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A step's tokens without any plan of who decodes and who prefills, int64; some of them may be nobody's."""
+
+    positions: Tensor
+    """`[N]`."""
+    page: Tensor
+    """Where each token's keys and values go, `[N]`."""
+    within: Tensor
+    """The place in that page, `[N]`."""
+    fresh: Tensor
+    """Pages to empty first, `[N]`; one may be there several times."""
+    tables: Tensor
+    """The pages of each token's sequence, `[N, chunks]`."""
+    masks: dict[int, Tensor] = field(default_factory=dict)
+    """Masks that all layers of one window share."""
+
+
 def plan(feeds: Sequence[Feed], wanted: Sequence[int] | None, pages: Pages, device: torch.device) -> Layout:
     """Plan a step; sequences with one token must come first.
 
