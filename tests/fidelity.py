@@ -30,7 +30,8 @@ others as they are.
 
 *updates* is how many updates a batch gets, a setting of the run: one, unless it or a preset says more. Several cost
 little (BENCHMARKS.md, mini-batches), but the curves that were measured here took one. NAME-paper takes its source's
-number, where that is stated and another than one; of gigpo's script it is one for 256 turns, which no number says.
+number, where that is stated and another than one; of gigpo's script it is one for 256 turns, which no number says, and
+of gspo it is all that differs, so that `updates.minibatches=4` makes GSPO's of it.
 The optimizer, the learning rate and the sizes of a batch are the run's, too, and not compared here. Every log-ratio is
 clamped to ± 20. NAME-paper is a preset of its own:
 NAME, with its source's values in the rows that its table lists.

@@ -32,7 +32,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("agent-rl check search-v0 --j", ["--json"]),
         ("agent-rl play sear", ["search-v0"]),
         ("agent-rl replay fork runs/latest --at", ["--at-turn"]),
-        ("agent-rl train algorithm=gsp", ["gspo", "gspo-paper"]),
+        ("agent-rl train algorithm=m2", ["m2po", "m2po-paper"]),
         ("agent-rl train rollout.gr", ["rollout.groups="]),
         ("agent-rl rollout policy=oracle conc", ["concurrency="]),
         ("agent-rl view runs/latest --wh", ["--where"]),

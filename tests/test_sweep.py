@@ -6,7 +6,6 @@ import pytest
 from tree import ROOT
 
 from benchmarks.sweep import CRITIC, IDLE, PRESETS, SET_ASIDE, base, is_idle, knobs_of, preset, reason, same, sweep
-from tests.fidelity import updates
 
 pytestmark = pytest.mark.sandbox
 
@@ -22,12 +21,10 @@ def test_knobs_of_presets_change_the_policy_or_are_refused(name: str) -> None:
     assert refused.keys() <= SET_ASIDE and all("set " in why or "leave it out" in why for why in refused.values())
 
 
-def test_presets_are_as_many_algorithms_but_for_one() -> None:
+def test_presets_are_as_many_algorithms() -> None:
     moved = {name: base(preset(name)) for name in PRESETS}
     assert all(change.isfinite().all() and change.norm() > 0.01 for change in moved.values())
-    assert same(PRESETS) == [("gspo", "gspo-paper")]
-    assert updates("gspo-paper") == 4 != updates("gspo")  # `agent-rl algorithms` says so
-    assert preset("gspo").model_copy(update={"name": "gspo-paper"}) == preset("gspo-paper")
+    assert same(PRESETS) == []
 
 
 def test_table_of_the_sweep_has_every_knob() -> None:

@@ -40,12 +40,8 @@ def list_algorithms(arguments: argparse.Namespace) -> int:
     table = Table("algorithm=", "formula", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for name, config in presets.items():
         as_others = f"\n= {', '.join(same[name])} at ratio 1" if same[name] else ""
-        if (most := runs[name].updates.most) > 1:
-            twins = [
-                n for n, other in presets.items() if n != name and other.model_copy(update={"name": name}) == config
-            ]
-            as_others += f"\n{most} updates a batch" + (f", all that tells it from {', '.join(twins)}" if twins else "")
-        table.add_row(name, Text(formula(config) + as_others))
+        several = f"\n{most} updates a batch" if (most := runs[name].updates.most) > 1 else ""
+        table.add_row(name, Text(formula(config) + as_others + several))
     Console().print(table)
     Console().print(
         "\n= NAME at ratio 1: the same update, up to its size, while theta, old and mu are one policy: the first of a\n"
