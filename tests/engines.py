@@ -74,9 +74,11 @@ class Record:
 
 async def play(engine: Engine, seed: int, plan: Plan, params: SamplingParams = GREEDY) -> Record:
     record, sequence = Record(), engine.open(seed)
-    for ids, count in plan:
-        record.add(ids, await sequence.sample(ids, replace(params, max_tokens=count), NEVER))
-    sequence.close()
+    try:
+        for ids, count in plan:
+            record.add(ids, await sequence.sample(ids, replace(params, max_tokens=count), NEVER))
+    finally:  # else those that wait for its slot would wait for ever
+        sequence.close()
     return record
 
 
@@ -109,6 +111,12 @@ def ragged_plans(count: int, seed: int = 0) -> list[Plan]:
 def full_logprobs(model: PreTrainedModel, ids: Sequence[int], temperature: float = 1.0) -> Tensor:
     with torch.no_grad():
         return score_tokens(model, torch.tensor([list(ids)]), temperature).logprobs[0]
+
+
+def assert_full(model: PreTrainedModel, record: Record, atol: float = 1e-5, rtol: float = 0.0) -> None:
+    """Check a record's log-probabilities against a forward of the model over the whole sequence."""
+    expected = full_logprobs(model, record.ids)[record.sampled]
+    torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=atol, rtol=rtol)
 
 
 def run(main: Callable[[], Awaitable[T]]) -> T:

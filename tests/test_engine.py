@@ -26,6 +26,7 @@ from tests.engines import (
     NEVER,
     VOCAB,
     Record,
+    assert_full,
     full_logprobs,
     play,
     play_all,
@@ -99,8 +100,7 @@ def test_engine_runs_other_architectures_through_their_modules() -> None:
     model = shaken(LlamaForCausalLM(config))
     engine = Engine(model, slots=3, max_len=160, forward=ModuleForward)
     for record in play_all(engine, ragged_plans(6), SamplingParams()):
-        expected = full_logprobs(model, record.ids)[record.sampled]
-        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=1e-5)
+        assert_full(model, record, rtol=1e-5)
     assert model.config._attn_implementation != "agent_rl_slots"
 
 
@@ -114,8 +114,7 @@ def test_engine_slides_over_its_cache(forward: Callable[..., Forward]) -> None:
     assert isinstance(Engine(model).forward, FusedForward)
     engine = Engine(model, slots=3, max_len=160, forward=forward)
     for record in play_all(engine, ragged_plans(4), SamplingParams()):
-        expected = full_logprobs(model, record.ids)[record.sampled]
-        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+        assert_full(model, record)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has another kernel")
@@ -130,8 +129,7 @@ def test_long_prompts_take_the_fused_kernel(kv_heads: int, monkeypatch: pytest.M
     monkeypatch.setattr(engine_module, "PREFILL", 4 * PAGE)
     ids = np.random.default_rng(0).integers(0, VOCAB, 900).tolist()
     record = play_all(Engine(model, slots=2, max_len=1000), [[(ids[:700], 2), (ids[700:], 2)]], SamplingParams())[0]
-    expected = full_logprobs(model, record.ids)[record.sampled]
-    torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+    assert_full(model, record)
     assert {4 * PAGE, 8 * PAGE} <= {*begun}
 
 

@@ -32,7 +32,7 @@ from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.model_folder import in_format, load_model
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.view.progress import Progress
-from tests.engines import VOCAB, full_logprobs, needs_gpu, play_all, ragged_plans, tiny
+from tests.engines import VOCAB, assert_full, needs_gpu, play_all, ragged_plans, tiny
 from tests.runs import assert_same_run, config, metrics_of, whole_and_killed
 
 IDS = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))
@@ -60,8 +60,7 @@ def test_engine_samples_from_weights_with_adapter(architecture: str, dora: bool)
     model = adapted(architecture, dora=dora)
     with_adapter, before = logits(model), {name: t.clone() for name, t in model.state_dict().items()}
     for record in play_all(Engine(model, slots=4, max_len=160), ragged_plans(4), SamplingParams()):
-        expected = full_logprobs(model, record.ids)[record.sampled]
-        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, rtol=0, atol=1e-5)
+        assert_full(model, record)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     with without_adapters(model):
         own = logits(model)

@@ -22,7 +22,7 @@ from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.forward import Forward, FusedForward, is_fusible, packs_weights
 from agent_rl.engines.embedded.graphs import GraphedForward
 from agent_rl.engines.embedded.module_forward import make_forward
-from tests.engines import VOCAB, full_logprobs, play_all, ragged_plans, shaken
+from tests.engines import VOCAB, assert_full, play_all, ragged_plans, shaken
 
 SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -57,8 +57,7 @@ def test_fused_forward_equals_transformers(
     engine = Engine(model, slots=3, max_len=160, forward=forward)
     assert isinstance(engine.forward, FusedForward | GraphedForward)
     for record in play_all(engine, ragged_plans(4), SamplingParams()):
-        expected = full_logprobs(model, record.ids)[record.sampled]
-        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=2e-5, rtol=0)
+        assert_full(model, record, atol=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from agent_rl.engines.embedded.graphs import ROWS, GraphedForward
 from agent_rl.engines.embedded.layout import Layout
 from agent_rl.engines.embedded.module_forward import make_forward
 from agent_rl.engines.embedded.pages import PAGE
-from tests.engines import DEVICE, VOCAB, Plan, Record, full_logprobs, play_all, ragged_plans, tiny
+from tests.engines import DEVICE, VOCAB, Plan, Record, assert_full, play_all, ragged_plans, tiny
 
 CONTEXT = 256
 
@@ -36,8 +36,7 @@ def played(plans: list[Plan], slots: int = 16) -> list[Record]:
     model = tiny()
     records = play_all(Engine(model, slots=slots, max_len=160, forward=GraphedForward), plans, SamplingParams())
     for record in records:
-        expected = full_logprobs(model, record.ids)[record.sampled]
-        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+        assert_full(model, record)
     return records
 
 
@@ -70,8 +69,7 @@ def test_memory_that_moves_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> 
     engine = Engine(model, slots=2, max_len=CONTEXT, forward=GraphedForward)
     (record,) = play_all(engine, [[([1, 2, 3], CONTEXT - 4)]], SamplingParams())
     assert len(forgotten) > 2  # pages for four times as many tokens came one by one
-    expected = full_logprobs(model, record.ids)[record.sampled]
-    torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+    assert_full(model, record)
 
 
 def test_new_weights_are_recorded_anew() -> None:
@@ -84,8 +82,7 @@ def test_new_weights_are_recorded_anew() -> None:
         engine.release_weights()
         engine.update_weights(version)
         for record in play_all(engine, ragged_plans(4), SamplingParams()):
-            expected = full_logprobs(model, record.ids)[record.sampled]
-            torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=1e-5)
+            assert_full(model, record, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_rl.core.trajectory import FinishReason
@@ -16,7 +15,7 @@ from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded import engine as engine_module
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.pages import PAGE, Pages, Table
-from tests.engines import NEVER, Record, full_logprobs, play, play_alone, ragged_plans, run, shaken, steps, tiny
+from tests.engines import NEVER, Record, assert_full, play, play_alone, ragged_plans, run, shaken, steps, tiny
 
 PROMPT = np.random.default_rng(0).integers(0, 50, 3 * PAGE).tolist()
 SAMPLED = SamplingParams()
@@ -28,6 +27,8 @@ openings = st.lists(st.tuples(lengths, own_ids, st.integers(0, 4), st.integers(1
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
 @given(openings=openings, chunk=st.sampled_from([PAGE, 2048]))
+@example(openings=[(PAGE, [1, 2], 0, 2), (PAGE, [], 0, 2)], chunk=2048)  # a prompt of whole pages that opens another
+@example(openings=[(100, [], 0, 9), (1, [3] * 70, 3, 2), (40, [1, 2], 3, 2), (40, [], 3, 2)], chunk=PAGE)
 @settings(max_examples=8, deadline=None)
 def test_shared_prefixes_change_nothing(architecture, openings, chunk) -> None:
     """Each opening: ids of the common prompt, ids of its own, steps to wait, and tokens to sample."""
@@ -104,8 +105,7 @@ def test_prefix_of_older_weights_is_not_shared(recompute: bool) -> None:
         return [record, await play(engine, 2, [(PROMPT[:150], 5)], SAMPLED)]
 
     for record in run(main):
-        expected = full_logprobs(model, record.ids)[record.sampled]
-        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+        assert_full(model, record)
 
 
 def test_prompt_is_prefilled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +134,7 @@ def test_prompt_is_prefilled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         return [record, await short, *[await task for task in long]]
 
     for record in run(main):
-        expected = full_logprobs(model, record.ids)[record.sampled]
-        torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=1e-5, rtol=0)
+        assert_full(model, record)
     assert widest <= PAGE + 4
 
 
@@ -169,7 +168,7 @@ def test_pages_are_copied_before_a_sharer_writes() -> None:
     pages, (one, two, three) = Pages(), (Table() for _ in range(3))
     assert pages.share(one, PROMPT[:100]) == 0
     pages.write(one, PROMPT[:100])
-    assert pages.share(two, PROMPT[:100]) == 100  # in the same step: logits and all
+    assert pages.share(two, PROMPT[:100], ends={1}) == 100  # in the same step: logits and all
     pages.settle()
     assert one.pages == two.pages and pages.used == 2
     assert pages.share(three, PROMPT[:100]) == 99 and pages.copies == [(1, 2, 35)]
@@ -182,6 +181,15 @@ def test_pages_are_copied_before_a_sharer_writes() -> None:
     for table in (one, two, three):
         pages.release(table)
     assert pages.used == 0 and pages.share(Table(), PROMPT[:100]) == 0
+
+
+def test_logits_are_shared_only_where_a_step_computes_them() -> None:
+    pages, (longer, same, waiting, short) = Pages(), (Table() for _ in range(4))
+    pages.write(longer, PROMPT[: PAGE + 1])
+    assert pages.share(same, PROMPT[:PAGE], ends={1}) == 0  # the first page's last position is none of them
+    pages.settle()
+    assert pages.share(waiting, [*PROMPT[:40], 1, 2]) == 40  # and nothing of it is fed in this step
+    assert pages.share(short, PROMPT[:40]) == 39
 
 
 def test_pages_copied_in_a_step_are_no_source_in_it() -> None:

@@ -289,7 +289,7 @@ class Engine:
             except Exception as error:
                 for sequence in [*self._active, *self._waiting]:
                     sequence.fail(error)
-                self.cache.pages.forget()  # what the step left unfinished
+                self.cache.pages.forget()
                 return
             for _ in range(YIELDS):
                 await asyncio.sleep(0)
@@ -325,8 +325,8 @@ class Engine:
         for sequence in self._active:
             table = _table(sequence)
             if len(sequence.feed) > 1:
-                sequence.advance(pages.share(table, sequence.feed))
-            if not sequence.feed:  # another one feeds the same ids to the end in this very step
+                sequence.advance(pages.share(table, sequence.feed, ends))
+            if not sequence.feed:  # another one's ids of this very step end with the same
                 turns.append(_Turn(sequence, table, [], ends[table.pages[-1].number]))
                 continue
             count = min(len(sequence.feed), budget)

@@ -10,7 +10,7 @@ This is the bookkeeping alone, in Python; the numbers that it hands out are rows
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 PAGE = 64
 """Positions in a page."""
@@ -72,11 +72,11 @@ class Pages:
         """Pages that a sequence holds."""
         return self.high - len(self._free)
 
-    def share(self, table: Table, ids: Sequence[int]) -> int:
+    def share(self, table: Table, ids: Sequence[int], ends: Container[int] = ()) -> int:
         """Append as many of a sequence's next ids as other sequences' pages hold; return how many.
 
-        All of them only if another sequence feeds the last of them in the step under way, whose logits then serve both.
-        Otherwise at least one is left to feed.
+        All of them only if they end where another sequence's of the step under way do, whose logits then serve both:
+        `ends` are the numbers of the pages in which those end. Otherwise at least one is left to feed.
         """
         if not table.pages:
             table.generation = self._generation
@@ -88,7 +88,7 @@ class Pages:
             parent = table.pages[-1] if table.pages else self._root
             likeness = [(_same(page.ids, ids[taken : taken + PAGE]), page) for page in parent.children]
             same, page = max(likeness, key=lambda found: found[0], default=(0, parent))
-            if (same == PAGE and left > PAGE) or (same == left == len(page.ids) > page.ready):
+            if (same == PAGE and left > PAGE) or (same == left == len(page.ids) and page.number in ends):
                 page.users += 1
                 table.pages.append(page)
                 table.length += same
@@ -163,7 +163,8 @@ class Pages:
         table.pages, table.length = [], 0
 
     def forget(self) -> None:
-        """Let no sequence find what is there now; those that use it keep it."""
+        """Let no sequence find what is there now; those that use it keep it. A step under way is given up."""
+        self._written, self.fresh, self.copies = [], [], []
         self._root = Page(-1, None)
         self._generation += 1
 
