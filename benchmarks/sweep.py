@@ -370,8 +370,8 @@ def main() -> int:
     print("\n".join(table(found)))
     refusals = {(knob, x): name for name, changes in found.items() for knob, x in changes.items() if isinstance(x, str)}
     print("\nRefused:\n" + "\n".join(f"- {knob}, as in {name}: {why}" for (knob, why), name in refusals.items()))
-    pairs = [f"{one} = {other}" for one, other in same(names)]
-    print(f"\n{len(names) - len(pairs)} different steps of {len(names)} presets; " + ", ".join(pairs))
+    pairs = [f"; {one} = {other}" for one, other in same(names)]
+    print(f"\n{len(names) - len(pairs)} different steps of {len(names)} presets" + "".join(pairs))
     idle = [(name, knob) for name, changes in found.items() for knob, x in changes.items() if is_idle(x)]
     return int(any(reason(knob, name) is None for name, knob in idle))
 
