@@ -359,7 +359,7 @@ def table(found: Mapping[str, Mapping[str, float | str]]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the table, the refusals, and the presets that are one; return 1 where a knob is idle without a reason."""
+    """Print the table, the refusals and presets that are one; return 1 for such, or a knob that idles for no reason."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", choices=[[], *PRESETS])
     parser.add_argument("--all", action="store_true")
@@ -373,7 +373,7 @@ def main() -> int:
     pairs = [f"; {one} = {other}" for one, other in same(names)]
     print(f"\n{len(names) - len(pairs)} different steps of {len(names)} presets" + "".join(pairs))
     idle = [(name, knob) for name, changes in found.items() for knob, x in changes.items() if is_idle(x)]
-    return int(any(reason(knob, name) is None for name, knob in idle))
+    return int(bool(pairs) or any(reason(knob, name) is None for name, knob in idle))
 
 
 def same(names: Sequence[str]) -> list[tuple[str, str]]:
