@@ -77,7 +77,7 @@ def test_paper_preset_sets_the_updates_of_a_run() -> None:
     assert load_config("backend/embedded", TrainConfig, ["algorithm=ppo-paper"]).updates.most == 320
 
 
-def test_number_of_updates_that_a_source_states_has_a_preset_but_where_nothing_else_differs() -> None:
+def test_paper_preset_takes_the_updates_of_its_source() -> None:
     stated = {name: rows_of(name)["updates"][1] for name in PRESETS if name == source_of(name)}
     several = {f"{name}-paper": number for name, number in stated.items() if isinstance(number, int) and number > 1}
     assert several.pop("gspo-paper") == 4  # `algorithm=gspo updates.minibatches=4` is all of it
