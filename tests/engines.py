@@ -113,9 +113,11 @@ def full_logprobs(model: PreTrainedModel, ids: Sequence[int], temperature: float
         return score_tokens(model, torch.tensor([list(ids)]), temperature).logprobs[0]
 
 
-def assert_full(model: PreTrainedModel, record: Record, atol: float = 1e-5, rtol: float = 0.0) -> None:
+def assert_full(
+    model: PreTrainedModel, record: Record, temperature: float = 1.0, *, atol: float = 1e-5, rtol: float = 0.0
+) -> None:
     """Check a record's log-probabilities against a forward of the model over the whole sequence."""
-    expected = full_logprobs(model, record.ids)[record.sampled]
+    expected = full_logprobs(model, record.ids, temperature)[record.sampled]
     torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=atol, rtol=rtol)
 
 

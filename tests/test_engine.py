@@ -65,10 +65,7 @@ def test_engine_logprobs_match_the_training_forward(architecture: str, forward: 
     engine = Engine(model, slots=5, max_len=160, forward=forward)
     for temperature in (0.7, 1.0):
         for record in play_all(engine, ragged_plans(12, seed=1), SamplingParams(temperature=temperature)):
-            expected, error = full_logprobs(model, record.ids, temperature)[record.sampled], 1e-5
-            if DEVICE != "cpu":  # 1.3e-5 on an H100
-                error = 1e-4
-            torch.testing.assert_close(torch.tensor(record.column("logprobs")), expected, atol=error, rtol=0)
+            assert_full(model, record, temperature, atol=1e-5 if DEVICE == "cpu" else 1e-4)  # 1.3e-5 on an H100
 
 
 @every_forward
