@@ -30,10 +30,14 @@ from agent_rl.seeds import Stream, rng
 
 OUT = Path("runs") / "unlike"
 FILES = Path(__file__).parent / "unlike"
-STEPS: Mapping[str, int] = {"lock": 800, "hops": 1000, "belt": 600, "compare": 1500, "stock": 800}
-"""The environments, and how long each is trained."""
-DECAY: Mapping[str, float] = {"lock": 0.0, "hops": 0.0, "belt": 0.1, "compare": 0.1, "stock": 0.1}
-"""The weight decay of each, all else that they don't have in common: it frees what is settled, right or wrong."""
+OWN: Mapping[str, tuple[str, ...]] = {
+    "lock": ("steps=800",),
+    "hops": ("steps=1000",),
+    "belt": ("steps=600", "optimizer.weight_decay=0.1"),
+    "compare": ("steps=1500", "optimizer.weight_decay=0.1"),
+    "stock": ("steps=800", "optimizer.weight_decay=0.1"),
+}
+"""The environments, and what each has of its own: weights that shrink free what is settled, right or wrong."""
 RECIPE = ("algorithm=maxrl", "rollout.temperature=1.3", "eval.temperature=1")
 """What all are trained by, beside the defaults: tasks count by one over their success, and training samples more
 widely than what is evaluated."""
@@ -44,7 +48,7 @@ BAR, EARLY, SMOOTH = 0.95, 20, 5
 def main() -> int:
     """Train the missing runs and print a Markdown table; return 1 if a run missed the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--envs", nargs="+", choices=OWN, default=list(OWN))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--dry-run", action="store_true")
@@ -73,8 +77,7 @@ def learn(name: str, seed: int, overrides: Sequence[str] = ()) -> None:
     """Train on an environment as a user would; say how busy the machine was."""
     file = str(FILES / f"{name}.py")
     print(f"load {os.getloadavg()[0]:.1f}: {name}, seed {seed}", file=sys.stderr, flush=True)
-    own = (f"steps={STEPS[name]}", f"optimizer.weight_decay={DECAY[name]}")
-    settings = ["--import", file, f"env=unlike/{name}-v0", *own, *COMMON, *overrides]
+    settings = ["--import", file, f"env=unlike/{name}-v0", *OWN[name], *COMMON, *overrides]
     train(name, seed, settings, OUT)
 
 
