@@ -1,6 +1,7 @@
 """Every algorithm preset from the same warm start: final success, speed and stability, as BENCHMARKS.md shows them.
 
-    python benchmarks/algorithms.py [--seeds 0 1 2] [--steps 40] [--presets grpo gspo ...] [--workers 2] [key=value ...]
+    python benchmarks/algorithms.py [--seeds 0 1 2] [--steps 40] [--presets grpo gspo ...] [--workers 2] [--out FOLDER]
+                                   [key=value ...]
 
 One warm start per seed (`agent-rl train steps=0`), then each preset trains from that checkpoint with the optimizer's
 defaults, which were tuned for grpo. *Fall* is the largest fall of the success rate of training rollouts, averaged over
@@ -32,25 +33,27 @@ def main() -> int:
         "--presets", nargs="+", default=[name for name in choices("algorithm") if not name.endswith("-paper")]
     )
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="where runs go; finished ones there are taken as they are"
+    )
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     common = ["eval.n=256", "eval.every=0", "threads=1", *options.overrides]
     with ThreadPoolExecutor(options.workers) as pool:
-        starts = pool.map(lambda seed: train("warm", seed, ["steps=0", *common]), options.seeds)
+        starts = pool.map(lambda seed: train("warm", seed, ["steps=0", *common], options.out), options.seeds)
         warm = dict(zip(options.seeds, starts, strict=True))
+
+        def reinforce(job: tuple[str, int]) -> Path:
+            preset, seed = job
+            settings = [f"algorithm={preset}", f"steps={options.steps}", f"start_from={warm[seed] / 'checkpoint'}"]
+            return train(preset, seed, [*settings, *common], options.out)
+
         jobs = [(preset, seed) for preset in options.presets for seed in options.seeds]
-        runs = pool.map(lambda job: reinforce(*job, warm[job[1]], options.steps, common), jobs)
-        folders = dict(zip(jobs, runs, strict=True))
+        folders = dict(zip(jobs, pool.map(reinforce, jobs), strict=True))
     print("| preset | before | after, sampled | after, greedy | largest fall | RL seconds |")
     print("|---|---|---|---|---|---|")
     climbed = [report(preset, [folders[preset, seed] for seed in options.seeds]) for preset in options.presets]
     return 0 if all(climbed) else 1
-
-
-def reinforce(preset: str, seed: int, warm: Path, steps: int, common: list[str], name: str = "") -> Path:
-    """Train a preset from a warm start; return its run's folder."""
-    settings = [f"algorithm={preset}", f"steps={steps}", f"start_from={warm / 'checkpoint'}", *common]
-    return train(name or preset, seed, settings)
 
 
 def train(name: str, seed: int, settings: list[str], out: Path = OUT) -> Path:

@@ -82,6 +82,13 @@ def test_one_step_off_corrections_see_the_gap(talker: Path, tmp_path: Path) -> N
     assert second["train/ratio"] == pytest.approx(1.0, abs=1e-4)  # against old
 
 
+def test_one_step_off_takes_what_sampled_for_old(talker: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(settings(tmp_path, talker, 1, {}))
+    first, second = (trainer.train_step().metrics for _ in range(2))
+    assert first["train/old_kl"] < 1e-9 < 1e-6 < second["train/old_kl"] == second["train/rollout_kl"]
+    assert "perf/old_s" not in second  # no forward pass is spent on it
+
+
 @pytest.mark.parametrize("algorithm", [CORRECTED, REMAX, VINE, DYNAMIC], ids=["corrected", "remax", "vine", "dynamic"])
 def test_one_step_off_samples_with_the_previous_weights(
     algorithm: dict[str, object], talker: Path, tmp_path: Path

@@ -58,6 +58,11 @@ STAGED: list[tuple[str, Course, str | None]] = [
         "success fell from 87% to 31% within 2 steps, while the gradient's norm went from 0.5 to 34: continue from the",
     ),
     ("mismatch", but(mismatch_gap_mean=lambda at: 1.12), "training and rollout differ by 1.1 nats a token: check the"),
+    (
+        "mismatch",
+        lambda at: healthy(at) | {"mismatch/gap_mean": 0.48, "policy_version/staleness_0": 0.0},
+        "training and rollout differ by 0.48 nats a token: most tokens are of earlier weights, so lower async.max_",
+    ),
     ("clipped", but(train_clip_fraction=lambda at: at), "the clip cut off 32% of the tokens: lower optimizer.lr, take"),
     (
         "weights",

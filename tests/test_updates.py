@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from agent_rl.algorithms import Algorithm, AlgorithmConfig, Denominators, Experience, WeightedRows, collate
+from agent_rl.algorithms.components import objective
+from agent_rl.algorithms.config import learns_from_any_policy
 from agent_rl.algorithms.updates import UpdatesConfig, deal
 from agent_rl.backends.embedded.actor import load_actor
+from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.mini_batches import mini_batches
 from agent_rl.backends.embedded.trainer import Trainer
+from agent_rl.config import choices, load_config
 from agent_rl.core.episode import Reward, group_episodes
 from agent_rl.gym.registry import spec
 from tests.batches import scored
@@ -133,7 +137,8 @@ def test_trainer_stops_updates_at_target_kl(trainer: Callable[..., Trainer]) -> 
         ({"engine": "vllm"}, "engine=vllm samples"),
         ({"precision": {"autocast": "bfloat16"}}, "precision.autocast=bfloat16 trains"),
         ({"dtype": "bfloat16"}, "dtype=bfloat16 rounds otherwise"),
-        ({"async": {"mode": "one_step_off"}}, "async.mode=one_step_off samples with older weights"),
+        ({"async": {"mode": "one_step_off"}}, None),  # exact, of earlier weights
+        ({"async": {"mode": "one_step_off"}, "rollout": {"weights": "int4"}}, "rollout.weights=int4 samples"),
     ],
 )
 def test_auto_recomputes_old_where_others_sample(changes: dict[str, object], why: str | None, tmp_path: Path) -> None:
@@ -150,3 +155,27 @@ def test_auto_recomputes_old_only_where_it_is_read() -> None:
     assert not AlgorithmConfig(objective="m2po").sampled_elsewhere().recomputes_old  # it compares with mu itself
     pairs = AlgorithmConfig(objective="dpo", advantage="best-against-worst", aggregation="token-sum")
     assert not pairs.sampled_elsewhere().recomputes_old
+
+
+UNCORRECTED = {"a2c", "gpg", "reinforce", "remax", "rloo", "rloo-paper"}
+"""Presets whose objective has no ratio and no mask: nothing in them knows who sampled the tokens."""
+
+
+@pytest.mark.parametrize("name", choices("algorithm"))
+def test_stale_tokens_are_corrected_or_warned_about(name: str) -> None:
+    def warned(*settings: str) -> bool:
+        asked = [f"algorithm={name}", "async.mode=one_step_off", *settings]
+        return load_config("backend/embedded", TrainConfig, asked).uncorrected is not None
+
+    known = load_config("backend/embedded", TrainConfig, [f"algorithm={name}"]).algorithm
+    only_by_old = not (known.weight or learns_from_any_policy(known)) and "rollout_logprobs" not in read_by(known)
+    old = "async.max_staleness=2"
+    assert not warned() and warned(old) == (name in UNCORRECTED)
+    assert warned(old, "rollout.weights=int4") == only_by_old  # old is recomputed, as fresh as theta
+    if only_by_old:
+        assert not warned(old, "algorithm.proximal=recompute", "algorithm.negative_mask={name: opsm, delta: 0.01}")
+        assert warned("async.max_staleness=4", "algorithm.proximal=recompute")
+
+
+def read_by(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    return objective[algorithm.objective].reads

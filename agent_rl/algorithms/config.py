@@ -127,9 +127,10 @@ class AlgorithmConfig(Section):
     vine: StateValueConfig = StateValueConfig()
     proximal: Literal["auto", "rollout", "recompute"] = "auto"
     """What `old` is: the rollout's log-probabilities (bypass), or those of a forward pass before the first update.
-    `auto` recomputes them where a part needs it, and where what samples is not what is trained (another engine or
-    format, older weights), if a part reads them: taken for old, another engine's errors are learned from as if the
-    policy had moved."""
+    `auto` recomputes them where a part needs it, and where what samples is another engine or format than what is
+    trained, if a part reads them: taken for old, another engine's errors are learned from as if the policy had moved.
+    Earlier weights of the same engine are no error: against their log-probabilities the clip sees how far the policy
+    has moved since, and against a recomputed old it would not."""
     weight: Weight = None
     """Correction by old/mu: what each token's loss is multiplied with."""
     rejection: Annotated[tuple[Rejection, ...], BeforeValidator(_listed), components.rejection] = ()
@@ -155,8 +156,16 @@ class AlgorithmConfig(Section):
         """Whether old is a forward pass; with `proximal=auto`, on tokens that the trainer itself sampled."""
         return self.proximal == "recompute" or (self.proximal == "auto" and _needs_old(self) is not None)
 
+    @property
+    def corrects_by_mu(self) -> bool:
+        """Whether a part tells the policy that sampled from the one that is trained: by a weight, a bound or a mask."""
+        reads, mask = components.objective[self.objective].reads, self.negative_mask
+        is_bound = not self.recomputes_old and self.objective["name"] != "reinforce"  # which only reports its ratio
+        by_mu = {"rollout_logprobs", "old_logprobs"} if is_bound else {"rollout_logprobs"}
+        return bool(self.weight or self.rejection or mask or by_mu & {*reads}) or learns_from_any_policy(self)
+
     def sampled_elsewhere(self) -> AlgorithmConfig:
-        """Return the settings for tokens that something else than the trainer's present weights sampled."""
+        """Return the settings for tokens that another engine or format than the trainer's sampled."""
         reads = {*components.objective[self.objective].reads}
         reads |= {*components.negative_mask[self.negative_mask].reads} if self.negative_mask else set()
         uses = "old_logprobs" in reads and not learns_from_pairs(self)

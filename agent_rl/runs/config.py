@@ -146,6 +146,25 @@ class RunConfig(EnvironmentSettings):
         """The algorithm, with `proximal` as this run needs it."""
         return self.algorithm.sampled_elsewhere() if self.mismatch else self.algorithm
 
+    @property
+    def decided(self) -> str | None:
+        """What `proximal=auto` made of the algorithm, in a sentence; None if nothing."""
+        if self.decided_algorithm.proximal == self.algorithm.proximal:
+            return None
+        return f"Old is computed anew before the first update of each batch, as {self.mismatch}."
+
+    @property
+    def uncorrected(self) -> str | None:
+        """What to say where tokens may be old and the algorithm takes them for fresh; None if nothing."""
+        ahead, name = self.asynchrony, self.algorithm.name
+        if ahead.mode == "sync" or ahead.max_staleness == 1 or self.decided_algorithm.corrects_by_mu:
+            return None
+        return (
+            f"tokens of {ahead.max_staleness} updates ago are learned from as if they were fresh, which took grpo to "
+            f"0 % at 4: nothing in algorithm={name} corrects by what sampled them; set "
+            '"algorithm.negative_mask={name: opsm, delta: 0.01}", algorithm=m2po, or async.max_staleness=1'
+        )
+
     def load_env(self) -> EnvSpec:
         """Import the user's files and return the environment, with the tasks and the budget that the run gives it.
 

@@ -87,12 +87,19 @@ def _collapse(steps: Steps) -> Iterator[tuple[str, str]]:
 def _mismatch(steps: Steps) -> Iterator[tuple[str, str]]:
     """Training that scores the tokens as another policy's."""
     gap = _mean(steps[-SHORT:], "mismatch/gap_mean", "train/rollout_gap")
-    if gap is not None and gap > GAP and len(steps) >= SHORT:
-        yield (
-            "mismatch",
-            f"training and rollout differ by {gap:.2g} nats a token: check the engine's weights and formats, the chat "
-            "template and the temperature; algorithm.proximal=recompute with algorithm.weight=token-tis bears some",
+    if gap is None or gap <= GAP or len(steps) < SHORT:
+        return
+    fresh = _mean(steps[-SHORT:], "policy_version/staleness_0")
+    way_out = (
+        "check the engine's weights and formats, the chat template and the temperature; algorithm.proximal=recompute "
+        "with algorithm.weight=token-tis bears some"
+    )
+    if fresh is not None and fresh < 1 / 2:
+        way_out = (
+            "most tokens are of earlier weights, so lower async.max_staleness or the learning rate; "
+            '"algorithm.negative_mask={name: opsm, delta: 0.01}" bears some'
         )
+    yield "mismatch", f"training and rollout differ by {gap:.2g} nats a token: {way_out}"
 
 
 def _lost_sandboxes(steps: Steps, window: int) -> Iterator[tuple[str, str]]:

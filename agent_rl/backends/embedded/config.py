@@ -249,13 +249,15 @@ class TrainConfig(RunConfig):
 
     @property
     def mismatch(self) -> str | None:
-        """Why the log-probabilities of what samples are not the trainer's; None where they are, up to rounding."""
+        """Why the log-probabilities of what samples are not the trainer's; None where they are, up to rounding.
+
+        Batches sampled ahead are no reason: their log-probabilities are exact, those of earlier weights.
+        """
         differing = {
             "engine=vllm samples": self.engine == "vllm",
             f"rollout.weights={self.rollout.weights} samples": self.rollout.weights != "float32",
             f"precision.autocast={self.precision.autocast} trains": self.precision.autocast != "none",
             "dtype=bfloat16 rounds otherwise in the engine's kernels": self.dtype == "bfloat16",
-            f"async.mode={self.asynchrony.mode} samples with older weights": self.asynchrony.mode != "sync",
         }
         return None if self.episodes else next((why for why, there in differing.items() if there), None)
 

@@ -111,8 +111,8 @@ class LiveRun:
         actor = self.resources.enter_context(sampled_as_set(actor, config))
         trainer = Trainer(env, actor, config, load_reference(folder / REFERENCE, config, actor), stored)
         make_latest(folder)
-        if self.held_out.warning:
-            warn(folder, self.held_out.warning, self.say)
+        for warning in filter(None, (self.held_out.warning, config.uncorrected)):
+            warn(folder, warning, self.say)
         save_checkpoint(folder / CHECKPOINT, trainer)
         (folder / WARM).unlink(missing_ok=True)
         with in_processes(folder, trainer):
@@ -217,8 +217,8 @@ class LiveRun:
         sampled = trainer.actor.params(config.eval.sampled(config.rollout), config.rollout.max_tokens)
         control = " [yellow]Control: rewards are shuffled.[/yellow]" if config.shuffle_rewards else ""
         self.progress.say(f"\n[bold]2. {config.algorithm.name.upper()}[/bold]: {config.describe_training()}.{control}")
-        if recomputes := config.decided_algorithm.proximal != config.algorithm.proximal:
-            self.say(f"   Old is computed anew before the first update of each batch, as {config.mismatch}.")
+        if recomputes := config.decided is not None:
+            self.say(f"   {config.decided}")
         diagnosis = Diagnosis(
             config.algorithm, config.rollout.samples, self.env.cls, self.folder, self.say, steps=config.steps
         )

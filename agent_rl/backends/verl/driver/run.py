@@ -143,10 +143,12 @@ def require_cluster(config: VerlConfig) -> list[str]:
         say(f"[yellow]{env.id}: {note}.[/yellow]")
     held_out = held_out_tasks(env, config)
     say(f"Evaluation on {held_out.which}.")
+    if config.decided:
+        say(config.decided)
     print(describe_checkpoint(verl), flush=True)
     if problems := preflight(config, verl):
         raise ConfigError("; ".join(problems))
-    return [warning for warning in (held_out.warning, check_fit(config)) if warning]
+    return [warning for warning in (held_out.warning, check_fit(config), config.uncorrected) if warning]
 
 
 def run(config: VerlConfig, folder: Path, step: int = 0) -> Path:
