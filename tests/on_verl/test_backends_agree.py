@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 from doubles import example_episode  # site-packages has a `tests`, too
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
 from verl.workers.utils.padding import response_from_nested
 
 from agent_rl.algorithms import Algorithm, Rows, ScoredRows, to_samples
+from agent_rl.algorithms.algorithm import EXTREMES, LossTerms
 from agent_rl.backends.embedded.config import ModelConfig, TrainConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.scoring import score_tokens
@@ -155,8 +158,8 @@ def filled(rows: Rows, data: TensorDict) -> ScoredRows:
     return ScoredRows(rows, **found)
 
 
-def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float = 1.0) -> tuple[torch.Tensor, int]:
-    """The embedded backend's loss of the batch, and how many rows have a gradient."""
+def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float = 1.0) -> tuple[LossTerms, Rows]:
+    """The embedded backend's loss of the batch, and the rows that have a gradient."""
     x = algorithm.experience(group_episodes(EPISODES, GREEDY if algorithm.needs_greedy else ()))
     if algorithm.needs_values:
         x = replace(x, state_values=torch.stack([VALUES[e.id] for e in EPISODES]))
@@ -164,7 +167,7 @@ def embedded(algorithm: Algorithm, model, data: TensorDict, temperature: float =
     scores = score_tokens(model, batch.padded().rows.token_ids, temperature, entropy_gradient=True)
     theta = batch.rows.grid().flat(scores.logprobs.detach().float(), len(batch.rows.token_ids))
     prepared = algorithm.prepare(theta, batch)[0].padded()
-    return algorithm.loss(scores.logprobs, scores.entropy, prepared.inputs, whole).loss, len(batch)
+    return algorithm.loss(scores.logprobs, scores.entropy, prepared.inputs, whole), batch.rows
 
 
 def gradient(loss: torch.Tensor, model) -> torch.Tensor:
@@ -178,6 +181,15 @@ def as_engine(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor([torch.cat([x[1:], x.new_zeros(1)]) for x in rows], layout=torch.jagged)
 
 
+def over_ranks(reports: list[list[Metric]]) -> float:
+    """What verl makes of a metric of the micro-batches of each data-parallel rank."""
+    of_ranks = [Metric(micro_batches[0].aggregation) for micro_batches in reports]
+    for of_rank, micro_batches in zip(of_ranks, reports, strict=True):
+        for metric in micro_batches:
+            of_rank.append(metric)
+    return Metric.aggregate_dp([Metric(x.aggregation, float(x.aggregate())) for x in of_ranks])
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", PRESETS + PARTS, ids=" ".join)
 def test_gradient_matches_on_both_backends(case: tuple[str, ...], ranks: int, model) -> None:
@@ -186,8 +198,8 @@ def test_gradient_matches_on_both_backends(case: tuple[str, ...], ranks: int, mo
     data.update(computed(algorithm, data))
     if algorithm.config.critic.where != "none":
         data["values"] = moved(data, 4)
-    expected_loss, samples = embedded(algorithm, model, data)
-    expected = gradient(expected_loss, model)
+    terms, rows = embedded(algorithm, model, data)
+    expected = gradient(terms.loss, model)
 
     received = replace(receive(keys, extra, padding), **asked(algorithm))
     weighed = compute_weights(algorithm, received, data)
@@ -198,9 +210,10 @@ def test_gradient_matches_on_both_backends(case: tuple[str, ...], ranks: int, mo
         data.update(prepare(algorithm, weighed, theta, range(len(keys)))[0])
 
     function, total = loss_function(algorithm.config), torch.zeros(len(expected), dtype=torch.float64)
-    value = 0.0
+    reports: list[dict[str, list[Metric]]] = []
     for rank in range(ranks):  # data-parallel ranks with micro-batches of three rows; FSDP averages over ranks
-        share = list(range(rank, len(keys), ranks))
+        share, report = list(range(rank, len(keys), ranks)), defaultdict[str, list[Metric]](list)
+        reports.append(report)
         for start in range(0, len(share), 3):
             part = tu.index_select_tensor_dict(data, share[start : start + 3])
             scores = [score_tokens(model, i[None], entropy_gradient=True) for i in part["input_ids"].unbind()]
@@ -209,12 +222,16 @@ def test_gradient_matches_on_both_backends(case: tuple[str, ...], ranks: int, mo
                 output["entropy"] = as_engine([x.entropy[0] for x in scores])
             tu.assign_non_tensor(part, dp_size=ranks)
             loss, metrics = function(output, part)
-            value += float(metrics["agent_rl/loss"].values[0])
+            for name, metric in metrics.items():
+                report[name].append(metric)
             total += gradient(loss, model) / ranks
     assert float(expected.norm()) > 1e-3
-    assert value == pytest.approx(expected_loss.item(), rel=1e-6, abs=1e-6)
+    found = {name: over_ranks([report[name] for report in reports]) for name in reports[0]}
+    sampled = int(rows.loss_mask.sum())
+    means = {name: x if name in EXTREMES else x / sampled for name, x in terms.sums.items()} | {"loss": terms.loss.item()}
+    assert found == pytest.approx({name: means[name.removeprefix("agent_rl/")] for name in found}, rel=1e-5, abs=1e-6)
     torch.testing.assert_close(total, expected, rtol=0, atol=1e-5 * float(expected.norm()))
-    assert weighed.metrics["train/samples"] == samples
+    assert weighed.metrics["train/samples"] == len(rows)
     assert weighed.metrics["rollout/kept"] == pytest.approx(
         algorithm.experience(group_episodes(EPISODES)).kept.double().mean()
     )

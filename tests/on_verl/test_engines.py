@@ -126,7 +126,7 @@ def test_verl_engine_gradient_includes_the_entropy_bonus(entropy: float, folder:
         )
         found = gradient(actor.module)  # cleared at the end of train_mode
     model = type(make_model(ModelConfig(hidden=32), VOCABULARY, 0)).from_pretrained(folder / "model")
-    embedded(algorithm, model, data, temperature=0.8)[0].backward()
+    embedded(algorithm, model, data, temperature=0.8)[0].loss.backward()
     assert_same(found, gradient(model))
     assert ("agent_rl/entropy" in output["metrics"]) == (entropy > 0)
 

@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 from agent_rl.algorithms import Algorithm, components
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.backends.verl.driver.exchange import compute_weights, receive
-from agent_rl.backends.verl.worker.loss import WHOLE, loss_function
+from agent_rl.backends.verl.worker.loss import WANTED, WHOLE, loss_function
 from agent_rl.gym.registry import load_once
 from on_verl.test_backends_agree import EPISODES, in_verl, nested
 
@@ -39,8 +39,8 @@ def worker(pickled: bytes) -> tuple[bool, float, torch.Tensor]:
     """In a process that has loaded nothing of the user's: whether so, the loss, and its gradient."""
     function, columns = cloudpickle.loads(pickled)
     is_fresh = "soft-clip" not in components.objective
-    of_rows = {name: torch.tensor(rows) for name, (rows, _) in columns.items() if name == WHOLE}
-    of_tokens = {name: nested(rows, dtype) for name, (rows, dtype) in columns.items() if name != WHOLE}
+    of_rows = {name: torch.tensor(columns[name][0]) for name in (WANTED, WHOLE)}
+    of_tokens = {name: nested(rows, dtype) for name, (rows, dtype) in columns.items() if name not in of_rows}
     data = TensorDict(of_tokens | of_rows, len(of_rows[WHOLE]))
     return is_fresh, *loss_of(function, data)
 

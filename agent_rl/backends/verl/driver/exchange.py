@@ -13,12 +13,12 @@ from torch import Tensor
 from verl.utils.metric import Metric, reduce_metrics
 from verl.utils.py_functional import rename_dict
 
-from agent_rl.algorithms import Algorithm, Denominators, Experience, Rows, ScoredRows, WeightedRows
+from agent_rl.algorithms import Algorithm, Experience, Rows, ScoredRows, WeightedRows
 from agent_rl.algorithms.components import computed
 from agent_rl.algorithms.config import AlgorithmConfig
 from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.group_sampling import episodes_of
-from agent_rl.backends.verl.worker.loss import SENT, WHOLE
+from agent_rl.backends.verl.worker.loss import SENT, WANTED, WHOLE
 from agent_rl.backends.verl.worker.routes import EQUAL, SHARED
 from agent_rl.backends.verl.worker.rows import check_row, episode_of
 from agent_rl.core.episode import Episode, group_episodes
@@ -165,14 +165,14 @@ def compute_weights(
         computed(scored.reference_logprobs, "reference_logprobs", f"algorithm={algorithm.config.name}")
     batch, _, wanted = algorithm.compute_weights_in_place_order(x, scored)
     numbers = list(mini_batches) or [0] * len(positions)
-    batch, counts = _by_mini_batch(algorithm, batch, positions, numbers)
+    batch, counts = _by_mini_batch(algorithm, batch, wanted, positions, numbers)
     responses_of = [n for _, n in lengths]
     metrics = algorithm.diagnose(x, scored, version)
     if batch.critic is not None:
         metrics |= critic_metrics(batch.critic.values, batch.critic.returns, batch.critic.valued)
     metrics |= {"rollout/kept": float(x.kept.double().mean()), SAMPLES: float(wanted.sum())}
     metrics["train/with_gradient"] = metrics[SAMPLES] / len(wanted)
-    sent = _sent(batch, counts, positions, responses_of)
+    sent = _sent(batch, wanted, counts, positions, responses_of)
     learning = {n for n, position in zip(numbers, positions, strict=True) if position and wanted[position[0]]}
     parts = [[row for row, its in enumerate(numbers) if its == number] for number in sorted(learning)]
     return SentBatch(batch, wanted, x.kept, positions, responses_of, sent, metrics, parts)
@@ -216,31 +216,34 @@ SHARES = ("prompt_shares", "sequence_tokens")
 
 
 def _by_mini_batch(
-    algorithm: Algorithm, batch: WeightedRows, positions: Positions, numbers: Sequence[int]
+    algorithm: Algorithm, batch: WeightedRows, wanted: Tensor, positions: Positions, numbers: Sequence[int]
 ) -> tuple[WeightedRows, Tensor]:
     """Count the rows of each mini-batch as if they were all.
 
     Returns:
-        The rows, with what their aggregation reads of the mini-batch, and the `Denominators` of every row of verl's,
-        int64 `[rows, 3]`.
+        The rows, with what their aggregation reads of the mini-batch, and by row of verl's what losses and metrics are
+        divided by (`WHOLE`), int64 `[rows, 4]`.
     """
     number_of = torch.tensor([-1] * len(batch))
     for position, number in zip(positions, numbers, strict=True):
         if position is not None:
             number_of[position[0]] = number
-    found = dict[int, Denominators]()
+    sampled = torch.where(wanted, batch.rows.sum(batch.rows.loss_mask), 0)
+    found = dict[int, list[int]]()
     of_rows = {name: torch.zeros(len(batch)) for name in SHARES if getattr(batch, name) is not None}
     for number in {*numbers}:
         rows = torch.nonzero(number_of == number)[:, 0]
         part = algorithm.shares(batch.select(rows))
-        found[number] = part.denominators
-        for name, whole in of_rows.items():
-            whole[rows] = getattr(part, name)
-    counts = [[(n := found[number]).tokens, n.sequences, n.valued] for number in numbers]
-    return replace(batch, **of_rows), torch.tensor(counts)  # type: ignore[arg-type]
+        whole = part.denominators
+        found[number] = [whole.tokens, whole.sequences, whole.valued, max(1, int(sampled[rows].sum()))]
+        for name, shares in of_rows.items():
+            shares[rows] = getattr(part, name)
+    return replace(batch, **of_rows), torch.tensor([found[number] for number in numbers])  # type: ignore[arg-type]
 
 
-def _sent(batch: WeightedRows, counts: Tensor, positions: Positions, lengths: Sequence[int]) -> TensorDict:
+def _sent(
+    batch: WeightedRows, wanted: Tensor, counts: Tensor, positions: Positions, lengths: Sequence[int]
+) -> TensorDict:
     """Lay out what the losses read, by verl's row."""
     arrays = {"advantages": batch.advantages, "weights": batch.weights, "counted": batch.counted.float()}
     arrays["returns"] = batch.advantages  # verl's metrics ask for some, as its own estimators give them
@@ -250,6 +253,7 @@ def _sent(batch: WeightedRows, counts: Tensor, positions: Positions, lengths: Se
     for name in SHARES:
         if (of_rows := getattr(batch, name)) is not None:
             sent[SENT[name]] = torch.tensor([0.0 if p is None else float(of_rows[p[0]]) for p in positions])
+    sent[WANTED] = torch.tensor([p is not None and bool(wanted[p[0]]) for p in positions])
     sent[WHOLE] = counts
     return TensorDict(sent, batch_size=len(positions))
 
@@ -277,7 +281,7 @@ def prepare(
         array[places] = getattr(part, name)
         sent[SENT[name]] = to_verl_rows(positions, array, lengths)
     if part.sequences is not None:
-        of_rows = torch.ones(len(whole) + 1, part.sequences.shape[1])
+        of_rows = torch.ones(len(whole) + 1, part.sequences.shape[1])  # of others nothing is read
         of_rows[ours] = part.sequences
         sent[SENT["sequences"]] = of_rows[[-1 if p is None else p[0] for p in positions]]
     return TensorDict(sent, batch_size=len(positions)), metrics

@@ -36,7 +36,10 @@ SENT = {
 }
 """What the losses read, `LossInputs` and `CriticTargets`, and their names in verl."""
 WHOLE = "agent_rl_whole"
-"""int64 `[B, 3]`: the `Denominators` of the rows that an update takes, the same in each of them."""
+"""int64 `[B, 4]`: the `Denominators` of the rows that an update takes, and the sampled tokens of those that have a
+gradient, over which metrics are means; the same in each row."""
+WANTED = "agent_rl_wanted"
+"""bool `[B]`: whether the row has a gradient."""
 
 
 def loss_function(config: AlgorithmConfig, imports: Sequence[str] = ()) -> Any:
@@ -71,8 +74,8 @@ def algorithm_loss(
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return a micro-batch's share of the loss and its metrics.
 
-    FSDP averages gradients over data-parallel ranks, while the shares of all ranks add up to the loss of the batch:
-    hence the factor `dp_size`.
+    FSDP averages gradients over data-parallel ranks, and verl metrics, while the shares of all ranks add up to those of
+    the batch: hence the factor `dp_size` of both.
 
     Raises:
         ConfigError: if the algorithm reads what verl did not compute, such as the reference's log-probabilities.
@@ -84,13 +87,14 @@ def algorithm_loss(
     if algorithm.config.entropy and found is None:
         raise RuntimeError(f"algorithm.entropy={algorithm.config.entropy}, and verl's engine computed no entropies")
     entropy = torch.zeros_like(logprobs) if found is None else no_padding_2_padding(found, data)
-    columns, whole = received(data, logprobs.device)
+    columns, whole, sampled = received(data, logprobs.device)
     terms = algorithm.loss(logprobs, entropy, loss_inputs(columns), whole)
     sums = {name: value for name, value in terms.sums.items() if name != "entropy" or found is not None}
-    metrics = {f"agent_rl/{n}": _share(x / whole.tokens) for n, x in sums.items() if n not in EXTREMES}
+    ranks = int(data["dp_size"])
+    metrics = {f"agent_rl/{n}": _share(ranks * x / sampled) for n, x in sums.items() if n not in EXTREMES}
     metrics |= {f"agent_rl/{n}": Metric(value=sums[n], aggregation=of.__name__) for n, of in EXTREMES.items()}
-    metrics["agent_rl/loss"] = _share(float(terms.loss.detach()))
-    return terms.loss * int(data["dp_size"]), metrics
+    metrics["agent_rl/loss"] = _share(ranks * float(terms.loss.detach()))
+    return terms.loss * ranks, metrics
 
 
 def critic_loss(
@@ -103,25 +107,31 @@ def critic_loss(
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return a micro-batch's share of the value loss and its metrics; `dp_size` as in `algorithm_loss`."""
     values = no_padding_2_padding(model_output["values"], data)
-    columns, whole = received(data, values.device)
+    columns, whole, _ = received(data, values.device)
     targets = CriticTargets(columns["values"], columns["returns"], columns["valued"].bool())
     terms = _algorithm(settings, imports).value_loss(values, targets, whole)
-    metrics = {f"critic/{name}": _share(value / whole.valued) for name, value in terms.sums.items()}
-    return terms.loss * int(data["dp_size"]), metrics
+    ranks = int(data["dp_size"])
+    metrics = {f"critic/{name}": _share(ranks * value / whole.valued) for name, value in terms.sums.items()}
+    return terms.loss * ranks, metrics
 
 
-def received(data: TensorDict, device: torch.device) -> tuple[dict[str, Tensor], Denominators]:
-    """Read a micro-batch's rows, padded to `[B, T]`, by our names, and the denominators of the update."""
-    padded = data.select(*set(data.keys()).intersection(SENT.values()), WHOLE).to_padded_tensor()
+def received(data: TensorDict, device: torch.device) -> tuple[dict[str, Tensor], Denominators, int]:
+    """Read a micro-batch's rows, padded to `[B, T]`, by our names, and what the update divides losses and metrics by.
+
+    Rows without a gradient have nothing sampled here: they are no part of any loss or metric, as on other backends.
+    """
+    padded = data.select(*set(data.keys()).intersection(SENT.values()), WANTED, WHOLE).to_padded_tensor()
     known = set(padded.keys())
     columns = {ours: padded[theirs].to(device) for ours, theirs in SENT.items() if theirs in known}
-    return columns, Denominators(*padded[WHOLE][0].tolist())
+    columns["loss_mask"] = columns["loss_mask"].bool() & padded[WANTED].to(device)[:, None]
+    *whole, sampled = padded[WHOLE][0].tolist()
+    return columns, Denominators(*whole), sampled
 
 
 def loss_inputs(columns: dict[str, Tensor]) -> LossInputs:
     """Return what the policy's loss reads."""
     return LossInputs(
-        loss_mask=columns["loss_mask"].bool(),
+        loss_mask=columns["loss_mask"],
         rollout_logprobs=columns["rollout_logprobs"],
         old_logprobs=columns["old_logprobs"],
         reference_logprobs=columns.get("reference_logprobs"),
