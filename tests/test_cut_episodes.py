@@ -32,6 +32,13 @@ OTHERS: dict[str, dict[str, object]] = {
     **{name: RECOMPUTED | {"rejection": {"name": name, "high": 1.05}} for name in ("sequence", "geometric")},
     "k3": RECOMPUTED | {"rejection": {"name": "k3", "max_k3": 0.005}, "denominators": "kept"},
     **{name: RECOMPUTED | {"objective": name} for name in ("gspo-token", "luspo", "gmpo")},
+    **{
+        f"{name} less tokens, {kind}": RECOMPUTED
+        | {"objective": name, "weight": {"name": "icepop", "low": 0.97, "high": 1.03}, "aggregation": kind}
+        for name, kind in (("gspo", "seq-mean-token-mean"), ("gmpo", "token-mean"), ("luspo", "prompt-mean"))
+    },
+    "kept gspo": RECOMPUTED
+    | {"objective": "gspo", "rejection": {"name": "token", "low": 0.97, "high": 1.03}, "denominators": "kept"},
     "gspo over tokens": RECOMPUTED | {"objective": "gspo", "weight": "sequence-tis"},
     **{name: {"aggregation": name} for name in ("seq-mean-token-sum", "seq-mean-token-mean", "prompt-mean")},
     **{f"opsm on {name}": OPSM | {"objective": name} for name in ("ppo-clip", "gspo", "m2po")},

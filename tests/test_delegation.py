@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from agent_rl.algorithms import Algorithm
+from agent_rl.algorithms import Algorithm, AlgorithmConfig, Experience, ScoredRows
 from agent_rl.algorithms.batch import collate, to_samples
 from agent_rl.backends.embedded.check import check_run
 from agent_rl.backends.embedded.config import ModelConfig
@@ -16,7 +17,7 @@ from agent_rl.backends.embedded.fresh import fresh_actor
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.rollouts import RolloutSampler
 from agent_rl.backends.settings import training_config
-from agent_rl.core.episode import Episode, StopReason
+from agent_rl.core.episode import Episode, EpisodeGroup, Reward, StopReason
 from agent_rl.core.messages import Message, Step, ToolCall
 from agent_rl.core.trajectory import Source
 from agent_rl.engines.base import SamplingParams
@@ -76,6 +77,32 @@ def test_delegated_tokens_are_trained_once_in_their_turns() -> None:
     turns = [sorted({s.turn for s in t.spans if s.source is Source.POLICY}) for t in episode.trajectories]
     assert turns == [[0, 1], [0, 1]]  # the call and what it caused; the answer and what was made of it
     assert rollout_metrics([episode])["rollout/delegated"] == 1 and rollout_metrics([episode])["rollout/forks"] == 0
+
+
+@pytest.mark.parametrize("advantage", ["returns", "turn-returns", "turn-gae"])
+def test_delegated_tokens_earn_what_comes_after_them(advantage: str) -> None:
+    episode = played(delegate("roll once"), CALL, "it is 5", "6")
+    rewarded = replace(episode, rewards=(Reward("call", 1.0, turn=0), Reward("whole", 0.5)))
+    parts: dict[str, object] = {"advantage": advantage, "objective": "reinforce"}
+    if advantage == "turn-gae":
+        parts |= {"advantage": {"name": advantage, "lam": 1.0, "whiten": False}, "critic": {"where": "separate"}}
+    algorithm = Algorithm(AlgorithmConfig.model_validate(parts))
+    x = algorithm.experience([EpisodeGroup("g", (rewarded,))])
+    values = torch.arange(len(x.rows.token_ids)) / 100
+    batch, *_ = algorithm.compute_weights_in_place_order(x, ScoredRows(x.rows, x.rows.rollout_logprobs, values=values))
+    found, turns = batch.advantages[x.rows.loss_mask], x.rows.turns[x.rows.loss_mask]
+    at_start = [float(values[x.rows.loss_mask & (x.rows.turns == turn)].min()) for turn in (0, 1)]
+    valued = at_start if advantage == "turn-gae" else [0.0, 0.0]
+    for turn, to_come in ((0, 1.5), (1, 0.5)):
+        expected = torch.full_like(found[turns == turn], to_come - valued[turn])
+        torch.testing.assert_close(found[turns == turn], expected)
+
+
+def test_failure_amid_a_turn_counts_nowhere() -> None:
+    whole, failed = played("6"), played(CALL, delegate("roll once"))  # the engine has no reply for the sub-agent
+    named = [replace(e, steps=tuple(replace(step, state="s") for step in e.steps)) for e in (failed, whole, failed)]
+    x = Experience.of([EpisodeGroup("g", tuple(named))])
+    assert x.turn_sampled.tolist() == [[True, True], [True, False], [True, True]] and not x.kept[0]
 
 
 def test_stored_episode_keeps_its_sub_agents() -> None:

@@ -158,6 +158,9 @@ def test_truncated_episodes_are_trained_on_masked_or_excluded(what: str) -> None
     x = Algorithm(settings).experience([group])
     assert x.kept.tolist() == [True, True, what == "train"]
     assert x.scores.isnan().tolist() == [False, False, what == "exclude"]
+    assert x.components.isnan().flatten().tolist() == [False, False, what == "exclude"]
+    greedy = EpisodeGroup("g1", (scored("d", 1.0),), scored("e", 0.0, **CUT))
+    assert Algorithm(settings).experience([greedy]).baselines.isnan().tolist() == [what == "exclude"]
 
 
 @pytest.mark.filterwarnings("ignore:.*close.. failed")

@@ -56,6 +56,7 @@ def experience(samples: list[Sample], groups: list[int]) -> Experience:
         components=scores[:, None],
         component_names=("r",),
         component_weights=torch.ones(1, dtype=torch.float64),
+        has_component=torch.ones(len(samples), 1, dtype=torch.bool),
         groups=torch.tensor(groups),
         lengths=torch.tensor([int(s.loss_mask.sum()) for s in samples]),
         cut_short=torch.zeros(len(samples), dtype=torch.bool),

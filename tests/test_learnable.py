@@ -1,6 +1,7 @@
 """Settings under which nothing can be learned are refused, and every preset says what it reads."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -131,6 +132,13 @@ def mixed() -> list[Episode]:
         for g, w in weights.items()
         for v in (0, 1)
     ]
+
+
+def test_format_gate_leaves_environments_without_the_component() -> None:
+    gate = {"name": "format-gate", "component": "own-1.0", "value": -1.0}
+    apart = [replace(episode, env=f"{episode.group_id in 'ab'}") for episode in mixed()]
+    x = Algorithm(AlgorithmConfig.model_validate({"shaping": [gate]})).experience(group_episodes(apart))
+    assert x.scores.tolist() == [0.5, -1.0, 0.5, -1.0, 0.5, 0.25, 0.5, 0.25]
 
 
 def test_components_keep_the_weights_of_their_environments() -> None:

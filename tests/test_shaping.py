@@ -40,7 +40,8 @@ def l1_max(scores: torch.Tensor, lengths: torch.Tensor, targets: torch.Tensor, *
 
 
 def format_gate(scores: torch.Tensor, formatted: torch.Tensor, value: float = 0.0) -> torch.Tensor:
-    return shaping.format_gate(scores, formatted[:, None], ["format"], component="format", value=value)
+    known = torch.ones(len(scores), 1, dtype=torch.bool)
+    return shaping.format_gate(scores, formatted[:, None], ["format"], known, component="format", value=value)
 
 
 # --- lengths against a limit ---

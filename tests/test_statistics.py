@@ -96,6 +96,8 @@ def test_statistics_split_success_by_tags() -> None:
     by = statistics_of(EPISODES, ["level", "ending", "split"]).tags
     assert {tag: tally.success.n for tag, tally in by["level"].items()} == {"0": 2, "1": 2}
     assert list(by) == ["level", "ending", "split"] and by["ending"]["ok"].episodes == 4
+    same = [episode for episode in EPISODES if episode.origin.purpose == "train"]
+    assert list(statistics_of(same, ["purpose", "env"]).tags) == ["purpose", "env"]  # each of one value, and asked for
     assert statistics_of(EPISODES, ["task.level"]).tags["task.level"].keys() == {"0", "1"}
     with pytest.raises(ConfigError, match=r"--by levle: no task has such a key. Did you mean 'level'\?"):
         statistics_of(EPISODES, ["levle"]).tags  # noqa: B018

@@ -125,8 +125,9 @@ class Algorithm(Requirements):
         counted = correction.keep if config.denominators == "kept" else trained
         differs = advantages.abs() >= TOLERANCE
         if not config.count_zero_advantage:
-            informative = torch.zeros_like(x.kept).index_fill(0, rows.episode_of_token[differs], True)
-            counted = counted & informative[rows.episode_of_token]
+            group = x.groups[rows.episode_of_token]
+            informative = torch.zeros_like(x.kept).index_fill(0, group[differs], True)  # there are fewer groups
+            counted = counted & informative[group]
         batch = WeightedRows(
             scored,
             advantages=advantages.float(),
@@ -303,11 +304,11 @@ class Algorithm(Requirements):
         logprobs, mu, nothing = known.logprobs, known.rollout_logprobs, logprobs.new_zeros(())
         found = self.objective(known)
         token = found if isinstance(found, TokenLoss) else _token_loss(self.objective, found, known)
-        per_token, sums = token.loss * batch.weights, dict[str, float]()
+        per_token, counted, learns, sums = token.loss * batch.weights, batch.counted, mask, dict[str, float]()
         if self.negative_mask is not None:
             left_out = self.negative_mask(known) if batch.sequences is None else batch.sequences[:, -1] > 0
             gone = shaped(self.negative_mask, left_out, mask.shape[:1])
-            per_token = torch.where(gone[:, None], nothing, per_token)
+            per_token, learns = torch.where(gone[:, None], nothing, per_token), mask & ~gone[:, None]
             sums["masked_fraction"] = float(mask[gone].sum())
         if config.kl.where != "none":
             reference = computed(known.reference_logprobs, "reference_logprobs", f"kl.where={config.kl.where}")
@@ -321,7 +322,11 @@ class Algorithm(Requirements):
             per_token = per_token + config.kl.coefficient * kl
         if config.entropy:
             per_token = per_token - config.entropy * torch.where(mask, entropy, nothing)
-        read = SimpleNamespace(loss=per_token, mask=batch.counted, whole=whole)
+        if token.is_whole and batch.sequences is not None:  # 0, with the gradient of what its other rows weigh
+            by_others = known.sequences.others * (token.loss - token.loss.detach())
+            per_token = torch.where(counted, per_token, nothing) + torch.where(learns, by_others, nothing)
+            counted = mask
+        read = SimpleNamespace(loss=per_token, mask=counted, whole=whole)
         loss = self.aggregation(read, batch)
         if loss.dim():
             raise DefinitionError(f"aggregation '{self.aggregation.name}' returned {described(loss)}: return a scalar")
@@ -393,6 +398,13 @@ def _token_loss(part: Part[TokenLoss | Tensor], found: Tensor, known: SimpleName
 def _without(x: Experience, groups: Sequence[EpisodeGroup], endings: Mapping[str, str]) -> Experience:
     """Take out the episodes that ended in one of these ways: of the training, and if excluded of their baselines."""
     policies = [endings.get(episode.ending) for group in groups for episode in group.episodes]
+    greedy = [group.greedy and endings.get(group.greedy.ending) for group in groups for _ in group.episodes]
     dropped = torch.tensor([policy is not None for policy in policies], dtype=torch.bool)
-    excluded = torch.tensor([policy == "exclude" for policy in policies], dtype=torch.bool)
-    return replace(x, kept=x.kept & ~dropped, scores=x.scores.masked_fill(excluded, math.nan))
+    excluded, unbased = (torch.tensor([one == "exclude" for one in of], dtype=torch.bool) for of in (policies, greedy))
+    return replace(
+        x,
+        kept=x.kept & ~dropped,
+        scores=x.scores.masked_fill(excluded, math.nan),
+        components=x.components.masked_fill(excluded[:, None], math.nan),
+        baselines=x.baselines.masked_fill(unbased, math.nan),
+    )

@@ -149,6 +149,20 @@ class Rows(Stage):
         """The episode of each token, int64 `[N]`."""
         return self.episode.repeat_interleave(self.lengths)
 
+    @property
+    def in_time(self) -> Tensor:
+        """Where the sampled tokens are in the flat arrays, each episode's turn by turn, int64 `[sampled]`.
+
+        What a sub-agent sampled has a row after its caller's, and is of a turn amid them.
+        """
+        sampled = torch.nonzero(self.loss_mask)[:, 0]
+        episode, turn = self.episode_of_token[sampled], self.turns[sampled]
+        is_next = torch.diff(episode, prepend=episode[:1]) != 0
+        back = torch.diff(turn, prepend=turn[:1]) < 0
+        if not (back & ~is_next).any():
+            return sampled
+        return sampled[(is_next.cumsum(0) * (turn.max() + 1) + turn).argsort(stable=True)]
+
     def grid(self, index: Tensor | None = None) -> Grid:
         """Return the layout of some rows, int64 `[b]`, or of all, as a micro-batch."""
         starts, lengths = self.starts, self.lengths
@@ -339,15 +353,15 @@ def rows_of(episode: Episode) -> list[tuple[int, Trajectory, BoolArray]]:
 def _earned(episode: Episode, rows: Sequence[tuple[int, Trajectory, BoolArray]]) -> list[FloatArray]:
     """Lay the episode's rewards out over its rows."""
     earned = [np.zeros(len(mask), np.float32) for _, _, mask in rows]
-    last: dict[int | None, tuple[int, int]] = {}  # turn → the row and place of its last sampled token
+    last: dict[int, tuple[int, int]] = {}  # turn → the row and place of its last sampled token
     for row, (_, trajectory, mask) in enumerate(rows):
         places = np.flatnonzero(mask)
         turns = trajectory.turns[places]
         for end in np.flatnonzero(np.diff(turns, append=-1)):  # where a run of the same turn ends
-            last[int(turns[end])] = last[None] = (row, int(places[end]))
+            last[int(turns[end])] = (row, int(places[end]))
     for reward in episode.rewards if rows else ():
         if reward.value is not None and reward.weight != 0:
-            row, token = last.get(reward.turn, last[None])
+            row, token = last[reward.turn if reward.turn in last else max(last)]
             earned[row][token] += reward.value * reward.weight
     return earned
 

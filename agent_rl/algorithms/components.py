@@ -260,7 +260,8 @@ def _problem(message: str) -> PydanticCustomError:
 
 _EPISODES = (
     *("scores", "groups", "lengths", "cut_short", "kept", "tool_errors", "tasks"),
-    *("components", "component_names", "component_weights", "states", "turn_rewards", "turn_sampled", "sampled"),
+    *("components", "component_names", "component_weights", "has_component"),
+    *("states", "turn_rewards", "turn_sampled", "sampled"),
 )
 """Of the episodes of a step, see `Experience`."""
 _ROWS = ("token_ids", "mask", "rollout_logprobs", "rewards", "turns", "versions", "sources", "episode")

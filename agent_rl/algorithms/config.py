@@ -147,7 +147,7 @@ class AlgorithmConfig(Section):
     entropy: float = Field(0.0, ge=0)
     """The loss is lowered by this times the mean entropy of the sampled tokens' distributions, in nats."""
     count_zero_advantage: bool = True
-    """Whether rows of advantage 0, which are dropped since they have no gradient, still count in the denominators.
+    """Whether groups of advantage 0, whose rows are dropped as they have no gradient, still count in the denominators.
     Counted, they make steps smaller the fewer groups are left to learn from, which keeps the end of a run calm; DAPO
     does not count them, as it samples until the batch is full."""
 

@@ -32,6 +32,8 @@ class Experience:
     """One is there once for each weight that it has."""
     component_weights: Tensor
     """float64 `[K]`: the components' weights."""
+    has_component: Tensor
+    """bool `[E, K]`: whether some episode of the same environment has the component; where none has, it counts as 0."""
     groups: Tensor
     """int64 `[E]`: episodes with the same number are samples of the same task."""
     lengths: Tensor
@@ -73,6 +75,7 @@ class Experience:
             ),
             component_names=tuple(name for name, _ in kinds),
             component_weights=torch.tensor([weight for _, weight in kinds], dtype=torch.float64),
+            has_component=_present(episodes, kinds),
             groups=number,
             lengths=lengths,
             cut_short=torch.tensor([e.stop_reason in CUT_SHORT for e in episodes], dtype=torch.bool),
@@ -80,7 +83,7 @@ class Experience:
             baselines=baselines[number],
             tasks=tuple(e.task for e in episodes),
             tool_errors=torch.tensor([sum(e.tool_errors.values()) for e in episodes], dtype=torch.int64),
-            states=(states := _states(episodes)),
+            states=(states := _states(episodes, max((int(s.turns[s.loss_mask].max()) for s in samples), default=-1))),
             state_values=torch.full(states.shape, math.nan, dtype=torch.float64),
         )
 
@@ -118,16 +121,18 @@ class Experience:
             return replace(self, scores=scores)
         rewards = rows.rewards.clone()
         change = (scores - self.scores).nan_to_num(0.0).float()
-        sampled = torch.nonzero(rows.loss_mask)[:, 0]
+        sampled = rows.in_time
         episode = rows.episode_of_token[sampled]
         last = episode != torch.cat([episode[1:], episode.new_full((1,), -1)])  # an episode's rows are neighbours
         rewards[sampled[last]] += change[episode[last]]
         return replace(self, scores=scores, rows=replace(rows, rewards=rewards))
 
 
-def _states(episodes: Sequence[Episode]) -> Tensor:
+def _states(episodes: Sequence[Episode], last_turn: int) -> Tensor:
+    """Number the states; an episode that failed amid a turn may have sampled in one that has no step."""
     numbers: dict[str, int] = {}
-    states = torch.full((len(episodes), max((e.turns for e in episodes), default=0)), -1, dtype=torch.int64)
+    turns = max((last_turn + 1, *(e.turns for e in episodes)))
+    states = torch.full((len(episodes), turns), -1, dtype=torch.int64)
     for index, episode in enumerate(episodes):
         for turn, step in enumerate(episode.steps):
             if step.state is not None:
@@ -139,7 +144,16 @@ def _component(episode: Episode, name: str, weight: float) -> float | None:
     if episode.outcome is Outcome.FAILED:
         return None
     values = [r.value for r in episode.rewards if (r.name, r.weight) == (name, weight)]
-    return None if None in values else math.fsum(v for v in values if v is not None)
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return math.fsum(known) if len(known) == len(values) else None
+
+
+def _present(episodes: Sequence[Episode], kinds: Sequence[tuple[str, float]]) -> Tensor:
+    of_env: dict[str, set[tuple[str, float]]] = {}
+    for episode in episodes:
+        of_env.setdefault(episode.env, set()).update((r.name, r.weight) for r in episode.rewards)
+    found = [[kind in of_env[episode.env] for kind in kinds] for episode in episodes]
+    return torch.tensor(found, dtype=torch.bool).view(len(episodes), len(kinds))
 
 
 def _numbers(values: object) -> Tensor:

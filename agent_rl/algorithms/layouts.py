@@ -42,7 +42,7 @@ def grids(rows: Rows, layout: str, groups: Tensor | None = None) -> Iterator[tup
     if layout == "rows":
         yield rows.grid(), {"episode": rows.episode}
         return
-    sampled = torch.nonzero(rows.loss_mask)[:, 0]
+    sampled = rows.in_time
     episode = rows.episode[rows.row_of_token[sampled]]
     if layout == "tokens":
         yield Grid(sampled[:, None], torch.ones_like(sampled, dtype=torch.bool)[:, None]), {"episode": episode}

@@ -170,11 +170,18 @@ def scale(scores: Tensor, *, factor: float, shift: float = 0.0) -> Tensor:
 
 @shaping("format-gate", formula="R = value where the component is below 1")
 def format_gate(
-    scores: Tensor, components: Tensor, component_names: Sequence[str], *, component: str, value: float = 0.0
+    scores: Tensor,
+    components: Tensor,
+    component_names: Sequence[str],
+    has_component: Tensor,
+    *,
+    component: str,
+    value: float = 0.0,
 ) -> Tensor:
     """Replace the score by `value` where a reward component, such as the format's, is below 1.
 
-    A component that is NaN was not scored, so neither is the episode.
+    A component that is NaN was not scored, so neither is the episode. Environments of a mixture that have no such
+    component are left as they are.
 
     Raises:
         ConfigError: if there is no component of that name.
@@ -184,7 +191,8 @@ def format_gate(
         raise ConfigError(f"format-gate: no reward component '{component}'.{hint} There are: {known}")
     own = [place for place, name in enumerate(component_names) if name == component]
     formatted = components[:, own].double().sum(-1)  # with other weights it is 0
-    gated = torch.where(formatted >= 1 - TOLERANCE, scores.double(), value)
+    passes = (formatted >= 1 - TOLERANCE) | ~has_component[:, own].any(-1)
+    gated = torch.where(passes, scores.double(), value)
     return torch.where(scores.isnan() | formatted.isnan(), torch.nan, gated)
 
 

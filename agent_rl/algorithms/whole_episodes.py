@@ -38,9 +38,9 @@ def sequences_of(
         terms = drift(SimpleNamespace(**{**flat, "advantages": mean}))
         moved = rows.sum(torch.where(sampled, terms, 0.0))
     weight = rows.sum(torch.where(batch.counted, batch.weights, 0.0))
-    slope = torch.where(weight != 0, by_episode(weight) / torch.where(weight != 0, weight, 1.0), 0.0)
+    others = (by_episode(weight) - weight) / rows.sum(sampled).clamp(min=1)
     gone = torch.zeros_like(own) if mask is None else _left_out(batch, flat, mask).to(own.dtype)
-    return torch.stack([length, by_episode(moved) - moved, by_episode(own) - own, slope, gone], -1).float()
+    return torch.stack([length, by_episode(moved) - moved, by_episode(own) - own, others, gone], -1).float()
 
 
 def _left_out(batch: WeightedRows, flat: Mapping[str, Tensor | None], mask: Part[Tensor]) -> Tensor:

@@ -65,7 +65,7 @@ class Statistics:
         self.replies = self.drifted = 0
         """Replies that were encoded again, and those that came out as other ids."""
         self.keys = tuple(by) or (*DEFAULT, *TAG_KEYS)
-        self._asked = tuple(key for key in by if key not in FIELDS)
+        self._is_asked = bool(by)
         self._task_keys: set[str] = set()
         self.total = Tally()
         self._tallies: defaultdict[str, defaultdict[_Tag, Tally]] = defaultdict(lambda: defaultdict(Tally))
@@ -179,14 +179,14 @@ class Statistics:
         Raises:
             ConfigError: if no task has a key that was asked for.
         """
-        for key in self._asked:
-            if key.removeprefix(TASK) not in self._task_keys and self.total.episodes:
+        for key in self.keys if self._is_asked else ():
+            if key not in FIELDS and key.removeprefix(TASK) not in self._task_keys and self.total.episodes:
                 known = (*FIELDS, *sorted(self._task_keys))
                 raise ConfigError(
                     f"--by {key}: no task has such a key.{did_you_mean(key, known)} There are: {_list(known)}."
                 )
         found = {key: dict(_named(key, tallies)) for key, tallies in self._tallies.items()}
-        return {key: tallies for key, tallies in found.items() if len(tallies) > 1 or self.keys[:1] != DEFAULT[:1]}
+        return {key: tallies for key, tallies in found.items() if len(tallies) > 1 or self._is_asked}
 
     def spreads(self) -> dict[str, Spread]:
         """Return the distribution of each size."""

@@ -228,8 +228,9 @@ def test_gradient_matches_on_both_backends(case: tuple[str, ...], ranks: int, mo
     assert float(expected.norm()) > 1e-3
     found = {name: over_ranks([report[name] for report in reports]) for name in reports[0]}
     sampled = int(rows.loss_mask.sum())
-    means = {name: x if name in EXTREMES else x / sampled for name, x in terms.sums.items()} | {"loss": terms.loss.item()}
-    assert found == pytest.approx({name: means[name.removeprefix("agent_rl/")] for name in found}, rel=1e-5, abs=1e-6)
+    means = {f"agent_rl/{name}": x if name in EXTREMES else x / sampled for name, x in terms.sums.items()}
+    means["agent_rl/loss"] = terms.loss.item()
+    assert found == pytest.approx({name: means[name] for name in found}, rel=1e-5, abs=1e-6)
     torch.testing.assert_close(total, expected, rtol=0, atol=1e-5 * float(expected.norm()))
     assert weighed.metrics["train/samples"] == len(rows)
     assert weighed.metrics["rollout/kept"] == pytest.approx(

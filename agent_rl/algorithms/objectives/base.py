@@ -31,6 +31,8 @@ class TokenLoss:
     """The ratio that the objective is about, without gradient."""
     clipped: Tensor
     """bool: where the token's gradient was cut off or its weight capped."""
+    is_whole: bool = False
+    """Whether each token's loss is its sequence's, so that it has a gradient by what other rows of that weigh, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Sequences:
     """The sum over the tokens of its other rows of what the objective takes the mean of, under theta as it is."""
     advantage: Tensor
     """The sum of their advantages."""
-    slope: Tensor
-    """What all its counted tokens weigh, by what those of this row do: their losses have a gradient by these, too."""
+    others: Tensor
+    """What the counted tokens of its other rows weigh, by the tokens that were sampled in this one."""
     left_out: Tensor
     """1 where the negative mask leaves the episode out, as theta is; else 0."""
 
@@ -53,7 +55,7 @@ class Sequences:
         """Return what is known where each row is a whole episode."""
         length = mask.sum(-1, keepdim=True)
         nothing = torch.zeros_like(length, dtype=torch.float32)
-        return cls(length, nothing, nothing, torch.ones_like(nothing), nothing)
+        return cls(length, nothing, nothing, nothing, nothing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def gspo(
     zero = torch.zeros_like(log_ratio)
     advantage = _mean(advantages, mask, sequences.length, sequences.advantage)
     row = ppo_clip(log_ratio, zero, advantage, clip_low_eps=clip_low_eps, clip_high_eps=clip_high_eps)
-    return _whole(row, mask, sequences.slope)
+    return _whole(row, mask)
 
 
 @objective(
@@ -149,7 +149,7 @@ def gmpo(
     mean = _mean(clipped, mask, sequences.length, sequences.drift).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = mean.exp().to(logprobs.dtype)
     row = TokenLoss(-advantage * ratio, ratio.detach(), clipped != logprobs - old_logprobs)
-    return _whole(row, mask, sequences.slope)
+    return _whole(row, mask)
 
 
 @negative_mask(
@@ -181,8 +181,7 @@ def _mean(values: Tensor, mask: Tensor, length: Tensor, elsewhere: Tensor | floa
     return (torch.where(mask, values, 0.0).sum(-1, keepdim=True) + elsewhere) / length.clamp(min=1)
 
 
-def _whole(row: TokenLoss, mask: Tensor, slope: Tensor) -> TokenLoss:
-    """Give every token of a row what holds for its sequence; the gradient is that of the other rows' losses, too."""
-    held = row.loss.detach()
-    loss = held + slope.to(held.dtype) * (row.loss - held)
-    return TokenLoss(loss.expand(mask.shape), row.ratio.expand(mask.shape), row.clipped.expand(mask.shape) & mask)
+def _whole(row: TokenLoss, mask: Tensor) -> TokenLoss:
+    """Give every token of a row what holds for its sequence."""
+    shape = mask.shape
+    return TokenLoss(row.loss.expand(shape), row.ratio.expand(shape), row.clipped.expand(shape) & mask, is_whole=True)
