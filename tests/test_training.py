@@ -32,9 +32,9 @@ from tests.runs import assert_same_run, config, killed_run, metrics_of, weights,
 
 
 @pytest.fixture
-def trainer(folder: Path, tmp_path: Path) -> Trainer:
-    """A trainer that starts from the finished run's weights."""
-    settings = config(tmp_path)
+def trainer(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Trainer:
+    """A trainer that starts from the finished run's weights; a test may give it settings."""
+    settings = config(tmp_path, **getattr(request, "param", {}))
     return Trainer(spec("calculator-v0"), load_actor(folder / "checkpoint", slots=8, context=256), settings)
 
 
@@ -155,6 +155,7 @@ def test_trainer_gradient_does_not_depend_on_cut(trainer: Trainer) -> None:
         assert torch.allclose(gradient(budget), reference, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("trainer", [{}, {"gradient_checkpointing": True}], ids=["plain", "spared"], indirect=True)
 def test_update_has_the_gradient_of_whole_rows(trainer: Trainer) -> None:
     """Micro-batches, logits of some tokens only and prompts computed once for a group change none of it."""
     episodes = trainer.train_step().episodes

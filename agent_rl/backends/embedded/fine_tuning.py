@@ -118,6 +118,25 @@ def freeze_parameters(model: PreTrainedModel, freeze: FreezeConfig) -> None:
         embeddings.register_forward_hook(_cut)
 
 
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    """Prepare a model for `checkpointed`. It shares no prompts from then on (`prompts.is_exact`): do it before any use.
+
+    Raises:
+        ConfigError: if transformers can't do it for this model.
+    """
+    from agent_rl.engines.embedded.parts import body_of
+
+    if getattr(body_of(model), "gradient_checkpointing", False):
+        return
+    try:
+        # transformers 5.23's name, and 5.17's
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ConfigError(f"gradient_checkpointing: {error}") from error
+    model.disable_input_require_grads()  # the backward would run through frozen layers
+
+
 @contextmanager
 def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     """Keep no activations of layers in the forward passes inside: their backward computes them again.
@@ -130,16 +149,7 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    from agent_rl.engines.embedded.parts import body_of
-
-    if not getattr(body_of(model), "gradient_checkpointing", False):
-        try:
-            # transformers 5.23's name, and 5.17's
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
-        except ValueError as error:
-            raise ConfigError(f"gradient_checkpointing: {error}") from error
-        model.disable_input_require_grads()  # the backward would run through frozen layers
+    enable_checkpointing(model)
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     for layer in layers:
         layer.training = True

@@ -20,7 +20,7 @@ from agent_rl.algorithms.objectives.value import critic_metrics
 from agent_rl.backends.embedded.actor import Actor
 from agent_rl.backends.embedded.config import TrainConfig
 from agent_rl.backends.embedded.critic import Critic
-from agent_rl.backends.embedded.fine_tuning import checkpointed
+from agent_rl.backends.embedded.fine_tuning import checkpointed, enable_checkpointing
 from agent_rl.backends.embedded.mini_batches import MiniBatch, mini_batches
 from agent_rl.backends.embedded.optimizer import Optimizer, schedule
 from agent_rl.backends.embedded.processes import Gradient, OneProcess
@@ -85,6 +85,8 @@ class Trainer:
                 "device=mps has no float64, which mixtures of experts and critics need, and scales no losses: set "
                 "device=cpu, or a dense model without a critic and without precision.autocast=float16"
             )
+        if config.gradient_checkpointing:
+            enable_checkpointing(actor.model)
         self.optimizer = Optimizer(actor.model, config.optimizer, scale_loss=half, sampled_by=config.rollout.weights)
         self.loss_device = float64_device(actor.model.device)
         """Where losses are computed."""
