@@ -18,6 +18,7 @@ from agent_rl.runs.metrics import read_metrics
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.runs import config, weights
+from tests.test_stored import DPO, ROLLOUT
 
 pytestmark = pytest.mark.sandbox
 
@@ -40,6 +41,15 @@ def test_processes_train_as_one_and_resume_as_one(tmp_path: Path) -> None:
     for first, second in zip(*(read_metrics(folder / "metrics.jsonl") for folder in folders), strict=True):
         same = {name for name in first if not name.startswith("perf/")}
         assert {n: first[n] for n in same} == pytest.approx({n: second[n] for n in same}, abs=1e-4)
+
+
+def test_processes_learn_stored_episodes_as_one(folder: Path, tmp_path: Path) -> None:
+    """Nothing is sampled, for which the other processes would take the present weights."""
+    stored = {"algorithm": DPO, "episodes": str(folder), "start_from": str(folder / "checkpoint"), "steps": 3}
+    changes = stored | {"rollout": ROLLOUT, "eval": {"n": 4, "dev_n": 4, "every": 0}}
+    runs = [start_run(config(tmp_path, name=f"of{n}", processes=n, **changes), Progress()).resolve() for n in (1, 2)]
+    one, two = map(weights, runs)
+    assert all(torch.allclose(one[name], two[name], rtol=0, atol=2e-5) for name in one)
 
 
 def test_run_ends_when_one_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,7 @@ class Trainer:
             episodes = shuffled(episodes, rng(Stream.SHUFFLED_REWARDS, self.config.seed, self.step))
         read = time.perf_counter()
         groups = group_episodes(episodes)
+        self.processes.update_weights(self.step)
         self.actor.engine.release_weights()
         metrics = self.update(self.algorithm.experience(groups))
         metrics |= {"perf/read_s": read - started, "perf/update_s": time.perf_counter() - read}
