@@ -18,6 +18,7 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.core.episode import group_episodes
 from agent_rl.core.trajectory import Source
 from agent_rl.engines.base import SamplingParams
+from agent_rl.engines.embedded.model_folder import in_format
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.gym.registry import spec
 from agent_rl.gym.tasks import TaskSource
@@ -178,6 +179,18 @@ def test_update_has_the_gradient_of_whole_rows(trainer: Trainer) -> None:
     trainer.algorithm.loss(scores.logprobs, scores.entropy, every.inputs, whole).loss.backward()
     expected = gradient()
     assert expected.norm() > 0 and (found - expected).norm() <= 2e-6 * expected.norm()
+
+
+def test_gradients_are_summed_in_float32_through_prompts(trainer: Trainer) -> None:
+    """Several processes sum those of the masters: none is left behind in a weight."""
+    in_format(trainer.actor.model, "bfloat16")
+    trainer = Trainer(trainer.spec, trainer.actor, trainer.config)
+    x = Experience.of(group_episodes(trainer.train_step().episodes))
+    x = x.rescored(torch.as_tensor(np.random.default_rng(0).normal(size=len(x.groups))))
+    batch, whole = trainer.algorithm.compute_weights(x, scored(x.rows))
+    assert len(list(trainer.gradients(batch, whole))) > 0
+    assert all(weight.grad is None for weight in trainer.actor.model.parameters())
+    assert all(master.grad is not None for master in trainer.optimizer.parameters)
 
 
 EVERYTHING = {

@@ -114,10 +114,10 @@ class Optimizer:
         """Add a loss's gradients to those that the next step takes; the same every time, also on a GPU."""
         with repeatable(loss.is_cuda):
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self._gather()
+        self.gather()
 
-    def _gather(self) -> None:
-        """Add the weights' gradients to those of their masters."""
+    def gather(self) -> None:
+        """Add the weights' gradients to those of their masters, as `backward` does with its own."""
         for weight, master in self._copies:
             if weight.grad is not None:
                 gradient, weight.grad = weight.grad.float(), None
@@ -129,7 +129,7 @@ class Optimizer:
         A norm that is not finite skips the update: weights that were good stay so. Where losses are scaled, gradients
         must have come from `backward`, and an overflow halves the scale.
         """
-        self._gather()  # of a loss that another optimizer took backward
+        self.gather()  # of a loss that another optimizer took backward
         for part, _ in self._parts:
             self._scaler.unscale_(part)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))

@@ -233,6 +233,7 @@ class Trainer:
         model, budget = self.actor.model, self.config.forward_tokens
         for cut, prompt in micro_batches(model, batch.rows, batch.group, self.config.precision, budget):
             yield Gradient(cut, *self._accumulate(batch.padded(cut, self.loss_device), whole, prompt))
+        self.optimizer.gather()  # what went on through prompts after the last loss
 
     def _accumulate(
         self, batch: WeightedRows, whole: Denominators, prompt: Prompt | None = None
