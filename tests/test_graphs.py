@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded import graphs
 from agent_rl.engines.embedded.engine import Engine
 from agent_rl.engines.embedded.graphs import ROWS, GraphedForward
+from agent_rl.engines.embedded.kv_cache import KVCache
 from agent_rl.engines.embedded.layout import Layout
 from agent_rl.engines.embedded.module_forward import make_forward
 from agent_rl.engines.embedded.pages import PAGE
@@ -83,6 +85,23 @@ def test_new_weights_are_recorded_anew() -> None:
         engine.update_weights(version)
         for record in play_all(engine, ragged_plans(4), SamplingParams()):
             assert_full(model, record, rtol=1e-5)
+
+
+def test_graphs_read_written_pages_only(sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve = KVCache.reserve
+
+    def unwritten(self: KVCache, layer: int, *args) -> tuple[Tensor, Tensor]:
+        before = len(self.keys[layer]) if layer in self.keys else 0
+        for memory in (found := reserve(self, layer, *args)):
+            memory[before:] = torch.nan
+        return found
+
+    monkeypatch.setattr(KVCache, "reserve", unwritten)
+    model, prompt = tiny(), [*range(VOCAB)] * 2
+    engine = Engine(model, slots=ROWS[0], max_len=CONTEXT, forward=GraphedForward)
+    for record in play_all(engine, [[(prompt, 2 * PAGE - len(prompt) + 2)]] * ROWS[0], SamplingParams()):
+        assert_full(model, record)  # all open their third page in one step, of four in a recorded one
+    assert (ROWS[0], (ROWS[0], 4)) in sizes
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])

@@ -85,7 +85,9 @@ class GraphedForward:
         fresh = self.cache.pages.fresh
         inputs[4, : len(fresh)] = fresh
         counts = [len(feed.ids) for feed in layout.feeds]
-        inputs[5 : 5 + layout.tables.shape[1], :n] = layout.tables.repeat(counts, 0).T
+        tables = layout.tables.repeat(counts, 0).T
+        inputs[5:, :n] = tables[:1]  # filled up with a page that is written, as `layout.plan` does
+        inputs[5 : 5 + len(tables), :n] = tables
         step = self._recorded.get(size)
         if step is None:
             step = self._recorded[size] = self._record(torch.from_numpy(inputs).to(self.cache.device))
