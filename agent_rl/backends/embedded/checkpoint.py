@@ -69,7 +69,9 @@ def best_evaluation(folder: Path) -> dict[str, float] | None:
 @contextmanager
 def _replaced(folder: Path) -> Iterator[Path]:
     """Yield an empty path for a folder that then takes the place of this one; a kill leaves the one or the other."""
-    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+    new, old = _beside(folder)
+    if left := _left_between_moves(folder):
+        left[0].rename(folder)  # or a kill while the next one is written would leave none
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     yield new
@@ -82,13 +84,26 @@ def _replaced(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _beside(folder: Path) -> tuple[Path, Path]:
+    return folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+
+
+def _left_between_moves(folder: Path) -> list[Path]:
+    """Return what a kill between two moves left in a folder's place, the newest first; nothing if it is there.
+
+    The old one is moved away once the new one is whole. A new one without an old one may be half of the first.
+    """
+    new, old = _beside(folder)
+    return [path for path in (new, old) if path.exists()] if old.exists() and not folder.exists() else []
+
+
 def find_checkpoint(folder: Path) -> Path:
     """Return the newest whole checkpoint: the folder, or the one that a kill between two moves left beside it.
 
     Raises:
         CheckpointError: if there is none.
     """
-    for candidate in (folder, folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")):
+    for candidate in (folder, *_left_between_moves(folder)):
         if (candidate / STATE).exists():
             return candidate
     raise CheckpointError(f"no checkpoint in '{folder}': the run stopped before its first one; start it again")

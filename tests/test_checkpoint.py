@@ -1,0 +1,104 @@
+"""Checkpoints that a kill cuts short: what is found afterwards is whole, and never older than what was found before."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent_rl.backends.embedded import checkpoint, warm_checkpoint
+from agent_rl.backends.embedded.checkpoint import STATE, _replaced, find_checkpoint
+from agent_rl.backends.embedded.run import resume_run, start_run
+from agent_rl.backends.embedded.stages import WARM
+from agent_rl.errors import CheckpointError
+from agent_rl.view.progress import Progress
+from tests.runs import assert_same_run, config
+
+FILES = (STATE, "model.safetensors")
+NEVER = 12
+"""More changes of the disk than a checkpoint takes."""
+
+
+class Killed(BaseException):
+    """Nothing that anybody catches."""
+
+
+class Disk:
+    """Dies before its change number `dies_at`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rename = Path.rename
+        monkeypatch.setattr(Path, "rename", lambda one, other: self.change() or rename(one, other))
+        monkeypatch.setattr(checkpoint.shutil, "rmtree", self.remove)
+        monkeypatch.setattr(checkpoint.os, "fsync", lambda handle: None)  # it takes most of the time
+
+    def change(self) -> None:
+        self.changes += 1
+        if self.changes == self.dies_at:
+            raise Killed
+
+    def remove(self, folder: Path, ignore_errors: bool) -> None:
+        for file in folder.iterdir() if folder.exists() else ():
+            self.change()
+            file.unlink()
+        if folder.exists():
+            folder.rmdir()
+
+    def save(self, folder: Path, text: str, dies_at: int) -> bool:
+        """Write a checkpoint; return whether that came to its end."""
+        self.dies_at, self.changes = dies_at, 0
+        try:
+            with _replaced(folder) as new:
+                new.mkdir()
+                for name in FILES:
+                    self.change()
+                    (new / name).write_text(text)
+        except Killed:
+            return False
+        return True
+
+
+def found(folder: Path) -> int:
+    """Return what a whole checkpoint says; 0 if there is none."""
+    try:
+        (text,) = {(find_checkpoint(folder) / name).read_text() for name in FILES}
+    except CheckpointError:
+        return 0
+    return int(text)
+
+
+def test_checkpoint_survives_kills_between_any_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        disk = Disk(patched)
+        for kills in product((2, NEVER), range(1, 8), range(1, NEVER + 1)):
+            folder, known = tmp_path / "-".join(map(str, kills)) / "checkpoint", 0
+            folder.parent.mkdir()
+            for text, dies_at in enumerate(kills, 1):
+                ended = disk.save(folder, str(text), dies_at)
+                assert known <= found(folder) <= text and disk.changes < NEVER, kills
+                assert not ended or found(folder) == text, kills
+                known = found(folder)
+            assert disk.save(folder, "9", 0) and [p.name for p in folder.parent.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.sandbox
+def test_run_resumes_where_its_first_checkpoint_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(tmp_path, steps=1, eval={"n": 4, "dev_n": 4, "every": 0})
+    whole, save = start_run(settings.model_copy(update={"name": "whole"}), Progress()).resolve(), torch.save
+
+    def cut(value: object, file: Path) -> None:
+        save(value, file)
+        if file.name == STATE:
+            shutil.copyfile("/dev/null", file)
+            raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(warm_checkpoint, "SAVE_S", 0.0)
+        patched.setattr(torch, "save", cut)
+        start_run(settings, Progress())
+    folder = (tmp_path / "runs" / "latest").resolve()
+    assert (folder / WARM).exists() and (folder / "checkpoint.new" / STATE).exists()
+    assert_same_run(resume_run(folder, Progress()), whole)
