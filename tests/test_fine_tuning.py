@@ -208,6 +208,24 @@ def test_masters_take_steps_too_small_for_bfloat16(muon_lr: float) -> None:
     assert all(torch.equal(a, b) for a, b in zip(again.parameters, optimizers[1].parameters, strict=True))
 
 
+@pytest.mark.parametrize(("dora", "parts"), [(False, ["Muon"]), (True, ["AdamW", "Muon"])])
+def test_optimizer_leaves_adapters_of_matrices_to_muon(dora: bool, parts: list[str]) -> None:
+    models = [adapted(dora=dora) for _ in range(2)]
+    one, resumed = (Optimizer(model, OptimizerConfig(muon_lr=0.01)) for model in models)
+    assert [type(part).__name__ for part, _ in one._parts] == parts
+
+    def step(model: torch.nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
+        optimizer.backward(-score_tokens(model, IDS).logprobs.mean())
+        optimizer.step(1.0)
+        return [p.detach().clone() for p in optimizer.parameters]
+
+    before = step(models[0], one)
+    models[1].load_state_dict(models[0].state_dict())
+    resumed.load_state_dict(copy.deepcopy(one.state_dict()))
+    after = zip(before, step(models[0], one), step(models[1], resumed), strict=True)
+    assert all(torch.equal(b, c) and not torch.equal(a, b) for a, b, c in after)
+
+
 def test_autocast_is_refused_beside_bfloat16_weights() -> None:
     with pytest.raises(ValueError, match=r"precision.autocast=bfloat16 changes nothing that dtype=bfloat16 does not"):
         TrainConfig.model_validate({"env": "calculator-v0", "dtype": "bfloat16", "precision": {"autocast": "bfloat16"}})

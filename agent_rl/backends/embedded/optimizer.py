@@ -96,9 +96,10 @@ class Optimizer:
         hidden = [p for name, p in named if config.muon_lr and _suits_muon(name, p)]
         rest = [p for p in self.parameters if not any(p is h for h in hidden)]
         betas = (config.beta1, config.beta2)
-        self._parts: list[tuple[torch.optim.Optimizer, float]] = [
-            (_adamw(config.kind)(rest, lr=self.lr, betas=betas, weight_decay=config.weight_decay), self.lr)
-        ]
+        self._parts: list[tuple[torch.optim.Optimizer, float]] = []
+        if rest:  # adapters are matrices alone
+            adamw = _adamw(config.kind)(rest, lr=self.lr, betas=betas, weight_decay=config.weight_decay)
+            self._parts.append((adamw, self.lr))
         if hidden:
             muon = torch.optim.Muon(hidden, lr=config.muon_lr, weight_decay=config.weight_decay, momentum=0.95)
             self._parts.append((muon, config.muon_lr))
