@@ -9,7 +9,7 @@ import torch
 from agent_rl.backends.embedded.config import ModelConfig
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.optimizer import Optimizer, OptimizerConfig, default_lr, schedule
-from agent_rl.backends.embedded.warm_start import _copies, _epochs, _parts, _row, warm_start
+from agent_rl.backends.embedded.warm_start import WarmStep, _copies, _epochs, _parts, _row, warm_start
 from agent_rl.backends.embedded.warm_start_config import WarmStartConfig
 from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Trajectory
 from agent_rl.errors import ConfigError
@@ -59,14 +59,26 @@ def test_warm_start_refuses_missing_demonstrations() -> None:
         warm_start(make_model(TINY, 64, 0), [], WarmStartConfig(), tokenizer=None, seed=0)  # type: ignore[arg-type]
 
 
-def test_warm_start_ignores_tokens_of_weight_zero() -> None:
+def short_trajectories() -> list[Trajectory]:
     trajectories = []
     for start in range(4):
         trajectories.append(trajectory := Trajectory())
         trajectory.append(range(5 + start, 12), Source.PROMPT, 0)
         trajectory.append_completion(Completion((20 + start, 9), (0.0, 0.0), FinishReason.STOP, (0, 0)), 0)
-    tokenizer = train_tokenizer(["some words"], 432)
-    found = []
+    return trajectories
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_warm_start_clones_in_batches_of_mostly_copies(batch: int) -> None:
+    tokenizer, steps = train_tokenizer(["some words"], 432), list[WarmStep]()
+    own = {"copy_steps": 0, "copy_share": 0.8, "clone_steps": 2, "batch": batch}
+    how = {"tokenizer": tokenizer, "seed": 0, "on_step": steps.append}
+    warm_start(make_model(TINY, len(tokenizer), 0), short_trajectories(), WarmStartConfig.model_validate(own), **how)
+    assert [(step.phase, step.step) for step in steps] == [("cloning", 0), ("cloning", 1)]
+
+
+def test_warm_start_ignores_tokens_of_weight_zero() -> None:
+    trajectories, tokenizer, found = short_trajectories(), train_tokenizer(["some words"], 432), []
     for weight in (0, 1e-9):  # with 0 there are no logits for these tokens, and they are the same but for rounding
         model = make_model(TINY, len(tokenizer), 0)
         own = {"copy_steps": 0, "copy_share": 0, "clone_steps": 3, "batch": 4, "env_weight": weight}

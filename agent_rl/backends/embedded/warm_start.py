@@ -226,7 +226,7 @@ def warm_start(
         recent.append(learn("copying", step, config.copy_steps, copied, scale))
         if len(recent) == recent.maxlen and float(np.mean(recent)) < config.copy_gate:
             break
-    copies = round(config.batch * config.copy_share)
+    copies = min(round(config.batch * config.copy_share), config.batch - 1)
     order = _epochs(rows, config.batch - copies, random)
     for step in range(config.clone_steps):
         batch = next(order) + _copies(copies, alphabet, separators, random)

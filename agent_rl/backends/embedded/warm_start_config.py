@@ -43,7 +43,7 @@ class WarmStartConfig(Section):
     copy_gate: float = Field(0.25, gt=0)
     """The mean copy loss, in nats over five steps, at which cloning begins."""
     copy_share: float = Field(0.1, ge=0, lt=1)
-    """The part of a cloning batch that is still copying; 0 with `start_from`."""
+    """The part of a cloning batch that is still copying, beside one demonstration at least; 0 with `start_from`."""
     clone_steps: int = Field(600, ge=0)
     """With `start_from` 0, no warm start, or 100 if `episodes` are given."""
     env_weight: float = Field(0.2, ge=0, le=1)
