@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +29,7 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.tool import tool
 from agent_rl.policy import TokenPolicy
 from agent_rl.policy.delegation import ALONE, EXHAUSTED, SILENT, TASKLESS, Delegation
+from agent_rl.policy.interruption import Interruption, interruptions
 from agent_rl.rollout import continuation, run_jobs
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.rollout.job import Job
@@ -35,6 +37,7 @@ from agent_rl.store.codec import dump_line, load_line
 from tests.doubles import CALL, Dice, UnprovenRenderer, dice_spec, run_dice, sampled, small_renderer
 from tests.engines import DEVICE, TINY, shaken
 from tests.runs import config
+from tests.test_engine import router_choices
 
 RENDERER = small_renderer()
 
@@ -176,22 +179,23 @@ class Patient(Dice):
         return Step((Message("tool", "1 2 3", tool_call_id="call_0", name="roll"),), terminated=not self.left)
 
 
+class Directed(UnprovenRenderer):
+    """Reads the replies of a random model as a script: by their number, else as calls."""
+
+    def __init__(self, replies: dict[int, Message]) -> None:
+        super().__init__(RENDERER, ())
+        self.replies, self.asked = replies, 0
+
+    def parse(self, reply, prefix=(), tools=()):
+        self.asked += 1
+        return self.replies.get(self.asked - 1, CALL)
+
+
 def test_caller_waits_without_a_slot_and_samples_in_its_context() -> None:
     """One slot for two episodes that delegate: nobody waits for ever, and each token is sampled behind its row."""
     model = shaken(make_model(ModelConfig(**TINY | {"max_positions": 1024}), 432, seed=0)).to(DEVICE)
     engine = Engine(model, slots=1, max_len=1024)
-    turns = {0: delegate("roll once"), 1: CALL, 2: Message("assistant", "it is 5")}
-
-    class Directed(UnprovenRenderer):
-        """Reads the replies of a random model as a script."""
-
-        asked = 0
-
-        def parse(self, reply, prefix=(), tools=()):
-            self.asked += 1
-            return turns.get(self.asked - 1, CALL)
-
-    renderer = Directed(RENDERER, ())
+    renderer = Directed({0: delegate("roll once"), 1: CALL, 2: Message("assistant", "it is 5")})
     renderer.stop_ids = frozenset(range(432))  # whatever a random model says is a whole reply
     policy = TokenPolicy(engine, renderer, SamplingParams(max_tokens=8), delegate=Delegation())
     jobs = [Job(dice_spec(Patient), {}, seed) for seed in range(2)]
@@ -204,6 +208,22 @@ def test_caller_waits_without_a_slot_and_samples_in_its_context() -> None:
     again = logits.gather(-1, rows.token_ids[:, 1:, None])[..., 0]
     mask = rows.loss_mask[:, 1:]
     torch.testing.assert_close(again[mask], rows.rollout_logprobs[:, 1:][mask], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("interrupt", [None, Interruption(1, (5, 6), per="episode")])
+def test_caller_that_waited_keeps_each_route_once(interrupt: Interruption | None) -> None:
+    """A mixture's routes behind a sub-agent, also where given ids come before what is sampled."""
+    model = shaken(make_model(ModelConfig(architecture="qwen3_moe", **TINY | {"max_positions": 1024}), 432, seed=0)).to(
+        DEVICE
+    )
+    renderer = Directed({0: delegate("think"), 1: Message("assistant", "it is 5")})
+    renderer.stop_ids = frozenset(range(7, 432))
+    engine = Engine(model, slots=1, max_len=1024)
+    policy = TokenPolicy(engine, renderer, SamplingParams(max_tokens=8), interrupt, delegate=Delegation())
+    caller, _ = run_dice(policy, cls=Patient).trajectories
+    routes = caller.routed_experts
+    assert routes is not None and bool(interruptions(caller)) == (interrupt is not None)
+    np.testing.assert_array_equal(routes[:-1], router_choices(model, caller.token_ids[:-1].tolist()))
 
 
 def test_continuation_from_a_sub_agents_turn_is_refused() -> None:

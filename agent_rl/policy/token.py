@@ -251,8 +251,8 @@ class TokenConversation:
 
 
 def _without_routes(pieces: list[Piece], known: int) -> list[Piece]:
-    """Leave out the routes of the first `known` positions, which were reported before."""
-    first, *rest = pieces
-    if not isinstance(first, Completion) or first.routed_experts is None:
+    """Leave out the routes of the first `known` positions, which were reported before; given ids may come first."""
+    at, first = next((i, piece) for i, piece in enumerate(pieces) if isinstance(piece, Completion))
+    if first.routed_experts is None:
         return pieces
-    return [replace(first, routed_experts=first.routed_experts[known:]), *rest]
+    return [*pieces[:at], replace(first, routed_experts=first.routed_experts[known:]), *pieces[at + 1 :]]
