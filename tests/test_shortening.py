@@ -134,6 +134,24 @@ def test_summary_counts_in_the_room_for_replies() -> None:
     assert cut.stop_reason is StopReason.TOKENS  # the request itself does not fit
 
 
+def test_summary_that_fills_the_context_ends_the_episode() -> None:
+    byte = next(i for i in range(432) if RENDERER._tokenizer.decode([i]) == "\ufffd")  # as text it takes three tokens
+    replies = [*ids(CALL), [byte] * 63 + [min(RENDERER.stop_ids)], *ids("6")]
+    rule = Shortening(rule="summarise", over_tokens=30)
+
+    def play(tokens: int | None) -> Episode:
+        policy = TokenPolicy(ScriptedEngine(sampled(replies)), RENDERER, SamplingParams(max_tokens=64), None, rule)
+        return run_dice(policy, budget=Budget(tokens=tokens))
+
+    _, rewritten = play(None).trajectories
+    room = rewritten.spans[0].stop
+    assert [len(play(room + more).trajectories) for more in (0, 1)] == [1, 2]
+    for tokens in (room, room - 20):
+        episode = play(tokens)
+        assert (episode.stop_reason, episode.error, episode.turns) == (StopReason.TOKENS, None, 1)
+        assert trained(episode) == [i for reply in replies[:2] for i in reply]
+
+
 def test_turn_with_a_summary_continues_after_it() -> None:
     class Fair(Dice):
         snapshot_attributes = ("rng",)

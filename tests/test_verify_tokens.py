@@ -168,6 +168,25 @@ def test_rewritten_context_is_unverified(
     assert found.counts == {Status.SAME: 1} and "rewritten" in next(iter(found.reasons))
 
 
+def test_summary_without_room_for_a_reply_is_unverified(tokenizer: Path, tmp_path: Path) -> None:
+    renderer = small_renderer()
+    byte = next(i for i in range(432) if renderer._tokenizer.decode([i]) == "\ufffd")  # as text it takes three
+    said = [renderer.reply(LOOK), [byte] * 63 + [min(renderer.stop_ids)], renderer.reply(Message("assistant", "b"))]
+    shorten = Shortening(rule="summarise", over_tokens=60)
+
+    def play(tokens: int | None) -> Episode:
+        params = SamplingParams(max_tokens=64)
+        summing = TokenPolicy(ScriptedEngine(sampled(said)), renderer, params, shorten=shorten)
+        return play_tokens(summing, budget=Budget(turns=2, tokens=tokens))
+
+    asked, rewritten = play(None).trajectories
+    assert len(asked) < rewritten.spans[0].stop
+    episode = play(len(asked))
+    assert (episode.stop_reason, episode.turns, len(episode.trajectories)) == (ar.StopReason.TOKENS, 1, 1)
+    found = verified(tmp_path, [episode], tokenizer=tokenizer)
+    assert found.counts == {Status.SAME: 1} and "rewritten" in next(iter(found.reasons))
+
+
 def test_continuation_is_compared_from_its_own_turns(tokenizer: Path, tmp_path: Path) -> None:
     parent = play_tokens(policy(LOOK, LOOK), snapshots=True)
     spec = ar.spec("search-v0")

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from agent_rl.core.making import made_quickly
 from agent_rl.core.messages import Message, images_in
 from agent_rl.core.trajectory import FinishReason, Trajectory
-from agent_rl.errors import ConfigError, RenderError
+from agent_rl.errors import ConfigError, PolicyError, RenderError
 from agent_rl.gym.env import Env
 from agent_rl.gym.tool import ToolSpec
 
@@ -32,6 +32,15 @@ class Reply:
 
     message: Message
     finish_reason: FinishReason
+    is_full: bool = False
+    """Whether it was cut because its context holds no more, whoever's of the conversation that is."""
+
+
+class FullContextError(PolicyError):
+    """The context holds no further reply: an episode ends there, and has not failed."""
+
+    def __init__(self) -> None:
+        super().__init__("the context is full: it leaves no room for a reply")
 
 
 class Conversation(Protocol):
@@ -50,7 +59,11 @@ class Conversation(Protocol):
         ...
 
     async def reply(self, max_tokens: int | None = None) -> Reply:
-        """Answer what was observed, in at most `max_tokens` sampled tokens (None: the policy's own limit)."""
+        """Answer what was observed, in at most `max_tokens` sampled tokens (None: the policy's own limit).
+
+        Raises:
+            FullContextError: if what the policy said before its answer leaves no room for one.
+        """
         ...
 
     @property

@@ -11,7 +11,7 @@ from agent_rl.core.trajectory import Completion, FinishReason, Fork, Source, Tra
 from agent_rl.engines.base import InferenceEngine, SamplingParams
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.tool import ToolSpec
-from agent_rl.policy.base import Prefix, Reply
+from agent_rl.policy.base import FullContextError, Prefix, Reply
 from agent_rl.policy.delegation import DELEGATE, DelegatingConversation, Delegation, require_free_name
 from agent_rl.policy.interruption import Interruption, Piece, sample_reply
 from agent_rl.policy.shortening import Shortening
@@ -193,6 +193,8 @@ class TokenConversation:
             raise PolicyError("observe what the environment said before asking for a reply")
         if self._asks:
             max_tokens = await self._summarise(max_tokens)
+        if max_tokens is not None and max_tokens < 1:  # a summary may take more tokens as text than were sampled
+            raise FullContextError
         policy, interrupt, point = self._policy, self._policy.interrupt, 0
         if interrupt is not None:
             point = interrupt.point(self._seed, self.turn, sum(t.sampled for t in self._trajectories))
@@ -215,7 +217,7 @@ class TokenConversation:
         for ids, source in self._pending:
             # a reply's closing tokens belong to its own turn, everything else opens the present one
             trajectory.append(ids, source, self.turn - (source is Source.TEMPLATE))
-        self._pending, self._fork = [], None
+        self._pending, self._fork, length = [], None, len(trajectory)
         for piece in pieces:
             if isinstance(piece, Completion):
                 trajectory.append_completion(piece, self.turn)
@@ -230,7 +232,10 @@ class TokenConversation:
             message = Message("assistant", message.content, message.reasoning, calls)
         self._messages.append(message)
         self.turn += 1
-        return Reply(message, finish_reason)
+        is_cut = finish_reason is FinishReason.LENGTH
+        return Reply(
+            message, finish_reason, is_cut and max_tokens is not None and len(trajectory) - length >= max_tokens
+        )
 
     async def _summarise(self, max_tokens: int | None) -> int | None:
         """Let the policy say what replaces the context, in its present turn; return the room for its reply."""

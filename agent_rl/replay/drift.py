@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from agent_rl.core.episode import StopReason
 from agent_rl.core.messages import Message
 from agent_rl.core.trajectory import Source, Span, Trajectory
 from agent_rl.errors import CheckpointError, ConfigError
@@ -123,7 +124,8 @@ def _derived(record: Record, reader: TokenReader, tools: Sequence[ToolSpec]) -> 
             if number == 0 and parent is not None and derivation.at == 0:
                 return unverified("its prompt is the ids of its parent, which are not rendered again")
             later = trajectories[number + 1 : number + 2]
-            if number or any(span.turn == mismatch.result.turn for t in later for span in t.spans):
+            is_rewritten = any(span.turn == mismatch.result.turn for t in later for span in t.spans)
+            if number or is_rewritten or _is_left_over(record, mismatch.result):
                 return unverified("its context was rewritten on the way, which the record does not explain")
             return mismatch.result
         seen += derivation.read
@@ -135,6 +137,11 @@ def _derived(record: Record, reader: TokenReader, tools: Sequence[ToolSpec]) -> 
     if seen == wanted:
         return SAME
     return differs("the turns that were sampled", wanted, seen)
+
+
+def _is_left_over(record: Record, result: Result) -> bool:
+    """Whether it is about a turn of which only a summary was sampled, as that left no room for a reply."""
+    return record.episode.stop_reason is StopReason.TOKENS and result.turn == len(record.replies)
 
 
 def _shown(record: Record, renderer: Renderer, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:

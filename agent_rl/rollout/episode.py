@@ -23,7 +23,7 @@ from agent_rl.errors import ConfigError, PolicyError, RenderError
 from agent_rl.gym.budget import Meter, meter, overdue
 from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env, messages_of
-from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, Policy, Reply, unread
+from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, FullContextError, Policy, Reply, unread
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.job import Branch, Job, messages_before
 from agent_rl.rollout.lost_sandbox import loss_told_by, only_losses, scored_anyway
@@ -117,6 +117,8 @@ class EpisodeRun:
             self.env = env = self.job.spec.make(**self.job.env_args)
         try:
             return await self.interact(env)
+        except FullContextError:
+            return StopReason.TOKENS
         except _OutOfTimeError:
             return StopReason.SECONDS
 
@@ -154,8 +156,7 @@ class EpisodeRun:
             if reply.finish_reason is FinishReason.ABORT:
                 raise PolicyError("the policy aborted its reply")
             if reply.finish_reason is FinishReason.LENGTH:
-                full = limit is not None and sum(map(len, conversation.trajectories[-1:])) >= limit
-                return StopReason.TOKENS if full else StopReason.LENGTH
+                return StopReason.TOKENS if reply.is_full else StopReason.LENGTH
             self.calls += len(reply.message.tool_calls)
             if self.budget.tool_calls is not None and self.calls > self.budget.tool_calls:
                 return StopReason.TOOL_CALLS
@@ -291,7 +292,7 @@ class EpisodeRun:
             episode = replace(episode, sandbox_loss=loss)
             steps = only_losses(steps)
         if not (steps or rewards or self.env.group_reward_components):  # nothing earned is 0, and no success
-            steps = [Reward("step", 0.0, source="step", turn=len(self.steps) - 1)]
+            steps = [Reward("step", 0.0, source="step", turn=max(0, len(self.steps) - 1))]
         return episode.scored((*rewards, *steps), tuple(self.judgements))
 
     def failed(self, error: BaseException) -> Episode:
