@@ -18,7 +18,7 @@ from agent_rl.backends.embedded.fresh import fresh_actor
 from agent_rl.backends.embedded.model import make_model
 from agent_rl.backends.embedded.rollouts import RolloutSampler
 from agent_rl.backends.settings import training_config
-from agent_rl.core.episode import Episode, EpisodeGroup, Reward, StopReason
+from agent_rl.core.episode import Episode, EpisodeGroup, Outcome, Reward, StopReason
 from agent_rl.core.messages import Message, Step, ToolCall
 from agent_rl.core.trajectory import Source
 from agent_rl.engines.base import SamplingParams
@@ -149,6 +149,24 @@ def test_budget_of_tokens_holds_in_each_context() -> None:
     whole = played(delegate("roll " * 20), CALL, "it is 5", "6")
     budget = Budget(tokens=len(whole.trajectories[1]) - 1)
     assert played(delegate("roll " * 20), CALL, "it is 5", "6", budget=budget).stop_reason is StopReason.TOKENS
+
+
+def test_full_caller_ends_the_episode_by_its_tokens() -> None:
+    whole = played(delegate("a"), "x", "y " * 60)
+    for room in (30, 1):
+        cut = played(delegate("a"), "x", "y " * 60, budget=Budget(tokens=len(whole.trajectories[0]) - room))
+        assert cut.stop_reason is StopReason.TOKENS and cut.turns == 1  # though the last trajectory is short
+        assert len(cut.trajectories[0]) == len(whole.trajectories[0]) - room
+
+
+@pytest.mark.parametrize("before", [(), (CALL,)])
+def test_answer_that_fills_the_caller_ends_the_episode(before: tuple[Message, ...]) -> None:
+    whole = played(*before, delegate("a"), "y " * 60, "6")
+    caller = whole.trajectories[0].spans[-1].start
+    episode = played(*before, delegate("a"), "y " * 60, "6", budget=Budget(tokens=caller))
+    assert (episode.stop_reason, episode.outcome) == (StopReason.TOKENS, Outcome.TRUNCATED)
+    assert episode.messages == whole.messages[:-1] and episode.turns == len(before)  # nobody said more
+    assert len(to_samples([episode])) == 2 and episode.reward == 0.0
 
 
 def test_environment_with_such_a_tool_is_refused() -> None:

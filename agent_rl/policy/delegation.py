@@ -18,7 +18,7 @@ from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import FinishReason, Trajectory
 from agent_rl.errors import ConfigError
 from agent_rl.gym.tool import ToolSpec
-from agent_rl.policy.base import Conversation, Reply
+from agent_rl.policy.base import Conversation, FullContextError, Reply
 
 DELEGATE = ToolSpec(
     "delegate",
@@ -97,12 +97,16 @@ class DelegatingConversation:
         return self._length
 
     async def reply(self, max_tokens: int | None = None) -> Reply:
-        """Return the next reply that is the environment's to answer."""
+        """Return the next reply that is the environment's to answer.
+
+        Raises:
+            FullContextError: if a sub-agent's task, or its answer, leaves no room for one.
+        """
         limit = None if max_tokens is None else max_tokens + self._length
         while True:
             room = None if limit is None else limit - self._length
             if room is not None and room < 1:
-                return Reply(Message("assistant"), FinishReason.LENGTH)
+                raise FullContextError
             speaker = self._agent or self._caller
             reply = await speaker.reply(room)
             if reply.finish_reason is FinishReason.ABORT or not self._stays(reply):
