@@ -1,5 +1,6 @@
 """agent_rl.policy.interruption: overlong replies are made to answer, by tokens without loss."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from agent_rl.backends.embedded.config import InterruptionConfig, TrainConfig
 from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.config import load_config
 from agent_rl.core.episode import Episode, StopReason
-from agent_rl.core.messages import Message
+from agent_rl.core.messages import Message, Step
 from agent_rl.core.trajectory import Source
 from agent_rl.engines.base import SamplingParams
 from agent_rl.engines.embedded.engine import Engine
@@ -23,8 +24,9 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.registry import spec
 from agent_rl.policy import Interruption, TokenPolicy
 from agent_rl.policy.interruption import interruptions
+from agent_rl.rollout import continuation, run_episode
 from agent_rl.rollout.evaluation import trajectory_metrics
-from tests.doubles import CALL, example_episode, run_dice, sampled, small_renderer
+from tests.doubles import CALL, Dice, dice_spec, example_episode, run_dice, sampled, small_renderer
 from tests.engines import VOCAB, full_logprobs, shaken, tiny
 from tests.runs import config
 from tests.test_engine import router_choices
@@ -139,6 +141,45 @@ def test_interruption_per_episode_counts_its_tokens_together():
     assert trajectory_metrics([]) == dict.fromkeys(
         ("rollout/forks", "rollout/delegated", "rollout/interrupted", "rollout/broken_rewards"), 0.0
     )
+
+
+class Patient(Dice):
+    """Goes on for three turns, whatever is said."""
+
+    snapshot_attributes = ("left",)
+
+    async def reset(self, task, rng):
+        self.left = 3
+        return "go"
+
+    async def step(self, action):
+        self.left -= 1
+        return Step("go on", terminated=not self.left)
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_continuation_interrupts_as_the_whole_episode_does(turn):
+    """The count and the point are the episode's; what a reply was given to begin with is no part of its prompt."""
+    reply = ids("abcdefgh")
+    limit = Interruption(len(reply) + 6, LATE, per="episode", spread=5)
+
+    def policy() -> TokenPolicy:
+        return TokenPolicy(ScriptedEngine(sampled([(*reply, STOP)] * 9)), small_renderer(), interrupt=limit)
+
+    def later(episode: Episode) -> list[tuple[Source, int]]:
+        spans = episode.trajectories[0].spans
+        first = next(i for i, s in enumerate(spans) if s.turn == turn and s.source not in (Source.PROMPT, Source.ENV))
+        return [(s.source, s.stop - s.start) for s in spans[first:]]
+
+    for seed in range(4):
+        whole = run_dice(policy(), cls=Patient, seed=seed, snapshots=True)
+        assert later(whole).count((Source.TEMPLATE, len(LATE))) == 3 - turn
+        job = continuation(dice_spec(Patient), whole, turn, 77, snapshots=True)
+        child = asyncio.run(run_episode(job, policy()))
+        assert later(child) == later(whole) and child.messages == whole.messages
+        if turn == 1:
+            again = asyncio.run(run_episode(continuation(dice_spec(Patient), child, 2, 7), policy()))
+            assert again.error is not None and "continue the parent" in again.error.message
 
 
 def test_interruption_point_depends_on_the_seed():

@@ -22,6 +22,7 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.policy import TokenPolicy
 from agent_rl.policy.shortening import DROPPED, REQUEST, SUMMARY, Shortening
+from agent_rl.replay.fork import fork_jobs
 from agent_rl.rollout import continuation, run_episode
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.runs.metrics import read_metrics
@@ -150,6 +151,11 @@ def test_summary_that_fills_the_context_ends_the_episode() -> None:
         episode = play(tokens)
         assert (episode.stop_reason, episode.error, episode.turns) == (StopReason.TOKENS, None, 1)
         assert trained(episode) == [i for reply in replies[:2] for i in reply]
+        policy = TokenPolicy(ScriptedEngine(sampled(ids("6"))), RENDERER)
+        (job,) = fork_jobs(dice_spec(), episode, 1)
+        later = asyncio.run(run_episode(job, policy))  # what it continues from asks for no summary
+        assert later.messages[:-1] == episode.messages and text(later, 0).endswith("assistant\n")
+        assert REQUEST not in text(later, 0)
 
 
 def test_turn_with_a_summary_continues_after_it() -> None:

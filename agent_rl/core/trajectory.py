@@ -200,9 +200,17 @@ class Trajectory(Displayed):
         return self.forked_from is not None and self.forked_from.delegated
 
     def before(self, turn: int) -> IntArray | None:
-        """The ids before a turn's first sampled token, int32 `[t]`; None if nothing was sampled in it here."""
-        start = next((s.start for s in self._spans if s.source is Source.POLICY and s.turn == turn), None)
-        return None if start is None else np.asarray(self._ids[:start], dtype=np.int32)
+        """The ids before a turn's reply, int32 `[t]`; None if nothing was sampled in it here.
+
+        A reply may begin with what an interruption gave.
+        """
+        spans, wanted = self._spans, (Source.POLICY, turn)
+        first = next((i for i, s in enumerate(spans) if (s.source, s.turn) == wanted), None)
+        if first is None:
+            return None
+        while first and spans[first - 1].source is Source.TEMPLATE and spans[first - 1].turn == turn:
+            first -= 1
+        return np.asarray(self._ids[: spans[first].start], dtype=np.int32)
 
     @property
     def loss_mask(self) -> BoolArray:

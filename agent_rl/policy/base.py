@@ -23,6 +23,10 @@ class Prefix:
     """Exactly what the engine had seen by then; none where another tokenizer wrote them, or none did."""
     turn: int
     """The turn of the reply to come."""
+    sampled: int | None = 0
+    """How many tokens the policy sampled in them, in all contexts; None where nobody knows."""
+    seed: int | None = None
+    """The episode's; None for the conversation's own."""
 
 
 @made_quickly

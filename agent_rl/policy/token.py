@@ -62,7 +62,11 @@ class TokenPolicy:
     def resume(
         self, tools: Sequence[ToolSpec], seed: int, prefix: Prefix
     ) -> TokenConversation | DelegatingConversation:
-        """Begin an episode in the middle."""
+        """Begin an episode in the middle.
+
+        Raises:
+            ConfigError: as `start` does, or if an interruption counts tokens that the prefix does not know of.
+        """
         return self._begin(tools, seed, prefix)
 
     def _begin(
@@ -74,7 +78,8 @@ class TokenPolicy:
         caller = TokenConversation(self, [*tools, DELEGATE], seed, prefix)
 
         def begin(messages: Sequence[Message], turn: int) -> TokenConversation:
-            return TokenConversation(self, tools, seed, Prefix(tuple(messages), (), turn), caller)
+            own = replace(prefix or Prefix((), (), 0), messages=tuple(messages), token_ids=(), turn=turn)
+            return TokenConversation(self, tools, seed, own, caller)
 
         return DelegatingConversation(self.delegate, caller, begin)
 
@@ -96,7 +101,8 @@ class TokenConversation:
         prefix: Prefix | None = None,
         caller: TokenConversation | None = None,
     ) -> None:
-        self._policy, self._tools, self._seed = policy, tools, seed
+        self._policy, self._tools = policy, tools
+        self._seed, self._sampled = _counted_from(prefix, policy.interrupt, seed)
         self._seeds: Iterator[int] = count(seed) if caller is None else caller._seeds
         """Of the engine's sequences, one after the other."""
         self._session = policy.engine.open(next(self._seeds))
@@ -197,7 +203,8 @@ class TokenConversation:
             raise FullContextError
         policy, interrupt, point = self._policy, self._policy.interrupt, 0
         if interrupt is not None:
-            point = interrupt.point(self._seed, self.turn, sum(t.sampled for t in self._trajectories))
+            sampled = self._sampled + sum(t.sampled for t in self._trajectories)
+            point = interrupt.point(self._seed, self.turn, sampled)
         context = self._trajectories[self._at].token_ids.tolist() if self._waited else []
         pieces = await sample_reply(
             self._session,
@@ -253,6 +260,18 @@ class TokenConversation:
     def close(self) -> None:
         """Give the engine's slot back."""
         self._session.close()
+
+
+def _counted_from(prefix: Prefix | None, interrupt: Interruption | None, seed: int) -> tuple[int, int]:
+    """Return the seed of an interruption's point, and how many tokens count as sampled before a conversation."""
+    if prefix is None or interrupt is None or interrupt.per == "reply":
+        return seed, 0
+    if prefix.sampled is None:
+        raise ConfigError(
+            "interrupt.per=episode counts all that an episode sampled, and a continuation does not hold its parent's "
+            "part: continue the parent, or set interrupt.per=reply"
+        )
+    return seed if prefix.seed is None else prefix.seed, prefix.sampled
 
 
 def _without_routes(pieces: list[Piece], known: int) -> list[Piece]:

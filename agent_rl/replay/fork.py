@@ -7,7 +7,7 @@ is recorded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from agent_rl.core.episode import Episode, Origin, StepRecord, StopReason
@@ -26,7 +26,7 @@ from agent_rl.replay.compare import compare_answer, compare_messages
 from agent_rl.replay.result import Result, Status
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.episode import EpisodeRun
-from agent_rl.rollout.job import Branch, Call, Job, messages_before, resume_policy
+from agent_rl.rollout.job import Branch, Call, Job, messages_before, resume_policy, sampled_before
 from agent_rl.seeds import Stream, rng
 
 _BUDGETS = (StopReason.TURNS, StopReason.TOKENS, StopReason.SECONDS)
@@ -59,9 +59,12 @@ class ReplayedBranch(Branch):
 
         After the last turn it has no ids: what the environment said there was never rendered.
         """
-        seen = (ids for t in reversed(self.episode.trajectories) if (ids := t.before(self.turn)) is not None)
-        ids = next(seen, None)
-        return Prefix(messages_before(self.episode, self.turn), () if ids is None else tuple(ids.tolist()), self.turn)
+        episode, turn = self.episode, self.turn
+        seen = (ids for t in reversed(episode.trajectories) if (ids := t.before(turn)) is not None)
+        ids = next(seen, None) if turn < episode.turns else None
+        sampled = sampled_before(episode, turn)
+        own = () if ids is None else tuple(ids.tolist())
+        return Prefix(messages_before(episode, turn), own, turn, sampled, episode.seed)
 
     async def reach(self, env: Env, opening: tuple[Message, ...], call: Call) -> None:
         """Step the recorded replies.
@@ -98,12 +101,14 @@ class ReplayedBranch(Branch):
         episode, prefix = self.episode, self.prefix
         is_own = wrote_tokens(renderer, episode, tools)
         if not is_own or prefix.token_ids:
-            return prefix if is_own else Prefix(prefix.messages, (), prefix.turn)
+            return prefix if is_own else replace(prefix, token_ids=())
+        if any(t.before(self.turn) is not None for t in episode.trajectories):  # a summary that left no room
+            return prefix
         observed = episode.messages[len(episode.messages) - episode.steps[-1].messages :]
         before, reply = episode.trajectories[-1].split_reply()
         bridge = renderer.bridge(before, reply, observed, tools)
         ids = (*before, *reply, *bridge.closing, *bridge.ids) if bridge is not None else ()
-        return Prefix(prefix.messages, ids, prefix.turn)
+        return replace(prefix, token_ids=ids)
 
 
 def wrote_tokens(renderer: Renderer, episode: Episode, tools: Sequence[ToolSpec]) -> bool:

@@ -10,6 +10,7 @@ from agent_rl.core.ending import Ending
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.making import made_quickly
 from agent_rl.core.messages import JSON, Message, Task
+from agent_rl.core.trajectory import Source
 from agent_rl.errors import ConfigError, PolicyError
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
@@ -72,9 +73,10 @@ class Branch:
 
         A turn that began with a summary is continued after it.
         """
-        turn = self.turn
-        seen = next(ids for t in reversed(self.episode.trajectories) if (ids := t.before(turn)) is not None)
-        return Prefix(messages_before(self.episode, turn), tuple(seen.tolist()), turn)
+        episode, turn = self.episode, self.turn
+        seen = next(ids for t in reversed(episode.trajectories) if (ids := t.before(turn)) is not None)
+        sampled = sampled_before(episode, turn)
+        return Prefix(messages_before(episode, turn), tuple(seen.tolist()), turn, sampled, episode.seed)
 
     async def reach(self, env: Env, opening: tuple[Message, ...], call: Call) -> None:
         """Bring a fresh environment, which was reset, to what it was before the turn.
@@ -110,6 +112,24 @@ def messages_before(episode: Episode, turn: int) -> tuple[Message, ...]:
     """Return an episode's messages up to the policy's reply of a turn."""
     later = sum(1 + step.messages for step in episode.steps[turn:])
     return episode.messages[: len(episode.messages) - later]
+
+
+def sampled_before(episode: Episode, turn: int) -> int | None:
+    """Return how many tokens were sampled before the policy's reply of a turn.
+
+    None of a continuation, which does not hold what its parent sampled.
+    """
+    trajectories = episode.trajectories
+    if episode.parent is not None and trajectories:
+        return None
+    replied = max((i for i, t in enumerate(trajectories) if t.before(turn) is not None), default=0)
+    return sum(
+        span.stop - span.start
+        for i, trajectory in enumerate(trajectories)
+        for span in trajectory.spans
+        # a turn's summary is in an earlier trajectory than its reply
+        if span.source is Source.POLICY and (span.turn < turn or (span.turn == turn and i < replied))
+    )
 
 
 @made_quickly
