@@ -30,7 +30,7 @@ from agent_rl.gym.tool import tool
 from agent_rl.policy import TokenPolicy
 from agent_rl.policy.delegation import ALONE, EXHAUSTED, SILENT, TASKLESS, Delegation
 from agent_rl.policy.interruption import Interruption, interruptions
-from agent_rl.rollout import continuation, run_jobs
+from agent_rl.rollout import continuation, run_episode, run_jobs
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.rollout.job import Job
 from agent_rl.store.codec import dump_line, load_line
@@ -249,6 +249,21 @@ def test_continuation_from_a_sub_agents_turn_is_refused() -> None:
     with pytest.raises(ConfigError, match="a sub-agent replied in turn 0"):
         continuation(dice_spec(Patient), episode, 0, 1)
     assert continuation(dice_spec(Patient), episode, 2, 1).branch is not None
+
+
+def test_sub_agents_of_a_continuation_know_rules_and_count() -> None:
+    class Ruled(Patient):
+        async def reset(self, task, rng):
+            self.left, self.task = 4, task
+            return (Message("system", "be brief"), Message("user", "roll"))
+
+    rule = Delegation(most=2)
+    whole = played(delegate("a"), "x", *[CALL] * 4, cls=Ruled, snapshots=True, rule=rule)
+    replies = [RENDERER.reply(m) for m in (delegate("one", "two"), Message("assistant", "y"), *[CALL] * 3)]
+    policy = TokenPolicy(ScriptedEngine(sampled(replies)), RENDERER, SamplingParams(max_tokens=512), delegate=rule)
+    episode = asyncio.run(run_episode(continuation(dice_spec(Ruled), whole, 1, 1), policy))
+    assert episode.error is None and sum(t.is_delegated for t in episode.trajectories) == 1
+    assert "be brief" in text(episode, 1) and f"tool\n{EXHAUSTED}" in text(episode, 0)
 
 
 def test_training_offers_sub_agents(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from agent_rl.core.making import made_quickly
@@ -27,6 +28,14 @@ class Prefix:
     """How many tokens the policy sampled in them, in all contexts; None where nobody knows."""
     seed: int | None = None
     """The episode's; None for the conversation's own."""
+    agents: int = 0
+    """How many sub-agents were begun in them, save before an earlier continuation."""
+
+    @property
+    def rules(self) -> list[Message]:
+        """The opening's system messages."""
+        opening = takewhile(lambda message: message.role != "assistant", self.messages)
+        return [message for message in opening if message.role == "system"]
 
 
 @made_quickly

@@ -18,7 +18,7 @@ from agent_rl.core.messages import Message, ToolCall
 from agent_rl.core.trajectory import FinishReason, Trajectory
 from agent_rl.errors import ConfigError
 from agent_rl.gym.tool import ToolSpec
-from agent_rl.policy.base import Conversation, FullContextError, Reply
+from agent_rl.policy.base import Conversation, FullContextError, Prefix, Reply
 
 DELEGATE = ToolSpec(
     "delegate",
@@ -68,12 +68,15 @@ class DelegatingConversation:
     trajectories, and the episode's messages don't have them.
     """
 
-    def __init__(self, rule: Delegation, caller: ContextConversation, begin: Begin) -> None:
+    def __init__(
+        self, rule: Delegation, caller: ContextConversation, begin: Begin, prefix: Prefix | None = None
+    ) -> None:
         self._rule, self._caller, self._begin = rule, caller, begin
         self._agent: ContextConversation | None = None
         """The sub-agent at work."""
-        self._agents = self._replies = self._length = 0
-        self._rules: list[Message] = []
+        self._agents = 0 if prefix is None else prefix.agents
+        self._replies = self._length = 0
+        self._rules: list[Message] = [] if prefix is None else prefix.rules
         """The opening's system messages."""
         self._calls: list[ToolCall] = []
         """Calls of the caller that have no result yet; the first is the sub-agent's, if one is at work."""

@@ -81,7 +81,7 @@ class TokenPolicy:
             own = replace(prefix or Prefix((), (), 0), messages=tuple(messages), token_ids=(), turn=turn)
             return TokenConversation(self, tools, seed, own, caller)
 
-        return DelegatingConversation(self.delegate, caller, begin)
+        return DelegatingConversation(self.delegate, caller, begin, prefix)
 
 
 class TokenConversation:

@@ -26,7 +26,7 @@ from agent_rl.replay.compare import compare_answer, compare_messages
 from agent_rl.replay.result import Result, Status
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.episode import EpisodeRun
-from agent_rl.rollout.job import Branch, Call, Job, messages_before, resume_policy, sampled_before
+from agent_rl.rollout.job import Branch, Call, Job, messages_before, prefix_of, resume_policy
 from agent_rl.seeds import Stream, rng
 
 _BUDGETS = (StopReason.TURNS, StopReason.TOKENS, StopReason.SECONDS)
@@ -62,9 +62,7 @@ class ReplayedBranch(Branch):
         episode, turn = self.episode, self.turn
         seen = (ids for t in reversed(episode.trajectories) if (ids := t.before(turn)) is not None)
         ids = next(seen, None) if turn < episode.turns else None
-        sampled = sampled_before(episode, turn)
-        own = () if ids is None else tuple(ids.tolist())
-        return Prefix(messages_before(episode, turn), own, turn, sampled, episode.seed)
+        return prefix_of(episode, turn, () if ids is None else tuple(ids.tolist()))
 
     async def reach(self, env: Env, opening: tuple[Message, ...], call: Call) -> None:
         """Step the recorded replies.

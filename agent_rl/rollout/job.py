@@ -75,8 +75,7 @@ class Branch:
         """
         episode, turn = self.episode, self.turn
         seen = next(ids for t in reversed(episode.trajectories) if (ids := t.before(turn)) is not None)
-        sampled = sampled_before(episode, turn)
-        return Prefix(messages_before(episode, turn), tuple(seen.tolist()), turn, sampled, episode.seed)
+        return prefix_of(episode, turn, tuple(seen.tolist()))
 
     async def reach(self, env: Env, opening: tuple[Message, ...], call: Call) -> None:
         """Bring a fresh environment, which was reset, to what it was before the turn.
@@ -114,7 +113,14 @@ def messages_before(episode: Episode, turn: int) -> tuple[Message, ...]:
     return episode.messages[: len(episode.messages) - later]
 
 
-def sampled_before(episode: Episode, turn: int) -> int | None:
+def prefix_of(episode: Episode, turn: int, token_ids: tuple[int, ...]) -> Prefix:
+    """Return the dialogue before the policy's reply of a turn, given the ids that the engine had seen by then."""
+    agents = sum(t.is_delegated and any(span.turn < turn for span in t.spans[:1]) for t in episode.trajectories)
+    messages, sampled = messages_before(episode, turn), _sampled_before(episode, turn)
+    return Prefix(messages, token_ids, turn, sampled, episode.seed, agents)
+
+
+def _sampled_before(episode: Episode, turn: int) -> int | None:
     """Return how many tokens were sampled before the policy's reply of a turn.
 
     None of a continuation, which does not hold what its parent sampled.
