@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from doubles import small_renderer
 
 import agent_rl as ar
 from agent_rl.backends.embedded.run import start_run
+from agent_rl.core.ending import Ending
 from agent_rl.engines.scripted import ScriptedEngine
 from agent_rl.gym.registry import spec
 from agent_rl.policy import Scripted, TokenPolicy, demonstrator, oracle
@@ -86,6 +88,38 @@ def test_failed_player_fails_the_match_without_a_score() -> None:
     first, second = match(NIM, answers("1", "1"), answers("1"))  # the second script ends too early
     assert [e.outcome for e in (first, second)] == [ar.Outcome.FAILED] * 2 and first.reward is second.reward is None
     assert first.error is not None and "seat 1 failed: the script ended" in first.error.message
+
+
+class FailsFirst(NIM.cls):  # type: ignore[misc, name-defined]
+    """A game that can't be begun, or goes down in a move, the first times."""
+
+    failures: ClassVar[dict[str, int]] = {}
+
+    def fail(self, stage: str) -> None:
+        self.failures[stage] -= 1
+        if self.failures[stage] >= 0:
+            raise RuntimeError("down")
+
+    async def open(self, task: ar.Task, rng: np.random.Generator) -> None:
+        self.fail("open")
+        await super().open(task, rng)
+
+    async def move(self, action: ar.Message) -> None:
+        self.fail("move")
+        await super().move(action)
+
+
+@pytest.mark.parametrize("stage", ["open", "move"])
+def test_failed_match_is_run_again_as_a_whole(stage: str) -> None:
+    def ended(failures: int, ending: Ending, retries: int) -> list[str]:
+        FailsFirst.failures.update({"open": 0, "move": 0, stage: failures})
+        job = Job(replace(NIM, cls=FailsFirst), TASK, 5, "task", retries={ending: retries})
+        return [str(e.ending) for e in asyncio.run(run_jobs(match_jobs(job), oracle()))]
+
+    assert ended(2, Ending.ENV_CRASH, 2) == ["ok", "ok"]
+    assert "env_crash" in ended(3, Ending.ENV_CRASH, 2) and FailsFirst.failures[stage] == 0
+    assert "env_crash" in ended(2, Ending.TOOL_INFRA, 2)  # what the other player's failure looks like
+    assert FailsFirst.failures[stage] == 1
 
 
 def test_budget_of_one_player_cuts_the_match() -> None:

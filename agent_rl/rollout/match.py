@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import cast
@@ -22,6 +23,8 @@ from agent_rl.policy.base import AnyPolicy
 from agent_rl.rollout.closing import close_env
 from agent_rl.rollout.episode import EpisodeRun
 from agent_rl.rollout.job import Job
+
+_log = logging.getLogger(__name__)
 
 
 def seats_of(spec: EnvSpec) -> int:
@@ -67,6 +70,8 @@ def match_jobs(job: Job, policies: Sequence[AnyPolicy | None] | None = None) -> 
 async def run_match(jobs: Sequence[Job], policy: AnyPolicy, runs: type[EpisodeRun] = EpisodeRun) -> list[Episode]:
     """Run the episodes of a match. One that fails ends the others, if the game is not over, as failures.
 
+    The match is played again, all of it, as often as `Job.retries` says for the ending of one that failed by itself.
+
     Args:
         jobs: as `match_jobs` returns them; the first one's seed is the world's, too.
         policy: plays the seats that have none of their own.
@@ -74,7 +79,20 @@ async def run_match(jobs: Sequence[Job], policy: AnyPolicy, runs: type[EpisodeRu
     """
     if [job.env_args.get("seat") for job in jobs] != list(range(seats_of(jobs[0].spec))):
         raise ConfigError("the jobs of a match are not neighbours: give all that match_jobs returned, in its order")
-    match = _Match(jobs[0], len(jobs))
+    attempt = 0
+    while True:
+        match = _Match(jobs[0], len(jobs))
+        episodes = await _play(match, jobs, policy, runs)
+        own = (episode.ending for seat, episode in enumerate(episodes) if seat not in match.ended_by_others)
+        ending = next((each for each in own if attempt < jobs[0].retries.get(each, 0)), None)
+        if ending is None:
+            return episodes
+        attempt += 1
+        _log.info("%s, group %s: %s, so the match is run again", jobs[0].spec.id, jobs[0].group_id, ending)
+
+
+async def _play(match: _Match, jobs: Sequence[Job], policy: AnyPolicy, runs: type[EpisodeRun]) -> list[Episode]:
+    """Run the episodes of a match once."""
 
     async def sit(seat: int, job: Job) -> Episode:
         player = policy if job.policy is None else job.policy
@@ -99,6 +117,8 @@ class _Match:
         self._left = False
         """Whether a player's episode has ended, maybe before the game."""
         self._failure = ""
+        self.ended_by_others = set[int]()
+        """The seats that failed because another one had."""
 
     async def opened(self, task: Task, rng: np.random.Generator) -> None:
         """Make the game and begin it; the first player's numbers count."""
@@ -133,6 +153,7 @@ class _Match:
         async with self._changed:
             await self._changed.wait_for(lambda: game.over or game.turn == seat or self._left)
         if self._failure and not game.over:
+            self.ended_by_others.add(seat)
             raise InfrastructureError(self._failure)
         return Step(game.heard(seat), terminated=game.over, truncated=self._left and not game.over)
 
