@@ -16,7 +16,7 @@ from agent_rl.backends.embedded.trainer import Trainer
 from agent_rl.backends.group_sampling import episodes_of
 from agent_rl.errors import ConfigError
 from agent_rl.gym.registry import spec
-from agent_rl.rollout import continuation, run_jobs
+from agent_rl.rollout import Job, continuation, run_jobs
 from agent_rl.store.episodes import read_episodes
 from agent_rl.view.progress import Progress
 from tests.doubles import Silent
@@ -57,6 +57,19 @@ def test_continuations_score_like_the_training_forward(trainer: Trainer) -> None
         assert np.abs(theta[new.loss_mask] - new.logprobs[new.loss_mask]).max() < 1e-4
         differing += new.token_ids.tolist() != old.token_ids.tolist()
     assert differing > len(turns) / 4
+
+
+@pytest.mark.parametrize("algorithm", [VINE, {"advantage": "over-greedy"}], ids=["continued", "greedy"])
+def test_episodes_to_compare_with_are_run_again(
+    algorithm: dict[str, object], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, algorithm=algorithm, retries={"env_crash": 2})
+    sampler = Trainer(spec("calculator-v0"), load_actor(talker, slots=8, context=256), settings).rollouts
+    jobs, play = list[Job](), sampler.play
+    monkeypatch.setattr(sampler, "play", lambda given, params: jobs.extend(given) or play(given, params))
+    sampler.sample(0)
+    assert jobs and all(job.retries == {"env_crash": 2} for job in jobs)
+    assert all(job.branch is not None or job.origin.greedy for job in jobs)
 
 
 def test_vine_values_are_reproducible_means(trainer: Trainer) -> None:

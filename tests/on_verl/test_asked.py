@@ -20,10 +20,11 @@ from agent_rl.backends.verl.worker.dataset import TaskDataset
 from agent_rl.backends.verl.worker.rows import SNAPSHOTS, dump_branch, episode_of
 from agent_rl.core.episode import Episode, Origin
 from agent_rl.core.messages import Message, ToolCall
+from agent_rl.engines.base import SamplingParams
 from agent_rl.errors import ConfigError
 from agent_rl.rendering import load_renderer, train_tokenizer
 from agent_rl.rendering.hermes import write_call
-from agent_rl.rollout.job import Branch
+from agent_rl.rollout.job import Branch, Job
 
 
 def call(operator: str, left: int, right: int) -> Message:
@@ -66,15 +67,18 @@ def rows(algorithm: dict[str, object], files: str) -> TaskDataset:
     return TaskDataset(files, OmegaConf.create({"agent_rl": settings["data.agent_rl"]}))
 
 
+def loop_of(server: Server, **arguments: Any) -> EnvAgentLoop:
+    """Make an agent loop as a worker does."""
+    given = {"env": "calculator-v0", "env_args": {}, "imports": [], "seed": 0, "max_tokens": 64, **arguments}
+    return EnvAgentLoop(DictConfigWrap(CONFIG), server, TOKENIZER, None, None, DictConfigWrap(CONFIG.data), **given)
+
+
 def run(row: dict[str, Any], session: int, *replies: Message) -> tuple[Episode, dict[str, Any], Server]:
     """Run a row as an agent loop's worker does; return the episode, what its row carries, and the server."""
     server = Server([*replies])
-    arguments: dict[str, Any] = {"env": "calculator-v0", "env_args": {}, "imports": [], "seed": 0, "max_tokens": 64}
 
     async def output() -> Any:
-        loop = EnvAgentLoop(
-            DictConfigWrap(CONFIG), server, TOKENIZER, None, None, DictConfigWrap(CONFIG.data), **arguments
-        )
+        loop = loop_of(server)
         (output,) = await loop.run(SAMPLING, **row, session_id=session, global_steps=4)
         return output
 
@@ -110,6 +114,23 @@ def test_agent_loop_runs_a_row_without_our_columns() -> None:
         assert not {"__rollout_n__", "greedy", "snapshots"} & row.keys()
     *_, server = run(row_of({}), 2, Message("assistant", "3"))
     assert server.asked[0][1]["temperature"] == 0.7
+
+
+def test_agent_loop_runs_every_kind_of_episode_again() -> None:
+    parent, *_ = run(row_of(VINE), 1, CALL, Message("assistant", "3"))
+
+    async def jobs() -> list[Job]:
+        loop = loop_of(Server([]), retries={"env_crash": 2})
+        branch = {"branch": dump_branch(Branch(parent, 1, 55))}
+        given = {**row_of(REMAX), "global_steps": 4}
+        return [
+            loop._job(branch, SamplingParams()),
+            *(loop._job({**given, "session_id": n}, SamplingParams(temperature=1.0 - n)) for n in (0, 1)),
+        ]
+
+    found = asyncio.run(jobs())
+    assert found[0].branch is not None and found[2].origin.greedy
+    assert [job.retries for job in found] == [{"env_crash": 2}] * 3
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2])

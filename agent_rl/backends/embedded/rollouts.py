@@ -108,7 +108,7 @@ class RolloutSampler:
         config = self.config
 
         def run(jobs: list[Job]) -> list[Episode]:
-            continued = self.run(jobs, self.params)
+            continued = self.run([replace(job, retries=config.retries) for job in jobs], self.params)
             order = rng(Stream.SHUFFLED_CONTINUATIONS, config.seed, step)
             return shuffled(continued, order) if config.shuffle_rewards else continued
 
@@ -172,6 +172,7 @@ class RolloutSampler:
                 env_args=first.env_args,
                 id=f"{first.group_id}-greedy",
                 origin=replace(first.origin, greedy=True),
+                retries=self.config.retries,
             )
             for first in (group.episodes[0] for group in groups)
         ]

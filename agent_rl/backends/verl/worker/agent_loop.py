@@ -146,7 +146,7 @@ class EnvAgentLoop(AgentLoopBase):
         """What a row asks for."""
         if "branch" in row:
             job = load_continuation(row["branch"], self._env)
-            return replace(job, budget=episode_budget(job.spec.budget, self._budget))
+            return replace(job, budget=episode_budget(job.spec.budget, self._budget), retries=self._retries)
         env, env_args, task = assign(self._env, self._env_args, json.loads(row["task"]))
         greedy = params.temperature == 0
         origin = origin_of(row, greedy=greedy)
