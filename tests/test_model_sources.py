@@ -45,6 +45,20 @@ def save(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBa
     tokenizer.save_pretrained(folder)
 
 
+def test_loaded_model_learns_from_its_padding_token(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    make_engine(model, tokenizer, slots=1, context=64)  # from now on its config names the token
+    save(tmp_path, model, tokenizer)
+    pad, found = model.config.pad_token_id, load_model(tmp_path)[0]
+    assert pad is not None
+    for one in (model, found):
+        one(torch.tensor([[5, pad, 7]])).logits[0, -1, 9].backward()
+    of_fresh, of_loaded = (one.get_input_embeddings().weight.grad[pad] for one in (model, found))
+    assert float(of_fresh.norm()) > 1e-6
+    torch.testing.assert_close(of_loaded, of_fresh)
+
+
 def write_gguf(file: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
     """As llama.cpp's converter would, in float32."""
     writer, config = GGUFWriter(file, "qwen2"), model.config

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import transformers
 from torch import Tensor
+from torch.nn import Embedding
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -45,6 +46,9 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(**load_options(folder))
     except Exception as error:  # what its many readers raise about a file that is cut short or missing
         raise unloadable(folder, error) from error
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, Embedding):
+        embedding.padding_idx = None  # it can be sampled like any other token, and learns, as it does in a fresh model
     if base is not None:
         load_adapter(model, folder)
     model.to(place)
