@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -82,7 +81,7 @@ class Algorithm(Requirements):
     def experience(self, groups: Sequence[EpisodeGroup]) -> Experience:
         """Read the groups of a step, shape the episodes' scores and mark what is trained on."""
         x = Experience.of(groups)
-        x = _without(x, groups, self.endings) if self.endings else x
+        x = x.without(groups, self.endings) if self.endings else x
         rows, scores, unshaped = x.rows, x.scores, SimpleNamespace(unshaped=x.scores)
         for shape in self.shaping:
             found = call(shape, rows, of_tokens(rows), SimpleNamespace(scores=scores), x)
@@ -393,18 +392,3 @@ def _token_loss(part: Part[TokenLoss | Tensor], found: Tensor, known: SimpleName
     loss = shaped(cast(Part[Tensor], part), found, known.mask.shape)
     ratio = clamped_exp((known.logprobs - known.old_logprobs).detach())
     return TokenLoss(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool))
-
-
-def _without(x: Experience, groups: Sequence[EpisodeGroup], endings: Mapping[str, str]) -> Experience:
-    """Take out the episodes that ended in one of these ways: of the training, and if excluded of their baselines."""
-    policies = [endings.get(episode.ending) for group in groups for episode in group.episodes]
-    greedy = [group.greedy and endings.get(group.greedy.ending) for group in groups for _ in group.episodes]
-    dropped = torch.tensor([policy is not None for policy in policies], dtype=torch.bool)
-    excluded, unbased = (torch.tensor([one == "exclude" for one in of], dtype=torch.bool) for of in (policies, greedy))
-    return replace(
-        x,
-        kept=x.kept & ~dropped,
-        scores=x.scores.masked_fill(excluded, math.nan),
-        components=x.components.masked_fill(excluded[:, None], math.nan),
-        baselines=x.baselines.masked_fill(unbased, math.nan),
-    )

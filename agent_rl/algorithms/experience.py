@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -113,6 +113,22 @@ class Experience:
         """The turn of every sampled token, as a position in a flat `[E, K]`."""
         rows = self.rows
         return (rows.episode_of_token * self.states.shape[1] + rows.turns)[rows.loss_mask]
+
+    def without(self, groups: Sequence[EpisodeGroup], endings: Mapping[str, str]) -> Experience:
+        """Take out the episodes that ended in one of these ways: of the training, and if excluded of their baselines."""
+        policies = [endings.get(episode.ending) for group in groups for episode in group.episodes]
+        greedy = [group.greedy and endings.get(group.greedy.ending) for group in groups for _ in group.episodes]
+        dropped = torch.tensor([policy is not None for policy in policies], dtype=torch.bool)
+        excluded, unbased = (
+            torch.tensor([one == "exclude" for one in of], dtype=torch.bool) for of in (policies, greedy)
+        )
+        return replace(
+            self,
+            kept=self.kept & ~dropped,
+            scores=self.scores.masked_fill(excluded, math.nan),
+            components=self.components.masked_fill(excluded[:, None], math.nan),
+            baselines=self.baselines.masked_fill(unbased, math.nan),
+        )
 
     def rescored(self, scores: Tensor) -> Experience:
         """Return it with other scores; the difference is put on each episode's last sampled token."""
