@@ -115,7 +115,7 @@ class Experience:
         return (rows.episode_of_token * self.states.shape[1] + rows.turns)[rows.loss_mask]
 
     def without(self, groups: Sequence[EpisodeGroup], endings: Mapping[str, str]) -> Experience:
-        """Take out the episodes that ended in one of these ways: of the training, and if excluded of their baselines."""
+        """Take out the episodes that ended in one of these ways: of training, and if excluded of baselines, too."""
         policies = [endings.get(episode.ending) for group in groups for episode in group.episodes]
         greedy = [group.greedy and endings.get(group.greedy.ending) for group in groups for _ in group.episodes]
         dropped = torch.tensor([policy is not None for policy in policies], dtype=torch.bool)
