@@ -226,6 +226,8 @@ class _PooledSandbox(Sandbox):
     ) -> None:
         self._sandbox, self._give_back = sandbox, give_back
         self._until = time.monotonic() + lifetime
+        reason = "the sandbox was held for longer than its lifetime; ask for more in open(lifetime=...)"
+        self._over = SandboxLoss(Cause.LIFETIME, reason, {"lifetime": lifetime})
         self._expired: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(lifetime, self._expire)
 
@@ -234,14 +236,19 @@ class _PooledSandbox(Sandbox):
 
     def _held(self) -> Sandbox:
         """Return the sandbox, until its lifetime is over."""
-        if time.monotonic() >= self._until:  # the timer may have gone with its loop
-            reason = "the sandbox was held for longer than its lifetime; ask for more in open(lifetime=...)"
-            raise SandboxError(reason, SandboxLoss(Cause.LIFETIME, reason))
+        if self._is_over:  # the timer may have gone with its loop
+            raise SandboxError(self._over.reason, self._over)
         return self._sandbox
 
     @property
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    @property
     def loss(self) -> SandboxLoss | None:
-        return self._sandbox.loss
+        loss = self._sandbox.loss
+        is_closed = loss is None or loss.cause is Cause.CLOSED  # by the timer, then, also in the middle of a call
+        return self._over if is_closed and self._is_over else loss
 
     def refuse_users(self) -> str | None:
         return self._held().refuse_users()

@@ -37,6 +37,8 @@ class Cause(StrEnum):
     """The host closed it, or cancelled a call halfway through its request."""
     LIFETIME = "lifetime"
     """The time was over for which it was opened."""
+    LIFETIME_SPENT = "lifetime_spent"
+    """The same, and at least half of that time went into calls that the policy made in it."""
     BACKEND_GONE = "backend_gone"
     """What it runs on is gone: the zygote, the Docker engine, the service."""
     HOST_MEMORY = "host_memory"
@@ -53,6 +55,7 @@ COUNTS_AS: Mapping[Cause, Literal["failure", "infrastructure"]] = {
     Cause.AGENT_FAILED: "failure",
     Cause.SILENT: "failure",
     Cause.BAD_FRAME: "failure",
+    Cause.LIFETIME_SPENT: "failure",
     Cause.NOT_OPENED: "infrastructure",
     Cause.UNUSED: "infrastructure",
     Cause.CLOSED: "infrastructure",
@@ -76,7 +79,8 @@ class SandboxLoss:
     reason: str = ""
     evidence: Mapping[str, JSON] = field(default_factory=dict)
     """Of the first process: `status`, its exit status, or minus its signal. Of the cgroup: `oom_kills`, how many
-    processes the kernel killed, `limit_hits`, how often its own limit was reached, `forks_refused`."""
+    processes the kernel killed, `limit_hits`, how often its own limit was reached, `forks_refused`. Of a pool's:
+    `lifetime`, the seconds that it might be held."""
 
     @property
     def is_failure(self) -> bool:

@@ -14,6 +14,7 @@ from agent_rl.errors import SandboxError
 from agent_rl.gym.env import ToolEnv
 from agent_rl.gym.reward import rewards_of_failure
 from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox
+from agent_rl.sandboxes.call_clock import CallClock, counting
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.snapshot import Snapshot
 from agent_rl.sandboxes.terminal import Terminal
@@ -40,14 +41,15 @@ class SandboxedEnv(ToolEnv):
     """A `ToolEnv` with a sandbox: `reset` awaits `self.open_sandbox()`, and tools use `self.sandbox`.
 
     A sandbox that can't be opened, or is lost to the infrastructure, fails the episode, which is not scored. One that
-    the policy's code ends makes the episode a failure of the policy: it ends with that step, and its rewards are 0
+    the policy ends makes the episode a failure of the policy: it ends with that step, and its rewards are 0
     where they would be more, or raise. `agent_rl.core.sandbox_loss` lists the causes and as what each counts.
     """
 
     limits: ClassVar[Limits | None] = None
     """What its sandboxes may use; the backend's own limits if None."""
     lifetime: ClassVar[float] = 3600.0
-    """Seconds that an episode may hold its sandbox."""
+    """Seconds that an episode may hold its sandbox. Half of them are the policy's own: if its calls took that long, the
+    end of the lifetime counts as its failure."""
 
     def __init__(self, sandbox: str = "local", sandbox_args: Mapping[str, JSON] | None = None) -> None:
         """Choose the backend.
@@ -64,6 +66,7 @@ class SandboxedEnv(ToolEnv):
         self._opened: Sandbox | None = None
         self._terminal: Terminal | None = None
         self._has_acted = False
+        self._calls = CallClock()
 
     @property
     def sandbox(self) -> Sandbox:
@@ -93,9 +96,16 @@ class SandboxedEnv(ToolEnv):
 
     @property
     def sandbox_loss(self) -> SandboxLoss | None:
-        """How the policy's code ended the sandbox, if it did."""
+        """How the policy ended the sandbox, if it did: by its code, or by using up the time."""
         loss = self._opened.loss if self._opened is not None and self._has_acted else None
+        if loss is not None and loss.cause is Cause.LIFETIME and self._has_spent(loss):
+            loss = replace(loss, cause=Cause.LIFETIME_SPENT)
         return loss if loss is not None and loss.is_failure else None
+
+    def _has_spent(self, loss: SandboxLoss) -> bool:
+        """Whether the policy itself used up a lifetime; else its replies did, or what else the host is slow at."""
+        lifetime = loss.evidence.get("lifetime", self.lifetime)  # a pool's may be shorter
+        return isinstance(lifetime, int | float) and self._calls.seconds >= lifetime / 2
 
     async def step(self, action: Message) -> Step:
         """Make the message's tool calls, or take it as an answer; the end of the sandbox is the episode's.
@@ -107,7 +117,8 @@ class SandboxedEnv(ToolEnv):
             raise SandboxError(loss.reason, replace(loss, cause=Cause.UNUSED))
         self._has_acted = True
         try:
-            step = await super().step(action)
+            with counting(self._calls):
+                step = await super().step(action)
         except Exception as error:
             if self.sandbox_loss is None:
                 raise
@@ -120,7 +131,8 @@ class SandboxedEnv(ToolEnv):
     ) -> tuple[Reward, ...]:
         """Run the `@reward` methods, as `Env.score`; if the policy ended its sandbox, none is above 0 or raises."""
         try:
-            rewards = await super().score(episode, seconds, judgements)
+            with counting(self._calls):
+                rewards = await super().score(episode, seconds, judgements)
         except Exception:
             if self.sandbox_loss is None:
                 raise
@@ -172,6 +184,7 @@ class SandboxedEnv(ToolEnv):
         """
         await self.close()
         self._has_acted = False
+        self._calls = CallClock()
         self._opened = await self._backend.open(owner=type(self).__name__, limits=self.limits, lifetime=self.lifetime)
         return self._opened
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from agent_rl.core.messages import JSON
 from agent_rl.core.sandbox_loss import HOST_ERRORS, Cause, SandboxLoss, find_cause
 from agent_rl.errors import SandboxError
+from agent_rl.sandboxes.call_clock import counted
 
 T = TypeVar("T")
 Evidence = Callable[[bool], Awaitable[Mapping[str, JSON]]]
@@ -66,7 +67,8 @@ class Fate:
             EndedByCodeError: if it is, as far as can be seen.
         """
         try:
-            return await call
+            with counted():
+                return await call
         except SandboxError:
             loss = self.loss = self.loss or await self._find()
         except (OSError, MemoryError) as error:

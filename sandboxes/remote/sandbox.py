@@ -24,6 +24,7 @@ from agent_rl.sandboxes.base import (
     Sandbox,
     check_call,
 )
+from agent_rl.sandboxes.call_clock import counted
 from agent_rl.sandboxes.process import MAX_LOG, MAX_READ, READ_TIMEOUT, Launch, Logs, Output, Process, Stream, check_pty
 from agent_rl.sandboxes.remote import packing, wire
 from agent_rl.sandboxes.remote.wire import Reply
@@ -156,7 +157,8 @@ class RemoteSandbox(Sandbox):
     async def settle(self, answer: asyncio.Future[Reply]) -> Reply:
         """Await a reply; raises as `ask` does."""
         try:
-            return await answer
+            with counted():
+                return await answer
         except SandboxError as error:
             if isinstance(error.loss, SandboxLoss):
                 self._loss = error.loss

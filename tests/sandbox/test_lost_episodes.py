@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,11 +18,14 @@ from agent_rl.core.episode import Episode, Outcome
 from agent_rl.core.messages import JSON, Message, Task, ToolCall
 from agent_rl.core.sandbox_loss import COUNTS_AS, Cause, SandboxLoss
 from agent_rl.errors import SandboxError
+from agent_rl.gym.env import Env
 from agent_rl.gym.sandboxed import SandboxedEnv
-from agent_rl.policy.scripted import Scripted
+from agent_rl.policy.base import Reply
+from agent_rl.policy.scripted import Scripted, ScriptedConversation
 from agent_rl.rollout import Job, run_episode, summarise
 from agent_rl.rollout.evaluation import rollout_metrics
-from agent_rl.sandboxes.base import FileAccessError, PythonResult
+from agent_rl.sandboxes.base import Command, ExecResult, FileAccessError, PythonResult
+from agent_rl.sandboxes.call_clock import BEAT, CallClock, counted, counting
 from agent_rl.testing.fake_sandboxes import FakeSandbox, FakeSandboxes
 from agent_rl.tools.python import python
 
@@ -29,6 +34,16 @@ class Breakable(FakeSandbox):
     """A sandbox that the code "end" ends, and that the host may lose."""
 
     given: SandboxLoss | None = None
+    over: float | None = None
+    """When its lifetime is over; the host notices when it is called."""
+
+    async def run_command(self, command: Command) -> ExecResult:
+        with counted():
+            await asyncio.sleep(float(command.argv[-1]))
+        if self.over is not None and time.monotonic() >= self.over:
+            self.given = SandboxLoss(Cause.LIFETIME, "over")
+            raise SandboxError("over", self.given)
+        return ExecResult(0, "", "")
 
     @property
     def loss(self) -> SandboxLoss | None:
@@ -47,10 +62,15 @@ class Breakable(FakeSandbox):
         return b"right"
 
 
+@dataclass
 class Backend(FakeSandboxes):
+    lifetime: float | None = None
+
     async def open(self, **_: object) -> FakeSandbox:  # type: ignore[override]
-        self.opened.append(Breakable())
-        return self.opened[-1]
+        opened = Breakable()
+        opened.over = None if self.lifetime is None else time.monotonic() + self.lifetime
+        self.opened.append(opened)
+        return opened
 
 
 class Work(SandboxedEnv):
@@ -121,3 +141,70 @@ def test_episode_that_keeps_its_sandbox_earns_its_reward(runner):
     episode = played(runner, "1", penalty=0.5)
     assert episode.sandbox_loss is None and episode.reward == pytest.approx(1 - 0.5 + 2 * 0.25)
     assert not [name for name in rollout_metrics([episode]) if "sandbox_lost" in name]
+
+
+class Sleep(SandboxedEnv):
+    """A command of some seconds takes some share of a lifetime; the rest is the policy's own time."""
+
+    lifetime = 0.2
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._backend, self.seconds = Backend(lifetime=self.lifetime), seconds
+
+    async def reset(self, task: Task, rng: np.random.Generator) -> str:
+        await self.open_sandbox()
+        return "go"
+
+    async def on_answer(self, action: Message) -> ar.Step:
+        await self.sandbox.exec(["sleep", str(self.seconds)])
+        return ar.Step("go on")
+
+    @ar.reward
+    async def correct(self, episode: Episode) -> bool:
+        return True
+
+
+ar.register("losses-sleep-v0", tasks=lambda split, index: {"index": index})(Sleep)
+
+
+class SlowConversation(ScriptedConversation):
+    """With an engine that takes its time."""
+
+    async def reply(self, max_tokens: int | None = None) -> Reply:
+        await asyncio.sleep(0.1)
+        return await super().reply(max_tokens)
+
+
+class Slow(Scripted):
+    def start_in(self, env: Env, seed: int) -> ScriptedConversation:
+        return SlowConversation(self, env, seed)
+
+
+@pytest.mark.parametrize(("seconds", "cause"), [(0.15, Cause.LIFETIME_SPENT), (0.01, Cause.LIFETIME)])
+def test_lifetime_counts_as_the_act_of_who_used_it_up(runner, seconds: float, cause: Cause):
+    job = Job(ar.spec("losses-sleep-v0"), {"index": 0}, 0, env_args={"seconds": seconds})
+    episode = runner.run(run_episode(job, Slow(lambda env, seed: (answer for answer in ["on"] * 9))))
+    assert episode.sandbox_loss is not None and episode.sandbox_loss.cause is cause
+    assert episode.reward == (0.0 if cause is Cause.LIFETIME_SPENT else None)
+
+
+def test_call_clock_leaves_out_what_the_loop_stood_still(runner):
+    async def main() -> float:
+        calls = CallClock()
+
+        async def one(seconds: float) -> None:
+            with counted():
+                await asyncio.sleep(seconds)
+
+        with counting(calls):
+            await asyncio.gather(one(0.2), one(0.1))  # counted once
+            assert 0.15 < calls.seconds < 0.5
+            standing = asyncio.ensure_future(one(BEAT / 2))
+            await asyncio.sleep(0)
+            time.sleep(2 * BEAT)
+            await standing
+        await one(0.5)
+        return calls.seconds
+
+    assert runner.run(main()) < BEAT + 0.5

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from agent_rl.concurrency import AsyncOnce
+from agent_rl.core.sandbox_loss import Cause
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.base import Capabilities, Guarantee, Limits, PythonResult, Sandbox
 from agent_rl.sandboxes.pool import WarmPool
@@ -16,6 +17,8 @@ from agent_rl.testing import FakeSandboxes
 
 class Counted:
     """A sandbox without effects."""
+
+    loss = None
 
     def __init__(self, backend: Counting, owner: str, lifetime: float) -> None:
         self.backend, self.owner, self.lifetime = backend, owner, lifetime
@@ -164,6 +167,7 @@ def test_warm_pool_lease_ends_with_its_lifetime() -> None:
         with pytest.raises(SandboxError, match="lifetime"):
             await lease.run_python("x")
         assert backend.made[0].closed
+        assert lease.loss is not None and lease.loss.cause is Cause.LIFETIME and lease.loss.evidence["lifetime"] == 0.3
 
     pooled(use)
 
