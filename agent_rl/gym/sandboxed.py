@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
@@ -15,9 +18,15 @@ from agent_rl.gym.env import ToolEnv
 from agent_rl.gym.reward import rewards_of_failure
 from agent_rl.sandboxes.base import FileAccessError, Limits, Sandbox
 from agent_rl.sandboxes.call_clock import CallClock, counting
+from agent_rl.sandboxes.process import ProcessError
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.snapshot import Snapshot
 from agent_rl.sandboxes.terminal import Terminal
+
+_log = logging.getLogger(__name__)
+
+HOST_SECONDS = 5.0
+"""Within which a sandbox does the least that it can, unless the host is overloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +138,60 @@ class SandboxedEnv(ToolEnv):
     async def score(
         self, episode: Episode, seconds: float | None = None, judgements: list[Judgement] | None = None
     ) -> tuple[Reward, ...]:
-        """Run the `@reward` methods, as `Env.score`; if the policy ended its sandbox, none is above 0 or raises."""
+        """Run the `@reward` methods, as `Env.score`; if the policy ended its sandbox, none is above 0 or raises.
+
+        All are 0 if one can't read what the policy left, or gets no answer from its sandbox in time.
+        """
+        before = self._calls.seconds
         try:
             with counting(self._calls):
                 rewards = await super().score(episode, seconds, judgements)
-        except Exception:
-            if self.sandbox_loss is None:
+        except Exception as error:
+            if self.sandbox_loss is None and not await self._is_act(error, self._calls.seconds - before, seconds):
                 raise
             rewards = rewards_of_failure(self.reward_components)
         return rewards if self.sandbox_loss is None else tuple(reward.without_gain for reward in rewards)
+
+    async def _is_act(self, error: Exception, waited: float, most: float | None) -> bool:
+        """Whether a reward failed by what the policy left in its sandbox, and not by what the host lacks.
+
+        Args:
+            error: the failure.
+            waited: seconds that went into calls of sandboxes.
+            most: seconds that the rewards may take.
+
+        Raises:
+            SandboxError: if the sandbox tells that the host lacks something.
+        """
+        is_late = isinstance(error, TimeoutError) and most is not None and waited >= most / 2
+        if self._opened is None or not self._has_acted:
+            return False
+        if not (is_late or isinstance(error, FileAccessError | ProcessError)):
+            return False
+        try:  # a command that is killed has the backend look whether the kernel kills for the host's lack of memory
+            await self._opened.exec(["sh", "-c", "kill -9 $$"], timeout=HOST_SECONDS)
+        except SandboxError:
+            if self.sandbox_loss is None:
+                raise
+        is_act = (waited < HOST_SECONDS and not is_late) or await self._host_is_quick()
+        if is_act:
+            _log.info("%s: what the policy left fails its rewards: %r", type(self).__name__, error)
+        return is_act
+
+    async def _host_is_quick(self) -> bool:
+        """Whether a sandbox without the policy's code answers at once, so that the host is not what was slow."""
+        try:
+            async with asyncio.timeout(6 * HOST_SECONDS):
+                await self.sandbox.close()  # its place may be the last one
+                fresh = await self._backend.open(owner=type(self).__name__, limits=self.limits, lifetime=60.0)
+                try:
+                    started = time.monotonic()
+                    await fresh.exec(["true"], timeout=HOST_SECONDS)
+                    return time.monotonic() - started < HOST_SECONDS
+                finally:
+                    await fresh.close()
+        except (SandboxError, TimeoutError):
+            return False
 
     @classmethod
     def has_snapshots(cls) -> bool:

@@ -18,6 +18,8 @@ from agent_rl.core.episode import Episode, Outcome
 from agent_rl.core.messages import JSON, Message, Task, ToolCall
 from agent_rl.core.sandbox_loss import COUNTS_AS, Cause, SandboxLoss
 from agent_rl.errors import SandboxError
+from agent_rl.gym import sandboxed
+from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Env
 from agent_rl.gym.sandboxed import SandboxedEnv
 from agent_rl.policy.base import Reply
@@ -26,6 +28,7 @@ from agent_rl.rollout import Job, run_episode, summarise
 from agent_rl.rollout.evaluation import rollout_metrics
 from agent_rl.sandboxes.base import Command, ExecResult, FileAccessError, PythonResult
 from agent_rl.sandboxes.call_clock import BEAT, CallClock, counted, counting
+from agent_rl.sandboxes.process import ProcessError
 from agent_rl.testing.fake_sandboxes import FakeSandbox, FakeSandboxes
 from agent_rl.tools.python import python
 
@@ -34,12 +37,18 @@ class Breakable(FakeSandbox):
     """A sandbox that the code "end" ends, and that the host may lose."""
 
     given: SandboxLoss | None = None
+    seconds: float = 0.0
+    """That its other commands take."""
+    lacks_memory: bool = False
+    """Whether the kernel killed something in it, as the host has too little."""
     over: float | None = None
     """When its lifetime is over; the host notices when it is called."""
 
     async def run_command(self, command: Command) -> ExecResult:
+        if self.lacks_memory:
+            raise SandboxError("no memory", SandboxLoss(Cause.HOST_MEMORY, "no memory"))
         with counted():
-            await asyncio.sleep(float(command.argv[-1]))
+            await asyncio.sleep(float(command.argv[-1]) if command.argv[0] == "sleep" else self.seconds)
         if self.over is not None and time.monotonic() >= self.over:
             self.given = SandboxLoss(Cause.LIFETIME, "over")
             raise SandboxError("over", self.given)
@@ -208,3 +217,48 @@ def test_call_clock_leaves_out_what_the_loop_stood_still(runner):
         return calls.seconds
 
     assert runner.run(main()) < BEAT + 0.5
+
+
+class Read(SandboxedEnv):
+    """Its reward fails, in one of several ways, on a host in some state."""
+
+    def __init__(self, fails: str, host: str) -> None:
+        super().__init__()
+        self._backend, self.fails, self.host = Backend(), fails, host
+
+    async def reset(self, task: Task, rng: np.random.Generator) -> str:
+        await self.open_sandbox()
+        return "go"
+
+    @ar.reward
+    async def correct(self, episode: Episode) -> bool:
+        if self.host == "without memory":
+            self._backend.opened[0].lacks_memory = True  # type: ignore[attr-defined]
+        match self.fails:
+            case "file":
+                raise FileAccessError("no such file")
+            case "process":
+                raise ProcessError("no process")
+            case "parser":
+                raise ValueError("no number")
+            case "late call":
+                with counted():
+                    await asyncio.sleep(60)
+            case "late judge":
+                await asyncio.sleep(60)
+        return True
+
+
+ar.register("losses-read-v0", tasks=lambda split, index: {"index": index})(Read)
+
+
+@pytest.mark.parametrize("host", ["well", "without memory", "slow"])
+@pytest.mark.parametrize("fails", ["file", "process", "parser", "late call", "late judge", "nothing"])
+def test_reward_that_fails_counts_by_whose_act_it_was(runner, monkeypatch, fails: str, host: str):
+    monkeypatch.setattr(sandboxed, "HOST_SECONDS", 0.1)
+    monkeypatch.setattr(Breakable, "seconds", 0.2 if host == "slow" else 0.0)
+    budget = Budget(score_seconds=0.2)
+    job = Job(ar.spec("losses-read-v0"), {"index": 0}, 0, env_args={"fails": fails, "host": host}, budget=budget)
+    episode = runner.run(run_episode(job, Scripted(lambda env, seed: (answer for answer in ["done"]))))
+    is_act = (host == "well" and fails == "late call") or (host != "without memory" and fails in ("file", "process"))
+    assert episode.reward == (1.0 if fails == "nothing" else 0.0 if is_act else None)
