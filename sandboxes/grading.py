@@ -14,6 +14,7 @@ import math
 import os
 import re
 import reprlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import cast
 from weakref import WeakKeyDictionary
 
 from agent_rl.core.messages import JSON
+from agent_rl.core.meter import time_left, wait_uncounted
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes.agent import call_function
@@ -34,6 +36,9 @@ NO_PROGRAM = 127
 """The exit status where there is no such program."""
 MAX_SOURCE = 1024 * 1024
 """Bytes of one file that is graded."""
+
+RESERVE = 2.0
+"""Seconds of the budget that are left where a grading ends by it: to close the last sandbox, and to sum up."""
 
 _CALL = Path(call_function.__file__).read_text()
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -86,6 +91,34 @@ class Verdict:
         return sum(self.passed) / len(self.passed)
 
 
+@dataclass(slots=True)
+class _Runs:
+    """The programs that one grading runs, and where."""
+
+    sandboxes: Sandboxes
+    timeout: float
+    limits: Limits | None
+    at_first: float | None = None
+    """Seconds that the episode's rewards, or its step, had left at first; None if there is no limit."""
+    spent: float = 0.0
+    """Seconds that programs have run."""
+
+    def seconds_left(self) -> float:
+        """Return how long the next program may run.
+
+        Raises:
+            CallError: if those before have left no time for it.
+        """
+        left = time_left() if self.at_first is not None else None
+        if self.at_first is None or left is None or left >= self.timeout + RESERVE:
+            return self.timeout
+        if self.at_first - left - self.spent > max(self.spent, RESERVE):
+            return self.timeout  # the host is what is slow: then the time runs out, and that is no failed test
+        if left <= RESERVE:
+            raise CallError(f"the programs before took {self.spent:.3g} s, which left no time for it")
+        return left - RESERVE
+
+
 async def grade(
     sandbox: Sandbox,
     files: Sequence[str],
@@ -103,7 +136,9 @@ async def grade(
             large or no regular file fails every test.
         tests: each runs in a sandbox of its own, so that none can leave a word for the next.
         sandboxes: where the fresh ones come from.
-        timeout: seconds of each test, once it runs: it waits while as many others run as there are processors.
+        timeout: seconds of each test, once it runs: it waits while as many others run as there are processors, which
+            no budget counts. Tests that find no time left of `Budget.score_seconds`, as those before them took it, are
+            failed.
         limits: of the fresh sandboxes.
 
     Raises:
@@ -116,7 +151,8 @@ async def grade(
         copies = {name: await sandbox.read_file(name, max_bytes=MAX_SOURCE) for name in files}
     except FileAccessError as error:
         return Verdict((False,) * len(tests), (str(error),) * len(tests))
-    reasons = [await _judge(copies, test, sandboxes, timeout, limits) for test in tests]
+    runs = _Runs(sandboxes, timeout, limits, at_first=time_left())
+    reasons = [await _judge(copies, test, runs) for test in tests]
     return Verdict(tuple(not reason for reason in reasons), tuple(reasons))
 
 
@@ -143,9 +179,13 @@ async def call(
         CallError: if it returns no value that JSON can hold.
         SandboxError: if a sandbox can't be had, or what it runs on has failed.
     """
+    return await _call(files, function, args, _Runs(sandboxes, timeout, limits))
+
+
+async def _call(files: Mapping[str, bytes], function: str, args: Sequence[JSON], runs: _Runs) -> JSON:
     module, _, name = function.partition(":")
     request = json.dumps({"module": module, "function": name, "args": args})
-    printed = await _output(files, ["python3", "-c", _CALL], request, sandboxes, timeout, limits)
+    printed = await _output(files, ["python3", "-c", _CALL], request, runs)
     if not printed.startswith('"') and sum(map(printed.count, ",[{")) > MAX_VALUES:
         raise CallError(f"the answer has more than {MAX_VALUES} values")
     try:
@@ -154,43 +194,41 @@ async def call(
         raise CallError(f"the answer is not JSON: {printed[:1000]!r}") from None
 
 
-async def _judge(
-    files: Mapping[str, bytes], test: Call | Program, sandboxes: Sandboxes, timeout: float, limits: Limits | None
-) -> str:
+async def _judge(files: Mapping[str, bytes], test: Call | Program, runs: _Runs) -> str:
     """Return why a test is not passed; "" if it is."""
     try:
         if isinstance(test, Program):
-            printed = await _output(files, test.argv, test.input, sandboxes, timeout, limits)
+            printed = await _output(files, test.argv, test.input, runs)
             same = _same_lines(printed, test.expected)
             return "" if same else f"printed {printed[:1000]!r}, not {test.expected[:1000]!r}"
-        answer = await call(files, test.function, test.args, sandboxes, timeout=timeout, limits=limits)
+        answer = await _call(files, test.function, test.args, runs)
     except CallError as error:
         return str(error)
     same = _equal(answer, test.expected, test.tolerance)
     return "" if same else f"returned {reprlib.repr(answer)}, not {reprlib.repr(test.expected)}"
 
 
-async def _output(
-    files: Mapping[str, bytes],
-    argv: Sequence[str],
-    text: str,
-    sandboxes: Sandboxes,
-    timeout: float,
-    limits: Limits | None,
-) -> str:
+async def _output(files: Mapping[str, bytes], argv: Sequence[str], text: str, runs: _Runs) -> str:
     """Return what a program prints in a fresh sandbox."""
-    async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1)):
-        fresh = await sandboxes.open(owner="grading", limits=limits)
+    turns = _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
+    await (wait_uncounted(turns.acquire()) if turns.locked() else turns.acquire())
+    try:
+        runs.seconds_left()
+        fresh = await runs.sandboxes.open(owner="grading", limits=runs.limits)
         try:
             for name, data in files.items():
                 await fresh.write_file(name, data)
-            ran = await fresh.exec(argv, input=text.encode(), timeout=timeout, max_output=MAX_ANSWER)
+            seconds, started = runs.seconds_left(), time.monotonic()
+            ran = await fresh.exec(argv, input=text.encode(), timeout=seconds, max_output=MAX_ANSWER)
+            runs.spent += time.monotonic() - started
         finally:
             await fresh.close()
         if ran.returncode == NO_PROGRAM and "/" not in argv[0]:
-            await _require(argv[0], sandboxes, timeout, limits)
+            await _require(argv[0], runs)
+    finally:
+        turns.release()
     if ran.timed_out:
-        raise CallError(f"it took more than {timeout:g} s")
+        raise CallError(f"it took more than {seconds:g} s")
     if ran.returncode:
         raise CallError(f"exit status {ran.returncode}: {ran.stderr[-1000:].strip()}")
     if ran.truncated:
@@ -198,15 +236,15 @@ async def _output(
     return ran.stdout
 
 
-async def _require(program: str, sandboxes: Sandboxes, timeout: float, limits: Limits | None) -> None:
+async def _require(program: str, runs: _Runs) -> None:
     """Look for a program in a sandbox without the graded files, whose code may lie about its absence.
 
     Raises:
         SandboxError: if it isn't there.
     """
-    empty = await sandboxes.open(owner="grading", limits=limits)
+    empty = await runs.sandboxes.open(owner="grading", limits=runs.limits)
     try:
-        found = await empty.exec([program, "--version"], timeout=timeout)
+        found = await empty.exec([program, "--version"], timeout=runs.timeout)
     finally:
         await empty.close()
     if found.returncode == NO_PROGRAM:

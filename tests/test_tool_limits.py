@@ -8,10 +8,10 @@ import pytest
 
 import agent_rl as ar
 from agent_rl.core.messages import Message, ToolCall, ToolErrorKind
+from agent_rl.core.meter import Meter, meter, sleep_uncounted, time_left, wait_uncounted
 from agent_rl.envs.sql import Sql, make_task
 from agent_rl.errors import DefinitionError, InfrastructureError, SandboxError
 from agent_rl.gym import tool_limits
-from agent_rl.gym.budget import Meter, meter, sleep_uncounted
 from agent_rl.gym.tool import BLOCKED, Tool, ToolSpec, call_tools
 from agent_rl.gym.tool_limits import pause
 from agent_rl.rollout.episode import EpisodeRun
@@ -176,6 +176,17 @@ def test_uncounted_waits_move_the_deadline():
     moved, spent, lasted = asyncio.run(main())
     assert moved == pytest.approx(-spent)
     assert 0.199 < moved < lasted + 0.001  # those at the same time once
+
+
+def test_wait_uncounted_moves_the_deadline_as_long_as_it_lasts(monkeypatch):
+    async def main() -> float:
+        meter.set(own := Meter())
+        async with asyncio.timeout(0.3) as own.clock:
+            await wait_uncounted(asyncio.sleep(1.0))
+            return time_left()
+
+    monkeypatch.setattr("agent_rl.core.meter.AHEAD", 0.2)
+    assert 0 < asyncio.run(main()) < 0.3 + 0.2
 
 
 # Hanging, flooding, raising

@@ -19,8 +19,8 @@ from urllib.parse import urlencode, urlsplit
 
 from agent_rl.concurrency import in_thread
 from agent_rl.core.messages import JSON
+from agent_rl.core.meter import sleep_uncounted
 from agent_rl.errors import ConfigError, ToolServerError
-from agent_rl.gym.budget import sleep_uncounted
 from agent_rl.gym.tool import Tool, tool
 from agent_rl.pacing import Pace
 from agent_rl.tools.answer_cache import AnswerCache

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
-from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 
 from pydantic import Field
@@ -65,37 +62,3 @@ class BudgetConfig(Section):
     def instead_of(self, own: Budget) -> Budget:
         """Return an environment's budget with the limits that are set here in place of its own."""
         return replace(own, **self.model_dump(exclude_none=True))
-
-
-class Meter:
-    """How much of the environment's time an episode has used."""
-
-    spent = 0.0
-    """Seconds, of calls that have returned."""
-    clock: asyncio.Timeout | None = None
-    """Of the call that is running."""
-    _excused_until = 0.0
-
-    def excuse(self, start: float, end: float) -> None:
-        """Leave out a wait, by `time.monotonic`; waits of several calls at a time are left out once."""
-        extra = end - max(start, self._excused_until)
-        if extra <= 0:
-            return
-        self._excused_until = end
-        self.spent -= extra
-        if self.clock is not None and not self.clock.expired() and (when := self.clock.when()) is not None:
-            self.clock.reschedule(when + extra)
-
-
-meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
-"""Of the episode that is running."""
-
-
-async def sleep_uncounted(seconds: float) -> None:
-    """Sleep, as for a rate limit, without using up the time of the episode's environment."""
-    running, started = meter.get(), time.monotonic()
-    if running is not None:
-        running.excuse(started, started + seconds)
-    await asyncio.sleep(seconds)
-    if running is not None:
-        running.excuse(started, time.monotonic())  # it took longer

@@ -17,6 +17,7 @@ from agent_rl.core.episode import Episode, Reward
 from agent_rl.core.images import Image
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step, Task
+from agent_rl.core.meter import Meter, meter
 from agent_rl.core.sandbox_loss import SandboxLoss
 from agent_rl.errors import DefinitionError
 from agent_rl.gym.budget import Budget, overdue
@@ -220,14 +221,18 @@ class Env:
             else:
                 waiting.insert(0, score_sync)
         if waiting:
+            metered = meter.get() or Meter()
             try:
                 async with asyncio.timeout(seconds) as clock:
+                    metered.clock = clock
                     await run_together(waiting)
             except TimeoutError:
                 if not clock.expired():
                     raise
                 late = ", ".join(c.name for c in components if c.name not in scores)
                 raise overdue(f"score (of {late})", seconds) from None
+            finally:
+                metered.clock = None
         return tuple(scores[c.name] for c in components)
 
     def oracle(self) -> Script:

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from agent_rl.concurrency import WorkerCall, in_thread, run_together
 from agent_rl.core.messages import JSON, Message, ToolCall, ToolErrorKind
+from agent_rl.core.meter import sleep_uncounted
 from agent_rl.errors import DefinitionError, InfrastructureError, did_you_mean
-from agent_rl.gym.budget import sleep_uncounted
 from agent_rl.gym.cassette import Cassette, cassette
 from agent_rl.gym.tool_limits import DEFAULT_TIMEOUT, check_options, pause
 from agent_rl.gym.tool_messages import exception_message, explain, failure_message, result_message

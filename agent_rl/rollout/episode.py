@@ -18,9 +18,10 @@ from agent_rl.concurrency import call, is_awaitable, maybe_await
 from agent_rl.core.episode import Episode, Failure, Outcome, Reward, StepRecord, StopReason
 from agent_rl.core.judgement import Judgement
 from agent_rl.core.messages import Message, Step, own_task
+from agent_rl.core.meter import Meter, meter
 from agent_rl.core.trajectory import FinishReason
 from agent_rl.errors import ConfigError, PolicyError, RenderError
-from agent_rl.gym.budget import Meter, meter, overdue
+from agent_rl.gym.budget import overdue
 from agent_rl.gym.dialogue import DialogueEnv
 from agent_rl.gym.env import Env, messages_of
 from agent_rl.policy.base import AnyPolicy, Conversation, EnvPolicy, FullContextError, Policy, Reply, unread

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from agent_rl.core.messages import JSON
+from agent_rl.core.meter import Meter, meter
 from agent_rl.core.sandbox_loss import Cause, SandboxLoss
 from agent_rl.errors import ConfigError, SandboxError
 from agent_rl.sandboxes import grading
-from agent_rl.sandboxes.base import Sandboxes
+from agent_rl.sandboxes.base import ExecResult, Sandboxes
 from agent_rl.sandboxes.grading import Call, Program, Verdict, _same_lines, grade
 from agent_rl.sandboxes.local.backend import LocalSandboxes
+from agent_rl.testing import FakeSandbox, FakeSandboxes
 from tests.sandbox.backends import skip_if_refused
 
 Graded = Callable[..., Verdict]
@@ -129,7 +132,7 @@ def test_judging_a_large_answer_leaves_the_event_loop_free(monkeypatch: pytest.M
 
     monkeypatch.setattr(grading, "_output", printed)
     test = Program(["true"], "x\ny") if answer[0] == "x" else Call("solution:f", [], [1, 2])
-    judging = grading._judge({}, test, LocalSandboxes(), 1.0, None)
+    judging = grading._judge({}, test, grading._Runs(LocalSandboxes(), 1.0, None))
     before = time.thread_time()
     with pytest.raises(StopIteration) as done:
         judging.send(None)
@@ -198,6 +201,50 @@ def test_grade_compares_values_as_json(
 ) -> None:
     verdict = graded(f"def f(): return {value}", Call("solution:f", [], expected, tolerance))
     assert verdict.passed == (passes,)
+
+
+async def graded_by_rewards(solution: str, seconds: float, at_once: int, sandboxes: Sandboxes) -> list[Verdict]:
+    """Grade by four tests of a second, some times at once, as rewards that have so many seconds."""
+
+    async def one() -> Verdict:
+        box = await sandboxes.open()
+        token = meter.set(own := Meter())
+        try:
+            await box.write_file("solution.py", solution.encode())
+            async with asyncio.timeout(seconds) as own.clock:
+                return await grade(box, ["solution.py"], (*ADD, *ADD), sandboxes, timeout=1.0)
+        finally:
+            meter.reset(token)
+            await box.close()
+
+    return await asyncio.gather(*(asyncio.create_task(one()) for _ in range(at_once)))
+
+
+def test_grade_that_hangs_ends_within_the_budget(runner: asyncio.Runner, sandboxes: Sandboxes) -> None:
+    (verdict,) = runner.run(graded_by_rewards("while True: pass", grading.RESERVE + 2.5, 1, sandboxes))
+    assert verdict.passed == (False,) * 4 and "left no time" in verdict.reasons[3], verdict.reasons
+
+
+def test_grade_leaves_out_the_wait_for_a_processor(
+    runner: asyncio.Runner, sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading.os, "cpu_count", lambda: 1)  # type: ignore[attr-defined]
+    monkeypatch.setattr(grading, "_turns", WeakKeyDictionary())
+    monkeypatch.setattr(grading, "RESERVE", 0.5)
+    slow = f"import time\ntime.sleep(0.5)\n{RIGHT}"
+    verdicts = runner.run(graded_by_rewards(slow, 5.0, 4, sandboxes))  # 8 s of programs, one at a time
+    assert [verdict.share for verdict in verdicts] == [1.0] * 4
+
+
+def test_grade_on_a_slow_host_fails_no_tests(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(FakeSandboxes):
+        async def open(self, **_: object) -> FakeSandbox:  # type: ignore[override]
+            await asyncio.sleep(0.2)
+            return await super().open()
+
+    monkeypatch.setattr(grading, "RESERVE", 0.1)
+    with pytest.raises(TimeoutError):
+        runner.run(graded_by_rewards("", 0.5, 1, Slow(on_exec=lambda argv: ExecResult(0, "5", ""))))
 
 
 def test_grade_raises_for_a_lost_sandbox(runner: asyncio.Runner, sandboxes: Sandboxes) -> None:
