@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import agent_rl as ar
+from agent_rl.envs.adapters.harbor import MAX_REWARD, _number_of_json
 from agent_rl.envs.quiz import one_call
 from agent_rl.policy import Scripted
 
@@ -164,6 +165,34 @@ def test_harbor_tasks_are_solved_and_graded(tmp_path: Path) -> None:
     one = type("One", (ar.from_harbor(tmp_path / "greet"),), {})
     ar.register("protocols-test/one-v0")(one)
     assert ar.run("protocols-test/one-v0", Scripted(cheat), env_args=local)[0].reward == 0.25
+
+
+HOSTILE = {
+    "empty": "{}",
+    "digits": '{"reward": 1%s}' % ("0" * 400),
+    "deep": "[" * 4000,
+    "list": '["reward"]',
+    "null": "null",
+    "infinite": '{"reward": 1e999}',
+    "nested": '{"reward": {"reward": 1}}',
+    "surrogate": '{"reward": "\\ud800"}',
+}
+"""What code of the policy's, which runs in the tests, may leave in reward.json."""
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "large", "large text"])
+def test_harbor_takes_no_hostile_file_for_a_reward(tmp_path: Path, name: str) -> None:
+    text = HOSTILE.get(name, '{"reward": 1}' + " " * MAX_REWARD)
+    kind = "txt" if name == "large text" else "json"
+    harbor_task(tmp_path, end=f"""cat >"$LOGS_DIR/verifier/reward.{kind}" <<'END'\n{text}\nEND""")
+    ar.register("protocols-test/hostile-v0")(type("Hostile", (ar.from_harbor(tmp_path),), {}))
+    (episode,) = ar.run("protocols-test/hostile-v0", "nothing", env_args={"sandbox": "local"})
+    assert episode.reward == 0.0, episode.error
+
+
+@pytest.mark.parametrize("text", [*HOSTILE.values(), "[" * 100_000, "\xff", "1"])
+def test_harbor_reads_no_number_of_hostile_json(text: str) -> None:
+    assert _number_of_json(text.encode("latin-1")) is None
 
 
 def test_harbor_ends_jobs_before_the_tests(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ from agent_rl.tools.terminal import terminal
 FOLDERS = ("/tests", "/logs", "/solution")
 """What Harbor's scripts read and write, in addition to the image's working folder; of links into `LINKED`."""
 LINKED = ".task"
+MAX_REWARD = 4096
+"""Bytes of a file with rewards: reading one holds up the event loop, and the policy's code may have written it."""
 _PLACES = 'export TASK="$PWD/.task"; export TEST_DIR="$TASK/tests" LOGS_DIR="$TASK/logs"; '
 _RUN = _PLACES + 'cd "$1" && exec "$(command -v bash || command -v sh)" -c "$2"'
 
@@ -188,11 +190,10 @@ class HarborEnv(SandboxedEnv):
         result = await self._run(f"chmod +x {script}; {script}", self.place.timeout)
         if self.place.script == "run-tests.sh":
             return float(result.returncode == 0)
-        with contextlib.suppress(FileAccessError, ValueError):
-            return _finite(float(await self.sandbox.read_file(f"{logs}/reward.txt")))
-        with contextlib.suppress(FileAccessError, ValueError, TypeError, LookupError):
-            rewards = json.loads(await self.sandbox.read_file(f"{logs}/reward.json"))
-            return _finite(float(rewards["reward"] if "reward" in rewards else next(iter(rewards.values()))))
+        for name, read in (("reward.txt", _number), ("reward.json", _number_of_json)):
+            with contextlib.suppress(FileAccessError):  # there is none, or it is too large
+                if (found := read(await self.sandbox.read_file(f"{logs}/{name}", max_bytes=MAX_REWARD))) is not None:
+                    return found
         return 0.0
 
     def oracle(self) -> Script:
@@ -259,7 +260,24 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(value)
-    return value
+def _number(text: bytes) -> float | None:
+    """Return the finite number that a file holds, or None; code of the policy's may have written it."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _number_of_json(text: bytes) -> float | None:
+    """Return the number by the name of `reward` in a JSON object, or its first one; None if there is none."""
+    try:
+        rewards = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    found = rewards.get("reward", next(iter(rewards.values()), None)) if isinstance(rewards, dict) else None
+    try:
+        value = float(found) if isinstance(found, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return value if math.isfinite(value) else None
