@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agent_rl as ar
+from agent_rl.envs.adapters import swe
 from agent_rl.envs.adapters.patches import apply_patch, patched, read_patch
-from agent_rl.envs.adapters.swe import all_pass
+from agent_rl.envs.adapters.swe import MAX_LINE, MAX_OUTPUT, all_pass, hashes, pieces_of
 from agent_rl.envs.quiz import one_call
 from agent_rl.policy import Scripted
 from agent_rl.sandboxes.base import Limits
@@ -125,6 +127,39 @@ def test_swe_reads_what_pytest_and_unittest_print() -> None:
     assert not any(all_pass(PYTEST, [f"{at}{name}"]) for name in ("liar", "c", "missing"))
     said = "test_a (x.X.test_a) ... ok\ntest_b (x.X.test_b) ... FAIL\ntest_b (x.X.test_b) ... ok\n"
     assert all_pass(said, ["test_a (x.X.test_a)"]) and not all_pass(said, ["test_b (x.X.test_b)"])
+
+
+@given(st.text(alphabet="a\n", max_size=40), st.integers(1, 9))
+def test_swe_pieces_of_a_text_have_its_lines(text: str, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(swe, "MAX_LINE", most)
+        pieces = list(pieces_of(text))
+    assert max(map(len, pieces), default=0) <= most
+    lines = [line for piece in pieces for line in piece.split("\n")]
+    assert [line for line in lines if line] == [line[:most] for line in text.split("\n") if line]
+
+
+def test_swe_looks_at_an_output_in_pieces() -> None:
+    """Splitting all of it held up every thread for 0.3 s."""
+    assert MAX_OUTPUT <= 2 << 20
+    before = time.thread_time()
+    assert not next(pieces_of("\n" * (16 << 20))).strip()
+    assert time.thread_time() - before < 0.05
+
+
+HASH = "0" * 64
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("[1]", "[" * 100_000, f"{HASH} 1", f'{HASH} {{"a": 1}}', f"{HASH} {'[' * 9000}", f'{HASH} "../x"'),
+        *(f'{HASH} "/x"', f'{HASH} "a/../../x"', f'{HASH} "{"x" * MAX_LINE}"', "\n\n", "\xff"),
+    ],
+)
+def test_swe_takes_no_forged_list_of_files(said: str) -> None:
+    assert hashes(f'{HASH} "a b"\n{HASH} "c/d"\n') == {"a b": HASH, "c/d": HASH}
+    assert hashes(f'{HASH} "a b"\n{said}') == {}
 
 
 # Diffs

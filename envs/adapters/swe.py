@@ -16,7 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -32,7 +32,7 @@ from agent_rl.gym.budget import Budget
 from agent_rl.gym.env import Script
 from agent_rl.gym.reward import reward
 from agent_rl.gym.sandboxed import SandboxedEnv
-from agent_rl.sandboxes.base import MAX_FILE, MAX_KEPT, FileAccessError, Limits, Sandbox
+from agent_rl.sandboxes.base import MAX_FILE, ExecResult, FileAccessError, Limits, Sandbox
 from agent_rl.sandboxes.registry import shared_backend
 from agent_rl.sandboxes.terminal import Terminal
 from agent_rl.tools.terminal import terminal
@@ -44,17 +44,23 @@ FOLDER = "repo"
 """Where a repository of `repositories` lies, in the sandbox's working folder."""
 PIECE = MAX_FILE // 2
 FILL_SECONDS, BUILD_SECONDS = 300.0, 600.0
+MAX_OUTPUT = 2 * 1024 * 1024
+"""Bytes of what tests print: half of the head, half of the tail, where pytest sums up."""
+MAX_SURVEY = 8 * 1024 * 1024
+"""Bytes of the list of a repository's files: of some 80,000."""
+MAX_LINE = 32 * 1024
+"""Characters of a line of either that are looked at."""
+PASSED = ("PASSED", "XFAIL", "ok", "expected failure")
+_RESULT = re.compile(r"^(?:(PASSED|XFAIL|FAILED|ERROR) (.+)|(.+\)) \.\.\. (.*))$", re.MULTILINE)
 _SURVEY = """
 import hashlib, json, os, sys
-found = {}
 for top, folders, names in os.walk(sys.argv[1]):
     folders[:] = [name for name in folders if name not in (".git", "__pycache__")]
     for name in names:
         path = os.path.join(top, name)
         if os.path.isfile(path) and not os.path.islink(path):
             with open(path, "rb") as file:
-                found[os.path.relpath(path, sys.argv[1])] = hashlib.sha256(file.read()).hexdigest()
-print(json.dumps(found))
+                print(hashlib.sha256(file.read()).hexdigest(), json.dumps(os.path.relpath(path, sys.argv[1])))
 """
 _UNPACK = (
     f"mkdir {FOLDER} && cat .packed/* | tar -xz -C {FOLDER} && rm -r .packed; cd {FOLDER} && git init -q && "
@@ -128,13 +134,13 @@ class SweEnv(SandboxedEnv):
                 await self._bring({path: hash for path, hash in changed.items() if path not in own}, fresh, own)
                 for path, text in (await self._after(fresh, tests)).items():
                     if text is None:
-                        await self._tell(fresh, f"rm -f {shlex.quote(path)}", FILL_SECONDS)
+                        await self._run(fresh, f"rm -f {shlex.quote(path)}", FILL_SECONDS)
                     else:
                         await fresh.write_file(f"{self.folder}/{path}", text.encode())
             except FileAccessError:
                 return False  # what the policy left can't be read, is too large, or leaves the tests no place
             command = str(self.row.get("test_command") or f"{TEST} {shlex.join(files_of(tests))}")
-            output = await self._tell(fresh, f"exec 2>&1; {command}", self.test_seconds)
+            output = (await self._run(fresh, f"exec 2>&1; {command}", self.test_seconds, MAX_OUTPUT)).stdout
         finally:
             await fresh.close()
         names = [*names_of(self.row, "FAIL_TO_PASS"), *names_of(self.row, "PASS_TO_PASS")]
@@ -167,11 +173,9 @@ class SweEnv(SandboxedEnv):
 
     async def _survey(self, sandbox: Sandbox) -> dict[str, str]:
         """Return the hash of each of the repository's files, by path; empty if what the policy left can't be told."""
-        said = await self._tell(sandbox, f"exec python3 -I -S -c {shlex.quote(_SURVEY)} .", FILL_SECONDS)
-        try:
-            return cast("dict[str, str]", await in_thread(functools.partial(json.loads, said), "from_swe: survey"))
-        except ValueError:
-            return {}
+        command = f"exec python3 -I -S -c {shlex.quote(_SURVEY)} ."
+        ran = await self._run(sandbox, command, FILL_SECONDS, MAX_SURVEY)
+        return {} if ran.truncated else await in_thread(functools.partial(hashes, ran.stdout), "from_swe: survey")
 
     async def _bring(self, left: Mapping[str, str], fresh: Sandbox, own: set[str]) -> None:
         """Have a fresh sandbox's files be those that the policy left, but for the tests' own.
@@ -180,6 +184,8 @@ class SweEnv(SandboxedEnv):
             FileAccessError: if one can't be read or written.
         """
         base = await self._survey(fresh)
+        if not base:  # nothing of the policy's has run there
+            raise SandboxError(f"the files of {self.row['instance_id']} can't be listed, or are too many")
         gone = "\0".join(base.keys() - left.keys() - own)
         if gone:
             await fresh.exec(
@@ -195,10 +201,10 @@ class SweEnv(SandboxedEnv):
         before = {path: (await sandbox.read_file(f"{self.folder}/{path}")).decode() for path in paths}
         return patched(patches, before)
 
-    async def _tell(self, sandbox: Sandbox, command: str, seconds: float) -> str:
-        """Run a command in the repository; return its output."""
+    async def _run(self, sandbox: Sandbox, command: str, seconds: float, most: int = MAX_LINE) -> ExecResult:
+        """Run a command in the repository; keep so much of its output."""
         argv = ["sh", "-c", f"cd {shlex.quote(self.folder)} && {command}"]
-        return (await sandbox.exec(argv, env=self.variables, timeout=seconds, max_output=MAX_KEPT)).stdout
+        return await sandbox.exec(argv, env=self.variables, timeout=seconds, max_output=most)
 
 
 def from_swe(file: str | Path, *, repositories: str | Path | None = None) -> type[SweEnv]:
@@ -293,13 +299,42 @@ def files_of(patches: Sequence[FilePatch]) -> list[str]:
     return [patch.new for patch in patches if patch.new is not None and patch.new.endswith(".py")]
 
 
+def pieces_of(text: str) -> Iterator[str]:
+    """Yield pieces of whole lines, each cut to `MAX_LINE`: a call that looks at a whole text holds up other threads."""
+    start = 0
+    while start < len(text):
+        end = len(text) if len(text) - start <= MAX_LINE else text.rfind("\n", start, start + MAX_LINE)
+        if end >= 0:
+            yield text[start:end]
+        else:
+            yield text[start : start + MAX_LINE]
+            end = text.find("\n", start)
+            end = len(text) if end < 0 else end
+        start = end + 1
+
+
+def hashes(said: str) -> dict[str, str]:
+    """Return the hashes of files, by path, that a survey printed; empty if it can't have been one that printed that."""
+    found = {}
+    for line in (line for piece in pieces_of(said.removesuffix("\n")) for line in piece.split("\n")):
+        try:
+            path = json.loads(line[65:])
+        except (ValueError, RecursionError):
+            return {}
+        if not isinstance(path, str) or path.startswith("/") or ".." in path.split("/"):
+            return {}
+        found[path] = line[:64]
+    return found
+
+
 def all_pass(output: str, names: Sequence[str]) -> bool:
     """Whether all tests of these names pass, and none of them fails, by the lines of pytest (-rA) or unittest (-v)."""
-    passed, failed = set[str](), set[str]()
-    for line in output.splitlines():
-        if found := re.match(r"(PASSED|XFAIL|FAILED|ERROR) (.+)", line):
-            said, test = found[1], found[2]
-            (passed if said in ("PASSED", "XFAIL") else failed).update((test, test.split(" - ")[0]))
-        elif found := re.match(r"(.+\)) \.\.\. (.*)", line):
-            (passed if found[2] in ("ok", "expected failure") else failed).add(found[1])
-    return all(name in passed and name not in failed for name in names)
+    wanted, passed = set(names), set[str]()
+    for found in (found for piece in pieces_of(output) for found in _RESULT.finditer(piece)):
+        pytest, test, unittest, said = (each and each.rstrip("\r") for each in found.groups())
+        tests = wanted.intersection((unittest,) if test is None else (test, test.split(" - ")[0]))
+        if (pytest or said) in PASSED:
+            passed |= tests
+        elif tests:
+            return False
+    return passed == wanted
