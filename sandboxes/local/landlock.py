@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from . import seccomp, syscalls
+from . import homes, seccomp, syscalls
 from .jail import DEVICES, HIDDEN, SPARE, SYSTEM, limit, pin
 from .spec import Spec
 
@@ -64,8 +64,10 @@ def enter(spec: Spec, uid: int | None) -> None:
 def confine(spec: Spec) -> None:
     """Shut this process in: it is about to run foreign code."""
     limit(spec, processes=_processes() + spec.processes, memory=spec.memory)
-    writable = [str(Path(spec.home).parent), "/dev/null"]
-    rules = [*((path, _READ) for path in spec.visible), *((path, _ALL_FILES & ~_NODES) for path in writable)]
+    around = Path(spec.home).parent
+    readable = (*spec.visible, str(around / homes.PYTHON))  # what replaces `python3` would be run in its place
+    writable = (spec.home, str(around / homes.TMP), "/dev/null")
+    rules = [*((path, _READ) for path in readable), *((path, _ALL_FILES & ~_NODES) for path in writable)]
     rules.append((str(Path(os.__file__).parent), _READ_DIR))  # an import lists the folder; packages may be hidden below
     _restrict(_ruleset(_ALL_FILES, _ALL_NET), rules)
 

@@ -241,6 +241,30 @@ def test_loss_before_code_ran_is_an_error(run):
     run(main())
 
 
+REPLACE = """
+import os, shutil
+path, done = shutil.which("python3"), []
+folder = os.path.dirname(path)
+for act in (
+    lambda: os.unlink(path),
+    lambda: os.rename(path, path + "x"),
+    lambda: os.symlink("/bin/sh", folder + "/python"),
+    lambda: os.rename(folder, folder + "x"),
+    lambda: os.rename(os.getcwd(), os.path.dirname(os.getcwd()) + "/other"),
+):
+    try: act(), done.append(act.__code__.co_firstlineno)
+    except OSError: pass
+done
+"""
+
+
+def test_interpreter_of_a_sandbox_stays_in_its_place(box, backend, run):
+    if backend.needs is not None:
+        pytest.skip("its place is the image's")
+    assert run(box.run_python(REPLACE)).value == "[]"
+    assert run(box.exec(["python3", "-c", "print(6 * 7)"])).stdout == "42\n"
+
+
 def test_forged_half_surrogates_are_escaped(box, run):
     forge = (
         "import json, os, struct\nfor call in range(99):\n"
