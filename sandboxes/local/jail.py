@@ -144,15 +144,15 @@ def pin(spec: Spec) -> None:
     os.sched_setaffinity(0, {there[(spec.slot * count + i) % len(there)] for i in range(count)})
 
 
-def limit(spec: Spec, *, processes: int, memory: int | None = None) -> None:
+def limit(spec: Spec, *, processes: int | None = None, memory: int | None = None) -> None:
     """Set what one process of the sandbox may use."""
     limits = {
-        resource.RLIMIT_NPROC: processes,
         resource.RLIMIT_NOFILE: DESCRIPTORS,
         resource.RLIMIT_FSIZE: spec.disk,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 256,
+        **({} if processes is None else {resource.RLIMIT_NPROC: processes}),
         **({} if memory is None else {resource.RLIMIT_AS: memory}),
     }
     for name, value in limits.items():

@@ -11,6 +11,7 @@ changing that.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import struct
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from . import homes, seccomp, syscalls
-from .jail import DEVICES, HIDDEN, SPARE, SYSTEM, limit, pin
+from .jail import DEVICES, HIDDEN, SYSTEM, limit, pin
 from .spec import Spec
 
 SHARED_UID = 65534
@@ -32,6 +33,7 @@ _ALL_FILES = (1 << 16) - 1
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _ALL_NET, _ALL_SCOPES = 3, 3
+_FIELD = re.compile(rb"^(PPid|Uid|Threads):\s+(\d+)", re.MULTILINE)
 
 
 def abi() -> int:
@@ -58,12 +60,12 @@ def enter(spec: Spec, uid: int | None) -> None:
         pin(spec)
     seccomp.install(seccomp.program(namespaces=False, shares_user=uid in (None, SHARED_UID)))
     _restrict(_ruleset(0, 0), ())
-    limit(spec, processes=_processes() + spec.processes + SPARE)
+    limit(spec)  # of processes, too, it would count all of the user's, who opens more sandboxes meanwhile
 
 
 def confine(spec: Spec) -> None:
     """Shut this process in: it is about to run foreign code."""
-    limit(spec, processes=_processes() + spec.processes, memory=spec.memory)
+    limit(spec, processes=_others() + spec.processes, memory=spec.memory)
     around = Path(spec.home).parent
     readable = (*spec.visible, str(around / homes.PYTHON))  # what replaces `python3` would be run in its place
     writable = (spec.home, str(around / homes.TMP), "/dev/null")
@@ -94,17 +96,23 @@ def _around(path: str, hidden: set[str]) -> Iterator[str]:
         yield from _around(str(child), hidden)
 
 
-def _processes() -> int:
-    """Return how many processes and threads this user has: the limit counts them all."""
-    count = 0
+def _others() -> int:
+    """Return how many processes and threads this user has beside those below the agent, this one's parent."""
+    own, agent = os.getuid(), os.getppid()
+    parents, threads = dict[int, int](), dict[int, int]()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                if folder.stat().st_uid == os.getuid():
-                    count += len(list((folder / "task").iterdir()))
-            except OSError:
+                if folder.stat().st_uid in (own, 0):  # agents show as root's: nobody may trace them
+                    found = {name: int(value) for name, value in _FIELD.findall((folder / "status").read_bytes())}
+                    if found[b"Uid"] == own:
+                        parents[int(folder.name)], threads[int(folder.name)] = found[b"PPid"], found[b"Threads"]
+            except (OSError, KeyError):  # it has ended
                 continue
-    return count
+    inside = {agent}
+    while more := {pid for pid, parent in parents.items() if parent in inside} - inside:
+        inside |= more
+    return sum(count for pid, count in threads.items() if pid == agent or pid not in inside)
 
 
 def _ruleset(files: int, net: int) -> int:

@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent_rl.sandboxes.base import Sandbox
 from agent_rl.sandboxes.process import MAX_LOG, MAX_PROCESSES, Process, ProcessError
-from tests.sandbox.backends import DEFAULT, Backend
+from tests.sandbox.backends import BACKENDS, DEFAULT, LIMITS, Backend
 from tests.sandbox.test_processes import BEAT, ECHO, beats, echo, read_all
 from tests.sandbox.test_sabotage import works
 
@@ -295,3 +296,42 @@ def test_relay_that_is_killed_ends_its_stream_only(box: Sandbox, backend: Backen
 
     run(main())
     assert works(run, box)
+
+
+FORK = """
+import os, time
+made = 0
+try:
+    while made < 20:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        made += 1
+except OSError: pass
+print(made, flush=True)
+time.sleep(60)
+"""
+
+
+def test_limit_of_processes_counts_what_runs_in_the_sandbox(run):
+    """Where the kernel counts all of a user's: not what other sandboxes run, and all that this one does."""
+    backend, limits = BACKENDS["landlock-unprivileged"], replace(LIMITS, processes=8)
+    if backend.refused():
+        pytest.skip("the kernel has no Landlock, or not enough of it")
+
+    async def main() -> None:
+        sandboxes = backend.make()
+        first = await sandboxes.open(limits=limits)
+        assert (await first.run_python("6 * 7")).value == "42"
+        for _ in range(9):
+            other = await sandboxes.open(limits=limits)
+            assert (await other.run_python("6 * 7")).value == "42"
+        assert (await first.exec(["sh", "-c", "echo on | cat | cat"])).stdout == "on\n" and first.loss is None
+        made = []
+        for _ in range(4):
+            job = await first.start(["python3", "-c", FORK])
+            made.append(int((await job.read(timeout=20)).data))
+        assert 0 < sum(made) <= 8, made
+        await sandboxes.close()
+
+    run(main())
