@@ -12,6 +12,7 @@ import pytest
 
 from agent_rl.concurrency import WorkerCall, in_thread
 from agent_rl.core.episode import Outcome
+from agent_rl.core.meter import wait_uncounted
 from agent_rl.gym.budget import Budget
 from agent_rl.gym.reward import reward
 from agent_rl.rollout import Job, run_jobs
@@ -56,6 +57,18 @@ def test_reward_timeout_fails_its_episode(way, release):
     assert hung.error is not None and (hung.error.where, hung.error.type) == ("score", "TimeoutError")
     assert hung.error.message == "score (of judge) took more than the budget's 0.05 s"
     assert cancelled == [True] * (way == "async")
+
+
+def test_score_leaves_out_the_wait_for_a_turn():
+    class Patient(Dice):
+        @reward
+        async def judge(self, episode) -> float:
+            await wait_uncounted(asyncio.sleep(0.5))
+            return 1.0
+
+    spec = dice_spec(Patient, Budget(score_seconds=0.3))
+    (episode,) = asyncio.run(run_jobs([Job(spec, {}, 0)], play("6")))
+    assert episode.reward == 2.0, episode.error
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])

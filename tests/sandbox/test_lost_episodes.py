@@ -262,3 +262,48 @@ def test_reward_that_fails_counts_by_whose_act_it_was(runner, monkeypatch, fails
     episode = runner.run(run_episode(job, Scripted(lambda env, seed: (answer for answer in ["done"]))))
     is_act = (host == "well" and fails == "late call") or (host != "without memory" and fails in ("file", "process"))
     assert episode.reward == (1.0 if fails == "nothing" else 0.0 if is_act else None)
+
+
+MEDDLE = """
+import os, threading
+def meddle():
+    seen = {1, os.getpid()}
+    while True:
+        for pid in {int(pid) for pid in os.listdir("/proc") if pid.isdigit()} - seen:
+            seen.add(pid)
+            try: os.kill(pid, %s)
+            except OSError: continue
+            threading.Timer(0.7, lambda: os.kill(pid, 18)).start()
+threading.Thread(target=meddle, daemon=True).start()
+"""
+
+
+class Files(SandboxedEnv):
+    """Its reward reads what the policy may have left."""
+
+    extra_tools = (python,)
+
+    async def reset(self, task: Task, rng: np.random.Generator) -> str:
+        await self.open_sandbox()
+        return "go"
+
+    @ar.reward
+    async def correct(self, episode: Episode) -> bool:
+        for _ in range(4):
+            await self.sandbox.write_file("test.py", b"")
+        return (await self.sandbox.read_file("answer")) == b"42"
+
+
+ar.register("losses-files-v0", tasks=lambda split, index: {"index": index})(Files)
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("code", ["1", MEDDLE % 9, MEDDLE % 19], ids=["wrote nothing", "kills", "stops"])
+def test_code_that_meddles_with_its_grading_earns_nothing(runner, code: str):
+    def script() -> Iterator[Message | str]:
+        yield Message("assistant", tool_calls=(ToolCall("c", "python", {"code": code}),))
+        yield "done"
+
+    job = Job(ar.spec("losses-files-v0"), {"index": 0}, 0, budget=Budget(score_seconds=2.0))
+    episode = runner.run(run_episode(job, Scripted(lambda env, seed: script())))
+    assert episode.reward == 0.0, episode.error
