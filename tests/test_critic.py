@@ -140,7 +140,8 @@ def test_critic_trains_on_kept_episodes_only(name: str) -> None:
 
 def test_critic_trains_on_rows_without_policy_loss() -> None:
     judge = algorithm({"name": "gae"}, count_zero_advantage=False)
-    x = judge.experience(group_episodes([episode("foreseen", 1.0), episode("win", 1.0)]))
+    foreseen = replace(episode("foreseen", 1.0), group_id="easy")
+    x = judge.experience(group_episodes([foreseen, episode("win", 1.0)]))
     batch, whole = weigh(judge, x, valued(x, [1.0] * 4, [0.0] * 4))
     assert not batch.advantages[0].any() and whole == Denominators(4, 1, valued=8)
     rejecting = algorithm(
