@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from agent_rl.sandboxes.agent.frames import Head, pack
 
@@ -14,19 +14,18 @@ class Beside:
     """The requests of a sandbox that wait beside the call whose turn it is.
 
     Args:
-        send: sends a frame; it is never cancelled halfway.
+        send: sends a frame, whatever becomes of who asked for it.
         watch: gives the sandbox up if a request is not answered soon after so many seconds; returns what stops that.
     """
 
     def __init__(
         self,
-        send: Callable[[bytes], Awaitable[None]],
+        send: Callable[[bytes], object],
         watch: Callable[[asyncio.Future[Answer], float], asyncio.TimerHandle],
     ) -> None:
         self._send, self._watch = send, watch
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         """By number; those that were cancelled, too, until their answer has come."""
-        self._sending = set[asyncio.Task[None]]()
 
     async def ask(self, op: str, number: int, head: Head, body: bytes, timeout: float) -> Answer:
         """Send a request and return its answer, which the agent gives when it can be, or when the time is over.
@@ -39,14 +38,16 @@ class Beside:
             timeout: seconds that it may wait in the agent; 0: it is answered at once.
         """
         loop = asyncio.get_running_loop()
+        frame = pack({"op": op, "id": number, **head}, body)
         answer: asyncio.Future[Answer] = loop.create_future()
         self._waiting[number] = answer
         expiry = loop.call_later(timeout, self._hurry, number)
         alarm = self._watch(answer, timeout)
         try:
-            await asyncio.shield(self._post(pack({"op": op, "id": number, **head}, body)))
+            self._send(frame)
             return await answer
         except asyncio.CancelledError:
+            forget(answer)
             if not answer.done() or answer.cancelled():
                 answer.cancel()
                 self._hurry(number)
@@ -74,13 +75,10 @@ class Beside:
 
     def _hurry(self, number: int) -> None:
         if number in self._waiting:
-            self._post(pack({"op": "hurry", "id": number}))
+            self._send(pack({"op": "hurry", "id": number}))
 
-    def _post(self, frame: bytes) -> asyncio.Task[None]:
-        async def send() -> None:
-            await self._send(frame)
 
-        sending = asyncio.get_running_loop().create_task(send())
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
-        return sending
+def forget(answer: asyncio.Future[Answer]) -> None:
+    """Have asyncio not complain of a failed answer that came as the call was cancelled."""
+    if answer.done() and not answer.cancelled():
+        answer.exception()

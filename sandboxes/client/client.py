@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
@@ -38,11 +37,12 @@ from agent_rl.sandboxes.base import (
 )
 from agent_rl.sandboxes.client.alarm import set_alarm
 from agent_rl.sandboxes.client.answers import exec_result, python_result, without_sandbox
-from agent_rl.sandboxes.client.beside import Beside
+from agent_rl.sandboxes.client.beside import Beside, forget
 from agent_rl.sandboxes.client.fate import KILLED, EndedByCodeError, Fate
 from agent_rl.sandboxes.client.interpreter import DirectInterpreter
 from agent_rl.sandboxes.client.processes import AgentProcess, AgentStream, Read, handle_of, of_process, refuse
 from agent_rl.sandboxes.client.reading import PAUSE, ReadBudget
+from agent_rl.sandboxes.client.send_queue import SendQueue
 from agent_rl.sandboxes.process import Launch, Process, Stream
 
 _log = logging.getLogger(__name__)
@@ -94,12 +94,12 @@ class AgentSandbox(Sandbox):
         self._strays = 0
         """Frames since the last answer that answered nothing, less those of cancelled calls."""
         self._budget = ReadBudget()
-        self._turn, self._sending = asyncio.Lock(), asyncio.Lock()
+        self._turn, self._outgoing = asyncio.Lock(), SendQueue(sock, self._break_off)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._count = 0
         self._call: object = None
         self._answer: asyncio.Future[EngineOutput] | None = None
-        self._beside = Beside(self._send, lambda answer, timeout: self._watch(answer, timeout + GRACE))
+        self._beside = Beside(self._outgoing.put, lambda answer, timeout: self._watch(answer, timeout + GRACE))
 
     def __repr__(self) -> str:
         return f"AgentSandbox({self.name!r}{'' if self.fate.lost is None else ', lost'})"
@@ -252,7 +252,7 @@ class AgentSandbox(Sandbox):
                 self._check_held()
                 raise
             except asyncio.CancelledError:
-                await self._send(pack({"op": "end", "id": self._count}))
+                self._outgoing.put(pack({"op": "end", "id": self._count}))
                 raise
             finally:
                 if lost:
@@ -290,21 +290,20 @@ class AgentSandbox(Sandbox):
         return head, body
 
     async def _await_answer(self, call: object, frame: bytes, timeout: float, fds: Sequence[int] = ()) -> EngineOutput:
-        """Send a frame and wait for the answer; a cancellation also cancels the call in the agent."""
+        """Send a frame and wait for the answer; a cancellation also cancels the call in the agent, and no more."""
         loop = asyncio.get_running_loop()
         self._listen(loop)
         answer: asyncio.Future[EngineOutput] = loop.create_future()
         self._call, self._answer = call, answer
         alarm = self._watch(answer, timeout)
-        sent = False
+        request = self._outgoing.put(frame, fds)
         try:
-            await self._send(frame, fds)
-            sent = True
             return await answer
         except asyncio.CancelledError:
-            if sent and self.fate.lost is None:
+            forget(answer)
+            if not self._outgoing.withdraw(request):
                 self._strays -= answer.cancelled() or not answer.done()  # then its answer will come, late
-                await self._send(pack({"op": "cancel", "id": call}))
+                self._outgoing.put(pack({"op": "cancel", "id": call}))
             raise
         finally:
             alarm.cancel()
@@ -315,25 +314,9 @@ class AgentSandbox(Sandbox):
         self._check_held()
         if loop is not self._loop:
             loop.add_reader(self._sock, self._receive)
+            self._outgoing.use(loop)
             self._loop = loop
         self._budget.renew()
-
-    async def _send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a frame, between others; one of which the agent has only a part is the end of the sandbox."""
-        async with self._sending:
-            sent = 0
-            try:
-                with contextlib.suppress(BlockingIOError):
-                    sent = socket.send_fds(self._sock, [frame], fds) if fds else self._sock.send(frame) if frame else 0
-                if sent < len(frame):
-                    await asyncio.get_running_loop().sock_sendall(self._sock, memoryview(frame)[sent:])
-            except OSError as error:
-                cause = Cause.HOST_RESOURCES if error.errno in HOST_ERRORS else Cause.AGENT_ENDED
-                self._lose(f"its connection broke: {error}", cause)
-            except asyncio.CancelledError:
-                self.fate.is_closed = True
-                self._lose("a call was cancelled halfway through its request", Cause.CLOSED)
-                raise
 
     def _watch(self, answer: asyncio.Future[EngineOutput], timeout: float) -> asyncio.TimerHandle:
         return set_alarm(
@@ -373,6 +356,10 @@ class AgentSandbox(Sandbox):
         if loop is self._loop and self.fate.lost is None:
             loop.add_reader(self._sock, self._receive)
 
+    def _break_off(self, error: OSError) -> None:
+        cause = Cause.HOST_RESOURCES if error.errno in HOST_ERRORS else Cause.AGENT_ENDED
+        self._lose(f"its connection broke: {error}", cause)
+
     def _check_held(self) -> None:
         if self.fate.lost is not None:
             raise self.fate.error()
@@ -388,6 +375,7 @@ class AgentSandbox(Sandbox):
         self._beside.fail(self.fate.error)
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._sock)
+        self._outgoing.close()
         self._sock.close()
         if self._interpreter is not None:
             self._interpreter.close()
