@@ -23,6 +23,10 @@ MAX_ANSWER_HEAD = 64 * 1024
 MAX_STRAYS = 128
 """Frames that answer no call, until their sender is held to be flooding: a late answer is one of them."""
 MAX_BODY = 64 * 1024 * 1024
+MAX_TEXT = 64 * 1024
+"""Characters kept of a value and of a traceback, at most."""
+MAX_TEXT_BYTES = 6 * MAX_TEXT + 256
+"""Bytes of such a text: of characters that take six, and the line in its gap."""
 CHUNK = 64 * 1024
 """Bytes asked for in one read: what a pipe holds, and still below what malloc asks the kernel for each time."""
 
@@ -49,10 +53,11 @@ def texts_to_body(head: Head, body: bytes, names: Sequence[str]) -> tuple[Head, 
 
 
 def texts_from_body(head: Head, body: bytes, names: Sequence[str]) -> tuple[Head, bytes]:
-    """Undo `texts_to_body`; what is no UTF-8 becomes U+FFFD.
+    """Undo `texts_to_body`.
 
     Raises:
-        FrameError: if the body is too short for them, or a length is none.
+        FrameError: if the body is too short for them, a length is none or too large, or a text is no UTF-8: to replace
+            what is none would take a hundred times as long.
     """
     texts: Head = {}
     end = len(body)
@@ -61,9 +66,12 @@ def texts_from_body(head: Head, body: bytes, names: Sequence[str]) -> tuple[Head
         if size is None:
             texts[name] = None
             continue
-        if not isinstance(size, int) or not 0 <= size <= end:
+        if not isinstance(size, int) or not 0 <= size <= min(end, MAX_TEXT_BYTES):
             raise FrameError(f"an answer of {len(body)} bytes has {name}={size!r:.100}")
-        texts[name] = body[end - size : end].decode(errors="replace")
+        try:
+            texts[name] = body[end - size : end].decode()
+        except UnicodeDecodeError as error:
+            raise FrameError(f"the {name} of an answer is no UTF-8: {error.reason}") from None
         end -= size
     return {**head, **texts}, body[:end]
 

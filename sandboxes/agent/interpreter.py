@@ -12,16 +12,14 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from . import own_program, worker
-from .frames import CHUNK, MAX_STRAYS, FrameError, Frames, Head, pack
+from .frames import CHUNK, MAX_STRAYS, MAX_TEXT, MAX_TEXT_BYTES, FrameError, Frames, Head, pack
 from .plots import MAX_PLOTS, TEXTS, answer_from_body
 from .process_tree import ProcessTree
 from .streams import Capture
 
-MAX_TEXT = 64 * 1024
-"""Characters kept of a value and of a traceback, at most."""
 _MAX_HEAD = 256
-_MAX_BODY = len(TEXTS) * (6 * MAX_TEXT + 256) + MAX_PLOTS
-"""Bytes of an answer: its texts, of characters that take six, the line in the gap of each, and its plots."""
+_MAX_BODY = len(TEXTS) * MAX_TEXT_BYTES + MAX_PLOTS
+"""Bytes of an answer: its texts and its plots."""
 FLOOD = f"the interpreter sent more than {MAX_STRAYS} answers that nobody had asked for"
 Ends = tuple[int, int, int, int]
 """The descriptors that a worker is given: where requests come in, stdout, stderr, and where answers go out."""

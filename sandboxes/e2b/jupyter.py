@@ -21,7 +21,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_rl.errors import SandboxError
-from agent_rl.sandboxes.agent.interpreter import MAX_TEXT
+from agent_rl.sandboxes.agent.frames import MAX_TEXT
 from agent_rl.sandboxes.agent.streams import Capture
 from agent_rl.sandboxes.agent.worker import shorten
 from agent_rl.sandboxes.base import DEFAULT_TIMEOUT, MAX_OUTPUT, WORK, PythonResult, check_call

@@ -9,6 +9,7 @@ import socket
 import struct
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,15 @@ from agent_rl.errors import SandboxError
 from agent_rl.sandboxes.agent.frames import (
     MAX_ANSWER_HEAD,
     MAX_STRAYS,
+    MAX_TEXT,
+    MAX_TEXT_BYTES,
     FrameError,
     Frames,
     pack,
     texts_from_body,
     texts_to_body,
 )
+from agent_rl.sandboxes.agent.worker import shorten
 from agent_rl.sandboxes.base import Sandbox
 from agent_rl.sandboxes.client.client import AgentSandbox
 from agent_rl.sandboxes.client.reading import FREE_READS, PIECE, ReadBudget, decode
@@ -123,6 +127,32 @@ def test_texts_of_an_answer_survive_its_body(texts):
 def test_texts_of_an_answer_have_possible_lengths(head):
     with pytest.raises(FrameError, match="an answer of 3 bytes has"):
         texts_from_body(head, b"abc", ("value", "error"))
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\U0001f600", "x", "\x00"])
+def test_texts_of_an_honest_worker_are_never_too_long(text):
+    longest = shorten(text * (2 * MAX_TEXT), MAX_TEXT)
+    head, body = texts_to_body({"value": longest, "error": longest}, b"", ("value", "error"))
+    back, rest = texts_from_body(head, body, ("value", "error"))
+    assert (back["value"], rest) == (longest.replace("\ud800", "\\ud800"), b"")
+
+
+@pytest.mark.parametrize("body", [b"x" * (MAX_TEXT_BYTES + 1), b"x" * 9 + b"\xff", b"\xed\xa0\x80"])
+def test_texts_that_no_worker_sends_are_refused(body: bytes):
+    with pytest.raises(FrameError, match="value"):
+        texts_from_body({"value": len(body)}, body, ("value",))
+
+
+@pytest.mark.parametrize(("text", "count"), [(b"\xff", 900_000), ("\U0001f600".encode(), MAX_TEXT_BYTES // 4)])
+def test_forged_texts_take_the_event_loop_few_milliseconds(text: bytes, count: int):
+    """What is no UTF-8, as much as an answer may have; and characters of four bytes, to the last that a text may."""
+    body, costs = text * count, []
+    for _ in range(3):
+        start = time.thread_time()
+        with suppress(FrameError):
+            texts_from_body({"value": len(body), "error": len(body)}, body * 2, ("value", "error"))
+        costs.append(time.thread_time() - start)
+    assert min(costs) < 0.005
 
 
 @pytest.mark.parametrize(
